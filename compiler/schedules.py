@@ -1,0 +1,399 @@
+"""Pipeline schedules: in which order each pipeline rank works through its micro-batches.
+
+Model. A pipeline of `ranks` ranks holds `ranks * virtual_stages` stages, and `placement` says which rank holds which:
+looped (stage s on rank s mod p), or in a V (rank r holds stages r and 2p-1-r) for `zbv` and `dualpipev`. A rank carries
+out its row from left to right; a backward is either whole (B) or split into the gradient of the input (I), which the
+stage before waits for, and the gradient of the weights (W), which nobody waits for and which can fill a gap.
+
+| name               | work                                                                                             |
+| ------------------ | ------------------------------------------------------------------------------------------------ |
+| `gpipe`            | Huang et al. 2019, arXiv:1811.06965: all forwards, then all backwards                             |
+| `1f1b`             | PipeDream-Flush, Narayanan et al. 2021, arXiv:2006.09503: as few activations as the depth asks    |
+| `interleaved_1f1b` | Narayanan et al. 2021, arXiv:2104.04473: v stages per rank, the bubble divided by v               |
+| `looped_bfs`       | Lamy-Poirier 2023, arXiv:2211.05953: v stages per rank, each for all micro-batches (breadth first) |
+| `zero_bubble`      | ZB-H1 of Qi et al. 2023, arXiv:2401.10241, interleaved: W fills the bubble                        |
+| `zbv`              | ZB-V of Qi et al. 2024, arXiv:2405.15362: a V, the memory of 1f1b                                 |
+| `dualpipev`        | DualPipe, DeepSeek-V3 2024, arXiv:2412.19437, cut in half to a V: forwards run within backwards   |
+
+Contract. `demands` is complete: where it is empty, torch 2.13's schedule class and schedule runtime accept the same
+numbers, and `table` gives the very rows that torch builds, idle slots included (a test holds both). `to_csv` is what
+that runtime loads. Costs and memory of a table are in `schedule_cost`.
+
+Limits. One rank needs no schedule, and is refused. Idle slots are the schedule's own, drawn for unit costs; they say
+nothing about real time. Torch cannot split the backward of a stage that went through `torch.compile`
+(`SPLITS_BACKWARD`); compilation is not in the numbers that `demands` sees.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Literal, NamedTuple
+
+Kind = Literal["F", "B", "I", "W", "FB"]
+
+
+class Action(NamedTuple):
+    """One piece of a rank's work on one micro-batch at one stage.
+
+    `kind`: F forward, B whole backward, I backward of the input, W backward of the weights, or FB: a forward and a
+    whole backward of another micro-batch that may overlap. An FB names its two parts in `overlapped`, and carries the
+    stage and micro-batch of the forward. Count work over `parts`, never over the FB itself.
+    """
+
+    kind: Kind
+    stage: int
+    microbatch: int
+    overlapped: tuple[Action, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Action, ...]:
+        """The plain actions in order: itself, or the two of an overlapped pair."""
+        return self.overlapped or (self,)
+
+    def __str__(self) -> str:
+        """Torch's notation: `3F0` is the forward of micro-batch 0 at stage 3."""
+        if self.overlapped:
+            return f"({';'.join(str(part) for part in self.overlapped)})OVERLAP_F_B"
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+
+Row = list[Action | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleTable:
+    """A row of actions per pipeline rank, None being an idle slot; and the pipeline rank of each stage."""
+
+    name: str
+    ranks: int
+    virtual_stages: int
+    microbatches: int
+    rows: tuple[tuple[Action | None, ...], ...]
+    placement: tuple[int, ...]
+
+    @property
+    def stages(self) -> int:
+        """How many stages the whole pipeline has."""
+        return self.ranks * self.virtual_stages
+
+    def work(self, rank: int) -> Iterator[Action]:
+        """The plain actions of a rank in order: no idle slots, overlapped pairs taken apart."""
+        for action in self.rows[rank]:
+            if action is not None:
+                yield from action.parts
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a schedule asks for
+# ---------------------------------------------------------------------------------------------------------------------
+
+NAMES: Final = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zero_bubble", "zbv", "dualpipev")
+SPLITS_BACKWARD: Final = frozenset({"zero_bubble", "zbv", "dualpipev"})
+_ONE_STAGE: Final = frozenset({"gpipe", "1f1b"})
+_V_SHAPED: Final = frozenset({"zbv", "dualpipev"})
+_IN_ROUNDS: Final = frozenset({"interleaved_1f1b", "zero_bubble"})
+
+
+def default_virtual_stages(name: str) -> int:
+    """Stages per rank where the job does not say."""
+    return 1 if name in _ONE_STAGE else 2
+
+
+def default_microbatches(name: str, ranks: int, virtual_stages: int) -> int:
+    """Micro-batches where the job does not say: the fewest, in whole rounds of `ranks`, that fill the pipeline.
+
+    A V is filled by as many as it has stages; the others by as many as there are ranks.
+    """
+    return ranks * virtual_stages if name in _V_SHAPED else ranks
+
+
+def demands(name: str, ranks: int, microbatches: int, virtual_stages: int) -> tuple[str, ...]:
+    """Every demand of the schedule that these numbers do not meet, in words; empty where `table` and torch accept them."""
+    unmet = []
+    if ranks < 2:
+        unmet.append(f"{name} needs at least 2 pipeline ranks: {ranks} < 2")
+    if name in _ONE_STAGE and virtual_stages != 1:
+        unmet.append(f"{name} has exactly 1 stage per rank, not {virtual_stages}")
+    elif name in _V_SHAPED and virtual_stages != 2:
+        unmet.append(f"{name} has exactly 2 stages per rank, not {virtual_stages}")
+    elif virtual_stages < 1:
+        unmet.append(f"{name} needs at least 1 stage per rank: {virtual_stages} < 1")
+    if microbatches < 1:
+        unmet.append(f"{name} needs at least 1 micro-batch: {microbatches} < 1")
+    elif name == "1f1b" and microbatches < ranks:
+        unmet.append(f"{name} needs at least as many micro-batches as stages: {microbatches} < {ranks}")
+    elif name == "dualpipev" and microbatches < 2 * ranks:
+        unmet.append(
+            f"{name} needs at least as many micro-batches as stages, 2 per rank: {microbatches} < {2 * ranks}"
+        )
+    elif name in _IN_ROUNDS and ranks >= 1 and microbatches % _rounds(ranks, microbatches):
+        rounds = _rounds(ranks, microbatches)
+        unmet.append(
+            f"{name} on {ranks} ranks works through {microbatches} micro-batches in {rounds} equal rounds "
+            f"({microbatches} // {ranks}): {microbatches} is not a multiple of {rounds}"
+        )
+    return tuple(unmet)
+
+
+def accepted_microbatches(name: str, ranks: int, virtual_stages: int, near: int) -> tuple[int, ...]:
+    """The accepted counts next to `near`: itself alone where accepted, else the nearest below and above, ascending.
+
+    Empty where no count would do, because something else is wrong.
+    """
+    if demands(name, ranks, 2 * ranks, virtual_stages):  # two per rank suits every schedule
+        return ()
+
+    def first(candidates: range) -> tuple[int, ...]:
+        return next(((m,) for m in candidates if not demands(name, ranks, m, virtual_stages)), ())
+
+    here = max(near, 0)
+    above = first(range(here, here + 2 * ranks + 1))  # multiples of `ranks` always fit, from the second on
+    return above if above == (near,) else first(range(here - 1, 0, -1)) + above
+
+
+def _rounds(ranks: int, microbatches: int) -> int:
+    # Rounds of as many micro-batches as there are ranks in the paper; of a few more where they do not divide, as torch.
+    return max(1, microbatches // ranks)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tables
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def table(name: str, ranks: int, microbatches: int, virtual_stages: int) -> ScheduleTable:
+    """The table of a schedule whose `demands` are met: O(ranks * virtual_stages * microbatches), and cached."""
+    unmet = demands(name, ranks, microbatches, virtual_stages)
+    assert not unmet, "; ".join(unmet)
+    rows = [_ROWS[name](rank, ranks, microbatches, virtual_stages) for rank in range(ranks)]
+    if name == "zero_bubble":
+        rows = _spaced(rows)
+    return ScheduleTable(
+        name=name,
+        ranks=ranks,
+        virtual_stages=virtual_stages,
+        microbatches=microbatches,
+        rows=tuple(map(tuple, rows)),
+        placement=placement(name, ranks, virtual_stages),
+    )
+
+
+def placement(name: str, ranks: int, virtual_stages: int) -> tuple[int, ...]:
+    """The pipeline rank of each stage."""
+    if name in _V_SHAPED:
+        return (*range(ranks), *reversed(range(ranks)))
+    return tuple(range(ranks)) * virtual_stages
+
+
+def to_csv(schedule: ScheduleTable) -> str:
+    """The text that `_PipelineScheduleRuntime._load_csv(format="compute_only")` reads: a line per rank."""
+    return "".join(
+        ",".join("" if action is None else str(action) for action in row) + "\r\n" for row in schedule.rows
+    )
+
+
+def _gpipe(rank: int, ranks: int, microbatches: int, virtual_stages: int) -> Row:
+    return [Action(kind, rank, m) for kind in ("F", "B") for m in range(microbatches)]
+
+
+def _one_forward_one_backward(rank: int, ranks: int, microbatches: int, virtual_stages: int) -> Row:
+    ahead = ranks - 1 - rank  # forwards that leave before the first backward can have come back
+    row: Row = [Action("F", rank, m) for m in range(ahead)]
+    for m in range(microbatches):
+        if m + ahead < microbatches:
+            row.append(Action("F", rank, m + ahead))
+        row.append(Action("B", rank, m))
+    return row
+
+
+def _looped_bfs(rank: int, ranks: int, microbatches: int, virtual_stages: int) -> Row:
+    stages = range(rank, ranks * virtual_stages, ranks)
+    row: Row = [None] * rank
+    row += [Action("F", stage, m) for stage in stages for m in range(microbatches)]
+    row += [None] * (2 * (ranks - 1 - rank))
+    row += [Action("B", stage, m) for stage in reversed(stages) for m in reversed(range(microbatches))]
+    return row
+
+
+def _interleaved(rank: int, ranks: int, microbatches: int, virtual_stages: int) -> Row:
+    forward, backward = _depth_first(rank, ranks, microbatches, virtual_stages)
+    ahead = _ahead(rank, ranks, microbatches, virtual_stages, per_hop=2)
+    row: Row = [None] * rank
+    row += [Action("F", *item) for item in forward[:ahead]]
+    if ahead:  # the first backward comes back after one pass over all stages and two slots per hop
+        row += [None] * (ranks * virtual_stages + 2 * (ranks - 1 - rank) - ahead - rank)
+    for k, item in enumerate(backward):
+        row.append(Action("F", *forward[k + ahead]) if k + ahead < len(forward) else None)
+        row.append(Action("B", *item))
+    return row
+
+
+def _zero_bubble(rank: int, ranks: int, microbatches: int, virtual_stages: int) -> Row:
+    forward, backward = _depth_first(rank, ranks, microbatches, virtual_stages)
+    # Half the lead of 1f1b suffices: the gap that a shorter lead opens is filled by W, put off by `rank` steps.
+    ahead = _ahead(rank, ranks, microbatches, virtual_stages, per_hop=1)
+    row: Row = [None] * rank
+    row += [Action("F", *item) for item in forward[:ahead]]
+    row += [None] * (ranks - 1 - rank)
+    for k, item in enumerate(backward):
+        if k + ahead < len(forward):
+            row.append(Action("F", *forward[k + ahead]))
+        row.append(Action("I", *item))
+        if k >= rank:
+            row.append(Action("W", *backward[k - rank]))
+    row += [Action("W", *item) for item in backward[max(0, len(backward) - rank) :]]
+    return row
+
+
+def _depth_first(
+    rank: int, ranks: int, microbatches: int, virtual_stages: int
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """(stage, micro-batch) of a rank's forwards and backwards: round by round, within one each stage in its turn."""
+    stages = range(rank, ranks * virtual_stages, ranks)
+    size = microbatches // _rounds(ranks, microbatches)
+    rounds = [range(start, start + size) for start in range(0, microbatches, size)]
+    forward = [(stage, m) for members in rounds for stage in stages for m in members]
+    backward = [(stage, m) for members in rounds for stage in reversed(stages) for m in members]
+    return forward, backward
+
+
+def _ahead(rank: int, ranks: int, microbatches: int, virtual_stages: int, *, per_hop: int) -> int:
+    """Forwards before the first backward: a round through all but the last of the rank's stages, and the way back."""
+    size = microbatches // _rounds(ranks, microbatches)
+    return min((virtual_stages - 1) * size + per_hop * (ranks - 1 - rank), microbatches * virtual_stages)
+
+
+def _spaced(rows: list[Row]) -> list[Row]:
+    """The same rows with an idle slot wherever a forward would not find its input, all ranks moving in step.
+
+    Backwards are not waited for: torch draws the idle slots of this schedule so, and they are held equal.
+    """
+    done: set[tuple[int, int]] = set()  # forwards of the slots before this one
+    left = [deque(row) for row in rows]
+    spaced: list[Row] = [[] for _ in rows]
+    while any(left):
+        fresh = []
+        for queue, row in zip(left, spaced, strict=True):
+            if not queue:
+                continue
+            head = queue[0]
+            if head is not None and head.kind == "F":
+                if head.stage and (head.stage - 1, head.microbatch) not in done:
+                    row.append(None)
+                    continue
+                fresh.append((head.stage, head.microbatch))
+            row.append(queue.popleft())
+        done.update(fresh)
+    return spaced
+
+
+class _Writer:
+    """Writes the row of a V: the next micro-batch of each kind at each stage comes from counting."""
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+        self._next: Counter[tuple[str, int]] = Counter()
+        self._pending: deque[tuple[int, int]] = deque()  # inputs done whose weights are still to do, oldest first
+
+    def take(self, kind: Kind, stage: int) -> Action:
+        """The next micro-batch of that kind; B and I share one count."""
+        count = ("I" if kind == "B" else kind, stage)
+        action = Action(kind, stage, self._next[count])
+        self._next[count] += 1
+        if kind == "I":
+            self._pending.append((stage, action.microbatch))
+        return action
+
+    def add(self, *work: tuple[Kind, int]) -> None:
+        self.row += [self.take(kind, stage) for kind, stage in work]
+
+    def overlap(self, forward: int, backward: int) -> None:
+        first = self.take("F", forward)
+        self.row.append(Action("FB", first.stage, first.microbatch, (first, self.take("B", backward))))
+
+    def weights(self, stage: int | None = None) -> None:
+        """The oldest weights still to do, if any: of that stage, or of either."""
+        for item in self._pending:
+            if stage is None or item[0] == stage:
+                self._pending.remove(item)
+                self.row.append(Action("W", *item))
+                return
+
+
+def _zbv(rank: int, ranks: int, microbatches: int, virtual_stages: int) -> Row:
+    down, up = rank, 2 * ranks - 1 - rank  # the rank's stage on the way down the V, and on the way up
+    full = max(microbatches, 2 * ranks - 1)  # laid out for a full pipeline; what there is none of stays idle
+    write = _Writer([None] * rank)
+
+    def backward(stage: int) -> None:
+        write.add(("I", stage))
+        write.weights(stage)
+
+    write.add(*[("F", down)] * (2 * (ranks - rank) - 1))
+    write.add(*[("F", up), ("F", down)] * rank)
+    for _ in range(ranks - rank):
+        write.add(("F", up))
+        backward(up)
+    forwards = 2 * ranks - 1 - rank  # on the way down so far
+    for k in range(full - ranks):
+        if forwards + k < full:
+            write.add(("F", down))
+        backward(down)
+        write.add(("F", up))
+        backward(up)
+    write.add(*[("I", down), ("I", up)] * rank)
+    for _ in range(ranks - rank):
+        write.add(("I", down))
+        write.weights(down)
+    for stage in (up, down):
+        for _ in range(rank):
+            write.weights(stage)
+    return [a if a is not None and a.microbatch < microbatches else None for a in write.row]
+
+
+def _dualpipev(rank: int, ranks: int, microbatches: int, virtual_stages: int) -> Row:
+    down, up = rank, 2 * ranks - 1 - rank
+    above = ranks - 1 - rank  # ranks between this one and the tip of the V
+    write = _Writer([])
+    # Fill the V, then trade the first backwards from the tip for forwards, their weights at once.
+    write.add(*[("F", down)] * (2 * above))
+    write.add(*[("F", down), ("F", up)] * (rank + 1))
+    for _ in range(above):
+        write.add(("I", up))
+        write.weights()
+        write.add(("F", up))
+    # The steady state: every forward overlaps a backward of the other direction.
+    for k in range(microbatches - 2 * ranks + rank + 1):
+        if k == 0 and rank == ranks - 1:  # at the tip the first backward would wait for the forward it is paired with
+            write.add(("F", down), ("B", up))
+        else:
+            write.overlap(down, up)
+        write.overlap(up, down)
+    for _ in range(above):
+        write.add(("B", up))
+        write.overlap(up, down)
+    # Drain: half way through, backwards are split, and the weights put off fill the gaps at the end.
+    drain = [stage for _ in range(rank + 1) for stage in (up, down)]
+    whole = rank + 1
+    write.add(*[("B" if k < whole else "I", stage) for k, stage in enumerate(drain)])
+    for _ in range(above):
+        write.weights()
+        write.add(("I", down))
+    for _ in range(rank + 1):
+        write.weights()
+    return write.row
+
+
+_ROWS: Final[dict[str, Callable[[int, int, int, int], Row]]] = {
+    "gpipe": _gpipe,
+    "1f1b": _one_forward_one_backward,
+    "interleaved_1f1b": _interleaved,
+    "looped_bfs": _looped_bfs,
+    "zero_bubble": _zero_bubble,
+    "zbv": _zbv,
+    "dualpipev": _dualpipev,
+}

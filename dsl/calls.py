@@ -1,0 +1,485 @@
+"""The calls that are not layers: losses, sources, optimizers, schedules, metrics, ways to exchange gradients, to launch.
+
+Defaults of optimizers are torch's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dslc.dsl.registry import (
+    Anything,
+    Bool,
+    Call,
+    Float,
+    Int,
+    ListOf,
+    Measure,
+    Path,
+    Quantity,
+    Str,
+    arg,
+    call,
+    measure,
+    word,
+)
+
+_COUNT = Int(min=1)
+_FUNCTION = Str(r"[\w.]+:[\w.]+", '"module:function"')
+_FUNCTION_DOC = "where it is; the folder of the job is searched first"
+_ARGUMENTS_DOC = "what it is called with"
+
+# ------------------------------------------------------------------------------------------------------- losses
+
+
+@call("loss")
+class CrossEntropy(Call):
+    """Minus the logarithm of the probability of the right class (of each token, for sequences)."""
+
+    ignore: int = arg(Int(), "the target that does not count", -100)
+    label_smoothing: float = arg(Float(min=0, below=1), "the share of the target spread over all classes", 0.0)
+
+
+@call("loss", "mse")
+class MSE(Call):
+    """The squared difference, averaged over a sample's numbers."""
+
+
+@call("loss", "l1")
+class L1(Call):
+    """The absolute difference, averaged over a sample's numbers."""
+
+
+@call("loss", "bce")
+class BCE(Call):
+    """Binary cross entropy of logits, averaged over a sample's numbers."""
+
+
+@call("loss")
+class Contrastive(Call):
+    """InfoNCE over all samples of a node or of the job."""
+
+    over: str = arg(word("node", "all"), "whose samples are the negatives", "node")
+    temperature: float = arg(Float(above=0), "divides the similarities", 0.07)
+
+
+@call("loss", "python", open=True)
+class PythonLoss(Call):
+    """`f(output, target)` of yours, giving one loss for each sample or token."""
+
+    function: str = arg(_FUNCTION, _FUNCTION_DOC)
+    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), _ARGUMENTS_DOC, ())
+
+
+# ------------------------------------------------------------------------------------------------------ sources
+
+
+@call("source")
+class Digits(Call):
+    """1,797 handwritten digits, 8 x 8, that ship with the package (UCI, Alpaydin and Kaynak 1998)."""
+
+
+@call("source")
+class Stdlib(Call):
+    """The text of Python's own standard library, in bytes."""
+
+    context: int | None = arg(_COUNT, "the length of a sequence", None, shown="the model's")
+
+
+@call("source")
+class Text(Call):
+    """A file of text, in bytes."""
+
+    file: str = arg(Path("read"), "the file")
+    context: int | None = arg(_COUNT, "the length of a sequence", None, shown="the model's")
+
+
+@call("source")
+class Tokens(Call):
+    """Memory-mapped files of tokens, made by `dslc tokens`."""
+
+    files: str = arg(Path("read", glob=True), "the files, in the order of their names")
+    context: int | None = arg(_COUNT, "the length of a sequence", None, shown="the model's")
+
+
+@call("source")
+class Images(Call):
+    """A folder with a folder of images for each class."""
+
+    folder: str = arg(Path("read"), "the folder")
+    size: int = arg(_COUNT, "the height and width to which images are brought", 224)
+
+
+@call("source", "mnist")
+class MNIST(Call):
+    """The MNIST files as LeCun published them."""
+
+    dir: str = arg(Path("read"), "the folder of the four files")
+
+
+@call("source", "cifar10")
+class CIFAR10(Call):
+    """The CIFAR-10 files as Krizhevsky published them."""
+
+    dir: str = arg(Path("read"), "the folder of the batches")
+
+
+@call("source")
+class Arrays(Call):
+    """Two arrays of equal length in an `.npz` file, memory-mapped where it is not compressed."""
+
+    file: str = arg(Path("read"), "the file")
+    input: str = arg(Str(), "the name of the inputs", "x")
+    target: str = arg(Str(), "the name of the targets", "y")
+
+
+@call("source")
+class Parquet(Call):
+    """Columns of Parquet files."""
+
+    files: str = arg(Path("read", glob=True), "the files, in the order of their names")
+    input: str = arg(Str(), "the column of the inputs", "x")
+    target: str = arg(Str(), "the column of the targets", "y")
+
+
+@call("source", open=True)
+class Datasets(Call):
+    """A data set of the Hugging Face `datasets` library."""
+
+    name: str = arg(Str(), "the name or path")
+    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "what `load_dataset` is called with", ())
+
+
+@call("source")
+class Synthetic(Call):
+    """Random samples, a pure function of the seed: numbers with a class each, or with `targets` real ones, or tokens."""
+
+    samples: int = arg(_COUNT, "how many", 1024)
+    shape: tuple[int, ...] | None = arg(ListOf(_COUNT, min_length=1), "the shape of a sample of real numbers", None)
+    classes: int | None = arg(Int(min=2), "targets are classes; they follow from the sample", None)
+    targets: tuple[int, ...] | None = arg(ListOf(_COUNT, min_length=1), "the shape of a target of real numbers", None)
+    vocab: int | None = arg(Int(min=2), "samples are tokens, targets the tokens that follow", None)
+    context: int | None = arg(_COUNT, "the length of a sequence of tokens", None, shown="the model's")
+
+
+@call("source", "python", open=True)
+class PythonSource(Call):
+    """A data set of yours with `len` and indexing, or a pair (train, validation)."""
+
+    function: str = arg(_FUNCTION, _FUNCTION_DOC)
+    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), _ARGUMENTS_DOC, ())
+
+
+# --------------------------------------------------------------------------------------------------- optimizers
+
+_LR = Float(above=0)
+_LR_DOC = "the learning rate"
+_DECAY = Float(min=0)
+_DECAY_DOC = "weight decay"
+_BETAS = ListOf(Float(min=0, below=1), length=2)
+_BETAS_DOC = "the decay of the two moments"
+_EPS_DOC = "added to the denominator"
+_MOMENTUM_DOC = "how much of the last update is kept"
+
+
+@call("optimizer", "sgd")
+class SGD(Call):
+    """Stochastic gradient descent."""
+
+    lr: float = arg(_LR, _LR_DOC, 1e-3)
+    momentum: float = arg(Float(min=0, below=1), _MOMENTUM_DOC, 0.0)
+    dampening: float = arg(Float(min=0, max=1), "damps the gradient in the momentum", 0.0)
+    nesterov: bool = arg(Bool(), "Nesterov's momentum", False)
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, 0.0)
+
+
+@call("optimizer")
+class Adam(Call):
+    """Adam (Kingma and Ba 2014, arXiv:1412.6980)."""
+
+    lr: float = arg(_LR, _LR_DOC, 1e-3)
+    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, (0.9, 0.999))
+    eps: float = arg(Float(above=0), _EPS_DOC, 1e-8)
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, 0.0)
+    amsgrad: bool = arg(Bool(), "the AMSGrad variant", False)
+
+
+@call("optimizer", "adamw")
+class AdamW(Call):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv:1711.05101)."""
+
+    lr: float = arg(_LR, _LR_DOC, 1e-3)
+    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, (0.9, 0.999))
+    eps: float = arg(Float(above=0), _EPS_DOC, 1e-8)
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, 1e-2)
+    amsgrad: bool = arg(Bool(), "the AMSGrad variant", False)
+
+
+@call("optimizer")
+class Adagrad(Call):
+    """Adagrad (Duchi et al. 2011)."""
+
+    lr: float = arg(_LR, _LR_DOC, 1e-2)
+    lr_decay: float = arg(Float(min=0), "the decay of the learning rate", 0.0)
+    eps: float = arg(Float(above=0), _EPS_DOC, 1e-10)
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, 0.0)
+
+
+@call("optimizer")
+class Rmsprop(Call):
+    """RMSprop (Tieleman and Hinton 2012)."""
+
+    lr: float = arg(_LR, _LR_DOC, 1e-2)
+    alpha: float = arg(Float(min=0, below=1), "the decay of the mean square", 0.99)
+    eps: float = arg(Float(above=0), _EPS_DOC, 1e-8)
+    momentum: float = arg(Float(min=0, below=1), _MOMENTUM_DOC, 0.0)
+    centered: bool = arg(Bool(), "divides by the variance instead of the mean square", False)
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, 0.0)
+
+
+@call("optimizer", "qadam")
+class QAdam(Call):
+    """Adam whose momentum is exchanged in 8 bits after a warm-up (Bagua)."""
+
+    lr: float = arg(_LR, _LR_DOC, 1e-3)
+    warmup: int = arg(Measure(("steps",), min=1), "steps of plain Adam first", 100)
+    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, (0.9, 0.999))
+    eps: float = arg(Float(above=0), _EPS_DOC, 1e-8)
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, 0.0)
+
+
+@call("optimizer")
+class OnebitAdam(Call):
+    """Adam whose momentum is exchanged as signs after a warm-up (Tang et al. 2021, arXiv:2102.02888)."""
+
+    lr: float = arg(_LR, _LR_DOC, 1e-3)
+    freeze: int = arg(Measure(("steps",), min=1), "steps of plain Adam first", 100)
+    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, (0.9, 0.999))
+    eps: float = arg(Float(above=0), _EPS_DOC, 1e-8)
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, 0.0)
+
+
+# --------------------------------------------------------------------------------------- learning rate schedules
+
+_WARMUP = Measure(("steps", "epochs", "ratio"), min=0)
+_WARMUP_DOC = "rises from zero over this: steps, epochs, or a share of the training"
+_FLOOR = Float(min=0, max=1)
+_FLOOR_DOC = "what the rate ends at, over the full rate"
+_NO_WARMUP = Quantity(0, "steps")
+
+
+@call("lr_schedule")
+class Constant(Call):
+    """The same rate throughout."""
+
+
+@call("lr_schedule")
+class WarmupCosine(Call):
+    """Rises linearly, then falls along a half cosine."""
+
+    warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, _NO_WARMUP, shown="0 steps")
+    floor: float = arg(_FLOOR, _FLOOR_DOC, 0.0)
+
+
+@call("lr_schedule")
+class WarmupLinear(Call):
+    """Rises linearly, then falls linearly."""
+
+    warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, _NO_WARMUP, shown="0 steps")
+    floor: float = arg(_FLOOR, _FLOOR_DOC, 0.0)
+
+
+@call("lr_schedule")
+class WarmupConstant(Call):
+    """Rises linearly, then stays."""
+
+    warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, _NO_WARMUP, shown="0 steps")
+
+
+@call("lr_schedule")
+class Step(Call):
+    """Multiplied by `factor` each time `every` has gone by."""
+
+    every: Quantity = arg(measure("steps", "epochs", above=0), "how often")
+    factor: float = arg(Float(above=0, max=1), "what the rate is multiplied by", 0.1)
+
+
+@call("lr_schedule")
+class Exponential(Call):
+    """Multiplied by `factor` each step or epoch."""
+
+    factor: float = arg(Float(above=0, max=1), "what the rate is multiplied by")
+    every: Quantity = arg(
+        measure("steps", "epochs", above=0), "how often", Quantity(1, "epochs"), shown="1 epoch"
+    )
+
+
+@call("lr_scale", "linear")
+class LinearScale(Call):
+    """The rate is multiplied by the batch over `base_batch` (Goyal et al. 2017, arXiv:1706.02677)."""
+
+    base_batch: int = arg(_COUNT, "the batch for which the rate was chosen")
+
+
+@call("lr_scale", "sqrt")
+class SqrtScale(Call):
+    """The rate is multiplied by the square root of the batch over `base_batch`."""
+
+    base_batch: int = arg(_COUNT, "the batch for which the rate was chosen")
+
+
+# --------------------------------------------------------------------------------- precision, memory, gradients
+
+_LEVEL = word("O1", "O2")
+_LEVEL_DOC = "O1: autocast over fp32 parameters; O2: a low-precision copy with an fp32 master"
+
+
+@call("precision")
+class Fp32(Call):
+    """Everything in 32 bits."""
+
+
+@call("precision")
+class Bf16(Call):
+    """Matrix products in bfloat16."""
+
+    level: str = arg(_LEVEL, _LEVEL_DOC, "O1")
+
+
+@call("precision")
+class Fp16(Call):
+    """Matrix products in half precision, with loss scaling."""
+
+    level: str = arg(_LEVEL, _LEVEL_DOC, "O1")
+
+
+@call("recompute")
+class Every(Call):
+    """Every n-th block is computed again in the backward pass."""
+
+    n: int = arg(_COUNT, "one block in how many")
+
+
+@call("gradients")
+class Allreduce(Call):
+    """Gradients are summed over the ranks, exactly."""
+
+
+@call("gradients", "fp16")
+class Fp16Gradients(Call):
+    """Gradients are exchanged in half precision."""
+
+
+@call("gradients", "bf16")
+class Bf16Gradients(Call):
+    """Gradients are exchanged in bfloat16."""
+
+
+@call("gradients", "powersgd")
+class PowerSGD(Call):
+    """Gradients are exchanged as matrices of low rank (Vogels et al. 2019, arXiv:1905.13727)."""
+
+    rank: int = arg(_COUNT, "the rank", 2)
+
+
+@call("gradients", "bytegrad")
+class ByteGrad(Call):
+    """Gradients are exchanged in 8 bits between minimum and maximum (Bagua)."""
+
+
+@call("gradients")
+class Decentralized(Call):
+    """Ranks average weights with peers instead of gradients (Bagua)."""
+
+    peers: str = arg(word("all", "shift_one"), "with whom", "all")
+
+
+@call("gradients")
+class LowPrecisionDecentralized(Call):
+    """A ring of compressed differences of weights (Bagua)."""
+
+
+@call("gradients")
+class AsyncAverage(Call):
+    """Weights are averaged in the background, without lock step (Bagua)."""
+
+    interval: float = arg(measure("time", above=0), "how often, in time", 0.1, shown="100 ms")
+
+
+@call("gradients", "local_sgd")
+class LocalSGD(Call):
+    """Ranks step alone and average their weights every few steps (Stich 2018, arXiv:1805.09767)."""
+
+    period: int = arg(_COUNT, "how many steps", 8)
+
+
+# ------------------------------------------------------------------------------------ devices, launching, metrics
+
+
+@call("gpus")
+class Free(Call):
+    """GPUs that no process is using."""
+
+    count: int = arg(_COUNT, "how many")
+
+
+@call("launch")
+class Local(Call):
+    """Processes on this machine."""
+
+
+@call("launch")
+class Slurm(Call):
+    """Processes that SLURM starts."""
+
+    partition: str | None = arg(Str(), "the partition", None)
+    time: float | None = arg(measure("time", above=0), "the time limit", None)
+    account: str | None = arg(Str(), "the account", None)
+    options: tuple[str, ...] = arg(ListOf(Str()), "further lines of the script, without `#SBATCH`", ())
+
+
+@call("launch", "mpi")
+class MPI(Call):
+    """Processes that `mpirun` starts."""
+
+
+@call("launch")
+class Torchrun(Call):
+    """Processes that `torchrun` starts."""
+
+
+@call("launch", open=True)
+class Kubernetes(Call):
+    """Processes that a Kubernetes operator starts."""
+
+    image: str | None = arg(Str(), "the container image", None)
+    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "further fields of the resource", ())
+
+
+@call("metric", "loss")
+class LossMetric(Call):
+    """The mean of the loss."""
+
+
+@call("metric")
+class Accuracy(Call):
+    """The share of samples (or tokens) whose likeliest class is right."""
+
+
+@call("metric")
+class TopK(Call):
+    """The share of samples (or tokens) whose right class is among the `k` likeliest."""
+
+    k: int = arg(_COUNT, "how many", 5)
+
+
+@call("metric")
+class Perplexity(Call):
+    """The exponential of the mean cross entropy."""
+
+
+@call("metric", "mse")
+class MSEMetric(Call):
+    """The mean squared difference."""
+
+

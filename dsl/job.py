@@ -1,0 +1,55 @@
+"""`JobSpec`: what the user said, resolved. The compiler's only input from this floor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dslc.dsl.blocks import (
+    CheckpointSpec,
+    DataSpec,
+    DevicesSpec,
+    EvaluateSpec,
+    LaunchSpec,
+    LogSpec,
+    MemorySpec,
+    ModelSpec,
+    ParallelismSpec,
+    TrainSpec,
+)
+from dslc.dsl.source import Source, Span
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """One line of `expect`: `peak_memory < 76GiB`. The value is in base units."""
+
+    name: str
+    operator: str  # < <= == >= >
+    value: int | float
+    span: Span
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """A whole job. Every block is there; one that the user left out holds its defaults.
+
+    `evaluate` and `checkpoint` of a job that does not name them hold defaults too: evaluation at the end where there is
+    a validation split, and no checkpoints. `sweep` maps a path (`train.optimizer.lr`) to the text of its alternatives.
+    """
+
+    name: str  # of the file, without `.plt`
+    folder: str  # the folder of the file, absolute: first on sys.path for `python(…)`
+    source: Source
+    model: ModelSpec
+    data: DataSpec
+    devices: DevicesSpec
+    parallelism: ParallelismSpec
+    memory: MemorySpec
+    train: TrainSpec
+    evaluate: EvaluateSpec
+    checkpoint: CheckpointSpec
+    launch: LaunchSpec
+    log: LogSpec
+    expect: tuple[Promise, ...] = ()
+    sweep: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -1,0 +1,279 @@
+"""How a block, and a call such as `adamw(lr = 3e-4)`, is declared: once, as a dataclass.
+
+The fields carry kind, default and one sentence of documentation. Checking, `--set`, formatting, completion, the
+reference page and the JSON schema are all read from these declarations; the interpreter of them is `resolve`.
+Declarations speak the user's words and never name a backend. They live in `blocks` (the blocks), `layers` (what a
+network is made of) and `calls` (losses, sources, optimizers and all other calls).
+
+A `Kind` says which values a field takes and what a value becomes in Python:
+
+    Int, Float, Bool, Str, Path, Word   int, float, bool, str, str, str
+    Measure("bytes")                    one dimension: a plain number in base units (bytes, seconds, steps, epochs,
+                                        a ratio as a fraction, bytes per second, FLOP/s)
+    Measure("steps", "epochs")          several dimensions: a `Quantity`
+    Span1 (`1..4`)                      a `Range`
+    ListOf(k)                           a tuple
+    CallOf("optimizer")                 an instance of the dataclass that declares the call
+    Either(k1, k2)                      the first kind that fits the form of the value
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
+
+from dslc.dsl.source import Span
+
+Dimension = Literal["bytes", "time", "steps", "epochs", "ratio", "bandwidth", "flops"]
+T = TypeVar("T")
+
+
+# ---------------------------------------------------------------------------------------------------- values
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A number with its dimension, in base units: bytes, seconds, steps, epochs, a fraction, bytes/s, FLOP/s."""
+
+    value: int | float
+    dimension: Dimension
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """`first..last`, both included."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an entry stands: its name, its value, and the layer that set it (a file, `<--set 2>`)."""
+
+    name: Span
+    value: Span
+    origin: str = ""
+
+
+# ----------------------------------------------------------------------------------------------------- kinds
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Which values a field takes."""
+
+
+@dataclass(frozen=True)
+class Int(Kind):
+    min: int | None = None
+    max: int | None = None
+
+
+@dataclass(frozen=True)
+class Float(Kind):
+    """A number; `above` and `below` are limits not included."""
+
+    min: float | None = None
+    max: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+
+@dataclass(frozen=True)
+class Bool(Kind):
+    pass
+
+
+@dataclass(frozen=True)
+class Str(Kind):
+    """Text in quotes. `pattern` is a regular expression it must match, `hint` says so in words."""
+
+    pattern: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Path(Kind):
+    """Text in quotes naming a file, made absolute: read from beside the file that wrote it, written in the current
+    folder. `glob` allows `*`."""
+
+    use: Literal["read", "write"] = "read"
+    glob: bool = False
+
+
+@dataclass(frozen=True)
+class Word(Kind):
+    """One of some bare words. `1f1b` is a word too."""
+
+    choices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Name(Kind):
+    """A bare word that is looked up later, or text: the kind of a device."""
+
+
+@dataclass(frozen=True)
+class Measure(Kind):
+    """A quantity of one of these dimensions. Of one alone (steps, epochs, ratio), a bare number will do."""
+
+    dimensions: tuple[Dimension, ...]
+    min: float | None = None
+    max: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+
+@dataclass(frozen=True)
+class Span1(Kind):
+    """A range of whole numbers `1..4`."""
+
+    min: int = 1
+
+
+@dataclass(frozen=True)
+class ListOf(Kind):
+    item: Kind
+    min_length: int = 0
+    length: int | None = None
+
+
+@dataclass(frozen=True)
+class CallOf(Kind):
+    """A call of the named categories; `f` means `f()`."""
+
+    categories: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Either(Kind):
+    kinds: tuple[Kind, ...]
+
+
+@dataclass(frozen=True)
+class Anything(Kind):
+    """Any plain value: number, text, truth value, none, list. For what is handed to a user's own function."""
+
+
+def word(*choices: str) -> Word:
+    return Word(choices)
+
+
+def measure(*dimensions: Dimension, **limits: float) -> Measure:
+    return Measure(dimensions, **limits)
+
+
+def calls(*categories: str) -> CallOf:
+    return CallOf(categories)
+
+
+def either(*kinds: Kind) -> Either:
+    return Either(kinds)
+
+
+# ---------------------------------------------------------------------------------------------- declarations
+
+REQUIRED: Any = dataclasses.MISSING
+
+
+def arg(kind: Kind, doc: str, default: Any = REQUIRED, *, shown: str = "") -> Any:
+    """A field of a block or an argument of a call.
+
+    `doc` is one sentence. `shown` is how the default reads in the reference where it is not the value itself
+    ("the model's"). A default of None means "not given"; `field = none` goes back to the default.
+    """
+    metadata = {"kind": kind, "doc": doc, "shown": shown}
+    if default is REQUIRED:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """What every resolved block and call has: where it stands. Equality is by value, not by place."""
+
+    word: ClassVar[str]
+    doc: ClassVar[str]
+    span: Span | None = dataclasses.field(default=None, compare=False, repr=False)
+    places: Mapping[str, Place] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+
+    def at(self, name: str) -> Span | None:
+        """The value of the entry `name` where the user wrote one, else the block's header or the call."""
+        place = self.places.get(name)
+        return place.value if place else self.span
+
+    def named(self, name: str) -> Span | None:
+        """The name of the entry where the user wrote one, else the block's header or the call."""
+        place = self.places.get(name)
+        return place.name if place else self.span
+
+    def is_set(self, name: str) -> bool:
+        return name in self.places
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block(Node):
+    exclusive: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call(Node):
+    category: ClassVar[str]
+    open: ClassVar[bool] = False  # takes further arguments of any name, kept in `arguments`
+
+
+BLOCKS: dict[str, type[Block]] = {}
+CALLS: dict[str, dict[str, type[Call]]] = {}
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(arg,))
+def block(cls: type[T]) -> type[T]:
+    """Declares a block; its word is the class's name without `Spec`, in lower case, its doc the class's docstring."""
+    made: Any = dataclass(frozen=True, kw_only=True)(cls)
+    made.word = cls.__name__.removesuffix("Spec").lower()
+    made.doc = " ".join((cls.__doc__ or "").split())
+    BLOCKS[made.word] = made
+    return made
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(arg,))
+def call(category: str, word: str = "", *, open: bool = False) -> Callable[[type[T]], type[T]]:
+    """Declares a call of a category; its word is the class's name in snake case unless given."""
+
+    def declare(cls: type[T]) -> type[T]:
+        made: Any = dataclass(frozen=True, kw_only=True)(cls)
+        made.word = word or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+        made.doc = " ".join((cls.__doc__ or "").split())
+        made.category, made.open = category, open
+        CALLS.setdefault(category, {})[made.word] = made
+        return made
+
+    return declare
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One declared field, as the interpreters of the registry read it."""
+
+    name: str
+    kind: Kind
+    doc: str
+    default: Any
+    shown: str
+
+    @property
+    def required(self) -> bool:
+        return self.default is REQUIRED
+
+
+def fields(declaration: type[Node]) -> tuple[Field, ...]:
+    """The declared fields in order; a call's positional arguments follow this order."""
+    return tuple(
+        Field(f.name, f.metadata["kind"], f.metadata["doc"], f.default, f.metadata["shown"])
+        for f in dataclasses.fields(declaration)
+        if "kind" in f.metadata
+    )
