@@ -1,0 +1,195 @@
+"""The tree of a job file: what was written, before anything is known about blocks, fields or names.
+
+`parser` makes it, `format` prints it, `layers` merges several, `resolve` gives it meaning. Every node has its span.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dslc.dsl.source import Source, Span
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    span: Span
+
+
+# --------------------------------------------------------------------------------------------------- expressions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number(Node):
+    """`20_000`, `3e-4`. `text` is how it was written."""
+
+    value: int | float
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Node):
+    """A number and what follows it: `76GiB`, `20 %`, `1 epoch`, and also `1f1b`, which a field may accept as a word.
+
+    Whether `unit` exists is asked where the dimension is known, not here. `joined` tells that no space is between.
+    """
+
+    value: int | float
+    text: str
+    unit: str
+    unit_span: Span
+    joined: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text(Node):
+    """A string; `value` has its escapes replaced."""
+
+    value: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boolean(Node):
+    value: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nothing(Node):
+    """`none`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Name(Node):
+    """A param, or a word that the field accepts."""
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class List(Node):
+    items: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeOf(Node):
+    first: Expr
+    last: Expr
+
+
+@dataclass(frozen=True, kw_only=True)
+class Argument(Node):
+    """`0.1` or `lr = 0.1`."""
+
+    name: str | None
+    name_span: Span | None
+    value: Expr
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallOf(Node):
+    name: str
+    name_span: Span
+    arguments: tuple[Argument, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unary(Node):
+    operator: Literal["-", "+"]
+    operand: Expr
+
+
+@dataclass(frozen=True, kw_only=True)
+class Binary(Node):
+    operator: Literal["+", "-", "*", "/", "//", "**"]
+    left: Expr
+    right: Expr
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group(Node):
+    """`( … )`: kept, so that `format` prints what was written."""
+
+    inner: Expr
+
+
+Expr = Number | Measured | Text | Boolean | Nothing | Name | List | RangeOf | CallOf | Unary | Binary | Group
+
+
+# ------------------------------------------------------------------------------------------------------ statements
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry(Node):
+    """`batch = 64`; in `sweep` the name is a path, `train.optimizer.lr`."""
+
+    path: tuple[str, ...]
+    name_span: Span
+    value: Expr
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Node):
+    """`peak_memory < 76GiB`: an entry of `expect`."""
+
+    name: str
+    name_span: Span
+    operator: Literal["<", "<=", "==", ">=", ">"]
+    value: Expr
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block(Node):
+    name: str
+    name_span: Span
+    entries: tuple[Entry | Comparison, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole(Node):
+    """`parallelism = auto`: a block set as a whole."""
+
+    name: str
+    name_span: Span
+    value: Expr
+
+
+@dataclass(frozen=True, kw_only=True)
+class Param(Node):
+    """`param width = 256`, or `param width`, which must be given."""
+
+    name: str
+    name_span: Span
+    value: Expr | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import(Node):
+    path: str
+    path_span: Span
+
+
+@dataclass(frozen=True, kw_only=True)
+class Language(Node):
+    """`language = 1`."""
+
+    value: Expr
+
+
+Statement = Language | Import | Param | Block | Whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comment(Node):
+    """`# …`, without its line end. `own_line` tells that nothing stands before it on its line."""
+
+    text: str
+    own_line: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document(Node):
+    """A file, in the order in which it was written."""
+
+    source: Source
+    statements: tuple[Statement, ...]
+    comments: tuple[Comment, ...]
