@@ -5,15 +5,15 @@ looped (stage s on rank s mod p), or in a V (rank r holds stages r and 2p-1-r) f
 out its row from left to right; a backward is either whole (B) or split into the gradient of the input (I), which the
 stage before waits for, and the gradient of the weights (W), which nobody waits for and which can fill a gap.
 
-| name               | work                                                                                             |
-| ------------------ | ------------------------------------------------------------------------------------------------ |
-| `gpipe`            | Huang et al. 2019, arXiv:1811.06965: all forwards, then all backwards                             |
-| `1f1b`             | PipeDream-Flush, Narayanan et al. 2021, arXiv:2006.09503: as few activations as the depth asks    |
-| `interleaved_1f1b` | Narayanan et al. 2021, arXiv:2104.04473: v stages per rank, the bubble divided by v               |
-| `looped_bfs`       | Lamy-Poirier 2023, arXiv:2211.05953: v stages per rank, each for all micro-batches (breadth first) |
-| `zero_bubble`      | ZB-H1 of Qi et al. 2023, arXiv:2401.10241, interleaved: W fills the bubble                        |
-| `zbv`              | ZB-V of Qi et al. 2024, arXiv:2405.15362: a V, the memory of 1f1b                                 |
-| `dualpipev`        | DualPipe, DeepSeek-V3 2024, arXiv:2412.19437, cut in half to a V: forwards run within backwards   |
+| name               | work                                                                                          |
+| ------------------ | --------------------------------------------------------------------------------------------- |
+| `gpipe`            | Huang et al. 2019, arXiv:1811.06965: all forwards, then all backwards                         |
+| `1f1b`             | PipeDream-Flush, Narayanan et al. 2021, arXiv:2006.09503: activations bounded by the depth    |
+| `interleaved_1f1b` | Narayanan et al. 2021, arXiv:2104.04473: v stages per rank, the bubble divided by v           |
+| `looped_bfs`       | Lamy-Poirier 2023, arXiv:2211.05953: v stages per rank, breadth first: one stage at a time    |
+| `zero_bubble`      | ZB-H1 of Qi et al. 2024, arXiv:2401.10241, interleaved: W fills the bubble                    |
+| `zbv`              | ZB-V, section 6 of the same: a V; no bubble within a row where F, I and W take equally long   |
+| `dualpipev`        | DualPipe, DeepSeek-V3 2024, arXiv:2412.19437, cut in half to a V: forwards overlap backwards  |
 
 Contract. `demands` is complete: where it is empty, torch 2.13's schedule class and schedule runtime accept the same
 numbers, and `table` gives the very rows that torch builds, idle slots included (a test holds both). `to_csv` is what
@@ -111,7 +111,7 @@ def default_microbatches(name: str, ranks: int, virtual_stages: int) -> int:
 
 
 def demands(name: str, ranks: int, microbatches: int, virtual_stages: int) -> tuple[str, ...]:
-    """Every demand of the schedule that these numbers do not meet, in words; empty where `table` and torch accept them."""
+    """Every demand of the schedule that these numbers do not meet, in words; empty where torch accepts them too."""
     unmet = []
     if ranks < 2:
         unmet.append(f"{name} needs at least 2 pipeline ranks: {ranks} < 2")
@@ -126,9 +126,7 @@ def demands(name: str, ranks: int, microbatches: int, virtual_stages: int) -> tu
     elif name == "1f1b" and microbatches < ranks:
         unmet.append(f"{name} needs at least as many micro-batches as stages: {microbatches} < {ranks}")
     elif name == "dualpipev" and microbatches < 2 * ranks:
-        unmet.append(
-            f"{name} needs at least as many micro-batches as stages, 2 per rank: {microbatches} < {2 * ranks}"
-        )
+        unmet.append(f"{name} needs at least as many micro-batches as stages, 2 per rank: {microbatches} < {2 * ranks}")
     elif name in _IN_ROUNDS and ranks >= 1 and microbatches % _rounds(ranks, microbatches):
         rounds = _rounds(ranks, microbatches)
         unmet.append(
@@ -150,7 +148,7 @@ def accepted_microbatches(name: str, ranks: int, virtual_stages: int, near: int)
         return next(((m,) for m in candidates if not demands(name, ranks, m, virtual_stages)), ())
 
     here = max(near, 0)
-    above = first(range(here, here + 2 * ranks + 1))  # multiples of `ranks` always fit, from the second on
+    above = first(range(here, here + 2 * ranks + 1))  # every multiple of `ranks` fits, from two per rank on
     return above if above == (near,) else first(range(here - 1, 0, -1)) + above
 
 
@@ -191,9 +189,7 @@ def placement(name: str, ranks: int, virtual_stages: int) -> tuple[int, ...]:
 
 def to_csv(schedule: ScheduleTable) -> str:
     """The text that `_PipelineScheduleRuntime._load_csv(format="compute_only")` reads: a line per rank."""
-    return "".join(
-        ",".join("" if action is None else str(action) for action in row) + "\r\n" for row in schedule.rows
-    )
+    return "".join(",".join("" if action is None else str(action) for action in row) + "\n" for row in schedule.rows)
 
 
 def _gpipe(rank: int, ranks: int, microbatches: int, virtual_stages: int) -> Row:
@@ -301,17 +297,19 @@ class _Writer:
 
     def take(self, kind: Kind, stage: int) -> Action:
         """The next micro-batch of that kind; B and I share one count."""
-        count = ("I" if kind == "B" else kind, stage)
+        count = ("F" if kind == "F" else "B", stage)
         action = Action(kind, stage, self._next[count])
         self._next[count] += 1
         if kind == "I":
             self._pending.append((stage, action.microbatch))
         return action
 
-    def add(self, *work: tuple[Kind, int]) -> None:
-        self.row += [self.take(kind, stage) for kind, stage in work]
+    def add(self, kind: Kind, *stages: int) -> None:
+        """One action of that kind at each of the stages, in order."""
+        self.row += [self.take(kind, stage) for stage in stages]
 
     def overlap(self, forward: int, backward: int) -> None:
+        """A forward at one stage that a whole backward at the other may overlap."""
         first = self.take("F", forward)
         self.row.append(Action("FB", first.stage, first.microbatch, (first, self.take("B", backward))))
 
@@ -330,25 +328,25 @@ def _zbv(rank: int, ranks: int, microbatches: int, virtual_stages: int) -> Row:
     write = _Writer([None] * rank)
 
     def backward(stage: int) -> None:
-        write.add(("I", stage))
+        write.add("I", stage)
         write.weights(stage)
 
-    write.add(*[("F", down)] * (2 * (ranks - rank) - 1))
-    write.add(*[("F", up), ("F", down)] * rank)
+    write.add("F", *[down] * (2 * (ranks - rank) - 1))
+    write.add("F", *[up, down] * rank)
     for _ in range(ranks - rank):
-        write.add(("F", up))
+        write.add("F", up)
         backward(up)
     forwards = 2 * ranks - 1 - rank  # on the way down so far
     for k in range(full - ranks):
         if forwards + k < full:
-            write.add(("F", down))
+            write.add("F", down)
         backward(down)
-        write.add(("F", up))
+        write.add("F", up)
         backward(up)
-    write.add(*[("I", down), ("I", up)] * rank)
+    # Drain: inputs first, since other ranks wait for them; the weights put off fill the end.
+    write.add("I", *[down, up] * rank)
     for _ in range(ranks - rank):
-        write.add(("I", down))
-        write.weights(down)
+        backward(down)
     for stage in (up, down):
         for _ in range(rank):
             write.weights(stage)
@@ -360,29 +358,30 @@ def _dualpipev(rank: int, ranks: int, microbatches: int, virtual_stages: int) ->
     above = ranks - 1 - rank  # ranks between this one and the tip of the V
     write = _Writer([])
     # Fill the V, then trade the first backwards from the tip for forwards, their weights at once.
-    write.add(*[("F", down)] * (2 * above))
-    write.add(*[("F", down), ("F", up)] * (rank + 1))
+    write.add("F", *[down] * (2 * above))
+    write.add("F", *[down, up] * (rank + 1))
     for _ in range(above):
-        write.add(("I", up))
+        write.add("I", up)
         write.weights()
-        write.add(("F", up))
+        write.add("F", up)
     # The steady state: every forward overlaps a backward of the other direction.
     for k in range(microbatches - 2 * ranks + rank + 1):
-        if k == 0 and rank == ranks - 1:  # at the tip the first backward would wait for the forward it is paired with
-            write.add(("F", down), ("B", up))
+        if k == 0 and rank == ranks - 1:  # unpaired, the forward need not wait for a backward still on its way
+            write.add("F", down)
+            write.add("B", up)
         else:
             write.overlap(down, up)
         write.overlap(up, down)
     for _ in range(above):
-        write.add(("B", up))
+        write.add("B", up)
         write.overlap(up, down)
     # Drain: half way through, backwards are split, and the weights put off fill the gaps at the end.
-    drain = [stage for _ in range(rank + 1) for stage in (up, down)]
-    whole = rank + 1
-    write.add(*[("B" if k < whole else "I", stage) for k, stage in enumerate(drain)])
+    drain = [up, down] * (rank + 1)
+    write.add("B", *drain[: rank + 1])
+    write.add("I", *drain[rank + 1 :])
     for _ in range(above):
         write.weights()
-        write.add(("I", down))
+        write.add("I", down)
     for _ in range(rank + 1):
         write.weights()
     return write.row
