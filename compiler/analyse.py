@@ -1,0 +1,132 @@
+"""The first gate: everything that can be said of a job without a plan graph, and every reason to reject it.
+
+`analyse` is what `dslc check` does. It is complete: what it accepts, no later step refuses, but for what only the machine
+can tell. Each step needs those before it, and a step that fails leaves what follows from it unsaid. Plain Python; neither
+torch nor networkx.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dslc.compiler import rules
+from dslc.compiler.cost import RankCost, rank_cost
+from dslc.compiler.estimate import Estimate, estimate
+from dslc.compiler.facts import Facts, SourceFacts
+from dslc.compiler.layout import Layout, lay_out
+from dslc.compiler.model import ModelGraph, build, opaque
+from dslc.compiler.schedule_cost import Timeline, timeline
+from dslc.compiler.schedules import ScheduleTable, table
+from dslc.compiler.sources import source_facts
+from dslc.compiler.stages import cut
+from dslc.compiler.workload import Workload, measure_out
+from dslc.dsl.calls import PythonSource
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.job import JobSpec
+from dslc.dsl.layers import PythonNetwork, TransformersNetwork
+from dslc.dsl.registry import Call
+
+TABLE_ACTIONS = 400_000  # a schedule with more is priced by its closed form alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """The stages, their schedule and its time in units of the mean stage's forward and backward."""
+
+    stages: tuple[range, ...]
+    schedule: ScheduleTable | None
+    timeline: Timeline | None
+    bubble: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """What is known of a job. `model` and what follows from it are None for a user's own network that was not traced."""
+
+    job: JobSpec
+    source: SourceFacts
+    layout: Layout
+    workload: Workload
+    model: ModelGraph | None
+    pipeline: Pipeline | None
+    costs: tuple[RankCost, ...]  # by pipeline coordinate
+    estimate: Estimate | None
+
+
+def analyse(job: JobSpec, facts: Facts, report: Report) -> Analysis | None:
+    """Runs every rule. None where too little is right for an analysis; mistakes are in the report either way."""
+    source = facts.source or source_facts(job.data.source, context_of(job))
+    layout = lay_out(job, report, facts.machine)
+    workload = measure_out(job, layout, source, report) if layout else None
+    model = _model(job, facts, source, report)
+    rules.check_job(job, layout, workload, source, model, report)
+    pipeline = _pipeline(job, layout, model, report) if layout and model else None
+    if layout is None or workload is None or (model is not None and pipeline is None):
+        rules.check_supported(job, report)
+        return None
+    costs: tuple[RankCost, ...] = ()
+    estimated = None
+    if model is not None and pipeline is not None:
+        costs = tuple(
+            rank_cost(job, layout, workload, model, pipeline.stages, pipeline.schedule, p)
+            for p in range(layout.sizes["pipeline"])
+        )
+        estimated = estimate(job, layout, model, costs, pipeline.bubble)
+    analysis = Analysis(
+        job=job,
+        source=source,
+        layout=layout,
+        workload=workload,
+        model=model,
+        pipeline=pipeline,
+        costs=costs,
+        estimate=estimated,
+    )
+    rules.check_memory(analysis, report)
+    rules.check_promises(analysis, report)
+    rules.check_supported(job, report)
+    return analysis
+
+
+def context_of(job: JobSpec) -> int | None:
+    """The length of a sequence: the source's own, else the model's."""
+    written = getattr(job.data.source, "context", None)
+    network = job.model.network
+    return written if written is not None else getattr(network, "context", None)
+
+
+def _model(job: JobSpec, facts: Facts, source: SourceFacts, report: Report) -> ModelGraph | None:
+    network = job.model.network
+    if isinstance(network, PythonNetwork | TransformersNetwork):
+        return opaque(facts.model, job.model, source) if facts.model else None
+    if isinstance(job.data.source, PythonSource) and source.input is None:
+        return None
+    return build(job.model, source, context_of(job), report)
+
+
+def _pipeline(job: JobSpec, layout: Layout, model: ModelGraph, report: Report) -> Pipeline | None:
+    ranks = layout.sizes["pipeline"]
+    stages = cut(job, layout, model, report)
+    if ranks == 1:
+        return stages and Pipeline(stages=stages, schedule=None, timeline=None, bubble=0.0)  # type: ignore[return-value]
+    fine = rules.check_schedule(job, layout, report)
+    if stages is None or not fine:
+        return None
+    microbatches, virtual = layout.microbatches, layout.virtual_stages
+    if 2 * microbatches * len(stages) > TABLE_ACTIONS:
+        report.add(
+            "E0413",
+            f"a schedule of {microbatches} micro-batches over {len(stages)} stages is too large to plan",
+            job.parallelism.at("microbatches"),
+            help=f"at most {TABLE_ACTIONS // 2 // len(stages)} micro-batches",
+        )
+        return None
+    schedule = table(job.parallelism.schedule, ranks, microbatches, virtual)
+    forward = [float(sum(model.layers[n].forward_flops for n in stage)) for stage in stages]
+    backward = [float(sum(model.layers[n].backward_flops for n in stage)) for stage in stages]
+    if sum(forward) == 0:
+        forward, backward = [1.0] * len(stages), [2.0] * len(stages)
+    time = timeline(schedule, forward, backward)
+    return Pipeline(stages=stages, schedule=schedule, timeline=time, bubble=time.bubble)
+
+

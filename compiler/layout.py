@@ -1,0 +1,209 @@
+"""Devices and axes: how many ranks there are and where each stands in the mesh.
+
+Ranks are numbered so that heavy traffic stays on fast links: tensor is the innermost axis, then context, then data, and
+pipeline is the outermost. rank = ((p * data + d) * context + c) * tensor + t, and node = rank // processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dslc.compiler.hardware import CATALOGUE, Hardware
+from dslc.compiler.schedules import default_microbatches, default_virtual_stages
+from dslc.dsl.blocks import DevicesSpec, ParallelismSpec
+from dslc.dsl.calls import Free
+from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.job import JobSpec
+from dslc.dsl.registry import Call, Range
+from dslc.dsl.suggest import near
+
+AXES = ("pipeline", "data", "context", "tensor")  # outermost first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The resolved topology. `processes` is of one node; `sizes` is by axis, in the order of `AXES`."""
+
+    nodes: int
+    node_counts: tuple[int, ...]  # every admissible count of an elastic job; else the one
+    processes: int
+    device: str  # cpu or cuda
+    gpus: tuple[int, ...]  # which GPU each local rank takes; () where only a count was asked for
+    hardware: Hardware
+    backend: str
+    sizes: dict[str, int]
+    microbatches: int
+    virtual_stages: int
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.processes
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """The rank's place on each axis."""
+        found = {}
+        for axis in reversed(AXES):
+            rank, found[axis] = divmod(rank, self.sizes[axis])
+        return {axis: found[axis] for axis in AXES}
+
+    def stride(self, axis: str) -> int:
+        """How far apart in rank two neighbours on an axis are."""
+        inner = AXES[AXES.index(axis) + 1 :]
+        product = 1
+        for name in inner:
+            product *= self.sizes[name]
+        return product
+
+    def crosses_nodes(self, axis: str) -> bool:
+        """Whether some neighbours on the axis are on different nodes."""
+        return self.sizes[axis] * self.stride(axis) > self.processes and self.sizes[axis] > 1
+
+    def ranks(self, pipeline: int) -> range:
+        """The ranks of one pipeline coordinate: they are consecutive."""
+        each = self.stride("pipeline")
+        return range(pipeline * each, (pipeline + 1) * each)
+
+
+def lay_out(job: JobSpec, report: Report) -> Layout | None:
+    """Devices, axes and micro-batches of the job, or None with the reason in the report."""
+    devices = job.devices
+    counts = (
+        tuple(range(devices.nodes.first, devices.nodes.last + 1))
+        if isinstance(devices.nodes, Range)
+        else (devices.nodes,)
+    )
+    before = len(report.errors)
+    gpus, processes = _processes(devices, report)
+    hardware = _hardware(devices, processes, report)
+    device = "cuda" if devices.gpus is not None else "cpu"
+    _check_backend(devices, device, report)
+    if processes is None or len(report.errors) > before:
+        return None
+    sizes = _axes(job, counts[-1], processes, report)
+    if sizes is None:
+        return None
+    virtual, microbatches = _micro_batches(job.parallelism)
+    return Layout(
+        nodes=counts[-1],
+        node_counts=counts,
+        processes=processes,
+        device=device,
+        gpus=gpus,
+        hardware=hardware,
+        backend=devices.backend or ("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"),
+        sizes=sizes,
+        microbatches=microbatches,
+        virtual_stages=virtual,
+    )
+
+
+def _processes(devices: DevicesSpec, report: Report) -> tuple[tuple[int, ...], int | None]:
+    """Which GPUs are named, and the processes of one node; None where only the machine can tell (`gpus = all`)."""
+    gpus = devices.gpus
+    span = devices.at("gpus")
+    if gpus is None:
+        return (), devices.cpus or 1
+    if isinstance(gpus, str) and gpus != "all":
+        numbers = tuple(int(part) for part in gpus.split(","))
+        # "3" is a count and "-1" all, as "1, 3" is a list: the table of Lightning that users know.
+        gpus = numbers[0] if len(numbers) == 1 else numbers
+    if isinstance(gpus, Call):
+        return (), gpus.count if isinstance(gpus, Free) else None
+    if isinstance(gpus, tuple):
+        twice = sorted({g for g in gpus if gpus.count(g) > 1})
+        if twice:
+            report.add("E0405", f"GPU {twice[0]} is named twice", span, help="name each GPU once")
+        if any(g < 0 for g in gpus):
+            report.add("E0406", "a GPU has a number below zero", span, help="`gpus = all` takes every GPU")
+        return gpus, len(gpus)
+    if gpus in ("all", -1):
+        return (), None
+    assert isinstance(gpus, int)
+    if gpus < 1:
+        report.add("E0406", f"`devices.gpus` is {gpus}", span, help="a count of 1 or more, or `all`; `cpus = 1` for none")
+        return (), None
+    return (), gpus
+
+
+def _hardware(devices: DevicesSpec, processes: int | None, report: Report) -> Hardware:
+    kind = devices.kind or ("cpu" if devices.gpus is None else "gpu")
+    found = CATALOGUE.get(kind)
+    if found is None:
+        close = near(kind, CATALOGUE)
+        report.add(
+            "E0407",
+            f"`{kind}` is not in the hardware catalogue",
+            devices.at("kind"),
+            help=f"did you mean `{close}`?" if close else f"one of {', '.join(CATALOGUE)}",
+        )
+        return CATALOGUE["cpu"]
+    if (kind == "cpu") != (devices.gpus is None):
+        other = "gpus" if devices.gpus is not None else "cpus"
+        report.add(
+            "E0408",
+            f"`devices.kind` is `{kind}`, but the job asks for {other}",
+            devices.at("kind"),
+            notes=[Note(message=f"`devices.{other}` is set here", span=devices.named(other))],
+            help="leave `kind` out, or ask for the other" if devices.is_set(other) else f"add `gpus = …` for {kind}",
+        )
+    return found
+
+
+def _check_backend(devices: DevicesSpec, device: str, report: Report) -> None:
+    if devices.backend == "nccl" and device == "cpu":
+        report.add(
+            "E0409",
+            "nccl carries collectives between GPUs alone, and this job runs on CPUs",
+            devices.at("backend"),
+            help="leave `backend` out: gloo is taken on CPUs",
+        )
+
+
+def _axes(job: JobSpec, nodes: int, processes: int, report: Report) -> dict[str, int] | None:
+    """The size of each axis; their product must be the number of devices."""
+    parallelism = job.parallelism
+    world = nodes * processes
+    others = parallelism.pipeline * parallelism.tensor * parallelism.context
+    data = parallelism.data if parallelism.data is not None else max(1, world // others)
+    sizes = {"pipeline": parallelism.pipeline, "data": data, "context": parallelism.context, "tensor": parallelism.tensor}
+    if data * others == world:
+        return sizes
+    given = [axis for axis in ("data", *[a for a in AXES if a != "data"]) if parallelism.is_set(axis)]
+    shown = " x ".join(f"{axis} {sizes[axis]}" for axis in given) or "data 1"
+    product = data * others if parallelism.data is not None else others
+    blamed = given[0] if given else "data"
+    field = "gpus" if job.devices.gpus is not None else "cpus"
+    where = f"{processes} {field}" if nodes == 1 else f"{nodes} nodes of {processes} {field}"
+    if parallelism.data is not None:
+        says = f"the axes make {product} ranks ({shown}), but there are {world} devices"
+        fitting = world // others if world % others == 0 else 0
+        remedy = f"`data = {fitting}`, or leave it out" if fitting else f"{_devices_for(product, nodes, field)}"
+    else:
+        says = f"{world} devices cannot be shared out over {shown}"
+        remedy = _devices_for(others * max(1, -(-world // others)), nodes, field)
+    report.add(
+        "E0401",
+        says,
+        parallelism.at(blamed),
+        label=f"{shown} = {product}" if len(given) > 1 else "",
+        notes=[Note(message=f"{where} are asked for here", span=job.devices.at(field if job.devices.is_set(field) else "nodes"))],
+        help=remedy,
+    )
+    return None
+
+
+def _devices_for(world: int, nodes: int, field: str) -> str:
+    if world % nodes == 0:
+        return f"`devices.{field} = {world // nodes}` would fit"
+    return f"{world} devices would fit: change `devices.nodes` or an axis"
+
+
+def _micro_batches(parallelism: ParallelismSpec) -> tuple[int, int]:
+    """Virtual stages per rank, and micro-batches."""
+    if parallelism.pipeline == 1:
+        return 1, parallelism.microbatches or 1
+    virtual = parallelism.virtual_stages or default_virtual_stages(parallelism.schedule)
+    microbatches = parallelism.microbatches or default_microbatches(
+        parallelism.schedule, parallelism.pipeline, virtual
+    )
+    return virtual, microbatches
