@@ -112,7 +112,12 @@ class Group(Node):
     inner: Expr
 
 
-Expr = Number | Measured | Text | Boolean | Nothing | Name | List | RangeOf | CallOf | Unary | Binary | Group
+@dataclass(frozen=True, kw_only=True)
+class Broken(Node):
+    """A value that could not be read. The mistake is reported already: whoever meets it says nothing more."""
+
+
+Expr = Number | Measured | Text | Boolean | Nothing | Name | List | RangeOf | CallOf | Unary | Binary | Group | Broken
 
 
 # ------------------------------------------------------------------------------------------------------ statements
@@ -188,8 +193,12 @@ class Comment(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class Document(Node):
-    """A file, in the order in which it was written."""
+    """A file, in the order in which it was written.
+
+    `complete` is false where a syntax mistake left statements or entries out: what seems to be missing may be there.
+    """
 
     source: Source
     statements: tuple[Statement, ...]
     comments: tuple[Comment, ...]
+    complete: bool = True
