@@ -24,7 +24,6 @@ from dslc.dsl.calls import PythonSource
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import PythonNetwork, TransformersNetwork
-from dslc.dsl.registry import Call
 
 TABLE_ACTIONS = 400_000  # a schedule with more is priced by its closed form alone
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dslc.compiler.facts import MachineFacts
 from dslc.compiler.hardware import CATALOGUE, Hardware
 from dslc.compiler.schedules import default_microbatches, default_virtual_stages
 from dslc.dsl.blocks import DevicesSpec, ParallelismSpec
@@ -64,8 +65,11 @@ class Layout:
         return range(pipeline * each, (pipeline + 1) * each)
 
 
-def lay_out(job: JobSpec, report: Report) -> Layout | None:
-    """Devices, axes and micro-batches of the job, or None with the reason in the report."""
+def lay_out(job: JobSpec, report: Report, machine: MachineFacts | None = None) -> Layout | None:
+    """Devices, axes and micro-batches of the job, or None with the reason in the report.
+
+    `machine` is given where the job is about to run: it says how many GPUs `all` is, and whether those asked for exist.
+    """
     devices = job.devices
     counts = (
         tuple(range(devices.nodes.first, devices.nodes.last + 1))
@@ -73,7 +77,7 @@ def lay_out(job: JobSpec, report: Report) -> Layout | None:
         else (devices.nodes,)
     )
     before = len(report.errors)
-    gpus, processes = _processes(devices, report)
+    gpus, processes = _processes(devices, machine, report)
     hardware = _hardware(devices, processes, report)
     device = "cuda" if devices.gpus is not None else "cpu"
     _check_backend(devices, device, report)
@@ -97,8 +101,35 @@ def lay_out(job: JobSpec, report: Report) -> Layout | None:
     )
 
 
-def _processes(devices: DevicesSpec, report: Report) -> tuple[tuple[int, ...], int | None]:
+def _processes(
+    devices: DevicesSpec, machine: MachineFacts | None, report: Report
+) -> tuple[tuple[int, ...], int | None]:
     """Which GPUs are named, and the processes of one node; None where only the machine can tell (`gpus = all`)."""
+    named, count = _asked(devices, report)
+    if devices.gpus is None or machine is None:
+        if devices.gpus is not None and count is None and not report.errors:
+            report.add(
+                "W0404",
+                "how many GPUs there are is known only where the job runs: what depends on it is not checked",
+                devices.at("gpus"),
+                help="a count, or a list",
+            )
+        return named, count
+    there = len(machine.gpus)
+    needed = max(named) + 1 if named else (count or 1)
+    if needed > there:
+        report.add(
+            "E0420",
+            f"the job asks for {f'GPU {needed - 1}' if named else f'{needed} GPUs'}, and this machine has {there}",
+            devices.at("gpus"),
+            help="`cpus = 2` runs anywhere" if not there else f"at most {there}",
+        )
+        return named, None
+    return named, there if count is None else count
+
+
+def _asked(devices: DevicesSpec, report: Report) -> tuple[tuple[int, ...], int | None]:
+    """The GPUs that are named, and the processes asked for; None for all there are."""
     gpus = devices.gpus
     span = devices.at("gpus")
     if gpus is None:

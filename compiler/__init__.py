@@ -1,0 +1,1 @@
+"""The compiler: JobSpec to ModelGraph to Plan to RankPrograms, in plain Python and without torch."""

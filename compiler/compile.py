@@ -1,0 +1,234 @@
+"""JobSpec to Plan and rank programs: the second gate behind the first."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from dslc.compiler import program as p
+from dslc.compiler.analyse import Analysis
+from dslc.compiler.cost import kept_bytes
+from dslc.compiler.emit import emit, places, scaled_lr, short_line
+from dslc.compiler.graph import PlanGraph
+from dslc.compiler.layout import AXES
+from dslc.compiler.passes import build_graph, shares
+from dslc.compiler.plan import (
+    PLAN_VERSION,
+    AxisNode,
+    DataNode,
+    LayerPlan,
+    Plan,
+    RankNode,
+    ScheduleNode,
+    ShareNode,
+    StageNode,
+    TopologyNode,
+    TrainingNode,
+)
+from dslc.dsl.registry import BLOCKS, Node, Quantity, Range, fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """A plan, the graph it was read from, and the analysis behind both."""
+
+    analysis: Analysis
+    graph: PlanGraph
+    plan: Plan
+
+    def program(self) -> p.JobProgram:
+        return emit(self.analysis, self.plan)
+
+    def places(self) -> tuple[p.RankPlace, ...]:
+        return places(self.analysis)
+
+
+def compile_plan(analysis: Analysis) -> Compiled:
+    """The plan of a job that `analyse` accepted. Raises `Unsound` on a mistake of the compiler's own."""
+    graph = build_graph(analysis)
+    return Compiled(analysis=analysis, graph=graph, plan=_plan(analysis, graph))
+
+
+def _plan(analysis: Analysis, graph: PlanGraph) -> Plan:
+    job, layout, model = analysis.job, analysis.layout, analysis.model
+    estimated = analysis.estimate
+    return Plan(
+        version=PLAN_VERSION,
+        job=job.name,
+        topology=TopologyNode(
+            nodes=layout.nodes,
+            node_counts=layout.node_counts,
+            processes=layout.processes,
+            device=layout.device,
+            kind=layout.hardware.kind,
+            memory=layout.hardware.memory,
+            limit=job.memory.limit,
+            backend=layout.backend,
+        ),
+        axes=tuple(
+            AxisNode(
+                name=axis,
+                size=layout.sizes[axis],
+                stride=layout.stride(axis),
+                between_nodes=layout.crosses_nodes(axis),
+            )
+            for axis in AXES
+        ),
+        parameters=model.parameters if model else None,
+        layers=_layers(analysis),
+        stages=_stages(analysis, graph),
+        data=_data(analysis),
+        schedule=_schedule(analysis),
+        training=TrainingNode(
+            optimizer=job.train.optimizer.word,
+            lr=scaled_lr(analysis),
+            lr_written=job.train.optimizer.lr,  # type: ignore[attr-defined]
+            lr_schedule=job.train.lr_schedule.word,
+            precision=job.train.precision.word,
+            clip=job.train.clip,
+            seed=job.train.seed,
+        ),
+        ranks=_ranks(analysis, graph),
+        step_time=estimated.step_time if estimated else None,
+        mfu=estimated.mfu if estimated else None,
+        resolved=_resolved(analysis),
+        settings={name: plain(getattr(job, name)) for name in BLOCKS},
+    )
+
+
+def plain(value: Any) -> Any:
+    """A resolved value as JSON: a call as its word and arguments, paths as they were written."""
+    match value:
+        case Node():
+            written = {f.name: _written(value, f.name) for f in fields(type(value))}
+            return {"call": value.word} | written
+        case Quantity() | Range():
+            return {name: getattr(value, name) for name in value.__slots__}
+        case tuple():
+            return [plain(item) for item in value]
+        case _:
+            return value
+
+
+def _written(node: Node, name: str) -> Any:
+    """A field's value; a path as the user wrote it, since the absolute one is of one machine."""
+    value = getattr(node, name)
+    declared = next(f for f in fields(type(node)) if f.name == name)
+    if type(declared.kind).__name__ == "Path" and node.is_set(name):
+        return node.places[name].value.text().strip("\"'")
+    return plain(value)
+
+
+def _resolved(analysis: Analysis) -> dict[str, Any]:
+    source = analysis.source
+    return {
+        "samples": source.samples,
+        "validation_samples": source.validation_samples,
+        "input": p.to_json(source.input),
+        "target": p.to_json(source.target),
+        "classes": source.classes,
+        "vocab": source.vocab,
+    }
+
+
+def _layers(analysis: Analysis) -> tuple[LayerPlan, ...]:
+    if analysis.model is None:
+        return ()
+    return tuple(
+        LayerPlan(
+            name=layer.name,
+            kind=layer.kind,
+            input=layer.input,
+            output=layer.output,
+            parameters=sum(q.count for q in layer.parameters if q.tied_to is None),
+            flops=layer.forward_flops + layer.backward_flops,
+            kept=kept_bytes(analysis.job, layer, analysis.model),
+            line=short_line(layer.span),
+        )
+        for layer in analysis.model.layers
+    )
+
+
+def _stages(analysis: Analysis, graph: PlanGraph) -> tuple[StageNode, ...]:
+    found = []
+    for name, data in graph.of_kind("stage"):
+        assert analysis.model is not None
+        layers = analysis.model.layers[data["first"] : data["last"] + 1]
+        process = next(iter(graph.graph.successors(name)))
+        found.append(
+            StageNode(
+                index=data["index"],
+                pipeline=graph.graph.nodes[process]["pipeline"],
+                first=data["first"],
+                last=data["last"],
+                parameters=sum(q.count for layer in layers for q in layer.parameters if q.tied_to is None),
+                flops=sum(layer.forward_flops + layer.backward_flops for layer in layers),
+            )
+        )
+    return tuple(found)
+
+
+def _data(analysis: Analysis) -> DataNode:
+    job, workload, ranks = analysis.job, analysis.workload, analysis.layout.sizes["data"]
+
+    def dealt(samples: int) -> tuple[ShareNode, ...]:
+        return tuple(ShareNode(first_rank=a, ranks=n, samples=size) for a, n, size in shares(samples, ranks))
+
+    return DataNode(
+        source=job.data.source.word,
+        train=workload.train,
+        validation=workload.validation,
+        split=workload.split,
+        shuffle=job.data.shuffle,
+        batch=workload.batch,
+        shares=dealt(workload.batch),
+        last=workload.last,
+        last_shares=dealt(workload.last or 0),
+        microbatch=workload.microbatch,
+        microbatches=analysis.layout.microbatches,
+        steps_per_epoch=workload.steps_per_epoch,
+        steps=workload.steps,
+    )
+
+
+def _schedule(analysis: Analysis) -> ScheduleNode | None:
+    pipeline = analysis.pipeline
+    if pipeline is None or pipeline.schedule is None:
+        return None
+    schedule = pipeline.schedule
+    return ScheduleNode(
+        name=schedule.name,
+        virtual_stages=schedule.virtual_stages,
+        bubble=pipeline.bubble,
+        rows=tuple(" ".join(str(action) if action else "-" for action in row) for row in schedule.rows),
+    )
+
+
+def _ranks(analysis: Analysis, graph: PlanGraph) -> tuple[RankNode, ...]:
+    placed = graph.related("placement")
+    found = []
+    for name, data in graph.of_kind("process"):
+        if "memory" not in data:
+            continue
+        cost = analysis.costs[data["pipeline"]]
+        stages = sorted(graph.graph.nodes[s]["index"] for s in placed.predecessors(name) if s.startswith("stage"))
+        found.append(
+            RankNode(
+                pipeline=data["pipeline"],
+                first=data["first"],
+                last=data["last"],
+                stages=tuple(stages),
+                memory=data["memory"],
+                traffic=cost.traffic,
+                flops=cost.flops,
+            )
+        )
+    return tuple(found)
+
+
+def load_plan(text: str) -> Plan:
+    """A plan back from its JSON."""
+    data = json.loads(text)
+    data.pop("hash", None)
+    return p.from_json(Plan, data)

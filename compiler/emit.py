@@ -1,0 +1,224 @@
+"""Plan to rank programs: the last decisions, written down for the runtime.
+
+Everything the runtime needs is decided here; it receives one `JobProgram` that all ranks share and a `RankPlace` each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dslc.compiler import program as p
+from dslc.compiler.analyse import Analysis, context_of
+from dslc.compiler.cost import BUCKET_BYTES
+from dslc.compiler.plan import Plan
+from dslc.compiler.rules import warmup_steps
+from dslc.compiler.sources import source_key
+from dslc.compiler.workload import in_steps
+from dslc.dsl import calls as c
+from dslc.dsl.layers import PythonNetwork
+from dslc.dsl.registry import Call, Quantity, fields
+from dslc.dsl.source import Span
+
+TORCH_OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "adagrad": "Adagrad", "rmsprop": "RMSprop"}
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def emit(analysis: Analysis, plan: Plan) -> p.JobProgram:
+    """The program of a job that `check_supported` let pass and whose sizes are all known."""
+    job, layout, workload = analysis.job, analysis.layout, analysis.workload
+    assert workload.steps is not None and workload.steps_per_epoch is not None, "sizes are known before a run"
+    python = isinstance(job.model.network, PythonNetwork)
+    data_ranks = layout.sizes["data"]
+    every = job.evaluate.every
+    return p.JobProgram(
+        job=job.name,
+        file=job.source.name,
+        plan_hash=plan.hash,
+        world_size=layout.world_size,
+        processes=layout.processes,
+        device="cuda" if layout.device == "cuda" else "cpu",
+        gpus=layout.gpus or (tuple(range(layout.processes)) if layout.device == "cuda" else ()),
+        backend=layout.backend,
+        timeout=job.launch.timeout,
+        threads=0,
+        model=_model(analysis),
+        sync_batch_norm=data_ranks > 1 and bool(analysis.model and analysis.model.batch_norm),
+        loss=_loss(analysis),
+        data=_data(analysis),
+        microbatches=layout.microbatches,
+        steps=workload.steps,
+        steps_per_epoch=workload.steps_per_epoch,
+        optimizer=_optimizer(analysis),
+        learning_rate=_learning_rate(analysis),
+        clip=job.train.clip,
+        precision=p.PrecisionStep(
+            dtype=_DTYPES[job.train.precision.word],  # type: ignore[arg-type]
+            scaled=isinstance(job.train.precision, c.Fp16),
+        ),
+        gradients=p.GradientStep(
+            kind="none" if layout.world_size == 1 else "ddp",
+            bucket_megabytes=BUCKET_BYTES / 2**20,
+            # A static graph lets DDP skip the search for unused parameters; it cannot be joined with `no_sync`, and
+            # control flow in a user's module may depend on data.
+            static_graph=not python and layout.microbatches == 1,
+            find_unused=python and bool(analysis.model and analysis.model.unused),
+        ),
+        evaluate_every=(in_steps(every, workload) or 0) if every else 0,
+        metrics=tuple(_metric(metric) for metric in job.evaluate.metrics),
+        log_every=in_steps(job.log.every, workload) or 1,
+        tensorboard=job.log.tensorboard,
+        deterministic=job.train.deterministic,
+        seed=job.train.seed,
+    )
+
+
+def places(analysis: Analysis) -> tuple[p.RankPlace, ...]:
+    """Where each rank stands."""
+    layout = analysis.layout
+    return tuple(place(analysis, rank) for rank in range(layout.world_size))
+
+
+def place(analysis: Analysis, rank: int) -> p.RankPlace:
+    layout = analysis.layout
+    coordinates = layout.coordinates(rank)
+    return p.RankPlace(
+        rank=rank,
+        node=rank // layout.processes,
+        local_rank=rank % layout.processes,
+        coordinates=coordinates,
+        data_rank=coordinates["data"],
+        data_ranks=layout.sizes["data"],
+    )
+
+
+def short_line(span: Span | None) -> str:
+    """`digits.plt:6:5`: the same on any machine."""
+    if span is None:
+        return ""
+    return str(span).replace("\\", "/").rsplit("/", 1)[-1]
+
+
+def arguments_of(call: Call, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A call's arguments by name."""
+    return {f.name: getattr(call, f.name) for f in fields(type(call)) if f.name not in without}
+
+
+def _python(call: Call, folder: str) -> p.PythonFunction:
+    return p.PythonFunction(
+        function=call.function,  # type: ignore[attr-defined]
+        arguments=dict(call.arguments),  # type: ignore[attr-defined]
+        folder=folder,
+        line=short_line(call.span),
+    )
+
+
+def _model(analysis: Analysis) -> p.ModelStep:
+    job, model = analysis.job, analysis.model
+    if isinstance(job.model.network, PythonNetwork):
+        return p.ModelStep(python=_python(job.model.network, job.folder), seed=job.train.seed)
+    assert model is not None and model.root is not None
+    image = len(model.input.shape) == 3 and any(layer.kind in ("conv2d", "residual") for layer in model.layers)
+    return p.ModelStep(
+        root=model.root, inits=model.inits, ties=model.ties, seed=job.train.seed, channels_last=image
+    )
+
+
+def _loss(analysis: Analysis) -> p.LossStep:
+    loss, target = analysis.job.model.loss, analysis.source.target
+    line = short_line(analysis.job.model.at("loss"))
+    if isinstance(loss, c.PythonLoss):
+        tokens = target is not None and target.dtype == "int64" and len(target.shape) > 0
+        return p.LossStep(
+            kind="python",
+            counts="tokens" if tokens else "samples",
+            python=_python(loss, analysis.job.folder),
+            line=line,
+        )
+    if isinstance(loss, c.CrossEntropy):
+        # Targets that dslc makes itself hold no ignored ones: their count is arithmetic and costs no agreement.
+        own = isinstance(analysis.job.data.source, c.Digits | c.Stdlib | c.Text | c.Synthetic)
+        per_token = target is not None and len(target.shape) > 0
+        return p.LossStep(
+            kind="cross_entropy",
+            arguments={"label_smoothing": loss.label_smoothing},
+            counts=("tokens" if per_token else "samples") if own else "kept",
+            ignore=loss.ignore,
+            line=line,
+        )
+    return p.LossStep(kind=loss.word, counts="samples", line=line)  # type: ignore[arg-type]
+
+
+def _data(analysis: Analysis) -> p.DataStep:
+    job, workload = analysis.job, analysis.workload
+    source = job.data.source
+    assert workload.train is not None
+    name, arguments = source_key(source)
+    context = context_of(job)
+    if name in ("stdlib", "text") or (name == "synthetic" and arguments.get("vocab")):
+        arguments = arguments | {"context": context}
+    return p.DataStep(
+        source=name,
+        arguments=arguments,
+        python=_python(source, job.folder) if isinstance(source, c.PythonSource) else None,
+        train_samples=workload.train,
+        validation_samples=workload.validation or 0,
+        split=workload.split,  # type: ignore[arg-type]
+        seed=job.train.seed,
+        shuffle=job.data.shuffle,
+        batch=workload.batch,
+        last=workload.last or 0,
+        workers=job.data.workers,
+        line=short_line(job.data.at("source")),
+    )
+
+
+def scaled_lr(analysis: Analysis) -> float:
+    """The learning rate after `scale_lr`."""
+    job = analysis.job
+    lr: float = job.train.optimizer.lr  # type: ignore[attr-defined]
+    match job.train.scale_lr:
+        case c.LinearScale(base_batch=base):
+            return lr * job.data.batch / base
+        case c.SqrtScale(base_batch=base):
+            return float(lr * (job.data.batch / base) ** 0.5)
+        case _:
+            return lr
+
+
+def _optimizer(analysis: Analysis) -> p.OptimizerStep:
+    optimizer = analysis.job.train.optimizer
+    return p.OptimizerStep(
+        kind=TORCH_OPTIMIZERS[optimizer.word],
+        lr=scaled_lr(analysis),
+        arguments=arguments_of(optimizer, without=("lr",)),
+        line=short_line(optimizer.span),
+    )
+
+
+def _learning_rate(analysis: Analysis) -> p.LearningRateStep:
+    schedule, workload = analysis.job.train.lr_schedule, analysis.workload
+    assert workload.steps is not None
+    kinds = {
+        "constant": "constant",
+        "warmup_cosine": "cosine",
+        "warmup_linear": "linear",
+        "warmup_constant": "constant",
+        "step": "step",
+        "exponential": "exponential",
+    }
+    warmup = getattr(schedule, "warmup", Quantity(0, "steps"))
+    every = getattr(schedule, "every", None)
+    return p.LearningRateStep(
+        kind=kinds[schedule.word],  # type: ignore[arg-type]
+        steps=workload.steps,
+        warmup=warmup_steps(warmup, workload) or 0,
+        floor=getattr(schedule, "floor", 0.0),
+        every=(in_steps(every, workload) or 1) if every else 1,
+        factor=getattr(schedule, "factor", 1.0),
+    )
+
+
+def _metric(metric: Call) -> p.MetricStep:
+    if isinstance(metric, c.TopK):
+        return p.MetricStep(kind="top_k", name=f"top_{metric.k}", k=metric.k)
+    return p.MetricStep(kind=metric.word, name=metric.word)  # type: ignore[arg-type]

@@ -1,0 +1,169 @@
+"""The `Plan`: everything that will happen on every rank, as data that can be shown, compared and hashed.
+
+Serialised as JSON with sorted keys; the same job and the same resolved facts give the same bytes on any machine, so it
+holds no time, no host and no absolute path. Ranks that do the same thing are one `RankNode`, so the plan for 16,384
+devices is as small as its symmetry allows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dslc.compiler.cost import MemoryNode, TrafficNode
+from dslc.compiler.facts import TensorFact
+from dslc.compiler.program import to_json
+
+PLAN_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopologyNode:
+    """The devices. `kind` is of the hardware catalogue, `memory` bytes of one device where that is known."""
+
+    nodes: int
+    node_counts: tuple[int, ...]
+    processes: int
+    device: str
+    kind: str
+    memory: int | None
+    limit: int | None
+    backend: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AxisNode:
+    """One axis of the mesh: neighbours are `stride` ranks apart."""
+
+    name: str
+    size: int
+    stride: int
+    between_nodes: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerPlan:
+    """One layer as it is shown. `line` is where it stands in the job."""
+
+    name: str
+    kind: str
+    input: TensorFact
+    output: TensorFact
+    parameters: int
+    flops: int  # of one sample, forward and backward
+    kept: int  # bytes kept for the backward pass, of one sample
+    line: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageNode:
+    """Layers `first` to `last` (both included), on the ranks at one pipeline coordinate."""
+
+    index: int
+    pipeline: int
+    first: int
+    last: int
+    parameters: int
+    flops: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareNode:
+    """`ranks` data ranks from `first_rank` on, each with `samples` of a batch, in the order of the batch."""
+
+    first_rank: int
+    ranks: int
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataNode:
+    source: str
+    train: int | None
+    validation: int | None
+    split: str
+    shuffle: bool
+    batch: int
+    shares: tuple[ShareNode, ...]  # of a full batch
+    last: int | None
+    last_shares: tuple[ShareNode, ...]  # of an epoch's last, partial batch
+    microbatch: int
+    microbatches: int
+    steps_per_epoch: int | None
+    steps: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleNode:
+    """The table of a pipeline: a row for each pipeline coordinate, `2F0` being stage 2's forward of micro-batch 0."""
+
+    name: str
+    virtual_stages: int
+    bubble: float
+    rows: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingNode:
+    optimizer: str
+    lr: float  # scaled
+    lr_written: float
+    lr_schedule: str
+    precision: str
+    clip: float | None
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankNode:
+    """Ranks `first` to `last` (both included), which all do the same with other samples or shards."""
+
+    pipeline: int
+    first: int
+    last: int
+    stages: tuple[int, ...]
+    memory: MemoryNode
+    traffic: tuple[TrafficNode, ...]
+    flops: int  # of one step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """`layers`, `stages`, `ranks` are empty for a user's own network that was not traced; its numbers are None."""
+
+    version: int
+    job: str
+    topology: TopologyNode
+    axes: tuple[AxisNode, ...]
+    parameters: int | None
+    layers: tuple[LayerPlan, ...]
+    stages: tuple[StageNode, ...]
+    data: DataNode
+    schedule: ScheduleNode | None
+    training: TrainingNode
+    ranks: tuple[RankNode, ...]
+    step_time: float | None
+    mfu: float | None
+    resolved: Mapping[str, Any]  # what the job does not say and the plan depends on
+    settings: Mapping[str, Any]  # the rest of what was said, so that the hash is over the whole job
+
+    @property
+    def world_size(self) -> int:
+        return self.topology.nodes * self.topology.processes
+
+    def to_json(self) -> dict[str, Any]:
+        made: dict[str, Any] = to_json(self)
+        return made | {"hash": self.hash}
+
+    def text(self) -> str:
+        """The plan's bytes: JSON, sorted keys, one level of indentation."""
+        return json.dumps(self.to_json(), sort_keys=True, indent=1) + "\n"
+
+    @property
+    def hash(self) -> str:
+        """The first 16 hexadecimal digits of SHA-256 over the plan without its hash."""
+        canonical = json.dumps(to_json(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]

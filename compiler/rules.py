@@ -1,0 +1,479 @@
+"""The rules: reasons to reject a job that are not about one value (those are `dsl/resolve`), a shape (`compiler/model`),
+an axis (`compiler/layout`), a share (`compiler/workload`) or a stage (`compiler/stages`).
+
+Pure functions over what is known so far; None is what could not be told. Codes: E03xx data and evaluation, E04xx
+parallelism, E05xx memory and promises, E06xx training, E08xx what this version plans but cannot carry out yet.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from dslc.compiler.facts import SourceFacts
+from dslc.compiler.layout import Layout
+from dslc.compiler.model import ModelGraph
+from dslc.compiler.schedules import SPLITS_BACKWARD, accepted_microbatches, demands
+from dslc.compiler.units import byte_text, percent_text, time_text
+from dslc.compiler.workload import Workload, in_steps
+from dslc.dsl import calls as c
+from dslc.dsl.diagnostics import Diagnostic, Note, Report
+from dslc.dsl.job import JobSpec, Promise
+from dslc.dsl.layers import GPT, Attention, PythonNetwork, TransformerBlock, TransformersNetwork, ViT
+from dslc.dsl.registry import Call, Quantity
+from dslc.dsl.source import Span
+
+if TYPE_CHECKING:
+    from dslc.compiler.analyse import Analysis
+
+
+def check_job(
+    job: JobSpec,
+    layout: Layout | None,
+    workload: Workload | None,
+    source: SourceFacts,
+    model: ModelGraph | None,
+    report: Report,
+) -> None:
+    """The rules that need no account."""
+    _check_context(job, report)
+    _check_length(job, workload, report)
+    _check_optimizer(job, report)
+    _check_metrics(job, source, report)
+    if layout:
+        _check_axes(job, layout, source, model, report)
+        _warn_of_invariants(job, layout, model, report)
+
+
+# ------------------------------------------------------------------------------------------- data and evaluation
+
+
+def _check_context(job: JobSpec, report: Report) -> None:
+    source, network = job.data.source, job.model.network
+    length = getattr(source, "context", None)
+    if length is None and isinstance(source, c.Stdlib | c.Text | c.Tokens):
+        if not hasattr(network, "context"):
+            report.add(
+                "E0310",
+                f"how long is a sequence? neither `{source.word}` nor the network says",
+                job.data.at("source"),
+                help=f"`{source.word}(context = 128, …)`",
+            )
+    elif length is not None and isinstance(network, GPT) and length > network.context:
+        report.add(
+            "E0311",
+            f"sequences of {length} tokens do not fit a network with a context of {network.context}",
+            source.at("context"),
+            notes=[Note(message="the network's context is set here", span=network.at("context"))],
+            help=f"`context = {network.context}` in the source, or leave it out",
+        )
+
+
+def _check_metrics(job: JobSpec, source: SourceFacts, report: Report) -> None:
+    loss = job.model.loss
+    classes = isinstance(loss, c.CrossEntropy) or (source.target is not None and source.target.dtype == "int64")
+    for metric in job.evaluate.metrics:
+        span = metric.span or job.evaluate.at("metrics")
+        if isinstance(metric, c.Perplexity) and not isinstance(loss, c.CrossEntropy):
+            report.add(
+                "E0312",
+                f"perplexity is the exponential of the cross entropy, and the loss is `{loss.word}`",
+                span,
+                notes=[Note(message="the loss is set here", span=job.model.at("loss"))],
+                help="leave it out, or `loss = cross_entropy()`",
+            )
+        elif isinstance(metric, c.Accuracy | c.TopK) and isinstance(loss, c.MSE | c.L1 | c.BCE):
+            report.add(
+                "E0312",
+                f"`{metric.word}` compares classes, and the loss is `{loss.word}`",
+                span,
+                notes=[Note(message="the loss is set here", span=job.model.at("loss"))],
+                help="`metrics = [loss, mse]`",
+            )
+        elif isinstance(metric, c.MSEMetric) and classes:
+            report.add("E0312", "`mse` compares numbers, and the targets are classes", span, help="`accuracy`")
+        elif isinstance(metric, c.TopK) and source.classes is not None and metric.k > source.classes:
+            report.add(
+                "E0313",
+                f"the {metric.k} likeliest of {source.classes} classes always hold the right one",
+                span,
+                help=f"a `k` below {source.classes}",
+            )
+
+
+# ------------------------------------------------------------------------------------------------------- training
+
+
+def _check_length(job: JobSpec, workload: Workload | None, report: Report) -> None:
+    train = job.train
+    if workload is None or workload.steps is None:
+        return
+    warmup = getattr(train.lr_schedule, "warmup", None)
+    if isinstance(warmup, Quantity):
+        steps = warmup_steps(warmup, workload)
+        if steps is not None and steps > workload.steps:
+            report.add(
+                "E0602",
+                f"a warm-up of {steps} steps does not fit a training of {workload.steps}",
+                train.lr_schedule.at("warmup"),
+                help="a shorter warm-up, as in `warmup = 5%`",
+            )
+    for blk, what in ((job.evaluate, "evaluation"), (job.checkpoint, "checkpoint")):
+        every = blk.every
+        steps = in_steps(every, workload) if every else None
+        if steps is not None and steps > workload.steps:
+            report.add(
+                "W0603",
+                f"the training ends after {workload.steps} steps, before the first {what} at step {steps}",
+                blk.at("every"),
+                help=f"`every = {max(1, workload.steps // 2)} steps`",
+            )
+
+
+def warmup_steps(warmup: Quantity, workload: Workload) -> int | None:
+    """A warm-up in steps, rounded to the nearest; None if it depends on what is unknown."""
+    if warmup.dimension == "ratio":
+        return None if workload.steps is None else round(warmup.value * workload.steps)
+    if warmup.value == 0:
+        return 0
+    return in_steps(warmup, workload)
+
+
+def _check_optimizer(job: JobSpec, report: Report) -> None:
+    optimizer = job.train.optimizer
+    if isinstance(optimizer, c.SGD) and optimizer.nesterov and (optimizer.momentum == 0 or optimizer.dampening):
+        report.add(
+            "E0604",
+            "Nesterov's momentum needs a momentum above 0 and no dampening",
+            optimizer.at("nesterov"),
+            help="`sgd(momentum = 0.9, nesterov = true)`",
+        )
+    exchange = job.parallelism.gradients
+    if isinstance(optimizer, c.QAdam | c.OnebitAdam) and not isinstance(exchange, c.Allreduce):
+        report.add(
+            "E0605",
+            f"`{optimizer.word}` exchanges gradients in a way of its own",
+            job.parallelism.at("gradients"),
+            notes=[Note(message="the optimizer is set here", span=job.train.at("optimizer"))],
+            help="leave `gradients` out",
+        )
+
+
+# ---------------------------------------------------------------------------------------------------- parallelism
+
+
+def _check_axes(
+    job: JobSpec, layout: Layout, source: SourceFacts, model: ModelGraph | None, report: Report
+) -> None:
+    parallelism, sizes = job.parallelism, layout.sizes
+    shards, replicas = sizes["data"], parallelism.replicas
+    if shards % replicas:
+        report.add(
+            "E0403",
+            f"{replicas} replicas cannot be kept inside a data axis of {shards}",
+            parallelism.at("replicas"),
+            label=f"{shards} = {replicas} x {shards // replicas} + {shards % replicas}",
+            help="a divisor of the data axis",
+        )
+    if parallelism.zero and shards == 1:
+        report.add(
+            "W0402",
+            f"`parallelism.zero = {parallelism.zero}` shards over the data axis, which has one rank",
+            parallelism.at("zero"),
+            help="leave it out, or use more data-parallel ranks",
+        )
+    if sizes["tensor"] > 1:
+        _check_tensor(job, sizes["tensor"], model, report)
+    if sizes["context"] > 1:
+        _check_sequence(job, sizes["context"], source, report)
+    if job.train.compile and parallelism.schedule in SPLITS_BACKWARD and sizes["pipeline"] > 1:
+        report.add(
+            "E0414",
+            f"`{parallelism.schedule}` splits the backward pass in two, which compiled stages cannot do",
+            job.train.at("compile"),
+            notes=[Note(message="the schedule is set here", span=parallelism.at("schedule"))],
+            help="`compile = false`, or another schedule",
+        )
+
+
+def _check_tensor(job: JobSpec, tensor: int, model: ModelGraph | None, report: Report) -> None:
+    span = job.parallelism.at("tensor")
+    network = job.model.network
+    if isinstance(network, PythonNetwork) and job.parallelism.tensor_plan is None:
+        report.add(
+            "E0415",
+            "how is a network of your own split over the tensor axis?",
+            span,
+            help='`tensor_plan = ["blocks.*.up: column", "blocks.*.down: row"]`',
+        )
+        return
+    blocks = _attention(job)
+    if not blocks and not isinstance(network, PythonNetwork | TransformersNetwork):
+        report.add(
+            "E0416",
+            "the network has no layer that knows how to be split over the tensor axis",
+            span,
+            notes=[Note(message="the network", span=job.model.at("network"))],
+            help="`attention`, `transformer_block`, `gpt` and `vit` do; use the data axis for others",
+        )
+    for block in blocks:
+        width = getattr(block, "width", None)
+        for name, value in (("heads", block.heads), ("width", width), ("vocab", getattr(block, "vocab", None))):
+            if value is not None and value % tensor:
+                report.add(
+                    "E0417",
+                    f"{value} ({name}) cannot be shared out over {tensor} tensor-parallel ranks",
+                    block.at(name),
+                    label=f"{value} = {tensor} x {value // tensor} + {value % tensor}",
+                    notes=[Note(message="`parallelism.tensor` is set here", span=span)],
+                    help=f"use {max(1, value // tensor) * tensor} or {(value // tensor + 1) * tensor}",
+                )
+
+
+def _attention(job: JobSpec) -> list[GPT | ViT | Attention | TransformerBlock]:
+    found: list[GPT | ViT | Attention | TransformerBlock] = []
+
+    def walk(value: object) -> None:
+        if isinstance(value, GPT | ViT | Attention | TransformerBlock):
+            found.append(value)
+        elif isinstance(value, tuple):
+            for item in value:
+                walk(item)
+        elif isinstance(value, Call) and hasattr(value, "layers"):
+            walk(value.layers)
+
+    walk(job.model.network)
+    return found
+
+
+def _check_sequence(job: JobSpec, ranks: int, source: SourceFacts, report: Report) -> None:
+    length = source.input.shape[0] if source.input and source.input.dtype == "int64" and source.input.shape else None
+    if length is None and source.input is not None:
+        report.add(
+            "E0418",
+            "the context axis shares out sequences of tokens, and the samples are none",
+            job.parallelism.at("context"),
+            help="use the data axis",
+        )
+    elif length is not None and length % ranks:
+        report.add(
+            "E0419",
+            f"sequences of {length} tokens cannot be shared out over {ranks} context-parallel ranks",
+            job.parallelism.at("context"),
+            label=f"{length} = {ranks} x {length // ranks} + {length % ranks}",
+            help=f"a context that is a multiple of {ranks}",
+        )
+
+
+def check_schedule(job: JobSpec, layout: Layout, report: Report) -> bool:
+    """What the schedule asks of ranks, micro-batches and virtual stages."""
+    parallelism = job.parallelism
+    arguments = parallelism.schedule, layout.sizes["pipeline"], layout.microbatches, layout.virtual_stages
+    unmet = demands(*arguments)
+    for demand in unmet:
+        blamed = next((f for f in ("microbatches", "virtual_stages", "schedule", "pipeline") if parallelism.is_set(f)), "")
+        close = accepted_microbatches(arguments[0], arguments[1], arguments[3], arguments[2])
+        report.add(
+            "E0412",
+            demand,
+            parallelism.at(blamed),
+            notes=[Note(message="the schedule is set here", span=parallelism.at("schedule"))]
+            if parallelism.is_set("schedule") and blamed != "schedule"
+            else (),
+            help=f"`microbatches = {' or '.join(map(str, close))}`" if close else "another schedule",
+        )
+    return not unmet
+
+
+# ------------------------------------------------------------------------------------------------------ invariants
+
+
+def _warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, report: Report) -> None:
+    """LANGUAGE.md: what cannot hold an invariant is named by a warning at its field."""
+    data = layout.sizes["data"]
+    if model is None:
+        return
+    if model.batch_norm and layout.microbatches > 1:
+        report.add(
+            "W0606",
+            f"batch statistics are taken over each of {layout.microbatches} micro-batches, not over the whole batch",
+            job.parallelism.at("microbatches"),
+            help="`layer_norm` or `rms_norm` do not depend on how a batch is cut",
+        )
+    if model.unsynced_batch_norm and data > 1:
+        report.add(
+            "W0607",
+            f"`batch_norm(sync = false)` takes statistics on each of {data} ranks alone: training depends on their number",
+            job.model.at("network"),
+            help="leave `sync` out for statistics over all ranks",
+        )
+    if model.noise and layout.world_size > 1:
+        report.add(
+            "W0608",
+            "dropout draws other numbers on each rank: training agrees with one process in distribution only",
+            job.model.at("network"),
+        )
+    if isinstance(job.train.precision, c.Fp16) and layout.world_size > 1:
+        report.add(
+            "W0609",
+            "in fp16 the scale of the loss follows overflows, which rounding decides: steps may be skipped elsewhere "
+            "than in one process",
+            job.train.at("precision"),
+            help="`bf16` needs no loss scaling",
+        )
+
+
+# ------------------------------------------------------------------------------------------- memory and promises
+
+
+def check_memory(analysis: Analysis, report: Report) -> None:
+    """The peak against `memory.limit`, or the device's memory."""
+    job, layout = analysis.job, analysis.layout
+    limit = job.memory.limit or layout.hardware.memory
+    if not analysis.costs or limit is None:
+        return
+    worst = max(range(len(analysis.costs)), key=lambda p: analysis.costs[p].memory.peak)
+    memory = analysis.costs[worst].memory
+    if memory.peak <= limit:
+        return
+    kind, amount = max(vars(memory).items(), key=lambda item: item[1])
+    where = f"rank {layout.ranks(worst)[0]}" if layout.world_size > 1 else "the device"
+    report.add(
+        "E0501",
+        f"{where} would hold {byte_text(memory.peak)} at its peak, over a limit of {byte_text(limit)}",
+        job.memory.at("limit") if job.memory.is_set("limit") else job.devices.at("kind"),
+        label=f"most of it is {kind}: {byte_text(amount)}",
+        help=_lighter(job, layout, kind),
+    )
+
+
+def _lighter(job: JobSpec, layout: Layout, kind: str) -> str:
+    if kind == "activations":
+        if job.memory.recompute == "none":
+            return "`memory.recompute = full` keeps only the inputs of blocks, for a third more arithmetic"
+        return "more `microbatches`, or a smaller `data.batch`"
+    if layout.sizes["data"] > 1 and job.parallelism.zero < 3:
+        return f"`parallelism.zero = {job.parallelism.zero + 1}` shards more over the data axis"
+    return "more devices, or a smaller network"
+
+
+def promise_values(analysis: Analysis) -> dict[str, int | float | None]:
+    """What `expect` can speak of, in base units; None where it is not known."""
+    known = bool(analysis.costs)
+    estimated = analysis.estimate
+    return {
+        "devices": analysis.layout.world_size,
+        "parameters": analysis.model.parameters if analysis.model else None,
+        "peak_memory": max(cost.memory.peak for cost in analysis.costs) if known else None,
+        "bubble": analysis.pipeline.bubble if analysis.pipeline else None,
+        "traffic": max(sum(t.bytes for t in cost.traffic) for cost in analysis.costs) if known else None,
+        "step_time": estimated.step_time if estimated else None,
+        "mfu": estimated.mfu if estimated else None,
+    }
+
+
+_COMPARE = {"<": operator.lt, "<=": operator.le, "==": operator.eq, ">=": operator.ge, ">": operator.gt}
+_TEXT = {"peak_memory": byte_text, "traffic": byte_text, "bubble": percent_text, "mfu": percent_text, "step_time": time_text}
+
+
+def check_promises(analysis: Analysis, report: Report) -> None:
+    """Each line of `expect` against the plan."""
+    values = promise_values(analysis)
+    for promise in analysis.job.expect:
+        value = values[promise.name]
+        if value is None:
+            report.add(
+                "W0503",
+                f"`{promise.name}` cannot be told for this job, so the promise is not checked",
+                promise.span,
+                help="name a `devices.kind` of the catalogue"
+                if promise.name in ("step_time", "mfu")
+                else "`dslc check --trace` looks into `python(…)` models",
+            )
+        elif not _COMPARE[promise.operator](value, promise.value):
+            text = _TEXT.get(promise.name, _number)
+            report.add(
+                "E0502",
+                f"`{promise.name}` is {text(value)}, and {_promised(promise, text(promise.value))} was expected",
+                promise.span,
+                label=f"found {text(value)}",
+                help="`dslc plan` shows how it comes about",
+            )
+
+
+def _promised(promise: Promise, value: str) -> str:
+    words = {"<": "less than", "<=": "at most", "==": "exactly", ">=": "at least", ">": "more than"}
+    return f"{words[promise.operator]} {value}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,}"
+
+
+# ------------------------------------------------------------------------------------- not carried out yet: E0801
+
+
+def check_supported(job: JobSpec, report: Report) -> None:
+    """What this version checks, plans and draws but cannot run yet, each at its field."""
+    report.extend(
+        Diagnostic(
+            code="E0801",
+            message=f"{what} is checked and planned, but this version of dslc cannot run it yet",
+            span=span,
+            help=help or "`dslc check`, `plan` and `render` take the job as it is; `dslc run` refuses it",
+            severity="warning",
+            blocks_run=True,
+        )
+        for what, span, help in _unsupported(job)
+    )
+
+
+def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
+    """(what, where, what runs instead)"""
+    parallelism, memory, train = job.parallelism, job.memory, job.train
+    if parallelism.auto:
+        yield "`parallelism = auto`", parallelism.span, "name the axes: `data = …`"
+    if job.devices.nodes != 1:
+        yield "more than one node", job.devices.at("nodes"), "`nodes = 1`"
+    if job.devices.backend == "mpi":
+        yield "`backend = mpi`", job.devices.at("backend"), "`gloo` on CPUs, `nccl` on GPUs"
+    for axis in ("pipeline", "tensor", "context"):
+        if getattr(parallelism, axis) > 1:
+            yield f"`parallelism.{axis} = {getattr(parallelism, axis)}`", parallelism.at(axis), "the data axis runs"
+    if parallelism.zero:
+        yield f"`parallelism.zero = {parallelism.zero}`", parallelism.at("zero"), "`zero = 0` runs"
+    if not isinstance(parallelism.gradients, c.Allreduce):
+        yield f"`gradients = {parallelism.gradients.word}()`", parallelism.at("gradients"), "`allreduce()` runs"
+    if memory.recompute != "none":
+        yield "`memory.recompute`", memory.at("recompute"), "`recompute = none` runs"
+    if memory.offload:
+        yield "`memory.offload`", memory.at("offload"), "`offload = []` runs"
+    if train.compile:
+        yield "`train.compile`", train.at("compile"), "`compile = false` runs"
+    if train.no_decay:
+        yield "`train.no_decay`", train.at("no_decay"), "weight decay on all parameters runs"
+    if getattr(train.precision, "level", "O1") == "O2":
+        yield "`level = O2`", train.at("precision"), "`level = O1` runs"
+    if isinstance(train.optimizer, c.QAdam | c.OnebitAdam):
+        yield f"`{train.optimizer.word}`", train.at("optimizer"), "`adam` runs"
+    for name in ("weights", "freeze"):
+        if getattr(job.model, name):
+            yield f"`model.{name}`", job.model.at(name), ""
+    if isinstance(job.model.loss, c.Contrastive):
+        yield "`contrastive`", job.model.at("loss"), ""
+    if isinstance(job.model.network, TransformersNetwork):
+        yield "`transformers(…)`", job.model.at("network"), "`python(…)` takes any module"
+    if not isinstance(job.data.source, _SOURCES):
+        yield f"`{job.data.source.word}(…)`", job.data.at("source"), "`python(…)` takes any data set"
+    if job.checkpoint.every is not None:
+        yield "`checkpoint.every`", job.checkpoint.at("every"), "the final weights are always kept"
+    if job.checkpoint.resume is not None:
+        yield "`checkpoint.resume`", job.checkpoint.at("resume"), ""
+    if not isinstance(job.launch.with_, c.Local):
+        yield f"`launch.with = {job.launch.with_.word}(…)`", job.launch.at("with"), "`local()` runs"
+    if job.launch.restarts:
+        yield "`launch.restarts`", job.launch.at("restarts"), "`restarts = 0` runs"
+
+
+_SOURCES = (c.Digits, c.Stdlib, c.Text, c.Arrays, c.Synthetic, c.PythonSource)

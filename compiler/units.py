@@ -1,0 +1,35 @@
+"""Numbers as people read them: bytes in powers of 1024, shares in percent, times with the unit that suits."""
+
+from __future__ import annotations
+
+
+def byte_text(count: float) -> str:
+    """`1.50 GiB`; whole bytes below a KiB. Two to three significant places."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(count) < 1024 or unit == "TiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.3g} {unit}"
+
+
+def count_text(count: float) -> str:
+    """`1.07 B` for 1.07e9; whole below a thousand."""
+    for size, unit in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
+        if abs(count) >= size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:.0f}"
+
+
+def percent_text(share: float) -> str:
+    return f"{100 * share:.3g}%"
+
+
+def time_text(seconds: float) -> str:
+    if seconds >= 3600:
+        return f"{seconds / 3600:.3g} h"
+    if seconds >= 60:
+        return f"{seconds / 60:.3g} min"
+    for size, unit in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
