@@ -48,6 +48,7 @@ class ModelFacts:
     output: TensorFact
     batch_norm: bool
     noise: bool  # dropout and its like
+    unused: tuple[str, ...]  # parameters that the output does not depend on
     forward_flops: int  # of one sample
     backward_flops: int
     saved_bytes: int  # activations kept for the backward pass, of one sample
