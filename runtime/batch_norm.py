@@ -1,0 +1,123 @@
+"""Batch normalisation over the samples of all data ranks, so that statistics are those of the whole batch.
+
+Model: forward, each rank takes mean and variance of its own samples; one all-reduce of (n * mean, n * (variance +
+mean^2), n), in float64, gives those of the batch, with which every rank normalises its samples. Running statistics take the
+unbiased variance of the batch. Backward, with y = w * x^ + b, the gradient of one rank's x is
+
+    dx = w / sigma * (dy - (S1 + x^ * S2) / N),    S1 = sum dy,  S2 = sum dy * x^   over all ranks
+
+(Ioffe and Szegedy 2015, arXiv:1502.03167): torch's kernel gives w / sigma * dy and the rank's own S1 and S2, one
+all-reduce sums these, and the rest is one more normalisation. The gradients of w and b are the rank's own share: they
+are summed with all others.
+
+Contract: the same as one process on the whole batch, within the rounding of float32, whatever the shares, on CPU and GPU,
+under autocast and in channels-last order. Parameters, buffers and their names stay. In evaluation nothing is exchanged.
+
+Limits: every rank has at least one sample and runs the same layers in the same order. With several micro-batches the
+statistics are those of a micro-batch of each rank. A module that tracks no running statistics uses, in evaluation, the
+batch of its own rank. torch's own SyncBatchNorm does the same, and refuses the CPU.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def synchronise(module: nn.Module, group: dist.ProcessGroup | None = None) -> int:
+    """Makes the batch normalisations in `module` take their statistics over `group` (None: all ranks); how many.
+
+    They are changed in place: those whose attribute `sync` is true, and those without such an attribute.
+    """
+    found = 0
+    for each in module.modules():
+        if isinstance(each, _BatchNorm) and not isinstance(each, nn.SyncBatchNorm) and getattr(each, "sync", True):
+            each.__class__ = _synchronised(type(each))
+            each.group = group  # type: ignore[assignment]
+            found += 1
+    return found
+
+
+@cache
+def _synchronised(kind: type[_BatchNorm]) -> type[_BatchNorm]:
+    if issubclass(kind, _Synchronised):
+        return kind
+    return type(f"Synchronised{kind.__name__}", (_Synchronised, kind), {"__module__": __name__})
+
+
+class _Synchronised(_BatchNorm):
+    """The forward pass that a batch normalisation is given."""
+
+    group: Any
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(input)
+        self._check_input_dim(input)
+        output, mean, variance, samples = _Normalise.apply(input, self.weight, self.bias, self.eps, self.group)
+        if self.track_running_stats and self.running_mean is not None:
+            self._track(mean, variance, samples)
+        normalised: Tensor = output
+        return normalised
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor, samples: Tensor) -> None:
+        assert self.running_mean is not None and self.running_var is not None
+        weight = self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if weight is None:
+                weight = 1.0 / float(self.num_batches_tracked)
+        assert weight is not None
+        unbiased = variance.double() * (samples / (samples - 1).clamp(min=1))
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), weight)
+
+
+class _Normalise(torch.autograd.Function):
+    """(output, mean, biased variance, samples per channel) of the batch; the last three, float32, without gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Any
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        over = [dim for dim in range(input.dim()) if dim != 1]
+        variance, mean = torch.var_mean(input.float(), over, correction=0)
+        channels = input.shape[1]
+        packed = torch.empty(2 * channels + 1, dtype=torch.float64, device=input.device)
+        own = input.numel() // channels
+        torch.mul(mean, own, out=packed[:channels])
+        torch.mul(mean.double().square_().add_(variance), own, out=packed[channels:-1])
+        packed[-1] = own
+        dist.all_reduce(packed, group=group)
+        samples = packed[-1]
+        moments = (packed[:-1] / samples).view(2, channels)
+        mean = moments[0].float()
+        variance = (moments[1] - moments[0].square()).clamp_(min=0).float()
+        output = F.batch_norm(input, mean, variance, weight, bias, training=False, eps=eps)
+        ctx.save_for_backward(input, weight, mean, variance, samples)
+        ctx.eps, ctx.group = eps, group
+        ctx.mark_non_differentiable(mean, variance, samples)
+        return output, mean, variance, samples
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
+        input, weight, mean, variance, samples = ctx.saved_tensors
+        scale = torch.ones_like(mean) if weight is None else weight
+        grad_input, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
+            gradient, input, scale, mean, variance, None, None, False, ctx.eps, [True, True, True]
+        )
+        sums = torch.stack([grad_bias.double(), grad_weight.double()])
+        dist.all_reduce(sums, group=ctx.group)
+        factor = scale * torch.rsqrt(variance + ctx.eps) / samples
+        shift, slope = (-(factor * sums)).to(scale.dtype)
+        grad_input += F.batch_norm(input, mean, variance, slope, shift, training=False, eps=ctx.eps)
+        if weight is None:
+            return grad_input, None, None, None, None
+        return grad_input, grad_weight, grad_bias, None, None

@@ -1,0 +1,217 @@
+"""The batches of a training: for each step the micro-batches of one rank, prepared in the order of the sampler.
+
+Model: one operation gathers this rank's samples of as many steps as fit into `GATHERED` bytes, and what it gives is cut
+into micro-batches, which are views of it: some microseconds a step, less than handing over from another thread would
+take. With `workers`, samples of a user's data set are fetched by that many processes (torch's DataLoader), any other
+samples by one thread, ahead of the training.
+
+Contract: step s is global batch `s % steps_per_epoch` of epoch `s // steps_per_epoch`; nothing depends on the step at
+which iteration begins, so that a resumed run sees the very next sample.
+
+Limits: worker processes are forked where the system can fork; a user's data set that draws random numbers draws them
+per worker, not per sample.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from dslc.compiler.program import DataStep, RankPlace
+from dslc.runtime.sampler import (
+    batch_samples,
+    generator,
+    micro_batches,
+    shares,
+    sizes_of,
+    steps_per_epoch,
+    validation_indices,
+)
+from dslc.runtime.sources import FetchedSamples, Part, Samples, Splits
+
+GATHERED = 1 << 20  # bytes, of several steps; a single step may take more
+AHEAD = 2  # steps, or micro-batches of a worker, prepared before they are asked for
+
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """What one rank works through in one step."""
+
+    micro: list[Pair]  # (input, target) of each micro-batch
+    samples: int  # of the whole global batch, over all ranks
+    epoch: int  # from 0
+
+
+def batches(
+    step: DataStep,
+    splits: Splits,
+    place: RankPlace,
+    microbatches: int,
+    first_step: int,
+    steps: int,
+    device: torch.device,
+) -> Iterator[StepBatch]:
+    """Batches of the steps `first_step` to `steps - 1`, counted from the beginning of the training."""
+    numbers = range(first_step, steps)
+    if step.workers and _fetched(splits.train):
+        return _by_processes(step, splits.train, place, microbatches, numbers, device)
+    made = _in_line(step, splits.train, place, microbatches, numbers, device)
+    return _ahead(made) if step.workers else made
+
+
+def validation_batches(
+    step: DataStep, splits: Splits, place: RankPlace, size: int, device: torch.device
+) -> Iterator[Pair]:
+    """This rank's share of the validation samples, `size` at a time; nothing where its share is empty."""
+    indices = validation_indices(step, place)
+    if not len(indices):
+        return iter(())
+    chunks = list(indices.split(size))
+    if step.workers and _fetched(splits.validation):
+        return iter(_loader(step, splits.validation, place, chunks, device))
+    made = (_moved(splits.validation.batch(chunk), device) for chunk in chunks)
+    return _ahead(made) if step.workers else made
+
+
+def _in_line(
+    step: DataStep, samples: Samples, place: RankPlace, microbatches: int, numbers: range, device: torch.device
+) -> Iterator[StepBatch]:
+    per_epoch, full = steps_per_epoch(step), step.train_samples // step.batch
+    at_once = 1  # steps, until the size of one is known
+    number = numbers.start
+    while number < numbers.stop:
+        epoch, k = divmod(number, per_epoch)
+        count = max(1, min(at_once, full - k, numbers.stop - number))
+        _, _, sizes = sizes_of(step, place, microbatches, k)
+        pair = samples.batch(shares(step, place, epoch, k, count))
+        if not _fetched(samples):
+            at_once = max(1, GATHERED * count // max(1, sum(tensor.nbytes for tensor in pair)))
+        inputs, targets = (tensor.split(sizes * count) for tensor in _moved(pair, device))
+        each = len(sizes)
+        for at in range(0, count * each, each):
+            micro = list(zip(inputs[at : at + each], targets[at : at + each], strict=True))
+            yield StepBatch(micro, batch_samples(step, k), epoch)
+        number += count
+
+
+def _moved(pair: Pair, device: torch.device) -> Pair:
+    """On the device. Page-locked memory lets the copy run beside what the device computes."""
+    if device.type == "cpu":
+        return pair
+    inputs, targets = (tensor.pin_memory().to(device, non_blocking=True) for tensor in pair)
+    return inputs, targets
+
+
+def _fetched(samples: Samples) -> bool:
+    return isinstance(samples.samples if isinstance(samples, Part) else samples, FetchedSamples)
+
+
+# ---------------------------------------------------------------------------------------------------- by a thread
+
+
+def _ahead(made: Iterator[Any]) -> Iterator[Any]:
+    """The same items, made by a thread up to `AHEAD` of them before they are asked for."""
+    ready: queue.Queue[tuple[str, Any]] = queue.Queue(AHEAD)
+    stopped = threading.Event()
+
+    def put(kind: str, item: Any) -> bool:
+        while not stopped.is_set():
+            try:
+                ready.put((kind, item), timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def work() -> None:
+        try:
+            for item in made:
+                if not put("item", item):
+                    return
+            put("end", None)
+        except BaseException as error:
+            put("error", error)
+
+    threading.Thread(target=work, name="dslc-batches", daemon=True).start()
+    try:
+        while True:
+            kind, item = ready.get()
+            if kind == "end":
+                return
+            if kind == "error":
+                raise item
+            yield item
+    finally:
+        stopped.set()
+
+
+# -------------------------------------------------------------------------------------------------- by processes
+
+
+class _Batched(Dataset[Any]):
+    """A data set whose items are micro-batches: the loader hands a worker the indices of one and takes the pair."""
+
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+
+    def __getitems__(self, indices: Tensor) -> Pair:
+        return self.samples.batch(indices)
+
+
+class _Order:
+    """The indices of the micro-batches of a rank, step after step."""
+
+    def __init__(self, step: DataStep, place: RankPlace, microbatches: int, numbers: range) -> None:
+        self.step, self.place, self.microbatches, self.numbers = step, place, microbatches, numbers
+
+    def __iter__(self) -> Iterator[Tensor]:
+        per_epoch = steps_per_epoch(self.step)
+        for number in self.numbers:
+            yield from micro_batches(self.step, self.place, self.microbatches, *divmod(number, per_epoch))
+
+
+def _by_processes(
+    step: DataStep, samples: Samples, place: RankPlace, microbatches: int, numbers: range, device: torch.device
+) -> Iterator[StepBatch]:
+    per_epoch = steps_per_epoch(step)
+    loaded = _loader(step, samples, place, _Order(step, place, microbatches, numbers), device)
+    for number in numbers:
+        epoch, k = divmod(number, per_epoch)
+        _, _, sizes = sizes_of(step, place, microbatches, k)
+        yield StepBatch([next(loaded) for _ in sizes], batch_samples(step, k), epoch)
+
+
+def _loader(
+    step: DataStep, samples: Samples, place: RankPlace, order: Any, device: torch.device
+) -> Iterator[Pair]:
+    loader = DataLoader(
+        _Batched(samples),
+        batch_sampler=order,
+        num_workers=step.workers,
+        collate_fn=_as_it_is,
+        pin_memory=device.type == "cuda",
+        prefetch_factor=AHEAD,
+        generator=generator(step.seed, f"workers of rank {place.data_rank}"),
+        multiprocessing_context=_context(),
+    )
+    for inputs, targets in loader:
+        yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+
+
+def _as_it_is(item: Pair) -> Pair:
+    return item
+
+
+def _context() -> str | None:
+    # A user's data set need not be picklable where workers are forked. They run torch with one thread each, which keeps
+    # them from the locks of the thread pool that a fork leaves behind.
+    return "fork" if "fork" in torch.multiprocessing.get_all_start_methods() else None

@@ -1,0 +1,117 @@
+"""Losses as sums: the loop divides them by the global count of samples or tokens of a step.
+
+Model: `loss_sum(step)` gives a function of (output, target) whose value is the sum of the losses of the samples (or
+tokens) of one micro-batch. The sum of these over the micro-batches and ranks, divided by the sum of `count`, is the mean
+of the global batch, whatever the shares.
+
+Contract: outputs have shape (n, …, classes) for cross entropy and the shape of the target for `mse`, `l1` and `bce`,
+which average over each sample's own numbers. Ignored targets add nothing to the sum and nothing to a count of `kept`.
+With label smoothing the sum over the kept targets divided by their number is what torch calls the mean.
+
+Limits: a target that is not ignored and is no class is an error on the CPU, and an assertion of the kernel on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dslc.compiler.program import LossStep
+from dslc.runtime.user_code import load_function
+
+LossSum: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+_NONE_IGNORED = -(2**62)  # torch always has an ignored target; no label has this value
+
+
+class LossError(RuntimeError):
+    """Output and target do not go together, or a user's loss does not give what it should."""
+
+
+def count(step: LossStep, target: Tensor) -> int | Tensor:
+    """What the sum of the losses over `target` is divided by: samples, tokens, or a tensor (int64, scalar) of those kept."""
+    match step.counts:
+        case "samples":
+            return target.shape[0]
+        case "tokens":
+            return target.numel()
+        case "kept":
+            return (target != step.ignore).sum()
+
+
+def loss_sum(step: LossStep) -> LossSum:
+    """The function (output, target) -> scalar tensor that sums the losses; differentiable in the output."""
+    match step.kind:
+        case "cross_entropy":
+            return _cross_entropy(step)
+        case "mse":
+            return _elementwise(step, F.mse_loss)
+        case "l1":
+            return _elementwise(step, F.l1_loss)
+        case "bce":
+            return _elementwise(step, F.binary_cross_entropy_with_logits)
+        case "python":
+            return _python(step)
+
+
+def classes_last(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, …, classes) and (n, …) as (tokens, classes) and (tokens,)."""
+    if output.shape[:-1] != target.shape:
+        raise LossError(
+            f"an output of shape {tuple(output.shape)} is no set of scores for targets of shape {tuple(target.shape)}: "
+            "the classes come last"
+        )
+    return output.reshape(-1, output.shape[-1]), target.reshape(-1)
+
+
+def alike(output: Tensor, target: Tensor) -> Tensor:
+    """The target in the output's shape and dtype; a dimension of 1 more or less at the end is no difference."""
+    if output.shape != target.shape:
+        if output.shape[:1] != target.shape[:1] or output.numel() != target.numel():
+            raise LossError(f"an output of shape {tuple(output.shape)} and a target of {tuple(target.shape)}")
+        target = target.reshape(output.shape)
+    return target.to(output.dtype)
+
+
+def _cross_entropy(step: LossStep) -> LossSum:
+    ignore = _NONE_IGNORED if step.ignore is None else step.ignore
+    smoothing = float(step.arguments.get("label_smoothing", 0.0))
+
+    def total(output: Tensor, target: Tensor) -> Tensor:
+        scores, labels = classes_last(output, target)
+        return F.cross_entropy(scores, labels, ignore_index=ignore, reduction="sum", label_smoothing=smoothing)
+
+    return total
+
+
+def _elementwise(step: LossStep, function: Callable[..., Tensor]) -> LossSum:
+    def total(output: Tensor, target: Tensor) -> Tensor:
+        summed = function(output, alike(output, target), reduction="sum")
+        own = output[0].numel() if len(output) else 1
+        return summed / own if own != 1 else summed
+
+    return total
+
+
+def _python(step: LossStep) -> LossSum:
+    assert step.python is not None
+    named = step.python
+    function = load_function(named)
+    what = "sample" if step.counts == "samples" else "token"
+
+    def total(output: Tensor, target: Tensor) -> Tensor:
+        losses = function(output, target)
+        expected = count(step, target)
+        if not isinstance(losses, Tensor) or losses.numel() != expected:
+            found = f"{losses.numel()} losses" if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
+            raise LossError(
+                f"{step.line or named.line}: `{named.function}` has to give one loss for each {what} ({expected}), and it "
+                f"gave {found}"
+            )
+        return losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32))
+
+    return total

@@ -1,0 +1,116 @@
+"""Metrics over a whole split: sums over samples (or tokens) on each rank, one reduction, one division at the end.
+
+Model: each metric has a sum and a count, side by side in one float64 vector, so that the metrics of a split are one
+all-reduce (SUM) of `sums` over the data ranks, and `results` of it. What a metric is does not depend on how the split was
+cut into batches or shared out.
+
+Contract: `update` reads nothing back from the device. Ignored targets count nowhere. A metric of nothing is nan.
+
+Limits: within one batch the losses are summed in float32, as in training; across batches in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dslc.compiler.program import LossStep, MetricStep
+from dslc.runtime.losses import alike, classes_last, count, loss_sum
+
+Measure: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, int | Tensor]]
+
+
+class Metrics:
+    """The metrics of one pass over a split, on one rank.
+
+    `sums` is float64 of shape (2 * metrics,) on `device`: sum and count of each metric in turn.
+    """
+
+    def __init__(self, steps: Sequence[MetricStep], loss: LossStep, device: torch.device | str = "cpu") -> None:
+        self._steps = tuple(steps)
+        self._measures = tuple(_measure(step, loss) for step in steps)
+        self.sums = torch.zeros(2 * len(self._steps), dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def update(self, output: Tensor, target: Tensor) -> None:
+        """Adds one batch: the model's output and the target, as the loss takes them."""
+        for place, measure in enumerate(self._measures):
+            total, number = measure(output, target)
+            self.sums[2 * place] += total
+            self.sums[2 * place + 1] += number
+
+    def reset(self) -> None:
+        self.sums.zero_()
+
+    def results(self, sums: Tensor | None = None) -> dict[str, float]:
+        """The value of each metric by its name, from `sums` (of all ranks; else this rank's own)."""
+        numbers = (self.sums if sums is None else sums).tolist()
+        found = {}
+        for place, step in enumerate(self._steps):
+            total, number = numbers[2 * place : 2 * place + 2]
+            mean = total / number if number else math.nan
+            found[step.name] = _exponential(mean) if step.kind == "perplexity" else mean
+        return found
+
+
+def _exponential(mean: float) -> float:
+    try:
+        return math.exp(mean)
+    except OverflowError:
+        return math.inf
+
+
+def _measure(step: MetricStep, loss: LossStep) -> Measure:
+    match step.kind:
+        case "loss":
+            total = loss_sum(loss)
+            return lambda output, target: (total(output, target), count(loss, target))
+        case "perplexity":
+            return _cross_entropy(loss)
+        case "accuracy":
+            return _among_likeliest(1, loss)
+        case "top_k":
+            return _among_likeliest(step.k, loss)
+        case "mse":
+            return _squared_difference
+
+
+def _kept(labels: Tensor, loss: LossStep) -> Tensor | None:
+    return None if loss.ignore is None else labels != loss.ignore
+
+
+def _cross_entropy(loss: LossStep) -> Measure:
+    """Without label smoothing: what the perplexity of a model is defined by."""
+
+    def measure(output: Tensor, target: Tensor) -> tuple[Tensor, int | Tensor]:
+        scores, labels = classes_last(output, target)
+        ignore = -100 if loss.ignore is None else loss.ignore
+        kept = _kept(labels, loss)
+        total = F.cross_entropy(scores.float(), labels, ignore_index=ignore, reduction="sum")
+        return total, labels.numel() if kept is None else kept.sum()
+
+    return measure
+
+
+def _among_likeliest(k: int, loss: LossStep) -> Measure:
+    def measure(output: Tensor, target: Tensor) -> tuple[Tensor, int | Tensor]:
+        scores, labels = classes_last(output, target)
+        if k == 1:
+            right = scores.argmax(-1) == labels
+        else:
+            right = (scores.topk(min(k, scores.shape[-1])).indices == labels[:, None]).any(-1)
+        kept = _kept(labels, loss)
+        if kept is None:
+            return right.sum(), labels.numel()
+        return (right & kept).sum(), kept.sum()
+
+    return measure
+
+
+def _squared_difference(output: Tensor, target: Tensor) -> tuple[Tensor, int]:
+    return F.mse_loss(output.float(), alike(output, target).float(), reduction="sum"), target.numel()

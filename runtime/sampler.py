@@ -1,0 +1,106 @@
+"""Which samples a rank takes: the order of an epoch, its global batches, their shares and micro-batches.
+
+Model: an epoch `e` visits the training samples 0 … train_samples - 1 in the order `permutation(step, e)`. Global batch
+`k` of it is entries `k * batch` to `(k + 1) * batch` of that order, a data rank takes a contiguous share of them, and a
+share is cut into micro-batches; both cuts are made by `deal`.
+
+Contract: everything is a pure function of (seed, epoch, k) and of where the rank stands, the same on any machine, in
+any process and from any first step. The ranks' shares of a global batch are disjoint and their union is the batch,
+whatever the number of ranks and micro-batches.
+
+Limits: an order is 8 bytes a sample, held for the last two epochs asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from dslc.compiler.program import DataStep, RankPlace
+
+
+def permutation(step: DataStep, epoch: int) -> Tensor:
+    """The order in which `epoch` (from 0) visits the training samples: int64, shape (train_samples,).
+
+    It is shared between callers and must not be written to.
+    """
+    return _order(step.seed, step.train_samples, epoch if step.shuffle else None)
+
+
+@lru_cache(maxsize=2)
+def _order(seed: int, samples: int, epoch: int | None) -> Tensor:
+    if epoch is None:
+        return torch.arange(samples)
+    return torch.randperm(samples, generator=generator(seed, f"epoch {epoch}"))
+
+
+def generator(seed: int, stream: str) -> torch.Generator:
+    """A generator on the CPU for one named stream of random numbers; streams of one seed are independent."""
+    digest = hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=4).digest()
+    # The generator, a Mersenne Twister, takes 32 bits of its seed and drops what is above them.
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+
+
+def deal(count: int, parts: int) -> tuple[tuple[int, int], ...]:
+    """Cuts 0 … count - 1 into `parts` contiguous pieces [start, stop), sizes differing by at most one, larger first."""
+    size, larger = divmod(count, parts)
+    starts = [part * size + min(part, larger) for part in range(parts + 1)]
+    return tuple(itertools.pairwise(starts))
+
+
+def steps_per_epoch(step: DataStep) -> int:
+    """Global batches of an epoch, the partial one included where it is kept."""
+    return step.train_samples // step.batch + (1 if step.last else 0)
+
+
+def batch_samples(step: DataStep, k: int) -> int:
+    """Samples of global batch `k` (from 0) of an epoch."""
+    return step.batch if k < step.train_samples // step.batch else step.last
+
+
+def sizes_of(step: DataStep, place: RankPlace, microbatches: int, k: int) -> tuple[int, int, list[int]]:
+    """This rank's share of global batch `k` as entries [start, stop) of the batch, and the sizes of its micro-batches.
+
+    All ranks have the same number of micro-batches in a step, and none is empty as long as every rank has a sample: the
+    partial last batch of an epoch has min(microbatches, last // data_ranks) of them.
+    """
+    samples = batch_samples(step, k)
+    start, stop = deal(samples, place.data_ranks)[place.data_rank]
+    pieces = deal(stop - start, max(1, min(microbatches, samples // place.data_ranks)))
+    return start, stop, [b - a for a, b in pieces]
+
+
+def shares(step: DataStep, place: RankPlace, epoch: int, k: int, count: int = 1) -> Tensor:
+    """The samples (int64) of this rank's shares of `count` global batches of `epoch` from `k` on, in order.
+
+    All of them have to be full, or `count` 1.
+    """
+    size = batch_samples(step, k)
+    start, stop = deal(size, place.data_ranks)[place.data_rank]
+    entries = permutation(step, epoch).narrow(0, k * step.batch, count * size)
+    return entries.view(count, size)[:, start:stop].reshape(-1)
+
+
+def micro_batches(step: DataStep, place: RankPlace, microbatches: int, epoch: int, k: int) -> tuple[Tensor, ...]:
+    """The indices (int64, into the training samples) of each of this rank's micro-batches of global batch `k`."""
+    return shares(step, place, epoch, k).split(sizes_of(step, place, microbatches, k)[2])
+
+
+def validation_indices(step: DataStep, place: RankPlace) -> Tensor:
+    """This rank's contiguous share of the validation samples (int64); empty where there are more ranks than samples."""
+    start, stop = deal(step.validation_samples, place.data_ranks)[place.data_rank]
+    return torch.arange(start, stop)
+
+
+def held_out(step: DataStep) -> tuple[Tensor, Tensor]:
+    """For the `random` split: which samples of the source are for training and which are held out (int64, ascending).
+
+    The held-out set follows from the seed and the sizes alone, not from the epoch, the batch or the ranks.
+    """
+    total = step.train_samples + step.validation_samples
+    order = torch.randperm(total, generator=generator(step.seed, "validation"))
+    return order[step.validation_samples :].sort().values, order[: step.validation_samples].sort().values

@@ -1,0 +1,282 @@
+"""The sources of data: opened once per process, then gathered a whole micro-batch at a time.
+
+Model: `open_source` gives the training and the validation samples of a job as `Samples`: a length, and
+`batch(indices)`, which gathers the samples at these indices into an input and a target tensor. Samples that
+fit in memory, or can be mapped into it, are `TensorSamples`: they keep the form in which they are stored (bytes of
+text, float64) and are converted batch by batch.
+
+Contract: floats are seen as float32, integers of any width and truth values as int64. A source that does not hold as
+many samples as the plan was made for is an error before the first step. A batch depends on its indices alone.
+
+Limits: `text` and `stdlib` read the file whole (a byte a token). A Fortran-ordered, compressed or otherwise unmappable
+array is read whole too. Samples of `python(…)` are fetched one at a time, and have one input and one target.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dslc.compiler.program import DataStep
+from dslc.runtime.sampler import held_out
+from dslc.runtime.synthetic import synthetic_samples
+from dslc.runtime.user_code import load_function
+
+
+class SourceError(RuntimeError):
+    """The data is not what the plan was made for; the message names the place in the job."""
+
+
+class Samples(Protocol):
+    """Samples numbered from 0. `batch` takes int64 indices of shape (n,) and gives tensors (n, …), on the CPU."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The training and the validation samples; `validation` may be empty."""
+
+    train: Samples
+    validation: Samples
+
+
+@dataclass(frozen=True)
+class TensorSamples:
+    """Samples that are rows of two tensors, in memory or mapped into it."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return self.inputs.shape[0]
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return as_seen(self.inputs.index_select(0, indices)), as_seen(self.targets.index_select(0, indices))
+
+
+@dataclass(frozen=True)
+class FetchedSamples:
+    """Samples of a user's data set, fetched one by one and stacked."""
+
+    dataset: Any
+    line: str
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        pairs = [self.dataset[index] for index in indices.tolist()]
+        if any(not isinstance(pair, Sequence) or len(pair) != 2 for pair in pairs):
+            raise SourceError(f"{self.line}: a sample of the data set has to be a pair (input, target)")
+        return self._stack([pair[0] for pair in pairs]), self._stack([pair[1] for pair in pairs])
+
+    def _stack(self, items: list[Any]) -> Tensor:
+        if not items:
+            return torch.empty(0)
+        try:
+            return as_seen(torch.stack([torch.as_tensor(item) for item in items]))
+        except (TypeError, RuntimeError, ValueError) as error:
+            raise SourceError(f"{self.line}: samples of the data set do not stack to a batch: {error}") from error
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the samples: those of `chosen`, or `length` from `start` on."""
+
+    samples: Samples
+    chosen: Tensor | None = None
+    start: int = 0
+    length: int = 0
+
+    def __len__(self) -> int:
+        return self.length if self.chosen is None else self.chosen.shape[0]
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        if self.chosen is not None:
+            return self.samples.batch(self.chosen[indices])
+        return self.samples.batch(indices + self.start if self.start else indices)
+
+
+def as_seen(tensor: Tensor) -> Tensor:
+    """As a model sees it: floats as float32, everything else as int64; no copy where it is so already."""
+    return tensor.to(torch.float32 if tensor.dtype.is_floating_point else torch.int64)
+
+
+# ------------------------------------------------------------------------------------------------------- opening
+
+
+def open_source(step: DataStep) -> Splits:
+    """The training and validation samples of `step`.
+
+    Raises SourceError where the source does not hold the samples that the plan counted, or cannot be read as the plan
+    says; OSError where a file is not there.
+    """
+    opened = _open(step)
+    if isinstance(opened, tuple):
+        splits = Splits(*opened)
+    else:
+        _check(step, "samples", len(opened), step.train_samples + step.validation_samples)
+        splits = _split(step, opened)
+    _check(step, "training samples", len(splits.train), step.train_samples)
+    _check(step, "validation samples", len(splits.validation), step.validation_samples)
+    return splits
+
+
+def _open(step: DataStep) -> Samples | tuple[Samples, Samples]:
+    arguments = step.arguments
+    match step.source:
+        case "digits":
+            return digits()
+        case "stdlib":
+            return text(stdlib_bytes(), arguments["context"])
+        case "text":
+            return text(np.fromfile(arguments["file"], np.uint8), arguments["context"])
+        case "arrays":
+            return arrays(step)
+        case "synthetic":
+            made = synthetic_samples(step)
+            return TensorSamples(*made) if isinstance(made, tuple) else made
+        case "python":
+            return _python(step)
+    raise SourceError(f"{step.line}: there is no source `{step.source}` in this version")
+
+
+def _check(step: DataStep, what: str, found: int, planned: int) -> None:
+    if found != planned:
+        raise SourceError(f"{step.line}: `{step.source}` holds {found} {what}, and the plan was made for {planned}")
+
+
+def _split(step: DataStep, samples: Samples) -> Splits:
+    if step.split == "random":
+        train, validation = held_out(step)
+        return Splits(Part(samples, train), Part(samples, validation))
+    return Splits(
+        Part(samples, start=0, length=step.train_samples),
+        Part(samples, start=step.train_samples, length=step.validation_samples),
+    )
+
+
+# ----------------------------------------------------------------------------------------------- one of each kind
+
+
+def digits() -> TensorSamples:
+    """1,797 handwritten digits: inputs (1, 8, 8) float32 in 0 … 1, targets 0 … 9.
+
+    E. Alpaydin and C. Kaynak (1998), Optical Recognition of Handwritten Digits, UCI Machine Learning Repository,
+    https://doi.org/10.24432/C50P49, CC BY 4.0.
+    """
+    packed = gzip.decompress(Path(__file__).with_name("digits").joinpath("digits.gz").read_bytes())
+    raw = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+    count = raw.numel() // 65
+    images = raw[: count * 64].view(count, 1, 8, 8)
+    return TensorSamples(images.to(torch.float32).div_(16), raw[count * 64 :].to(torch.int64))
+
+
+def stdlib_bytes() -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The modules (not packages) of Python's own standard library, `*.py` sorted by name, one after another."""
+    files = sorted(Path(os.__file__).parent.glob("*.py"))
+    return np.frombuffer(bytearray(b"".join(file.read_bytes() for file in files if file.is_file())), np.uint8)
+
+
+def text(stream: np.ndarray[Any, np.dtype[np.uint8]], context: int) -> TensorSamples:
+    """A stream of n bytes as (n - 1) // context sequences without overlap; targets are the bytes that follow."""
+    tokens = torch.from_numpy(stream)
+    used = max(0, tokens.numel() - 1) // context * context
+    return TensorSamples(tokens[:used].view(-1, context), tokens[1 : used + 1].view(-1, context))
+
+
+def arrays(step: DataStep) -> TensorSamples:
+    """The two arrays of an `.npz` file, memory-mapped where they are stored uncompressed."""
+    file, names = step.arguments["file"], (step.arguments["input"], step.arguments["target"])
+    found = []
+    for name in names:
+        try:
+            found.append(npz_array(file, name))
+        except KeyError:
+            raise SourceError(f"{step.line}: {file} has no array `{name}`") from None
+    inputs, targets = found
+    if inputs.shape[:1] != targets.shape[:1] or not inputs.shape:
+        raise SourceError(f"{step.line}: the arrays of {file} are of unequal length: {inputs.shape}, {targets.shape}")
+    return TensorSamples(inputs, targets)
+
+
+def npz_array(file: str, name: str) -> Tensor:
+    """Array `name` of an `.npz` file. Mapped, copy on write, where it is stored as it would lie in memory."""
+    with zipfile.ZipFile(file) as archive:
+        entry = archive.getinfo(name + ".npy")
+        if entry.compress_type == zipfile.ZIP_STORED:
+            mapped = _mapped(file, archive, entry)
+            if mapped is not None:
+                return mapped
+    with np.load(file, allow_pickle=False) as loaded:
+        return _tensor(loaded[name])
+
+
+def _mapped(file: str, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Tensor | None:
+    with archive.open(entry) as stream:
+        version = np.lib.format.read_magic(stream)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(stream)
+        header = stream.tell()
+    with open(file, "rb") as raw:
+        # The local header repeats the name and has extra fields of its own: their lengths are at bytes 26 and 28.
+        raw.seek(entry.header_offset + 26)
+        name_length, extra_length = struct.unpack("<HH", raw.read(4))
+    offset = entry.header_offset + 30 + name_length + extra_length + header
+    if fortran or dtype.hasobject or 0 in shape or _unknown_to_torch(dtype):
+        return None
+    return torch.from_numpy(np.memmap(file, dtype, "c", offset, shape))
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    if _unknown_to_torch(array.dtype):
+        # Other byte orders, and the unsigned integers for which torch has few operations.
+        array = array.astype(np.int64 if array.dtype.kind == "u" else array.dtype.newbyteorder("="))
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _unknown_to_torch(dtype: np.dtype[Any]) -> bool:
+    return not dtype.isnative or dtype.name in ("uint16", "uint32", "uint64")
+
+
+def _python(step: DataStep) -> Samples | tuple[Samples, Samples]:
+    assert step.python is not None
+    made = load_function(step.python)()
+    if step.split == "given":
+        if not isinstance(made, Sequence) or len(made) != 2:
+            raise SourceError(f"{step.line}: `{step.python.function}` should give a pair (train, validation)")
+        return _dataset(step, made[0]), _dataset(step, made[1])
+    return _dataset(step, made)
+
+
+def _dataset(step: DataStep, made: Any) -> Samples:
+    """A user's data set: tensors and arrays are taken whole, anything else sample by sample."""
+    if isinstance(made, torch.utils.data.TensorDataset):
+        made = made.tensors
+    if is_pair_of_arrays(made):
+        inputs, targets = (as_seen(item if isinstance(item, Tensor) else _tensor(item)).detach() for item in made)
+        if inputs.shape[0] != targets.shape[0]:
+            raise SourceError(f"{step.line}: inputs and targets are of unequal length: {len(inputs)}, {len(targets)}")
+        return TensorSamples(inputs.contiguous(), targets.contiguous())
+    if not hasattr(made, "__len__") or not hasattr(made, "__getitem__"):
+        raise SourceError(f"{step.line}: a data set needs `len` and indexing, and {type(made).__name__} has not both")
+    return FetchedSamples(made, step.line)
+
+
+def is_pair_of_arrays(made: Any) -> bool:
+    """Whether this is (inputs, targets) rather than a pair of data sets."""
+    kinds = (Tensor, np.ndarray)
+    return isinstance(made, tuple | list) and len(made) == 2 and all(isinstance(i, kinds) and i.ndim for i in made)
