@@ -1,8 +1,8 @@
 """Batch normalisation over the samples of all data ranks, so that statistics are those of the whole batch.
 
 Model: forward, each rank takes mean and variance of its own samples; one all-reduce of (n * mean, n * (variance +
-mean^2), n), in float64, gives those of the batch, with which every rank normalises its samples. Running statistics take the
-unbiased variance of the batch. Backward, with y = w * x^ + b, the gradient of one rank's x is
+mean^2), n), in float64, gives those of the batch, with which every rank normalises its samples. Running statistics
+take the unbiased variance of the batch. Backward, with y = w * x^ + b, the gradient of one rank's x is
 
     dx = w / sigma * (dy - (S1 + x^ * S2) / N),    S1 = sum dy,  S2 = sum dy * x^   over all ranks
 
@@ -10,8 +10,8 @@ unbiased variance of the batch. Backward, with y = w * x^ + b, the gradient of o
 all-reduce sums these, and the rest is one more normalisation. The gradients of w and b are the rank's own share: they
 are summed with all others.
 
-Contract: the same as one process on the whole batch, within the rounding of float32, whatever the shares, on CPU and GPU,
-under autocast and in channels-last order. Parameters, buffers and their names stay. In evaluation nothing is exchanged.
+Contract: the same as one process on the whole batch, within the rounding of float32, whatever the shares, on CPU and
+GPU, under autocast and in channels-last order. Parameters, buffers and their names stay. Evaluation exchanges nothing.
 
 Limits: every rank has at least one sample and runs the same layers in the same order. With several micro-batches the
 statistics are those of a micro-batch of each rank. A module that tracks no running statistics uses, in evaluation, the

@@ -1,8 +1,8 @@
 """Losses as sums: the loop divides them by the global count of samples or tokens of a step.
 
 Model: `loss_sum(step)` gives a function of (output, target) whose value is the sum of the losses of the samples (or
-tokens) of one micro-batch. The sum of these over the micro-batches and ranks, divided by the sum of `count`, is the mean
-of the global batch, whatever the shares.
+tokens) of one micro-batch. The sum of these over the micro-batches and ranks, divided by the sum of `count`, is the
+mean of the global batch, whatever the shares.
 
 Contract: outputs have shape (n, …, classes) for cross entropy and the shape of the target for `mse`, `l1` and `bce`,
 which average over each sample's own numbers. Ignored targets add nothing to the sum and nothing to a count of `kept`.
@@ -33,7 +33,7 @@ class LossError(RuntimeError):
 
 
 def count(step: LossStep, target: Tensor) -> int | Tensor:
-    """What the sum of the losses over `target` is divided by: samples, tokens, or a tensor (int64, scalar) of those kept."""
+    """What the sum of the losses over `target` is divided by: samples, tokens, or (an int64 scalar) those kept."""
     match step.counts:
         case "samples":
             return target.shape[0]
@@ -109,8 +109,8 @@ def _python(step: LossStep) -> LossSum:
         if not isinstance(losses, Tensor) or losses.numel() != expected:
             found = f"{losses.numel()} losses" if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
             raise LossError(
-                f"{step.line or named.line}: `{named.function}` has to give one loss for each {what} ({expected}), and it "
-                f"gave {found}"
+                f"{step.line or named.line}: `{named.function}` has to give one loss for each {what} ({expected}), "
+                f"and it gave {found}"
             )
         return losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32))
 

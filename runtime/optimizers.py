@@ -4,8 +4,8 @@ Contract: the arguments are torch's own; the numbers are torch's. On every devic
 has one (SGD, Adam, AdamW and Adagrad on the CPU; all but Adagrad and RMSprop on a GPU), else the `foreach` form on a
 GPU and the plain loop on the CPU, which is faster there.
 
-Limits: one group of parameters. A fused kernel rounds differently from the plain loop: the same job takes the same kernel
-on every rank and under every plan for the same device.
+Limits: one group of parameters. A fused kernel rounds differently from the plain loop; a job takes the same kernel on
+every rank and under every plan for the same kind of device.
 """
 
 from __future__ import annotations

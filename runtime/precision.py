@@ -4,9 +4,9 @@ Model: the forward pass and the loss run inside `autocast(step, device)`; the ba
 `scaler.scale(loss)`. Before gradients are clipped, `scaler.unscale_(optimizer)`; then `scaler.step(optimizer)` and
 `scaler.update()`. Where nothing is scaled these are the plain backward pass and `optimizer.step()`.
 
-Contract: a step whose gradients hold an infinity or a nan is skipped and the scale halved, on all ranks or on none: each
-rank looks at gradients that DistributedDataParallel has already summed over all ranks, and an infinity or nan on one of
-them is one in the sum.
+Contract: a step whose gradients hold an infinity or a nan is skipped and the scale halved, on all ranks or on none:
+each rank looks at gradients that DistributedDataParallel has already summed over all ranks, and an infinity or nan on
+one of them is one in the sum.
 
 Limits: where gradients are sharded, or an axis other than data exists, the flag has to be agreed over that axis, which
 this does not do.

@@ -1,0 +1,203 @@
+"""What can be learnt of a source of data by looking, without reading it and without running anyone's code.
+
+Model: sizes come from `stat`, shapes and dtypes of arrays from their headers, and everything else from the declaration
+itself. The dtypes are those a model sees: floats as float32, whole numbers and truth values as int64.
+
+Contract: the standard library alone, a few milliseconds, no exception for files that are absent or broken: these fill
+`missing` and `help`. The runtime counts again when it opens the source and refuses a different number.
+
+Limits: `stdlib` depends on the version of Python. The number of classes in arrays is not known. Sources that a later
+version opens (`images`, `mnist`, `cifar10`, `parquet`, `datasets`) and `python(…)` are not looked at.
+"""
+
+from __future__ import annotations
+
+import ast
+import glob
+import os
+import stat
+import struct
+from collections.abc import Callable
+from typing import IO, Any
+
+from dslc.compiler.facts import SourceFacts, TensorFact
+from dslc.dsl import calls as c
+from dslc.dsl.registry import Call, fields
+
+DIGITS = 1797
+BYTES = 256  # the vocabulary of text
+CLASSES = 2  # of `synthetic(shape = …)` that does not say
+
+
+class Absent(Exception):
+    """The data is not there, or is not what its name says: the message, and what to do."""
+
+    def __init__(self, message: str, help: str) -> None:
+        super().__init__(message)
+        self.help = help
+
+
+def source_facts(source: Call, context: int | None) -> SourceFacts:
+    """The facts of `source`. `context` is the length of a sequence where the source does not say, or None."""
+    find = _FACTS.get(type(source))
+    if find is None:
+        return SourceFacts()
+    length = getattr(source, "context", None)
+    try:
+        return find(source, context if length is None else length)
+    except Absent as absent:
+        return SourceFacts(missing=str(absent), help=absent.help)
+
+
+def source_key(source: Call) -> tuple[str, dict[str, Any]]:
+    """`source` and `arguments` of the rank program's DataStep. Of `python(…)`, the arguments are in its function."""
+    if isinstance(source, c.PythonSource):
+        return source.word, {}
+    arguments = {field.name: getattr(source, field.name) for field in fields(type(source))}
+    if isinstance(source, c.Synthetic):
+        arguments["classes"] = _classes(source)
+    return source.word, arguments
+
+
+# ------------------------------------------------------------------------------------------------- one of each kind
+
+
+def _digits(source: c.Digits, context: int | None) -> SourceFacts:
+    return SourceFacts(
+        samples=DIGITS,
+        input=TensorFact(shape=(1, 8, 8), dtype="float32"),
+        target=TensorFact(shape=(), dtype="int64"),
+        classes=10,
+    )
+
+
+def _stdlib(source: c.Stdlib, context: int | None) -> SourceFacts:
+    with os.scandir(os.path.dirname(os.__file__)) as entries:
+        size = sum(entry.stat().st_size for entry in entries if entry.name.endswith(".py") and entry.is_file())
+    return _sequences((size,), context, BYTES, stream=True)
+
+
+def _text(source: c.Text, context: int | None) -> SourceFacts:
+    return _sequences((_size(source.file),), context, BYTES, stream=True)
+
+
+def _tokens(source: c.Tokens, context: int | None) -> SourceFacts:
+    """Files of 16-bit tokens without a header; a sequence does not cross from one file into the next."""
+    files = sorted(glob.glob(source.files))
+    if not files:
+        raise Absent(f"no file matches `{source.files}`", "`dslc tokens FILE… -o F` makes one from text")
+    return _sequences(tuple(_size(file) // 2 for file in files), context, None, stream=True)
+
+
+def _sequences(lengths: tuple[int, ...], context: int | None, vocab: int | None, *, stream: bool) -> SourceFacts:
+    if context is None:
+        return SourceFacts(classes=vocab, vocab=vocab, stream=stream)
+    tokens = TensorFact(shape=(context,), dtype="int64")
+    return SourceFacts(
+        samples=sum(max(0, length - 1) // context for length in lengths),
+        input=tokens,
+        target=tokens,
+        classes=vocab,
+        vocab=vocab,
+        stream=stream,
+    )
+
+
+def _synthetic(source: c.Synthetic, context: int | None) -> SourceFacts:
+    if source.vocab is not None:
+        if context is None:
+            return SourceFacts(samples=source.samples, classes=source.vocab, vocab=source.vocab)
+        tokens = TensorFact(shape=(context,), dtype="int64")
+        return SourceFacts(
+            samples=source.samples, input=tokens, target=tokens, classes=source.vocab, vocab=source.vocab
+        )
+    if source.shape is None:
+        return SourceFacts(samples=source.samples)
+    classes = _classes(source)
+    return SourceFacts(
+        samples=source.samples,
+        input=TensorFact(shape=source.shape, dtype="float32"),
+        target=TensorFact(shape=source.targets or (), dtype="float32" if classes is None else "int64"),
+        classes=classes,
+    )
+
+
+def _classes(source: c.Synthetic) -> int | None:
+    if source.shape is None or source.targets is not None:
+        return None
+    return source.classes or CLASSES
+
+
+# ------------------------------------------------------------------------------------------------------- arrays
+
+
+def _arrays(source: c.Arrays, context: int | None) -> SourceFacts:
+    inputs, input_kind = _header(source.file, source.input)
+    targets, target_kind = _header(source.file, source.target)
+    if inputs[:1] != targets[:1] or not inputs:
+        raise Absent(
+            f"`{source.input}` of {source.file} has shape {_shown(inputs)} and `{source.target}` has {_shown(targets)}",
+            "both need one row for each sample",
+        )
+    return SourceFacts(
+        samples=inputs[0],
+        input=TensorFact(shape=inputs[1:], dtype="float32" if input_kind == "f" else "int64"),
+        target=TensorFact(shape=targets[1:], dtype="float32" if target_kind == "f" else "int64"),
+    )
+
+
+def _header(file: str, name: str) -> tuple[tuple[int, ...], str]:
+    """Shape and kind (f, i, u or b) of an array in an `.npz` file."""
+    import zipfile
+
+    _size(file)
+    broken = f"{file} is no `.npz` file that can be read"
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = [entry.removesuffix(".npy") for entry in archive.namelist()]
+            if name not in names:
+                raise Absent(f"{file} has no array `{name}`", f"it has {', '.join(f'`{n}`' for n in names) or 'none'}")
+            with archive.open(name + ".npy") as stream:
+                shape, kind = _npy_header(stream)
+    except (OSError, zipfile.BadZipFile, ValueError, KeyError, SyntaxError, struct.error) as error:
+        raise Absent(broken, f"{error}" or "`numpy.savez` writes one") from error
+    if kind not in "fiub":
+        raise Absent(f"`{name}` of {file} does not hold numbers", "arrays of floats, whole numbers or truth values")
+    return shape, kind
+
+
+def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], str]:
+    """The header of the NPY format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html."""
+    magic = stream.read(8)
+    if magic[:6] != b"\x93NUMPY":
+        raise ValueError("an entry is no array")
+    length = struct.unpack("<H", stream.read(2)) if magic[6] == 1 else struct.unpack("<I", stream.read(4))
+    header = ast.literal_eval(stream.read(length[0]).decode("latin1" if magic[6] < 3 else "utf8"))
+    kind = header["descr"][1] if isinstance(header["descr"], str) else "V"  # "<f4", "|u1", "|b1"
+    return tuple(header["shape"]), kind
+
+
+def _size(file: str) -> int:
+    """Bytes of a regular file."""
+    try:
+        found = os.stat(file)
+    except OSError as error:
+        reason = "there is no" if isinstance(error, FileNotFoundError) else f"{error.strerror}:"
+        raise Absent(f"{reason} {file}", "paths are relative to the file that wrote them") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise Absent(f"{file} is no file", "a file is needed here")
+    return found.st_size
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape)) or "no shape"
+
+
+_FACTS: dict[type[Call], Callable[[Any, int | None], SourceFacts]] = {
+    c.Digits: _digits,
+    c.Stdlib: _stdlib,
+    c.Text: _text,
+    c.Tokens: _tokens,
+    c.Arrays: _arrays,
+    c.Synthetic: _synthetic,
+}
