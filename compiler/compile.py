@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -225,10 +224,3 @@ def _ranks(analysis: Analysis, graph: PlanGraph) -> tuple[RankNode, ...]:
             )
         )
     return tuple(found)
-
-
-def load_plan(text: str) -> Plan:
-    """A plan back from its JSON."""
-    data = json.loads(text)
-    data.pop("hash", None)
-    return p.from_json(Plan, data)

@@ -15,7 +15,7 @@ from typing import Any
 
 from dslc.compiler.cost import MemoryNode, TrafficNode
 from dslc.compiler.facts import TensorFact
-from dslc.compiler.program import to_json
+from dslc.compiler.program import from_json, to_json
 
 PLAN_VERSION = 1
 
@@ -167,3 +167,10 @@ class Plan:
         """The first 16 hexadecimal digits of SHA-256 over the plan without its hash."""
         canonical = json.dumps(to_json(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def load_plan(text: str) -> Plan:
+    """A plan back from its JSON."""
+    data = json.loads(text)
+    data.pop("hash", None)
+    return from_json(Plan, data)

@@ -1,0 +1,79 @@
+"""The Python API behind `import dslc`: the same floors as the command, for programs and notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dslc.compiler.compile import Compiled, compile_plan
+from dslc.dsl.diagnostics import Diagnostic, JobError, Report
+from dslc.dsl.load import load
+from dslc.front import inspect
+from dslc.runs import finish_drawing, lay_down, make_folder, prepare, start_drawing
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TrainingError(Exception):
+    """A training that failed. The message names the rank, the step, the line of the job and where the log is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What a run left. `metrics` are the lines of metrics.jsonl; `stopped_at` is the step of an interruption."""
+
+    folder: str
+    metrics: tuple[dict[str, Any], ...]
+    module: torch.nn.Module
+    stopped_at: int | None
+
+
+def check(path: str, settings: Sequence[str] = (), *, trace: bool = False) -> tuple[Diagnostic, ...]:
+    """See `dslc.check`."""
+    from dslc.commands.check import check_one
+
+    return tuple(check_one(path, list(settings), trace=trace)[0])
+
+
+def compile(path: str, settings: Sequence[str] = (), *, trace: bool = False) -> Compiled:
+    """See `dslc.compile`."""
+    loaded = load(path, settings)
+    report = Report()
+    report.extend(loaded.report.found)
+    analysis = inspect(loaded.job, report, trace=trace) if loaded.job else None
+    if report.errors or analysis is None:
+        raise JobError(report)
+    return compile_plan(analysis)
+
+
+def run(path: str, settings: Sequence[str] = (), *, out: str | None = None) -> RunResult:
+    """See `dslc.run`."""
+    from dslc.runtime.failure import describe
+    from dslc.runtime.launch import run_in_subprocess
+    from dslc.runtime.model import build_model
+    from dslc.runtime.records import read_metrics
+    from dslc.runtime.weights import load_weights
+
+    loaded = load(path, settings)
+    report = Report()
+    ready = prepare(loaded, report)
+    if ready is None or loaded.job is None:
+        raise JobError(report)
+    if loaded.combinations:
+        raise ValueError("a job with a sweep is several runs: `dslc run`, or one call for each with `settings`")
+    folder = make_folder(loaded.job.name, out)
+    lay_down(ready, folder)
+    drawing = start_drawing(folder)
+    try:
+        outcome = run_in_subprocess(ready.program, ready.places, folder)
+    finally:
+        finish_drawing(drawing, folder)
+    if outcome.failure is not None:
+        raise TrainingError(describe(outcome))
+    module = build_model(ready.program.model, "cpu")
+    load_weights(module, folder)
+    return RunResult(
+        folder=folder, metrics=tuple(read_metrics(folder)), module=module.eval(), stopped_at=outcome.stopped_at
+    )

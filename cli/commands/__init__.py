@@ -1,0 +1,1 @@
+"""One module for each command of `dslc`: `main(arguments) -> exit status`."""

@@ -1,0 +1,57 @@
+"""`dslc check`: every reason to reject a job. Starts no process and, without `--trace`, runs nothing of the user's."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from dslc.compiler.analyse import Analysis
+from dslc.dsl.diagnostics import Diagnostic, Report
+from dslc.dsl.show import to_json
+from dslc.front import inspect, load_each, show
+from dslc.main import GOOD, JOB_AT_FAULT
+
+
+def main(arguments: argparse.Namespace) -> int:
+    found: list[Diagnostic] = []
+    status = GOOD
+    for path in arguments.jobs:
+        report, analysis = check_one(path, arguments.settings, trace=arguments.trace)
+        found.extend(report)
+        if report.errors:
+            status = JOB_AT_FAULT
+        if not arguments.json:
+            show(report)
+            if not report.errors and analysis:
+                print(f"{path} is good: {_summary(analysis)}")
+    if arguments.json:
+        json.dump(to_json(found), sys.stdout, indent=2)
+        print()
+    return status
+
+
+def check_one(path: str, settings: list[str], *, trace: bool = False) -> tuple[Report, Analysis | None]:
+    """All diagnostics of one job, every combination of its sweep included."""
+    loaded, combinations = load_each(path, settings)
+    report, analysis = Report(), None
+    report.extend(loaded.report.found)
+    for chosen in combinations:
+        report.extend(chosen.report.found)
+        if chosen.job is not None:
+            analysis = inspect(chosen.job, report, trace=trace)
+    return report, analysis
+
+
+def _summary(analysis: Analysis) -> str:
+    from dslc.compiler.units import byte_text, count_text
+
+    world = analysis.layout.world_size
+    parts = [f"{world} {'rank' if world == 1 else 'ranks'}"]
+    if analysis.model:
+        parts.append(f"{count_text(analysis.model.parameters)} parameters")
+    if analysis.costs:
+        parts.append(f"peak {byte_text(max(cost.memory.peak for cost in analysis.costs))} a rank")
+    if analysis.workload.steps is not None:
+        parts.append(f"{analysis.workload.steps:,} steps")
+    return ", ".join(parts)

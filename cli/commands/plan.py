@@ -1,0 +1,53 @@
+"""`dslc plan`: what every rank will do."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from dslc.compiler.compile import Compiled, compile_plan
+from dslc.compiler.explain import explain, explain_rank
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.load import load
+from dslc.front import inspect, show
+from dslc.main import GOOD, JOB_AT_FAULT, WRONG_USAGE
+
+
+def compiled_or_shown(path: str, settings: list[str], *, trace: bool) -> Compiled | None:
+    """The plan; where the job is at fault, its mistakes are shown instead."""
+    loaded = load(path, settings)
+    report = Report()
+    report.extend(loaded.report.found)
+    analysis = inspect(loaded.job, report, trace=trace) if loaded.job else None
+    show(report)
+    return None if report.errors or analysis is None else compile_plan(analysis)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    if arguments.origins:
+        return _origins(arguments)
+    compiled = compiled_or_shown(arguments.job, arguments.settings, trace=arguments.trace)
+    if compiled is None:
+        return JOB_AT_FAULT
+    plan = compiled.plan
+    if arguments.rank is not None and not 0 <= arguments.rank < plan.world_size:
+        print(f"dslc: there is no rank {arguments.rank}: ranks are 0 to {plan.world_size - 1}", file=sys.stderr)
+        return WRONG_USAGE
+    if arguments.json:
+        sys.stdout.write(plan.text())
+    elif arguments.rank is not None:
+        print(explain_rank(plan, arguments.rank).rstrip())
+    else:
+        print(explain(plan).rstrip())
+    return GOOD
+
+
+def _origins(arguments: argparse.Namespace) -> int:
+    loaded = load(arguments.job, arguments.settings)
+    show(loaded.report)
+    if loaded.report.errors:
+        return JOB_AT_FAULT
+    width = max(map(len, loaded.origins), default=0)
+    for path, origin in sorted(loaded.origins.items()):
+        print(f"{path:{width}}  {origin}")
+    return GOOD

@@ -1,0 +1,32 @@
+"""`dslc render`: the plan as a picture. `python -m dslc.commands.render PLAN.json FILE` draws a plan that was kept."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from dslc.compiler.draw import draw
+from dslc.compiler.picture import write
+from dslc.compiler.plan import load_plan
+from dslc.main import GOOD, JOB_AT_FAULT, WRONG_USAGE
+
+
+def main(arguments: argparse.Namespace) -> int:
+    from dslc.commands.plan import compiled_or_shown
+
+    if os.path.splitext(arguments.output)[1] not in (".svg", ".png", ".dot", ".html"):
+        print(f"dslc: {arguments.output}: a picture is .svg, .png, .dot or .html", file=sys.stderr)
+        return WRONG_USAGE
+    compiled = compiled_or_shown(arguments.job, arguments.settings, trace=arguments.trace)
+    if compiled is None:
+        return JOB_AT_FAULT
+    write(draw(compiled.plan, arguments.view), arguments.output)
+    print(f"{arguments.output} written", file=sys.stderr)
+    return GOOD
+
+
+if __name__ == "__main__":
+    os.nice(19)  # beside a training, which comes first
+    with open(sys.argv[1], encoding="utf-8") as kept:
+        write(draw(load_plan(kept.read()), "placement"), sys.argv[2])

@@ -1,0 +1,58 @@
+"""`dslc run`: compiles, launches, trains, and leaves a run directory."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from dslc.dsl.diagnostics import Report
+from dslc.front import load_each, show
+from dslc.main import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
+from dslc.runs import Ready, Taken, finish_drawing, folders_of, lay_down, make_folder, prepare, start_drawing
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+def main(arguments: argparse.Namespace) -> int:
+    loaded, combinations = load_each(arguments.job, arguments.settings)
+    report = Report()
+    ready = [prepare(chosen, report) for chosen in combinations]
+    show(report)
+    if report.errors or loaded.job is None:
+        return JOB_AT_FAULT
+    try:
+        folder = make_folder(loaded.job.name, arguments.out)
+    except Taken as taken:
+        print(f"dslc: {taken}", file=sys.stderr)
+        return WRONG_USAGE
+    status = GOOD
+    runs = folders_of(loaded, combinations, folder)
+    for n, ((place, _), each) in enumerate(zip(runs, ready, strict=True), 1):
+        assert each is not None
+        if len(runs) > 1:
+            print(f"run {n} of {len(runs)}: {os.path.relpath(place)}")
+        status = max(status, run_one(each, place))
+        if status == INTERRUPTED:
+            break
+    return status
+
+
+def run_one(ready: Ready, folder: str) -> int:
+    """One training, from its run directory to its exit status."""
+    from dslc.runtime.failure import describe
+    from dslc.runtime.launch import launch
+
+    os.makedirs(os.path.join(folder, "logs"), exist_ok=True)
+    lay_down(ready, folder)
+    drawing = start_drawing(folder)
+    try:
+        outcome = launch(ready.program, ready.places, folder)
+    finally:
+        finish_drawing(drawing, folder)
+    if outcome.failure is not None:
+        print(describe(outcome), file=sys.stderr)
+        return TRAINING_FAILED
+    if outcome.stopped_at is not None:
+        return INTERRUPTED
+    return GOOD

@@ -1,0 +1,14 @@
+"""`dslc schema`: the language, read from the registry."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from dslc.dsl.schema import reference, schema
+from dslc.main import GOOD
+
+
+def main(arguments: argparse.Namespace) -> int:
+    print(reference().rstrip() if arguments.markdown else json.dumps(schema(), indent=2))
+    return GOOD

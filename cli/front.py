@@ -1,0 +1,166 @@
+"""What the commands and the Python API share: from a path to an analysis, and how mistakes are shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dslc.compiler.analyse import Analysis, analyse
+from dslc.compiler.facts import Facts, MachineFacts, ModelFacts, SourceFacts
+from dslc.compiler.sources import source_facts
+from dslc.dsl.calls import PythonSource
+from dslc.dsl.diagnostics import Diagnostic, Report
+from dslc.dsl.job import JobSpec
+from dslc.dsl.layers import PythonNetwork
+from dslc.dsl.load import Loaded, load
+from dslc.dsl.registry import Range
+from dslc.dsl.show import render
+
+
+def show(diagnostics: Iterable[Diagnostic]) -> None:
+    """Prints diagnostics to standard error, coloured on a terminal."""
+    found = list(diagnostics)
+    if found:
+        color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+        print(render(found, color=color), file=sys.stderr)
+
+
+def unreadable(path: str, error: Exception) -> None:
+    reason = error.strerror if isinstance(error, OSError) else error
+    print(f"dslc: {path} cannot be read: {reason}", file=sys.stderr)
+
+
+def load_each(path: str, settings: Sequence[str]) -> tuple[Loaded, list[Loaded]]:
+    """The job, and one job for each combination of its `sweep` (the job itself where there is none)."""
+    loaded = load(path, settings)
+    if loaded.job is None or not loaded.combinations:
+        return loaded, [loaded]
+    chosen = [load(path, [*settings, *(f"{name}={text}" for name, text in c)]) for c in loaded.combinations]
+    return loaded, chosen
+
+
+def inspect(job: JobSpec, report: Report, *, trace: bool = False, run: bool = False) -> Analysis | None:
+    """The analysis of a job; for an elastic one, of each admissible count of nodes, the largest last."""
+    facts = gather(job, report, trace=trace or run, run=run)
+    nodes = job.devices.nodes
+    if isinstance(nodes, Range):
+        for count in range(nodes.first, nodes.last):
+            analyse(replace(job, devices=replace(job.devices, nodes=count)), facts, report)
+    return analyse(job, facts, report)
+
+
+# ------------------------------------------------------------------------------------------------------------ facts
+
+
+def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
+    """What the job does not say: of its data, of the user's own functions (only with `trace`), of this machine."""
+    from dslc.compiler.analyse import context_of
+
+    source = source_facts(job.data.source, context_of(job))
+    model: ModelFacts | None = None
+    if trace and isinstance(job.data.source, PythonSource):
+        source = _traced(job, job.data.source, "source", None, report, SourceFacts) or source
+    if trace and isinstance(job.model.network, PythonNetwork) and source.input is not None:
+        model = _traced(job, job.model.network, "model", source, report, ModelFacts)
+    return Facts(source=source, model=model, machine=_machine(job) if run else None)
+
+
+def _machine(job: JobSpec) -> MachineFacts:
+    gpus: tuple[tuple[str, int], ...] = ()
+    if job.devices.gpus is not None:
+        import torch
+
+        # A count does not initialise CUDA, which a process that is going to fork must not do.
+        gpus = tuple(("", 0) for _ in range(torch.cuda.device_count()))
+    return MachineFacts(
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        gpus=gpus,
+    )
+
+
+def _traced(
+    job: JobSpec, call: PythonSource | PythonNetwork, what: str, source: SourceFacts | None, report: Report, kind: Any
+) -> Any:
+    """Calls a user's function in a child, so that nothing it does stays, and reports what it raised."""
+    from dslc.compiler.program import PythonFunction, from_json, to_json
+
+    named = PythonFunction(
+        function=call.function, arguments=dict(call.arguments), folder=job.folder, line=str(call.span or "")
+    )
+
+    def work() -> Any:
+        import functools
+
+        import torch
+        from dslc.compiler import trace
+        from dslc.runtime.user_code import load_function
+
+        torch.set_num_threads(1)  # a parent that ran parallel operations leaves no threads to its child
+        torch.manual_seed(job.train.seed)
+        make: Callable[[], Any] = functools.partial(load_function(replace(named, line="")))
+        if source is None:
+            return to_json(trace.trace_source(make))
+        assert source.input is not None
+        return to_json(trace.trace_model(make, source.input))
+
+    answer = in_child(work)
+    if "made" in answer:
+        return from_json(kind, answer["made"])
+    report.add(
+        "E0802",
+        f"`{call.function}` cannot be used as a {what}: {answer['error']}",
+        call.at("function"),
+        label=answer["where"],
+        help="the function is called once before any process starts; run it alone to see the whole traceback",
+    )
+    return None
+
+
+def in_child(work: Callable[[], Any]) -> dict[str, Any]:
+    """`{"made": work()}` from a forked child, or `{"error": …, "where": …}` if it raised or died."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        try:
+            answer = {"made": work()}
+        except BaseException as error:  # handed to the parent, which reports it
+            answer = {"error": _first_line(error), "where": _where(error)}
+        with os.fdopen(write, "w") as pipe:
+            json.dump(answer, pipe)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if not text:
+        return {"error": f"the process ended with status {os.waitstatus_to_exitcode(status)}", "where": ""}
+    answer = json.loads(text)
+    assert isinstance(answer, dict)
+    return answer
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().split("\n")[0]
+    kind = type(error).__name__
+    return text if kind in ("TraceError", "ImportError") and text else f"{kind}: {text}" if text else kind
+
+
+def _where(error: BaseException) -> str:
+    """The deepest line of the traceback that is the user's own."""
+    import traceback
+
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "dslc" not in f.name and f.filename[0] != "<"]
+    own = [f for f in frames if "site-packages" not in f.filename and f"{os.sep}lib{os.sep}python" not in f.filename]
+    house = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    own = [f for f in own if not os.path.realpath(f.filename).startswith(house + os.sep)]
+    return f"{os.path.basename(own[-1].filename)}, line {own[-1].lineno}" if own else ""

@@ -1,0 +1,112 @@
+"""The `dslc` command. Each subcommand is a module of `dslc.commands`, imported only when it is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+GOOD, JOB_AT_FAULT, WRONG_USAGE, TRAINING_FAILED = 0, 1, 2, 3
+
+EXAMPLE = """example:
+  dslc new digits            a job to start from, digits.plt
+  dslc check digits.plt      every mistake at once, in a tenth of a second, without a GPU
+  dslc plan digits.plt       what every rank will do
+  dslc run digits.plt        trains
+
+exit status: 0 good, 1 the job file is at fault, 2 wrong usage, 3 the training failed
+"""
+
+SET_HELP = "override a param, a block.field or a block.field.argument; may be repeated"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line: `--help` of each command is all there is to read."""
+    parser = argparse.ArgumentParser(
+        prog="dslc",
+        description="A compiler for distributed PyTorch training.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    def command(name: str, help: str, example: str) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name,
+            help=help,
+            description=help[0].upper() + help[1:] + ".",
+            epilog=f"example:\n  {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def job_arguments(made: argparse.ArgumentParser, many: bool = False) -> None:
+        made.add_argument("jobs" if many else "job", metavar="JOB", nargs="+" if many else None, help="a .plt file")
+        made.add_argument("--set", dest="settings", metavar="PATH=VALUE", action="append", default=[], help=SET_HELP)
+
+    run = command("run", "compile, launch and train", "dslc run digits.plt --set train.epochs=2 --out runs/first")
+    job_arguments(run)
+    run.add_argument("--out", metavar="DIR", help="the run directory (default: runs/<job>/<time>)")
+
+    check = command("check", "find every reason to reject a job; start nothing", "dslc check *.plt --json")
+    job_arguments(check, many=True)
+    check.add_argument("--json", action="store_true", help="a list of objects, for machines")
+    check.add_argument("--trace", action="store_true", help="call `python(…)` functions to look at what they make")
+
+    plan = command("plan", "show what every rank will do", "dslc plan cluster.plt --rank 5")
+    job_arguments(plan)
+    plan.add_argument("--json", action="store_true", help="the plan itself, as JSON")
+    plan.add_argument("--rank", metavar="N", type=int, help="what one rank does")
+    plan.add_argument("--origins", action="store_true", help="which file or --set gave each value")
+    plan.add_argument("--trace", action="store_true", help="call `python(…)` functions to look at what they make")
+
+    render = command("render", "draw where everything sits", "dslc render cluster.plt -o cluster.svg")
+    job_arguments(render)
+    render.add_argument("-o", "--output", metavar="FILE", required=True, help=".svg, .png, .dot or .html")
+    render.add_argument("--view", choices=("placement", "graph", "schedule"), default="placement", help="of what")
+    render.add_argument("--trace", action="store_true", help="call `python(…)` functions to look at what they make")
+
+    fmt = command("fmt", "bring jobs into the one layout", "dslc fmt --check jobs/*.plt")
+    fmt.add_argument("jobs", metavar="JOB", nargs="+", help="a .plt file, or - for standard input")
+    fmt.add_argument("--check", action="store_true", help="change nothing; exit 1 if a file would change")
+
+    explain = command("explain", "the long form of a diagnostic", "dslc explain E0301")
+    explain.add_argument("code", metavar="CODE", nargs="?", help="as in error[E0301]; none for a list of all")
+
+    new = command("new", "write a job to start from", "dslc new mnist --template gpt")
+    new.add_argument("name", metavar="NAME", help="the job's name: NAME.plt is written")
+    new.add_argument("--template", choices=("digits", "gpt", "python"), default="digits", help="what kind of job")
+
+    schema = command("schema", "the language as JSON schema, or as the reference page", "dslc schema --markdown")
+    schema.add_argument("--markdown", action="store_true", help="the reference page")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status."""
+    parser = build_parser()
+    chosen = parser.parse_args(arguments)
+    if chosen.version:
+        from dslc import __version__
+
+        print(f"dslc {__version__}")
+        return GOOD
+    if chosen.command is None:
+        parser.print_help()
+        return WRONG_USAGE
+    module = importlib.import_module(f"dslc.commands.{chosen.command}")
+    try:
+        status: int = module.main(chosen)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `dslc plan … | head`
+        sys.stderr.close()
+        return GOOD
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

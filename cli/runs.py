@@ -1,0 +1,104 @@
+"""From a job to a run directory that is ready to be launched, and the launch. What `dslc run` and `dslc.run` share."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dslc.compiler.compile import Compiled, compile_plan
+from dslc.compiler.program import JobProgram, RankPlace, to_json
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.load import Loaded
+from dslc.dsl.write import write
+from dslc.front import inspect
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A job that may start: what it is, and what its run directory begins with."""
+
+    loaded: Loaded
+    compiled: Compiled
+    program: JobProgram
+    places: tuple[RankPlace, ...]
+
+
+def prepare(loaded: Loaded, report: Report) -> Ready | None:
+    """Compiles a job for this machine; None with the reasons in the report, where warnings that block a run are errors."""
+    found = Report()
+    found.extend(loaded.report.found)
+    analysis = inspect(loaded.job, found, run=True) if loaded.job else None
+    report.extend(diagnostic.for_run() for diagnostic in found)
+    if report.errors or analysis is None:
+        return None
+    compiled = compile_plan(analysis)
+    return Ready(loaded=loaded, compiled=compiled, program=compiled.program(), places=compiled.places())
+
+
+class Taken(Exception):
+    """A run directory that holds a run already."""
+
+
+def make_folder(job: str, out: str | None) -> str:
+    """The run directory, absolute: `out`, or `runs/<job>/<time>`. Raises `Taken` rather than write over a run."""
+    if out is not None:
+        folder = os.path.abspath(os.path.expanduser(out))
+        if os.path.exists(os.path.join(folder, "plan.json")):
+            raise Taken(f"{out} holds a run already; name another folder with --out, or remove it")
+    else:
+        stem = os.path.abspath(os.path.join("runs", job, time.strftime("%Y-%m-%d_%H-%M-%S")))
+        folder, n = stem, 1
+        while os.path.exists(folder):
+            n += 1
+            folder = f"{stem}-{n}"
+    os.makedirs(os.path.join(folder, "logs"), exist_ok=True)
+    return folder
+
+
+def lay_down(ready: Ready, folder: str) -> None:
+    """Writes what is known before the start: the job as resolved, the plan, the program."""
+    assert ready.loaded.job is not None
+    for name, text in (
+        ("job.plt", write(ready.loaded.job)),
+        ("plan.json", ready.compiled.plan.text()),
+        ("program.json", json.dumps({"job": to_json(ready.program), "places": to_json(ready.places)})),
+    ):
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def start_drawing(folder: str) -> subprocess.Popen[bytes]:
+    """Draws `plan.svg` in a process of its own, at the lowest priority: it must not hold up the training.
+
+    It is a fresh process because a thread of this one would be in the way of the fork that starts the ranks.
+    """
+    plan, picture = os.path.join(folder, "plan.json"), os.path.join(folder, "plan.svg")
+    with open(os.path.join(folder, "logs", "draw.log"), "wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "dslc.commands.render", plan, picture],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+
+
+def finish_drawing(drawing: subprocess.Popen[bytes], folder: str) -> None:
+    """Waits for the picture; says where the reason is if there is none."""
+    if drawing.wait() != 0:
+        print(f"plan.svg could not be drawn: see {os.path.join(folder, 'logs', 'draw.log')}", file=sys.stderr)
+
+
+def folders_of(loaded: Loaded, combinations: Sequence[Loaded], folder: str) -> list[tuple[str, Loaded]]:
+    """A sub-folder for each combination of a sweep, named by its values."""
+    if len(combinations) == 1 and combinations[0] is loaded:
+        return [(folder, loaded)]
+    named = []
+    for settings, chosen in zip(loaded.combinations, combinations, strict=True):
+        words = [f"{path.rsplit('.', 1)[-1]}={text}" for path, text in settings]
+        named.append((os.path.join(folder, ",".join(words).replace(os.sep, "_").replace('"', "")), chosen))
+    return named

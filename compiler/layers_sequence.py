@@ -1,0 +1,240 @@
+"""The arithmetic of layers on sequences, and of layers made of layers.
+
+A sequence is `(length, width)`. Attention is counted in full, causal or not, as torch's counter does.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+
+from dslc.compiler.layers import wants_numbers
+from dslc.compiler.tape import Tape, Value, layer, say, unroll
+from dslc.dsl import layers as s
+from dslc.dsl.registry import Call
+
+
+@layer(s.Embedding)
+def embedding(spec: s.Embedding, x: Value, t: Tape) -> Value:
+    if not x.tokens:
+        t.fail(
+            "E0207",
+            f"`embedding` looks up tokens, and real numbers come in: {x}",
+            spec,
+            help="use `linear` for numbers, or a source of tokens",
+        )
+    data = t.around.source.vocab
+    vocab = spec.vocab if spec.vocab is not None else data
+    if vocab is None:
+        t.fail(
+            "E0218",
+            "how many tokens there are cannot be told from the data",
+            spec,
+            help="write it: `vocab = …`",
+        )
+    if data is not None and vocab < data:
+        t.fail(
+            "E0208",
+            f"a vocabulary of {vocab} does not hold the data's {data} tokens",
+            spec,
+            "vocab",
+            label=f"{vocab} < {data}",
+            help=f"`vocab = {data}`, or leave it out",
+        )
+    t.module("Embedding", num_embeddings=vocab, embedding_dim=spec.width)
+    t.parameter("weight", (vocab, spec.width), "normal", 0.0, 1.0)
+    return x.new(*x.shape, spec.width, low=False, grad=True, sequence=True)
+
+
+@layer(s.PositionalEmbedding)
+def positional_embedding(spec: s.PositionalEmbedding, x: Value, t: Tape) -> Value:
+    wants_sequence(spec, x, t)
+    length, width = x.shape
+    context = length if spec.context is None else spec.context
+    if context < length:
+        t.fail(
+            "E0209",
+            f"a context of {context} is shorter than the data's sequences of {length}",
+            spec,
+            "context",
+            label=f"{context} < {length}",
+            help=f"`context = {length}`, or shorter sequences: `context` of the source",
+        )
+    t.module(".PositionalEmbedding", context=context, width=width)
+    t.parameter("weight", (context, width), "normal", 0.0, 0.02)
+    return x.new(*x.shape, low=False, grad=True, sequence=True)
+
+
+def wants_sequence(spec: Call, x: Value, t: Tape) -> None:
+    wants_numbers(spec, x, t)
+    if len(x.shape) != 2:
+        advice = "put `patch_embedding` before it" if len(x.shape) == 3 else ""
+        t.fail("E0201", f"`{spec.word}` works on (length, width), and {x} comes in", spec, help=advice)
+
+
+# -------------------------------------------------------------------------------------------------- attention
+
+
+@layer(s.Attention, recomputable=True)
+def attention(spec: s.Attention, x: Value, t: Tape) -> Value:
+    wants_sequence(spec, x, t)
+    _wants_heads(spec, x, t, spec.heads)
+    length, width = x.shape
+    t.module(".Attention", head_dim=width // spec.heads, causal=spec.causal)
+    qkv = t.child("qkv", s.Linear(features=3 * width, bias=spec.bias, span=spec.span), x)
+    # Scores and their use are one product each; each has two in the backward pass.
+    t.forward += 4 * length * length * width
+    t.backward += 8 * length * length * width
+    t.keep(qkv)
+    result = t.computed(qkv.new(length, width, sequence=True))
+    t.keep(result)
+    rows = 4 * length * spec.heads  # the logarithm of each softmax's sum
+    t.keep_bytes(rows, rows)
+    t.products += rows
+    t.products_low += rows
+    y = t.child("output", s.Linear(features=width, bias=spec.bias, span=spec.span), result)
+    return t.child("dropout", s.Dropout(p=spec.dropout, span=spec.span), y) if spec.dropout else y
+
+
+def _wants_heads(spec: Call, x: Value, t: Tape, heads: int) -> None:
+    width = x.shape[-1]
+    if width % heads:
+        close = sorted((h for h in range(1, width + 1) if width % h == 0), key=lambda h: abs(h - heads))[:2]
+        t.fail(
+            "E0205",
+            f"{heads} heads cannot share a width of {width}",
+            spec,
+            "heads",
+            label=f"{width} = {heads} x {width // heads} + {width % heads}",
+            help=f"`heads = {' or '.join(map(str, sorted(close)))}`, or a width that is a multiple of {heads}",
+        )
+
+
+@layer(s.TransformerBlock, recomputable=True)
+def transformer_block(spec: s.TransformerBlock, x: Value, t: Tape) -> Value:
+    wants_sequence(spec, x, t)
+    _wants_heads(spec, x, t, spec.heads)
+    width, at = x.shape[-1], spec.span
+    t.module(".TransformerBlock")
+    norm = s.LayerNorm(bias=spec.bias, span=at)
+    y = t.child("attention_norm", norm, x)
+    y = t.child(
+        "attention",
+        s.Attention(heads=spec.heads, causal=spec.causal, bias=spec.bias, dropout=spec.dropout, span=at),
+        y,
+    )
+    x = _sum(x, y)
+    y = t.child("mlp_norm", norm, x)
+    with t.inside("mlp"):
+        y = t.child("up", s.Linear(features=spec.ratio * width, bias=spec.bias, span=at), y)
+        y = t.child("activation", s.GELU(span=at), y)
+        y = t.child("down", s.Linear(features=width, bias=spec.bias, span=at), y)
+        if spec.dropout:
+            y = t.child("dropout", s.Dropout(p=spec.dropout, span=at), y)
+    return _sum(x, y)
+
+
+def _sum(a: Value, b: Value) -> Value:
+    return a.new(*a.shape, low=a.low and b.low, grad=a.grad or b.grad, sequence=a.sequence or b.sequence)
+
+
+# ----------------------------------------------------------------------------------------------------- recurrent
+
+
+@layer(s.LSTM)
+def lstm(spec: s.LSTM, x: Value, t: Tape) -> Value:
+    """Four gates for each step, layer and direction. Every step but the first passes a gradient to the state before it."""
+    wants_sequence(spec, x, t)
+    length, directions, width = x.shape[0], 2 if spec.bidirectional else 1, spec.width
+    t.module(
+        ".LSTM",
+        input_size=x.shape[1],
+        hidden_size=width,
+        num_layers=spec.layers,
+        bias=spec.bias,
+        bidirectional=spec.bidirectional,
+    )
+    bound = width**-0.5
+    for number in range(spec.layers):
+        inputs = x.shape[1]
+        for direction in range(directions):
+            end = f"_l{number}{'_reverse' if direction else ''}"
+            t.parameter(f"weight_ih{end}", (4 * width, inputs), "uniform", -bound, bound)
+            t.parameter(f"weight_hh{end}", (4 * width, width), "uniform", -bound, bound)
+            if spec.bias:
+                t.parameter(f"bias_ih{end}", (4 * width,), "uniform", -bound, bound)
+                t.parameter(f"bias_hh{end}", (4 * width,), "uniform", -bound, bound)
+        of_input, of_state = 8 * length * width * inputs * directions, 8 * length * width * width * directions
+        t.forward += of_input + of_state
+        t.backward += of_input * (2 if x.grad else 1) + of_state + of_state * (length - 1) // length
+        y = x.new(length, directions * width, low=True, grad=True, sequence=True)
+        t.keep(t.cast(x).new(*x.shape, low=True))  # the steps in order: a copy
+        t.keep(y)
+        # The gates, candidates and states of each step, and the first and last states.
+        kept = directions * width * (6 * length + 4)
+        t.keep_bytes(4 * kept, 4 * kept)
+        x = y
+    return x.new(*x.shape)
+
+
+@layer(s.LastStep)
+def last_step(spec: s.LastStep, x: Value, t: Tape) -> Value:
+    wants_sequence(spec, x, t)
+    t.module(".LastStep")
+    return x.view(x.shape[1])
+
+
+@layer(s.MeanSteps)
+def mean_steps(spec: s.MeanSteps, x: Value, t: Tape) -> Value:
+    wants_sequence(spec, x, t)
+    t.module(".MeanSteps")
+    return x.new(x.shape[1], sequence=False)
+
+
+@layer(s.PatchEmbedding)
+def patch_embedding(spec: s.PatchEmbedding, x: Value, t: Tape) -> Value:
+    wants_numbers(spec, x, t)
+    if len(x.shape) != 3:
+        t.fail("E0201", f"`patch_embedding` works on (channels, height, width), and {x} comes in", spec)
+    channels, height, width = x.shape
+    if height % spec.patch or width % spec.patch:
+        sides = [p for p in range(1, min(height, width) + 1) if height % p == 0 and width % p == 0]
+        t.fail(
+            "E0213",
+            f"patches of {spec.patch} x {spec.patch} do not cover {x}",
+            spec,
+            "patch",
+            help=f"a side that divides both: {', '.join(map(str, sides))}",
+        )
+    patches = (height // spec.patch) * (width // spec.patch)
+    t.module(".PatchEmbedding", patch=spec.patch, patches=patches, width=spec.width)
+    t.parameter("position", (patches, spec.width), "normal", 0.0, 0.02)
+    flat = x.new(patches, channels * spec.patch**2, sequence=True)
+    y = t.child("projection", s.Linear(features=spec.width, span=spec.span), flat)
+    return y.new(*y.shape, low=False)
+
+
+# -------------------------------------------------------------------------------------------------- composition
+
+
+@layer(s.Residual, recomputable=True)
+def residual(spec: s.Residual, x: Value, t: Tape) -> Value:
+    t.module(".Residual")
+    beside = _branch("layers", spec.layers, x, t)
+    straight = _branch("shortcut", spec.shortcut, x, t) if spec.shortcut else x
+    if beside.shape != straight.shape:
+        way = "what the shortcut makes of it" if spec.shortcut else "the input"
+        t.fail(
+            "E0210",
+            f"`residual` adds its layers' {say(beside.shape)} to {way}, {say(straight.shape)}",
+            spec,
+            "layers",
+            help="give both the same shape" if spec.shortcut else "keep the shape, or give the input a `shortcut = […]`",
+        )
+    wants_numbers(spec, straight, t)
+    return _sum(beside, straight)
+
+
+def _branch(name: str, layers: tuple[Call, ...], x: Value, t: Tape) -> Value:
+    numbers = count()
+    with t.inside(name):
+        return unroll(t.around, layers, x, lambda spec, y: t.child(str(next(numbers)), spec, y))

@@ -1,0 +1,101 @@
+"""The model as a list of layers: data types.
+
+A `LayerNode` is the unit of placement and of cost: one entry of the job's list with `repeat` unrolled, one block of a
+library network, one `residual([...])`. Shapes are of one sample, without the batch; FLOPs and bytes are per sample and add
+up over samples. Import these names from `dslc.compiler.model`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from dslc.compiler.facts import TensorFact
+from dslc.compiler.program import InitStep, ModuleStep
+from dslc.dsl.source import Span
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterNode:
+    """A parameter under its name in the unwrapped model. `init` is None where a user's own function initialises it."""
+
+    name: str
+    shape: tuple[int, ...]
+    init: InitStep | None = None
+    tied_to: str | None = None  # the parameter whose tensor it is
+
+    @property
+    def count(self) -> int:
+        """Its numbers; 0 where they are another parameter's."""
+        return 0 if self.tied_to else prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BufferNode:
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNode:
+    """One layer: what it takes and gives, holds and costs.
+
+    FLOPs are two for each multiply-add of matrix products, convolutions and attention (full, also where it is causal), as
+    torch's FlopCounterMode has them; `backward_flops` leaves out the gradient of an input that needs none because no
+    parameter comes before it. `saved` counts each piece of memory once, at the first layer that keeps it, without
+    parameters, the model's own input and what does not grow with the batch; `_low` under bf16 or fp16 autocast.
+    `saved_selective` is the input of a recomputable layer and its results of products and attention.
+    """
+
+    name: str
+    kind: str  # the word of the language: conv2d, transformer_block; `python` for a user's own module
+    span: Span | None
+    input: TensorFact
+    output: TensorFact
+    parameters: tuple[ParameterNode, ...]
+    buffers: tuple[BufferNode, ...]
+    forward_flops: int
+    backward_flops: int
+    saved: int
+    saved_low: int
+    saved_selective: int
+    saved_selective_low: int
+    recomputable: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelGraph:
+    """The layers in order, and what it takes to make them.
+
+    `parameters` counts each tied weight once. `batch_norm_values` is the least count of numbers that a batch norm has of
+    one sample and channel (1 for vectors): with one sample and one number there is no variance, and torch refuses.
+    """
+
+    layers: tuple[LayerNode, ...]
+    root: ModuleStep | None  # None for a user's own module
+    inits: tuple[InitStep, ...]
+    ties: tuple[tuple[str, str], ...]  # (parameter, the parameter whose tensor it is)
+    input: TensorFact
+    output: TensorFact
+    batch_norm: bool
+    unsynced_batch_norm: bool
+    batch_norm_values: int | None = None
+    noise: bool
+    parameters: int
+
+    @property
+    def forward_flops(self) -> int:
+        return sum(layer.forward_flops for layer in self.layers)
+
+    @property
+    def backward_flops(self) -> int:
+        return sum(layer.backward_flops for layer in self.layers)
+
+    @property
+    def saved(self) -> int:
+        return sum(layer.saved for layer in self.layers)
+
+    @property
+    def saved_low(self) -> int:
+        return sum(layer.saved_low for layer in self.layers)

@@ -1,0 +1,354 @@
+"""A model run with shapes in place of numbers.
+
+Layer functions (`compiler/layers*.py`) take a `Value` and a `Tape`, say on the tape what autograd would have to keep and how
+many products are computed, and give the value that comes out. Memory is followed piece by piece (`Store`), once in fp32
+and once under autocast, so that two layers that keep the same tensor are charged for it once.
+
+The model of memory: a product or convolution keeps its input, in 16 bits under autocast (a copy, if it was in 32); an
+elementwise function keeps its input or its result as its derivative needs; views share their piece. It is that of torch on
+CPUs; on GPUs dropout keeps less, and norms after a product keep more under autocast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any, NoReturn, TypeVar
+
+from dslc.compiler.facts import SourceFacts, TensorFact
+from dslc.compiler.nodes import BufferNode, LayerNode, ParameterNode
+from dslc.compiler.program import InitStep, ModuleStep
+from dslc.dsl.diagnostics import Diagnostic, Note
+from dslc.dsl.layers import Repeat
+from dslc.dsl.registry import Call
+from dslc.dsl.source import Span
+
+Shape = tuple[int, ...]
+MOST_LAYERS = 10_000
+# (name, kind, a, b) -> (kind, a, b): how a library network initialises what torch's defaults would do otherwise.
+Initialise = Callable[[str, str, float, float], tuple[str, float, float]]
+
+
+class Misfit(Exception):
+    """A layer cannot take its input. What comes after it has no shape, so nothing more is said."""
+
+    def __init__(self, diagnostic: Diagnostic) -> None:
+        super().__init__(diagnostic.message)
+        self.diagnostic = diagnostic
+
+
+class Store:
+    """A piece of memory: bytes per sample, and whether it is already kept for the backward pass."""
+
+    __slots__ = ("bytes", "kept")
+
+    def __init__(self, size: int, kept: bool = False) -> None:
+        self.bytes = size
+        self.kept = kept
+
+
+@dataclass(slots=True)
+class Value:
+    """What flows between layers. `low`: 16 bits under autocast; `grad`: a parameter comes before it."""
+
+    shape: Shape
+    tokens: bool
+    low: bool
+    grad: bool
+    sequence: bool  # (length, width) rather than (channels, length)
+    full_store: Store
+    low_store: Store
+
+    @property
+    def count(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def fact(self) -> TensorFact:
+        return TensorFact(shape=self.shape, dtype="int64" if self.tokens else "float32")
+
+    def view(self, *shape: int, sequence: bool = False) -> Value:
+        """Another shape of the same memory."""
+        return replace(self, shape=shape, sequence=sequence)
+
+    def new(self, *shape: int, low: bool | None = None, grad: bool | None = None, sequence: bool | None = None) -> Value:
+        """A result computed from this one: memory of its own."""
+        count, is_low = prod(shape), self.low if low is None else low
+        return Value(
+            shape=shape,
+            tokens=False,
+            low=is_low,
+            grad=self.grad if grad is None else grad,
+            sequence=self.sequence if sequence is None else sequence,
+            full_store=Store(4 * count),
+            low_store=Store((2 if is_low else 4) * count),
+        )
+
+    def __str__(self) -> str:
+        return describe(self.shape, tokens=self.tokens, sequence=self.sequence)
+
+
+def describe(shape: Shape, *, tokens: bool = False, sequence: bool = False) -> str:
+    """A shape in words: `an image (3, 32, 32)`."""
+    text = say(shape)
+    if tokens:
+        return f"tokens {text}"
+    if len(shape) == 0:
+        return "one number"
+    if len(shape) == 1:
+        return f"a vector {text}"
+    if len(shape) == 2:
+        return f"a sequence {text}" if sequence else f"(channels, length) {text}"
+    return f"an image {text}" if len(shape) == 3 else f"an array {text}"
+
+
+def say(shape: Shape) -> str:
+    return f"({', '.join(map(str, shape))})"
+
+
+def entry(fact: TensorFact) -> Value:
+    """The model's input, which the data holds already."""
+    held = Store(0, kept=True)
+    tokens = not fact.dtype.startswith(("float", "bfloat"))
+    low = fact.dtype in ("float16", "bfloat16")
+    return Value(fact.shape, tokens, low, False, tokens, held, held)
+
+
+@dataclass
+class Surroundings:
+    """What all layers of a model know, and collect."""
+
+    source: SourceFacts
+    network: Call | None = None  # of the library: what its layers' mistakes point at
+    initialise: Initialise | None = None
+    warnings: list[Diagnostic] = field(default_factory=list)
+    suspects: list[Note] = field(default_factory=list)  # what may be behind an output that does not fit
+    inits: list[InitStep] = field(default_factory=list)
+    batch_norm_sync: set[bool] = field(default_factory=set)
+    batch_norm_values: int | None = None
+    noise: bool = False
+    layers: int = 0  # met so far
+
+
+@dataclass
+class _Frame:
+    prefix: str
+    kind: str = ""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    children: list[ModuleStep] = field(default_factory=list)
+
+
+LayerFunction = Callable[[Any, Value, "Tape"], Value]
+LAYERS: dict[type[Call], LayerFunction] = {}
+RECOMPUTABLE: set[type[Call]] = set()
+F = TypeVar("F", bound=LayerFunction)
+
+
+def layer(*specs: type[Call], recomputable: bool = False) -> Callable[[F], F]:
+    """Registers the arithmetic of a layer; `recomputable` says that it is worth computing again in the backward pass."""
+
+    def declare(function: F) -> F:
+        LAYERS.update(dict.fromkeys(specs, function))
+        if recomputable:
+            RECOMPUTABLE.update(specs)
+        return function
+
+    return declare
+
+
+class Tape:
+    """Records one `LayerNode`."""
+
+    def __init__(self, around: Surroundings, name: str) -> None:
+        self.around = around
+        self.name = name
+        self.forward = self.backward = 0
+        self.saved = self.saved_low = 0
+        self.products = self.products_low = 0  # bytes of results of products and attention
+        self.parameters: list[ParameterNode] = []
+        self.buffers: list[BufferNode] = []
+        self._frame = _Frame("")
+
+    # ------------------------------------------------------------------------------------- for a layer's function
+
+    def module(self, kind: str, **arguments: Any) -> None:
+        """The module of this layer: a class of torch.nn, or `.Name` of dslc.runtime.modules."""
+        self._frame.kind, self._frame.arguments = kind, arguments
+
+    def parameter(self, name: str, shape: Shape, kind: str, a: float, b: float = 0.0) -> None:
+        full = self._frame.prefix + name
+        if self.around.initialise is not None:
+            kind, a, b = self.around.initialise(full, kind, a, b)
+        init = InitStep(parameter=full, shape=shape, kind=kind, a=a, b=b)  # type: ignore[arg-type]
+        self.around.inits.append(init)
+        self.parameters.append(ParameterNode(name=full, shape=shape, init=init))
+
+    def buffer(self, name: str, shape: Shape, dtype: str) -> None:
+        self.buffers.append(BufferNode(name=self._frame.prefix + name, shape=shape, dtype=dtype))
+
+    def product(self, x: Value, multiply_adds: int, *shape: int) -> Value:
+        """The result of x and a weight: keeps x, for the weight's gradient."""
+        self.keep(self.cast(x))
+        self.forward += 2 * multiply_adds
+        self.backward += 2 * multiply_adds * (2 if x.grad else 1)
+        return self.computed(x.new(*shape, low=True, grad=True))
+
+    def computed(self, result: Value) -> Value:
+        """Notes a result that selective recomputation keeps."""
+        self.products += result.full_store.bytes
+        self.products_low += result.low_store.bytes
+        return result
+
+    def cast(self, x: Value) -> Value:
+        """x as autocast hands it to a product."""
+        return x if x.low else replace(x, low=True, low_store=Store(2 * x.count))
+
+    def keep(self, x: Value) -> None:
+        """x is needed in the backward pass."""
+        if not x.full_store.kept:
+            x.full_store.kept = True
+            self.saved += x.full_store.bytes
+        if not x.low_store.kept:
+            x.low_store.kept = True
+            self.saved_low += x.low_store.bytes
+
+    def keep_bytes(self, full: int, low: int) -> None:
+        """Something else is needed in the backward pass."""
+        self.saved += full
+        self.saved_low += low
+
+    def fail(
+        self,
+        code: str,
+        message: str,
+        spec: Call,
+        argument: str = "",
+        *,
+        label: str = "",
+        notes: Iterable[Note] = (),
+        help: str = "",
+    ) -> NoReturn:
+        raise Misfit(self.diagnostic(code, message, spec, argument, label=label, notes=notes, help=help))
+
+    def warn(self, code: str, message: str, spec: Call, argument: str = "", *, help: str = "") -> None:
+        self.around.warnings.append(self.diagnostic(code, message, spec, argument, help=help))
+
+    def diagnostic(
+        self,
+        code: str,
+        message: str,
+        spec: Call,
+        argument: str = "",
+        *,
+        label: str = "",
+        notes: Iterable[Note] = (),
+        help: str = "",
+    ) -> Diagnostic:
+        network = self.around.network
+        inside = (Note(message=f"it is `{self.name}` of `{network.word}`", span=None),) if network else ()
+        return Diagnostic(
+            code=code,
+            message=message,
+            span=spec.at(argument) if argument else spec.span,
+            label=label,
+            notes=(*notes, *inside),
+            help=help,
+            severity="warning" if code.startswith("W") else "error",
+        )
+
+    # --------------------------------------------------------------------------------------- layers within layers
+
+    def child(self, name: str, spec: Call, x: Value) -> Value:
+        """Runs a layer as the attribute `name` of this one."""
+        outer = self._frame
+        self._frame = _Frame(f"{outer.prefix}{name}." if name else outer.prefix)
+        y = LAYERS[type(spec)](spec, x, self)
+        made, self._frame = self._frame, outer
+        outer.children.append(
+            ModuleStep(
+                name=name,
+                kind=made.kind,
+                arguments=made.arguments,
+                children=tuple(made.children),
+                line=str(spec.span) if spec.span else "",
+            )
+        )
+        return y
+
+    @contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        """The children run inside become parts of the attribute `name`, a Sequential."""
+        outer = self._frame
+        self._frame = made = _Frame(f"{outer.prefix}{name}.")
+        try:
+            yield
+        finally:
+            self._frame = outer
+        outer.children.append(ModuleStep(name=name, kind="Sequential", children=tuple(made.children)))
+
+
+def record(around: Surroundings, name: str, spec: Call, x: Value) -> tuple[LayerNode, ModuleStep, Value]:
+    """Runs one layer of the model's list under its full name. Raises Misfit."""
+    tape = Tape(around, name)
+    before = x.full_store.bytes, x.low_store.bytes
+    tape._frame.prefix = name.rpartition(".")[0] + "." if "." in name else ""
+    y = tape.child(name.rpartition(".")[2], spec, x)
+    again = type(spec) in RECOMPUTABLE
+    node = LayerNode(
+        name=name,
+        kind=spec.word,
+        span=spec.span,
+        input=x.fact,
+        output=y.fact,
+        parameters=tuple(tape.parameters),
+        buffers=tuple(tape.buffers),
+        forward_flops=tape.forward,
+        backward_flops=tape.backward,
+        saved=tape.saved,
+        saved_low=tape.saved_low,
+        saved_selective=before[0] + tape.products if again else tape.saved,
+        saved_selective_low=before[1] + tape.products_low if again else tape.saved_low,
+        recomputable=again,
+    )
+    return node, tape._frame.children[0], y
+
+
+def unroll(around: Surroundings, layers: Iterable[Call], x: Value, run: Callable[[Call, Value], Value]) -> Value:
+    """Runs a list of layers with `repeat` unrolled; a body that its own next round cannot take is the repeat's mistake."""
+    for spec in layers:
+        if not isinstance(spec, Repeat):
+            around.layers += 1
+            if around.layers > MOST_LAYERS:
+                raise Misfit(_too_many(spec.span))
+            x = run(spec, x)
+            continue
+        for number in range(spec.count):
+            before = x
+            try:
+                x = unroll(around, spec.layers, x, run)
+            except Misfit as misfit:
+                if number == 0 or misfit.diagnostic.code in ("E0211", "E0221"):
+                    raise
+                raise Misfit(_next_round(spec, number + 1, before, misfit.diagnostic)) from misfit
+    return x
+
+
+def _next_round(spec: Call, number: int, before: Value, cause: Diagnostic) -> Diagnostic:
+    return Diagnostic(
+        code="E0211",
+        message=f"round {number} of `repeat` starts from {before}, and its layers cannot take that",
+        span=spec.span,
+        notes=(Note(message=cause.message, span=cause.span), *cause.notes),
+        help="repeat layers that give back the shape they take, or fewer times",
+    )
+
+
+def _too_many(span: Span | None) -> Diagnostic:
+    return Diagnostic(
+        code="E0221",
+        message=f"the network has more than {MOST_LAYERS} layers",
+        span=span,
+        help="a smaller `count` of `repeat`",
+    )
