@@ -1,0 +1,66 @@
+# The commands of the house. Everything is installed into .venv, with the versions of constraints.txt; where packages
+# come from, and so which build of torch (CPU or CUDA), is left to pip's own configuration.
+
+PYTHON ?= python3
+VENV   ?= .venv
+JOB    ?= examples/digits.plt
+ARGS   ?=
+PYTEST_ARGS ?=
+
+SHELL       := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+FLOORS := dsl compiler runtime grammar
+TYPES  := build/types/dslc
+
+# A start of dslc that may not store its compiled modules compiles them every time, which is most of its time.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help install run test lint types long bench clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+install: $(STAMP) ## dslc and the tools to develop it, into .venv
+
+# The install is editable: it maps each floor to its folder, so that edits and new modules count at once, and only a
+# change of the dependencies or of the packages comes back here. setuptools goes first because the build is not
+# isolated: an isolated one would download another setuptools.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "dslc needs Python 3.11 or newer, and '$(PYTHON)' is not one: make PYTHON=… names another" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (with torch: some minutes the first time)"
+	@$(PIP) setuptools wheel
+	@$(PIP) --no-build-isolation -e '.[dev]'
+	@touch $@
+
+run: $(STAMP) ## train examples/digits.plt; another job with JOB=… and ARGS=…
+	$(BIN)/dslc run $(JOB) $(ARGS)
+
+test: lint types ## ruff, mypy and the tests; a part with PYTEST_ARGS=…
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+lint: $(STAMP) ## ruff alone
+	$(BIN)/ruff check .
+
+# mypy knows neither package-dir nor the editable install, so it is given the package as a folder of links; the paths
+# it reports are turned back into those of the checkout.
+types: $(STAMP) ## mypy alone
+	@rm -rf $(TYPES) && mkdir -p $(TYPES)
+	@ln -s $(addprefix $(CURDIR)/,$(wildcard cli/*)) $(addprefix $(CURDIR)/,$(FLOORS)) $(TYPES)
+	$(BIN)/mypy $(TYPES) $(wildcard tests benchmarks) \
+	  | sed -E 's#$(TYPES)/(dsl|compiler|runtime|grammar)/#\1/#; s#$(TYPES)/#cli/#'
+
+long: $(STAMP) ## the full products and the hundred-run tests
+	$(BIN)/pytest -m long --timeout 7200 $(PYTEST_ARGS)
+
+bench: $(STAMP) ## the benchmarks
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## all that make created, .venv with it
+	rm -rf $(VENV) build dist dslc.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
