@@ -43,10 +43,7 @@ def source_facts(source: Call, context: int | None) -> SourceFacts:
     if find is None:
         return SourceFacts()
     length = getattr(source, "context", None)
-    try:
-        return find(source, context if length is None else length)
-    except Absent as absent:
-        return SourceFacts(missing=str(absent), help=absent.help)
+    return find(source, context if length is None else length)
 
 
 def source_key(source: Call) -> tuple[str, dict[str, Any]]:
@@ -74,40 +71,50 @@ def _digits(source: c.Digits, context: int | None) -> SourceFacts:
 def _stdlib(source: c.Stdlib, context: int | None) -> SourceFacts:
     with os.scandir(os.path.dirname(os.__file__)) as entries:
         size = sum(entry.stat().st_size for entry in entries if entry.name.endswith(".py") and entry.is_file())
-    return _sequences((size,), context, BYTES, stream=True)
+    return _sequences((size,), context, BYTES)
 
 
 def _text(source: c.Text, context: int | None) -> SourceFacts:
-    return _sequences((_size(source.file),), context, BYTES, stream=True)
+    try:
+        return _sequences((_size(source.file),), context, BYTES)
+    except Absent as absent:
+        return _sequences(None, context, BYTES, absent)
 
 
 def _tokens(source: c.Tokens, context: int | None) -> SourceFacts:
     """Files of 16-bit tokens without a header; a sequence does not cross from one file into the next."""
     files = sorted(glob.glob(source.files))
-    if not files:
-        raise Absent(f"no file matches `{source.files}`", "`dslc tokens FILE… -o F` makes one from text")
-    return _sequences(tuple(_size(file) // 2 for file in files), context, None, stream=True)
+    try:
+        if not files:
+            raise Absent(f"no file matches `{source.files}`", "`dslc tokens FILE… -o F` makes one from text")
+        return _sequences(tuple(_size(file) // 2 for file in files), context, None)
+    except Absent as absent:
+        return _sequences(None, context, None, absent)
 
 
-def _sequences(lengths: tuple[int, ...], context: int | None, vocab: int | None, *, stream: bool) -> SourceFacts:
-    if context is None:
-        return SourceFacts(classes=vocab, vocab=vocab, stream=stream)
-    tokens = TensorFact(shape=(context,), dtype="int64")
+def _sequences(
+    lengths: tuple[int, ...] | None, context: int | None, vocab: int | None, absent: Absent | None = None
+) -> SourceFacts:
+    """Streams of so many tokens each, cut into sequences; what they look like is known even where they are absent."""
+    tokens = None if context is None else TensorFact(shape=(context,), dtype="int64")
+    samples = None
+    if lengths is not None and context is not None:
+        samples = sum(max(0, length - 1) // context for length in lengths)
     return SourceFacts(
-        samples=sum(max(0, length - 1) // context for length in lengths),
+        samples=samples,
         input=tokens,
         target=tokens,
         classes=vocab,
         vocab=vocab,
-        stream=stream,
+        stream=True,
+        missing=str(absent) if absent else "",
+        help=absent.help if absent else "",
     )
 
 
 def _synthetic(source: c.Synthetic, context: int | None) -> SourceFacts:
     if source.vocab is not None:
-        if context is None:
-            return SourceFacts(samples=source.samples, classes=source.vocab, vocab=source.vocab)
-        tokens = TensorFact(shape=(context,), dtype="int64")
+        tokens = None if context is None else TensorFact(shape=(context,), dtype="int64")
         return SourceFacts(
             samples=source.samples, input=tokens, target=tokens, classes=source.vocab, vocab=source.vocab
         )
@@ -132,13 +139,14 @@ def _classes(source: c.Synthetic) -> int | None:
 
 
 def _arrays(source: c.Arrays, context: int | None) -> SourceFacts:
-    inputs, input_kind = _header(source.file, source.input)
-    targets, target_kind = _header(source.file, source.target)
-    if inputs[:1] != targets[:1] or not inputs:
-        raise Absent(
-            f"`{source.input}` of {source.file} has shape {_shown(inputs)} and `{source.target}` has {_shown(targets)}",
-            "both need one row for each sample",
-        )
+    try:
+        inputs, input_kind = _header(source.file, source.input)
+        targets, target_kind = _header(source.file, source.target)
+        if inputs[:1] != targets[:1] or not inputs:
+            shapes = f"`{source.input}` has shape {_shown(inputs)} and `{source.target}` has {_shown(targets)}"
+            raise Absent(f"{source.file}: {shapes}", "both need one row for each sample")
+    except Absent as absent:
+        return SourceFacts(missing=str(absent), help=absent.help)
     return SourceFacts(
         samples=inputs[0],
         input=TensorFact(shape=inputs[1:], dtype="float32" if input_kind == "f" else "int64"),

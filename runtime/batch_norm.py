@@ -80,6 +80,16 @@ class _Synchronised(_BatchNorm):
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), weight)
 
 
+def _moments(input: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of each channel, float32: the kernel of torch's own batch normalisation."""
+    scratch = (None, None)
+    if input.dtype != torch.float32:
+        # The kernel answers in the input's dtype unless it is given running statistics in another.
+        scratch = tuple(torch.zeros(2, input.shape[1], device=input.device))
+    mean, variance = torch.batch_norm_update_stats(input, *scratch, 0.0)
+    return mean.float(), variance.float()
+
+
 class _Normalise(torch.autograd.Function):
     """(output, mean, biased variance, samples per channel) of the batch; the last three, float32, without gradient."""
 
@@ -87,14 +97,12 @@ class _Normalise(torch.autograd.Function):
     def forward(
         ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        over = [dim for dim in range(input.dim()) if dim != 1]
-        variance, mean = torch.var_mean(input.float(), over, correction=0)
         channels = input.shape[1]
-        packed = torch.empty(2 * channels + 1, dtype=torch.float64, device=input.device)
         own = input.numel() // channels
-        torch.mul(mean, own, out=packed[:channels])
-        torch.mul(mean.double().square_().add_(variance), own, out=packed[channels:-1])
-        packed[-1] = own
+        packed = torch.full((2 * channels + 1,), own, dtype=torch.float64, device=input.device)
+        mean, variance = _moments(input)
+        packed[:channels] *= mean
+        packed[channels:-1] *= mean.double().square_().add_(variance)
         dist.all_reduce(packed, group=group)
         samples = packed[-1]
         moments = (packed[:-1] / samples).view(2, channels)

@@ -1,0 +1,67 @@
+"""Real processes over gloo for tests: `gang(ranks, work, …)` runs `work(rank, …)` in each and gives what they return.
+
+They come from a fork server that has torch loaded: a process forked from the test's own would hang in torch's first
+parallel operation if the test has run one. A rank that fails, or gives nothing within `LIMIT` seconds, fails the test.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+LIMIT = 60
+
+
+def gang(ranks: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What `work(rank, *arguments)` gives on each rank; picklable both, with tensors as numpy arrays."""
+    context = multiprocessing.get_context("forkserver")
+    # torch._dynamo is what an optimizer loads when it is made.
+    context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "pytest", "hypothesis"])
+    with tempfile.TemporaryDirectory() as folder:
+        pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
+        made = [
+            context.Process(target=_rank, args=(rank, ranks, folder, pipes[rank][1], work, arguments), daemon=True)
+            for rank in range(ranks)
+        ]
+        for process in made:
+            process.start()
+        for _, theirs in pipes:
+            theirs.close()
+        try:
+            return [_result(rank, ours) for rank, (ours, _) in enumerate(pipes)]
+        finally:
+            for process in made:
+                process.kill()
+                process.join()
+
+
+def _result(rank: int, ours: Connection) -> Any:
+    assert ours.poll(LIMIT), f"rank {rank} gave nothing within {LIMIT} s"
+    failure, result = ours.recv()
+    assert failure is None, f"rank {rank}:\n{failure}"
+    return result
+
+
+def _rank(
+    rank: int, ranks: int, folder: str, pipe: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)
+    try:
+        store = dist.FileStore(str(Path(folder) / "store"), ranks)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=LIMIT))
+        answer = (None, work(rank, *arguments))
+        dist.barrier()
+    except BaseException:
+        answer = (traceback.format_exc(), None)
+    pipe.send(answer)
+    os._exit(0)  # what gloo's threads do at the interpreter's end is not what is tested
