@@ -151,9 +151,7 @@ def pool(spec: AnyPool, x: Value, t: Tape) -> Value:
     stride = spec.kernel if spec.stride is None else spec.stride
     size = windows(spec, x, t, stride)
     largest = isinstance(spec, s.MaxPool1d | s.MaxPool2d)
-    t.module(
-        f"{'Max' if largest else 'Avg'}Pool{dims}d", kernel_size=spec.kernel, stride=stride, padding=spec.padding
-    )
+    t.module(f"{'Max' if largest else 'Avg'}Pool{dims}d", kernel_size=spec.kernel, stride=stride, padding=spec.padding)
     y = x.new(x.shape[0], *size)
     if x.grad:
         t.keep(x)

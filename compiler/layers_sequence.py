@@ -122,7 +122,7 @@ def transformer_block(spec: s.TransformerBlock, x: Value, t: Tape) -> Value:
         s.Attention(heads=spec.heads, causal=spec.causal, bias=spec.bias, dropout=spec.dropout, span=at),
         y,
     )
-    x = _sum(x, y)
+    x = added(x, y)
     y = t.child("mlp_norm", norm, x)
     with t.inside("mlp"):
         y = t.child("up", s.Linear(features=spec.ratio * width, bias=spec.bias, span=at), y)
@@ -130,10 +130,10 @@ def transformer_block(spec: s.TransformerBlock, x: Value, t: Tape) -> Value:
         y = t.child("down", s.Linear(features=width, bias=spec.bias, span=at), y)
         if spec.dropout:
             y = t.child("dropout", s.Dropout(p=spec.dropout, span=at), y)
-    return _sum(x, y)
+    return added(x, y)
 
 
-def _sum(a: Value, b: Value) -> Value:
+def added(a: Value, b: Value) -> Value:
     return a.new(*a.shape, low=a.low and b.low, grad=a.grad or b.grad, sequence=a.sequence or b.sequence)
 
 
@@ -142,7 +142,7 @@ def _sum(a: Value, b: Value) -> Value:
 
 @layer(s.LSTM)
 def lstm(spec: s.LSTM, x: Value, t: Tape) -> Value:
-    """Four gates for each step, layer and direction. Every step but the first passes a gradient to the state before it."""
+    """Four gates for each step, layer and direction; every step but the first passes a gradient to the state before."""
     wants_sequence(spec, x, t)
     length, directions, width = x.shape[0], 2 if spec.bidirectional else 1, spec.width
     t.module(
@@ -228,10 +228,12 @@ def residual(spec: s.Residual, x: Value, t: Tape) -> Value:
             f"`residual` adds its layers' {say(beside.shape)} to {way}, {say(straight.shape)}",
             spec,
             "layers",
-            help="give both the same shape" if spec.shortcut else "keep the shape, or give the input a `shortcut = […]`",
+            help="give both one shape"
+            if spec.shortcut
+            else "keep the shape, or give a `shortcut = […]` that changes it",
         )
     wants_numbers(spec, straight, t)
-    return _sum(beside, straight)
+    return added(beside, straight)
 
 
 def _branch(name: str, layers: tuple[Call, ...], x: Value, t: Tape) -> Value:

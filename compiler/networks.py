@@ -1,23 +1,23 @@
 """The library networks, written as layers with speaking names.
 
-Each function turns a network of `dsl/layers.py` into `(name, layer)` pairs; dots in a name make nested modules. Arithmetic
-and modules then follow from the layers. Where a network's authors initialise otherwise than torch's layers do, an
-`Initialise` says so.
+Each function turns a network of `dsl/layers.py` into `(name, layer)` pairs; dots in a name make nested modules.
+Arithmetic and modules then follow from the layers. Where a network's authors initialise otherwise than torch's layers
+do, an `Initialise` says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from math import prod, sqrt
+from dataclasses import dataclass
+from math import sqrt
 from typing import Any
 
 from dslc.compiler.facts import SourceFacts
-from dslc.compiler.layers import batch_norm, convolution, relu, wants_channels
+from dslc.compiler.layers_sequence import added
 from dslc.compiler.tape import Initialise, Misfit, Tape, Value, layer
 from dslc.dsl import layers as s
 from dslc.dsl.diagnostics import Diagnostic
-from dslc.dsl.registry import Call, Node
+from dslc.dsl.registry import Call, Node, declared
 
 Named = tuple[tuple[str, Call], ...]
 
@@ -35,7 +35,7 @@ def expand(network: Call, source: SourceFacts) -> Expansion:
 
 
 def _at(network: Node, **renamed: str) -> dict[str, Any]:
-    """Where a network's layers stand: their mistakes point at the network's own arguments of the same (or that) name."""
+    """Where a network's layers stand: their mistakes point at the network's arguments of the same (or that) name."""
     places = dict(network.places)
     for argument, of_network in renamed.items():
         places.pop(argument, None)
@@ -116,7 +116,7 @@ def convnet(network: s.ConvNet, source: SourceFacts) -> Expansion:
 # -------------------------------------------------------------------------------------------------------- resnet
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared
 class ResNetBlock(Call):
     """Two 3x3 convolutions, or with `bottleneck` 1x1, 3x3 and 1x1 to four times `channels`, beside a shortcut."""
 
@@ -128,7 +128,6 @@ class ResNetBlock(Call):
 
 @layer(ResNetBlock, recomputable=True)
 def resnet_block(spec: ResNetBlock, x: Value, t: Tape) -> Value:
-    wants_channels(spec, x, t, 2)
     at = spec.span
     out = spec.channels * (4 if spec.bottleneck else 1)
     t.module(".Bottleneck" if spec.bottleneck else ".BasicBlock")
@@ -140,11 +139,17 @@ def resnet_block(spec: ResNetBlock, x: Value, t: Tape) -> Value:
         y = t.child(f"conv{number}", conv, y)
         y = t.child(f"norm{number}", s.BatchNorm(span=at), y)
         if number < len(plan):
-            y = t.computed_by("relu", y)
+            y = _rectified(y, t)
     if spec.stride > 1 or x.shape[0] != out:
         with t.inside("shortcut"):
-            conv = s.Conv2d(channels=out, kernel=1, stride=spec.stride, bias=False, span=at)
-            x = t.child("norm", s.BatchNorm(span=at), t.child("conv", conv, x))
+            x = t.child("conv", s.Conv2d(channels=out, kernel=1, stride=spec.stride, bias=False, span=at), x)
+            x = t.child("norm", s.BatchNorm(span=at), x)
+    return _rectified(added(x, y), t)
+
+
+def _rectified(x: Value, t: Tape) -> Value:
+    y = x.new(*x.shape)
+    t.keep(y)
     return y
 
 
@@ -154,4 +159,107 @@ DEPTHS = {
     50: (True, (3, 4, 6, 3)),
     101: (True, (3, 4, 23, 3)),
     152: (True, (3, 8, 36, 3)),
+}
+
+
+def resnet(network: s.ResNet, source: SourceFacts) -> Expansion:
+    """As torchvision has it: a bottleneck's stride is in its 3x3 convolution, weights are He's (arXiv:1502.01852)."""
+    if network.depth not in DEPTHS:
+        raise Misfit(
+            Diagnostic(
+                code="E0212",
+                message=f"there is no residual network of {network.depth} layers",
+                span=network.at("depth"),
+                help=f"one of {', '.join(map(str, DEPTHS))}",
+            )
+        )
+    at = _at(network)
+    width, small = network.width, network.stem == "small"
+    kernel, stride = (3, 1) if small else (7, 2)
+    stem = s.Conv2d(channels=width, kernel=kernel, stride=stride, padding=kernel // 2, bias=False, **at)
+    layers: list[tuple[str, Call]] = [
+        ("stem.conv", stem),
+        ("stem.norm", s.BatchNorm(**at)),
+        ("stem.activation", s.ReLU(**at)),
+    ]
+    if not small:
+        layers.append(("stem.pool", s.MaxPool2d(kernel=3, stride=2, padding=1, **at)))
+    bottleneck, counts = DEPTHS[network.depth]
+    number = 0
+    for stage, count in enumerate(counts):
+        for first in [True, *[False] * (count - 1)]:
+            block = ResNetBlock(
+                channels=width * 2**stage, stride=2 if first and stage else 1, bottleneck=bottleneck, span=network.span
+            )
+            layers.append((f"blocks.{number}", block))
+            number += 1
+    layers += [
+        ("pool", s.AdaptiveAvgPool2d(size=1, **at)),
+        ("flatten", s.Flatten(**at)),
+        ("head", s.Linear(features=_classes(network, source), **_at(network, features="classes"))),
+    ]
+    return Expansion(layers=tuple(layers), initialise=_he)
+
+
+def _he(name: str, shape: tuple[int, ...], kind: str, a: float, b: float) -> tuple[str, float, float]:
+    """Convolutions: normal with variance 2 / (numbers that one input reaches)."""
+    if len(shape) != 4:
+        return kind, a, b
+    return "normal", 0.0, sqrt(2 / (shape[0] * shape[2] * shape[3]))
+
+
+# -------------------------------------------------------------------------------------------------- transformers
+
+
+def _gpt2(layers: int) -> Initialise:
+    """Radford et al. 2019: normal with deviation 0.02; what ends a branch, over the root of the number of branches."""
+    ends = ("attention.output.weight", "mlp.down.weight")
+
+    def initialise(name: str, shape: tuple[int, ...], kind: str, a: float, b: float) -> tuple[str, float, float]:
+        if kind == "constant":
+            return kind, a, b
+        if name.endswith("bias"):
+            return "constant", 0.0, 0.0
+        return "normal", 0.0, 0.02 / sqrt(2 * layers) if name.endswith(ends) else 0.02
+
+    return initialise
+
+
+def _blocks(network: s.GPT | s.ViT, *, causal: bool, bias: bool) -> list[tuple[str, Call]]:
+    block = s.TransformerBlock(heads=network.heads, causal=causal, bias=bias, dropout=network.dropout, **_at(network))
+    return [(f"blocks.{number}", block) for number in range(network.layers)]
+
+
+def gpt(network: s.GPT, source: SourceFacts) -> Expansion:
+    vocab = network.vocab if network.vocab is not None else source.vocab
+    at = _at(network)
+    layers: list[tuple[str, Call]] = [
+        ("embedding", s.Embedding(vocab=vocab, width=network.width, **at)),
+        ("position", s.PositionalEmbedding(context=network.context, **at)),
+        *_blocks(network, causal=True, bias=network.bias),
+        ("norm", s.LayerNorm(bias=network.bias, **at)),
+        ("head", s.Linear(features=vocab or 1, bias=False, **_at(network, features="vocab"))),
+    ]
+    ties = (("head.weight", "embedding.weight"),) if network.tie else ()
+    return Expansion(layers=tuple(layers), initialise=_gpt2(network.layers), ties=ties)
+
+
+def vit(network: s.ViT, source: SourceFacts) -> Expansion:
+    at = _at(network)
+    layers: list[tuple[str, Call]] = [
+        ("embedding", s.PatchEmbedding(patch=network.patch, width=network.width, **at)),
+        *_blocks(network, causal=False, bias=True),
+        ("norm", s.LayerNorm(**at)),
+        ("pool", s.MeanSteps(**at)),
+        ("head", s.Linear(features=_classes(network, source), **_at(network, features="classes"))),
+    ]
+    return Expansion(layers=tuple(layers), initialise=_gpt2(network.layers))
+
+
+NETWORKS: dict[type[Call], Callable[[Any, SourceFacts], Expansion]] = {
+    s.MLP: mlp,
+    s.ConvNet: convnet,
+    s.ResNet: resnet,
+    s.ViT: vit,
+    s.GPT: gpt,
 }

@@ -1,8 +1,8 @@
 """The model as a list of layers: data types.
 
 A `LayerNode` is the unit of placement and of cost: one entry of the job's list with `repeat` unrolled, one block of a
-library network, one `residual([...])`. Shapes are of one sample, without the batch; FLOPs and bytes are per sample and add
-up over samples. Import these names from `dslc.compiler.model`.
+library network, one `residual([...])`. Shapes are of one sample, without the batch; FLOPs and bytes are per sample
+and add up over samples. Import these names from `dslc.compiler.model`.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class BufferNode:
 class LayerNode:
     """One layer: what it takes and gives, holds and costs.
 
-    FLOPs are two for each multiply-add of matrix products, convolutions and attention (full, also where it is causal), as
-    torch's FlopCounterMode has them; `backward_flops` leaves out the gradient of an input that needs none because no
-    parameter comes before it. `saved` counts each piece of memory once, at the first layer that keeps it, without
-    parameters, the model's own input and what does not grow with the batch; `_low` under bf16 or fp16 autocast.
-    `saved_selective` is the input of a recomputable layer and its results of products and attention.
+    FLOPs are two for each multiply-add of matrix products, convolutions and attention (full, also where it is
+    causal), as torch's FlopCounterMode has them; `backward_flops` leaves out the gradient of an input that needs none
+    because no parameter comes before it. `saved` counts each piece of memory once, at the first layer that keeps it,
+    without parameters, the model's own input and what does not grow with the batch; `_low` under bf16 or fp16
+    autocast. `saved_selective` is the input of a recomputable layer and its results of products and attention.
     """
 
     name: str
@@ -68,8 +68,8 @@ class LayerNode:
 class ModelGraph:
     """The layers in order, and what it takes to make them.
 
-    `parameters` counts each tied weight once. `batch_norm_values` is the least count of numbers that a batch norm has of
-    one sample and channel (1 for vectors): with one sample and one number there is no variance, and torch refuses.
+    `parameters` counts each tied weight once. `batch_norm_values` is the least count of numbers that a batch norm has
+    of one sample and channel (1 for vectors): with one sample and one number there is no variance, and torch refuses.
     """
 
     layers: tuple[LayerNode, ...]

@@ -1,12 +1,12 @@
 """A model run with shapes in place of numbers.
 
-Layer functions (`compiler/layers*.py`) take a `Value` and a `Tape`, say on the tape what autograd would have to keep and how
-many products are computed, and give the value that comes out. Memory is followed piece by piece (`Store`), once in fp32
-and once under autocast, so that two layers that keep the same tensor are charged for it once.
+Layer functions (`compiler/layers*.py`) take a `Value` and a `Tape`, say on the tape what autograd would have to keep
+and how many products are computed, and give the value that comes out. Memory is followed piece by piece (`Store`),
+once in fp32 and once under autocast, so that two layers that keep the same tensor are charged for it once.
 
 The model of memory: a product or convolution keeps its input, in 16 bits under autocast (a copy, if it was in 32); an
-elementwise function keeps its input or its result as its derivative needs; views share their piece. It is that of torch on
-CPUs; on GPUs dropout keeps less, and norms after a product keep more under autocast.
+elementwise function keeps its input or its result as its derivative needs; views share their piece. It is that of
+torch on CPUs; on GPUs dropout keeps less, and norms after a product keep more under autocast.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from dslc.dsl.source import Span
 
 Shape = tuple[int, ...]
 MOST_LAYERS = 10_000
-# (name, kind, a, b) -> (kind, a, b): how a library network initialises what torch's defaults would do otherwise.
-Initialise = Callable[[str, str, float, float], tuple[str, float, float]]
+# (name, shape, kind, a, b) -> (kind, a, b): how a library network initialises what torch's defaults would do otherwise.
+Initialise = Callable[[str, Shape, str, float, float], tuple[str, float, float]]
 
 
 class Misfit(Exception):
@@ -73,7 +73,9 @@ class Value:
         """Another shape of the same memory."""
         return replace(self, shape=shape, sequence=sequence)
 
-    def new(self, *shape: int, low: bool | None = None, grad: bool | None = None, sequence: bool | None = None) -> Value:
+    def new(
+        self, *shape: int, low: bool | None = None, grad: bool | None = None, sequence: bool | None = None
+    ) -> Value:
         """A result computed from this one: memory of its own."""
         count, is_low = prod(shape), self.low if low is None else low
         return Value(
@@ -129,7 +131,9 @@ class Surroundings:
     batch_norm_sync: set[bool] = field(default_factory=set)
     batch_norm_values: int | None = None
     noise: bool = False
-    layers: int = 0  # met so far
+    layers: int = 0  # met so far, those within layers too
+    nodes: list[LayerNode] = field(default_factory=list)
+    steps: list[tuple[str, ModuleStep]] = field(default_factory=list)
 
 
 @dataclass
@@ -147,7 +151,7 @@ F = TypeVar("F", bound=LayerFunction)
 
 
 def layer(*specs: type[Call], recomputable: bool = False) -> Callable[[F], F]:
-    """Registers the arithmetic of a layer; `recomputable` says that it is worth computing again in the backward pass."""
+    """Registers the arithmetic of a layer; `recomputable`: it is worth computing again in the backward pass."""
 
     def declare(function: F) -> F:
         LAYERS.update(dict.fromkeys(specs, function))
@@ -180,7 +184,7 @@ class Tape:
     def parameter(self, name: str, shape: Shape, kind: str, a: float, b: float = 0.0) -> None:
         full = self._frame.prefix + name
         if self.around.initialise is not None:
-            kind, a, b = self.around.initialise(full, kind, a, b)
+            kind, a, b = self.around.initialise(full, shape, kind, a, b)
         init = InitStep(parameter=full, shape=shape, kind=kind, a=a, b=b)  # type: ignore[arg-type]
         self.around.inits.append(init)
         self.parameters.append(ParameterNode(name=full, shape=shape, init=init))
@@ -289,12 +293,13 @@ class Tape:
         outer.children.append(ModuleStep(name=name, kind="Sequential", children=tuple(made.children)))
 
 
-def record(around: Surroundings, name: str, spec: Call, x: Value) -> tuple[LayerNode, ModuleStep, Value]:
-    """Runs one layer of the model's list under its full name. Raises Misfit."""
+def record(around: Surroundings, name: str, spec: Call, x: Value) -> Value:
+    """Runs one layer of the model's list under its full name, and notes its node and module. Raises Misfit."""
     tape = Tape(around, name)
-    before = x.full_store.bytes, x.low_store.bytes
-    tape._frame.prefix = name.rpartition(".")[0] + "." if "." in name else ""
-    y = tape.child(name.rpartition(".")[2], spec, x)
+    full, low = x.full_store.bytes, x.low_store.bytes
+    path, _, last = name.rpartition(".")
+    tape._frame.prefix = f"{path}." if path else ""
+    y = tape.child(last, spec, x)
     again = type(spec) in RECOMPUTABLE
     node = LayerNode(
         name=name,
@@ -308,15 +313,17 @@ def record(around: Surroundings, name: str, spec: Call, x: Value) -> tuple[Layer
         backward_flops=tape.backward,
         saved=tape.saved,
         saved_low=tape.saved_low,
-        saved_selective=before[0] + tape.products if again else tape.saved,
-        saved_selective_low=before[1] + tape.products_low if again else tape.saved_low,
+        saved_selective=full + tape.products if again else tape.saved,
+        saved_selective_low=low + tape.products_low if again else tape.saved_low,
         recomputable=again,
     )
-    return node, tape._frame.children[0], y
+    around.nodes.append(node)
+    around.steps.append((name, tape._frame.children[0]))
+    return y
 
 
 def unroll(around: Surroundings, layers: Iterable[Call], x: Value, run: Callable[[Call, Value], Value]) -> Value:
-    """Runs a list of layers with `repeat` unrolled; a body that its own next round cannot take is the repeat's mistake."""
+    """Runs a list of layers, `repeat` unrolled. A body that its own next round cannot take is the repeat's mistake."""
     for spec in layers:
         if not isinstance(spec, Repeat):
             around.layers += 1

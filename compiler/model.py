@@ -1,0 +1,163 @@
+"""From what the user calls a network to a `ModelGraph`: shapes, parameters, work and memory of every layer.
+
+`build` is arithmetic for layer lists and library networks; nothing of torch is loaded. `opaque` makes one node of a
+model that a user's own function returns, from what tracing it told.
+
+Modules of a list are named as `nn.Sequential` names them, `0`, `1`, …, with `repeat` unrolled and the parts of a
+residual as `N.layers.i` and `N.shortcut.i`; library networks have speaking names (`blocks.3.attention.qkv.weight`).
+
+Limits: `freeze` is not looked at, so the backward pass of a partly frozen model is overstated. Memory is that of
+torch's kernels on CPUs (`tape`); LSTMs, which have work space of their own, are within a quarter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count, groupby
+
+from dslc.compiler.facts import ModelFacts, SourceFacts, TensorFact
+from dslc.compiler.networks import Expansion, expand
+from dslc.compiler.nodes import BufferNode, LayerNode, ModelGraph, ParameterNode
+from dslc.compiler.outputs import check_output
+from dslc.compiler.program import ModuleStep
+from dslc.compiler.tape import Misfit, Surroundings, Value, entry, record, unroll
+from dslc.dsl import layers as s
+from dslc.dsl.blocks import ModelSpec
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.registry import Call
+
+__all__ = ["BufferNode", "LayerNode", "ModelGraph", "ParameterNode", "build", "opaque"]
+
+
+def build(model: ModelSpec, source: SourceFacts, context: int | None, report: Report) -> ModelGraph | None:
+    """The graph of a layer list or library network; None where the input is unknown, or with the reason in the report.
+
+    Reports E0201 to E0221 and W0201 to W0203; of the mistakes along the chain of layers the first alone, since after
+    it the shapes are unknown. `context` is the length of a sequence where the data's own is not known.
+    """
+    network = model.network
+    if isinstance(network, s.PythonNetwork | s.TransformersNetwork):
+        return None
+    fact = source.input
+    if fact is None and context is not None and (source.vocab is not None or isinstance(network, s.GPT)):
+        fact = TensorFact(shape=(context,), dtype="int64")
+    if fact is None:
+        return None
+    around = Surroundings(source=source, network=network if isinstance(network, Call) else None)
+    expansion = Expansion(layers=())
+    before = len(report.errors)
+    try:
+        if isinstance(network, Call):
+            expansion = expand(network, source)
+            around.initialise = expansion.initialise
+            output = _run_named(expansion.layers, entry(fact), around)
+        else:
+            output = _run_list(network, entry(fact), around)
+    except Misfit as misfit:
+        report.extend([misfit.diagnostic])
+        return None
+    if not around.inits:
+        report.add(
+            "E0217",
+            "the network has no parameters: there is nothing to train",
+            network.span if isinstance(network, Call) else model.at("network"),
+            help="add a layer that learns, such as `linear(10)`",
+        )
+        return None
+    check_output(model, around.nodes[-1], output.fact, source, report, around.suspects)
+    if len(report.errors) > before:
+        return None
+    report.extend(around.warnings)
+    ties = dict(expansion.ties)
+    nodes = [_tied(node, ties) for node in around.nodes] if ties else around.nodes
+    return ModelGraph(
+        layers=tuple(nodes),
+        root=ModuleStep(name="", kind="Sequential", children=_tree(around.steps)),
+        inits=tuple(init for init in around.inits if init.parameter not in ties),
+        ties=expansion.ties,
+        input=fact,
+        output=output.fact,
+        batch_norm=bool(around.batch_norm_sync),
+        unsynced_batch_norm=False in around.batch_norm_sync,
+        batch_norm_values=around.batch_norm_values,
+        noise=around.noise,
+        parameters=sum(parameter.count for node in nodes for parameter in node.parameters),
+    )
+
+
+def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts) -> ModelGraph:
+    """One layer of kind `python` for a model that a user's own function returns.
+
+    What it keeps under autocast or selective recomputation was not traced: both count as much as in fp32.
+    """
+    span = model.network.span if isinstance(model.network, Call) else model.at("network")
+    parameters = tuple(ParameterNode(name=name, shape=shape) for name, shape, _ in facts.parameters)
+    fact = source.input or TensorFact(shape=(), dtype="float32")
+    node = LayerNode(
+        name="",
+        kind="python",
+        span=span,
+        input=fact,
+        output=facts.output,
+        parameters=parameters,
+        buffers=tuple(BufferNode(name=name, shape=shape, dtype=dtype) for name, shape, dtype in facts.buffers),
+        forward_flops=facts.forward_flops,
+        backward_flops=facts.backward_flops,
+        saved=facts.saved_bytes,
+        saved_low=facts.saved_bytes,
+        saved_selective=facts.saved_bytes,
+        saved_selective_low=facts.saved_bytes,
+        recomputable=False,
+    )
+    return ModelGraph(
+        layers=(node,),
+        root=None,
+        inits=(),
+        ties=(),
+        input=fact,
+        output=facts.output,
+        batch_norm=facts.batch_norm,
+        unsynced_batch_norm=False,
+        noise=facts.noise,
+        parameters=sum(parameter.count for parameter in parameters),
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- private
+
+
+def _run_list(network: Sequence[Call], x: Value, around: Surroundings) -> Value:
+    numbers = count()
+    return unroll(around, network, x, lambda spec, y: record(around, str(next(numbers)), spec, y))
+
+
+def _run_named(layers: Sequence[tuple[str, Call]], x: Value, around: Surroundings) -> Value:
+    for name, spec in layers:
+        x = record(around, name, spec, x)
+    return x
+
+
+def _tree(steps: Sequence[tuple[str, ModuleStep]]) -> tuple[ModuleStep, ...]:
+    """Modules under their full names as modules within modules: `blocks.0` is the part `0` of a Sequential `blocks`."""
+    made: list[ModuleStep] = []
+    for head, group in groupby(steps, key=lambda item: item[0].partition(".")[0]):
+        parts = list(group)
+        if parts[0][0] == head:
+            made.append(parts[0][1])
+        else:
+            inner = [(name.partition(".")[2], step) for name, step in parts]
+            made.append(ModuleStep(name=head, kind="Sequential", children=_tree(inner)))
+    return tuple(made)
+
+
+def _tied(node: LayerNode, ties: dict[str, str]) -> LayerNode:
+    if not any(parameter.name in ties for parameter in node.parameters):
+        return node
+    return replace(
+        node,
+        parameters=tuple(
+            replace(parameter, tied_to=ties[parameter.name], init=None) if parameter.name in ties else parameter
+            for parameter in node.parameters
+        ),
+    )

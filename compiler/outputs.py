@@ -1,0 +1,123 @@
+"""What comes out of the network against the loss and the data's targets.
+
+Cross entropy takes logits channel-last: `(…, classes)` for targets `(…)`. The other losses take the target's own
+shape; a last dim of 1 more or less is no difference.
+"""
+
+from __future__ import annotations
+
+from dslc.compiler.facts import SourceFacts, TensorFact
+from dslc.compiler.nodes import LayerNode
+from dslc.compiler.tape import describe, say
+from dslc.dsl import calls as c
+from dslc.dsl.blocks import ModelSpec
+from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.registry import Call
+from dslc.dsl.source import Span
+
+
+def check_output(
+    model: ModelSpec,
+    last: LayerNode | None,
+    output: TensorFact,
+    source: SourceFacts,
+    report: Report,
+    suspects: list[Note],
+) -> None:
+    """Reports E0214 to E0216 and W0202. `last` is the layer that the output comes from."""
+    where, target = _where(model, last), source.target
+    if isinstance(model.loss, c.CrossEntropy):
+        _check_classes(model, where, output, source, report, suspects)
+    elif isinstance(model.loss, c.MSE | c.L1 | c.BCE) and target is not None:
+        if target.dtype in ("int64", "int32") and source.classes is not None and source.classes > 2:
+            report.add(
+                "E0215",
+                f"`{model.loss.word}` wants real numbers for targets, and the data's are {source.classes} classes",
+                model.loss.span or model.at("loss"),
+                help="use `cross_entropy()`",
+            )
+        elif _without_ones(output.shape) != _without_ones(target.shape):
+            report.add(
+                "E0216",
+                f"`{model.loss.word}` compares the network's output {say(output.shape)} "
+                f"with the data's targets {say(target.shape)}",
+                where,
+                notes=[_of_loss(model), *suspects],
+                help=_advice(output.shape, target.shape),
+            )
+
+
+def _check_classes(
+    model: ModelSpec, where: Span | None, output: TensorFact, source: SourceFacts, report: Report, suspects: list[Note]
+) -> None:
+    target = source.target
+    if target is not None and target.dtype.startswith(("float", "bfloat")):
+        report.add(
+            "E0215",
+            "`cross_entropy` wants classes for targets, and the data's are real numbers",
+            model.loss.span or model.at("loss"),
+            help="use `mse()` or `l1()`",
+        )
+        return
+    if not output.shape or (target is not None and output.shape[:-1] != target.shape):
+        wanted = "(classes)"
+        if target is not None:
+            wanted = f"({', '.join([*map(str, target.shape), str(source.classes or source.vocab or 'classes')])})"
+        report.add(
+            "E0215",
+            f"`cross_entropy` wants {wanted} for each sample, and {describe(output.shape)} comes out",
+            where,
+            notes=[_of_loss(model), *suspects],
+            help=_advice((*output.shape[:-1],), target.shape if target is not None else ()),
+        )
+        return
+    classes = source.classes if source.classes is not None else source.vocab
+    if classes is None:
+        return
+    features = output.shape[-1]
+    if features < classes:
+        report.add(
+            "E0214",
+            f"{features} numbers come out for {classes} classes",
+            where,
+            label=f"{features} < {classes}",
+            notes=[_of_loss(model)],
+            help=f"the data's targets are 0 to {classes - 1}: {classes} numbers must come out",
+        )
+    elif features > classes:
+        report.add(
+            "W0202",
+            f"{features} numbers come out for {classes} classes: {features - classes} of them are never right",
+            where,
+            label=f"{features} > {classes}",
+            notes=[_of_loss(model)],
+        )
+
+
+def _where(model: ModelSpec, last: LayerNode | None) -> Span | None:
+    network = model.network
+    if isinstance(network, Call):
+        for argument in ("classes", "vocab"):
+            if network.is_set(argument):
+                return network.at(argument)
+        return network.span
+    return last.span if last else model.at("network")
+
+
+def _of_loss(model: ModelSpec) -> Note:
+    return Note(message="the loss is set here", span=model.loss.span or model.at("loss"))
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    while shape and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
+
+
+def _advice(output: tuple[int, ...], target: tuple[int, ...]) -> str:
+    """What would bring the leading dims of the output to those of the target."""
+    if len(output) == 1 and not target:
+        return "one answer for a sequence: put `last_step()` or `mean_steps()` before the last layer"
+    if len(output) > len(target):
+        return "put `flatten()` before the last layer"
+    return ""

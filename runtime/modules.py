@@ -1,0 +1,207 @@
+"""The modules that torch.nn lacks, or has in a slower form.
+
+Model: each holds its parts as attributes that the builder adds (`runtime/model.py`), so that a module here is little
+more than its forward pass. Tensors are batch first: (batch, length, width), (batch, channels, height, width).
+
+Contract: right under autocast and with parameters in 16 bits; no data-dependent control flow; the names of parts are
+those of the compiler's arithmetic (`compiler/layers*.py`), which tests hold against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention (Vaswani et al. 2017, arXiv:1706.03762).
+
+    Parts: `qkv`, `output`, and `dropout` if there is any. The rows of `qkv` go head by head, three times `head_dim`
+    for each (as in Megatron), so that a share of the rows is a share of the heads. `attend` may be replaced, by one
+    that gathers keys and values say; it takes and gives (batch, heads, length, head_dim).
+    """
+
+    qkv: nn.Module
+    output: nn.Module
+    dropout: nn.Module | None
+    attend: Callable[..., Tensor]
+
+    def __init__(self, head_dim: int, causal: bool = False) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.causal = causal
+        self.attend = F.scaled_dot_product_attention
+        self.register_module("dropout", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = self.qkv(x).view(batch, length, -1, 3, self.head_dim).transpose(1, 2).unbind(3)
+        y = self.attend(q, k, v, is_causal=self.causal).transpose(1, 2).reshape(batch, length, -1)
+        out: Tensor = self.output(y)
+        if self.dropout is not None:
+            out = self.dropout(out)
+        return out
+
+    def extra_repr(self) -> str:
+        return f"head_dim={self.head_dim}, causal={self.causal}"
+
+
+class TransformerBlock(nn.Module):
+    """Attention and a dense network, each normalised before and added to its input (Xiong et al. 2020,
+    arXiv:2002.04745).
+
+    Parts: `attention_norm`, `attention`, `mlp_norm`, `mlp`.
+    """
+
+    attention_norm: nn.Module
+    attention: nn.Module
+    mlp_norm: nn.Module
+    mlp: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
+
+
+class Residual(nn.Module):
+    """What the part `layers` makes of the input, plus the input, or what the part `shortcut` makes of it."""
+
+    layers: nn.Module
+    shortcut: nn.Module | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_module("shortcut", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x) + (x if self.shortcut is None else self.shortcut(x))
+        return out
+
+
+class BasicBlock(nn.Module):
+    """Two convolutions beside a shortcut (He et al. 2015, arXiv:1512.03385). Parts: `conv1` … `norm2`, `shortcut`."""
+
+    conv1: nn.Module
+    norm1: nn.Module
+    conv2: nn.Module
+    norm2: nn.Module
+    shortcut: nn.Module | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_module("shortcut", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        y = self.norm2(self.conv2(y))
+        return F.relu(y + (x if self.shortcut is None else self.shortcut(x)))
+
+
+class Bottleneck(nn.Module):
+    """Three convolutions, the middle one narrow, beside a shortcut. Parts: `conv1` … `norm3`, `shortcut`."""
+
+    conv1: nn.Module
+    norm1: nn.Module
+    conv2: nn.Module
+    norm2: nn.Module
+    conv3: nn.Module
+    norm3: nn.Module
+    shortcut: nn.Module | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_module("shortcut", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        y = F.relu(self.norm2(self.conv2(y)))
+        y = self.norm3(self.conv3(y))
+        return F.relu(y + (x if self.shortcut is None else self.shortcut(x)))
+
+
+class PositionalEmbedding(nn.Module):
+    """Adds a learned vector for each position: the first rows of `weight`, (context, width)."""
+
+    def __init__(self, context: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(context, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        # The whole weight where it fits: a slice would cost a zero-filled gradient.
+        return x + (self.weight if length == self.weight.shape[0] else self.weight[:length])
+
+
+class PatchEmbedding(nn.Module):
+    """Square patches of (batch, channels, height, width), row by row, each mapped to a vector; positions are added.
+
+    Part: `projection`, over a patch's numbers in the order of channels, rows, columns: the same as a convolution whose
+    stride is its kernel, without having to transpose the result.
+    """
+
+    projection: nn.Module
+
+    def __init__(self, patch: int, patches: int, width: int) -> None:
+        super().__init__()
+        self.patch = patch
+        self.position = nn.Parameter(torch.empty(patches, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, channels, height, width = x.shape
+        side = self.patch
+        rows, columns = height // side, width // side
+        x = x.reshape(batch, channels, rows, side, columns, side).permute(0, 2, 4, 1, 3, 5)
+        out: Tensor = self.projection(x.reshape(batch, rows * columns, channels * side * side)) + self.position
+        return out
+
+
+class RMSNorm(nn.RMSNorm):
+    """Root mean square norm; the weight goes along with the input's dtype, as torch's fused kernel wants it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.weight is not None
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
+class LSTM(nn.LSTM):
+    """An LSTM over (batch, length, width) that gives the sequence of its states alone."""
+
+    def __init__(self, **arguments: int | bool) -> None:
+        super().__init__(batch_first=True, **arguments)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[0].contiguous()
+
+
+class LastStep(nn.Module):
+    """(batch, length, width) -> (batch, width), the last position."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, -1]
+
+
+class MeanSteps(nn.Module):
+    """(batch, length, width) -> (batch, width), the mean over the positions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+class BatchNorm1d(nn.BatchNorm1d):
+    """torch's; `sync` says that its statistics are to be those of all data ranks."""
+
+    def __init__(self, *, sync: bool = True, **arguments: float) -> None:
+        super().__init__(**arguments)  # type: ignore[arg-type]
+        self.sync = sync
+
+
+class BatchNorm2d(nn.BatchNorm2d):
+    """torch's; `sync` says that its statistics are to be those of all data ranks."""
+
+    def __init__(self, *, sync: bool = True, **arguments: float) -> None:
+        super().__init__(**arguments)  # type: ignore[arg-type]
+        self.sync = sync
