@@ -1,0 +1,160 @@
+"""`python -m benchmarks [NAME …] [--pairs N]`: prints each ratio with its interval."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+from benchmarks.measure import compare
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(HERE)
+BIN = os.path.dirname(sys.executable)
+# Compiled modules are kept, as for a user; what a rank may use of the machine is each side's own choice.
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS")}
+
+
+def dslc(*arguments: str) -> list[str]:
+    return [os.path.join(BIN, "dslc"), *arguments]
+
+
+def torchrun(*arguments: str) -> list[str]:
+    return [
+        os.path.join(BIN, "torchrun"), "--nproc-per-node", "2", "--rdzv-backend", "c10d",
+        "--rdzv-endpoint", "localhost:0", os.path.join(HERE, "handwritten.py"), *arguments,
+    ]  # fmt: skip
+
+
+def finish(command: list[str]) -> str:
+    run = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    if run.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{run.stdout}{run.stderr}")
+    return run.stdout
+
+
+def step_of_dslc(job: str, *settings: str) -> float:
+    """Milliseconds of a step, the first left out."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = os.path.join(folder, "run")
+        flags = [word for setting in settings for word in ("--set", setting)]
+        finish(dslc("run", os.path.join(HERE, "jobs", f"{job}.plt"), "--out", out, *flags))
+        with open(os.path.join(out, "metrics.jsonl")) as file:
+            lines = [line for line in map(json.loads, file) if line["split"] == "train"]
+        first, last = lines[0], lines[-1]
+        return float(1000 * (last["seconds"] - first["seconds"]) / (last["step"] - first["step"]))
+
+
+def step_by_hand(what: str) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        out = os.path.join(folder, "result.json")
+        finish(torchrun(what, "--out", out))
+        with open(out) as file:
+            found = json.load(file)
+        return float(1000 * (found["last"] - found["first"]) / (found["steps"] - 1))
+
+
+def until_first_step(command: list[str], sign: str) -> float:
+    """Seconds from the command to the line that says the first step is done."""
+    start = time.perf_counter()
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        assert run.stdout is not None
+        found = 0.0
+        seen = []
+        for line in run.stdout:
+            seen.append(line)
+            if sign in line and not found:
+                found = time.perf_counter() - start
+    if run.returncode or not found:
+        sys.exit(f"{' '.join(command)} failed:\n{''.join(seen)}")
+    return found
+
+
+def seconds(command: list[str]) -> float:
+    start = time.perf_counter()
+    finish(command)
+    return time.perf_counter() - start
+
+
+def show_seconds(name: str, command: list[str], pairs: int, target: float) -> None:
+    finish(command)
+    times = sorted(seconds(command) for _ in range(pairs))
+    met = "met" if times[0] <= target else "MISSED"
+    print(f"{name}: median {statistics.median(times):.3f} s, least {times[0]:.3f} s ({pairs} runs; target {target} {met})")
+
+
+def bench_gpt(pairs: int) -> None:
+    print(compare("step, gpt", lambda: step_of_dslc("gpt"), lambda: step_by_hand("gpt"), pairs=pairs, unit="ms", target=1))
+
+
+def bench_convnet(pairs: int) -> None:
+    print(
+        compare(
+            "step, convnet", lambda: step_of_dslc("convnet"), lambda: step_by_hand("convnet"),
+            pairs=pairs, unit="ms", target=1,
+        )
+    )  # fmt: skip
+    print(
+        compare(
+            "step, convnet with batch statistics over all ranks", lambda: step_of_dslc("convnet", "sync=true"),
+            lambda: step_by_hand("convnet"), pairs=pairs, unit="ms",
+        )
+    )  # fmt: skip
+
+
+def bench_start(pairs: int) -> None:
+    folder = tempfile.mkdtemp()
+
+    def ours() -> float:
+        out = tempfile.mkdtemp(dir=folder)
+        job = os.path.join(HERE, "jobs", "gpt.plt")
+        command = dslc("run", job, "--out", os.path.join(out, "run"), "--set", "train.steps=2", "--set", "log.every=1 step")
+        return until_first_step(command, "step 1")
+
+    def theirs() -> float:
+        return until_first_step(torchrun("gpt", "--steps", "2"), "first step done")
+
+    print(compare("command to first step, gpt", ours, theirs, pairs=pairs, target=0.8))
+    shutil.rmtree(folder)
+
+
+def bench_check(pairs: int) -> None:
+    show_seconds("dslc check cluster.plt", dslc("check", os.path.join(ROOT, "examples", "cluster.plt")), pairs, 0.12)
+    show_seconds("a bare interpreter", [sys.executable, "-c", ""], pairs, 0.01)
+
+
+def bench_plan(pairs: int) -> None:
+    job = os.path.join(HERE, "jobs", "large.plt")
+    show_seconds("dslc plan, 16,384 devices", dslc("plan", job), max(3, pairs // 3), 2.0)
+
+
+BENCHMARKS: dict[str, Callable[[int], None]] = {
+    "check": bench_check,
+    "plan": bench_plan,
+    "start": bench_start,
+    "gpt": bench_gpt,
+    "convnet": bench_convnet,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all by default")
+    parser.add_argument("--pairs", type=int, default=30)
+    arguments = parser.parse_args()
+    unknown = set(arguments.names) - set(BENCHMARKS)
+    if unknown:
+        parser.error(f"no benchmark is called {', '.join(sorted(unknown))}")
+    for name in arguments.names or BENCHMARKS:
+        BENCHMARKS[name](arguments.pairs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+import "base/gpt.plt"
+
+parallelism {
+  pipeline = 3 #! E0401
+}

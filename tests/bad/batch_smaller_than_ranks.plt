@@ -1,0 +1,5 @@
+import "base/digits.plt"
+
+data {
+  batch = 1 #! E0301
+}

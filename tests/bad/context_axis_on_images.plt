@@ -1,0 +1,5 @@
+import "base/digits.plt"
+
+parallelism {
+  context = 2 #! E0418
+}

@@ -1,0 +1,5 @@
+import "base/digits.plt"
+
+devices {
+  gpus = 0 #! E0406
+}

@@ -1,0 +1,5 @@
+import "base/digits.plt"
+
+evaluate {
+  metrics = [loss, perplexity, mse] #! E0312
+}

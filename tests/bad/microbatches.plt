@@ -1,0 +1,5 @@
+import "base/digits.plt"
+
+parallelism {
+  microbatches = 5 #! E0302
+}

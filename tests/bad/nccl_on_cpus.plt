@@ -1,0 +1,5 @@
+import "base/digits.plt"
+
+devices {
+  backend = nccl #! E0409
+}

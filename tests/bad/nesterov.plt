@@ -1,0 +1,5 @@
+import "base/digits.plt"
+
+train {
+  optimizer = sgd(nesterov = true) #! E0604
+}

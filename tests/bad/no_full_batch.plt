@@ -1,0 +1,5 @@
+import "base/digits.plt"
+
+data {
+  batch = 2000 #! E0303
+}

@@ -1,0 +1,5 @@
+import "base/digits.plt"
+
+memory {
+  limit = 10 kB #! E0501
+}

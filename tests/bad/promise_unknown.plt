@@ -1,0 +1,5 @@
+import "base/digits.plt"
+
+expect {
+  mfu > 40% #! W0503
+}

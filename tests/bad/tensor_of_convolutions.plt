@@ -1,0 +1,5 @@
+import "base/digits.plt"
+
+parallelism {
+  tensor = 2 #! E0416
+}

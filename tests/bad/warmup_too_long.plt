@@ -1,0 +1,5 @@
+import "base/gpt.plt"
+
+train {
+  lr_schedule = warmup_cosine(warmup = 20 steps) #! E0602
+}

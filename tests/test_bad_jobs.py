@@ -1,0 +1,74 @@
+"""Bad jobs, each with the codes it deserves beside the offending line (`#! E0301`) and its whole message in a file.
+
+`UPDATE_GOLDEN=1 pytest tests/test_bad_jobs.py` writes the messages anew; read the difference before you commit it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dslc.commands.check import check_one
+from dslc.dsl.codes import explain
+from dslc.dsl.show import render
+
+FOLDER = Path(__file__).parent / "bad"
+JOBS = sorted(FOLDER.glob("*.plt"))
+
+
+def deserved(text: str) -> set[tuple[int, str]]:
+    """(line, code) of every `#! CODE …` in a job."""
+    return {
+        (number, code)
+        for number, line in enumerate(text.splitlines(), 1)
+        for codes in re.findall(r"#!(( [EW]\d{4})+)", line)
+        for code in codes[0].split()
+    }
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda path: path.stem)
+def test_a_bad_job_gets_the_diagnostics_it_deserves(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(FOLDER)
+    report, _ = check_one(job.name, [])
+    found = {
+        (d.span.source.position(d.span.start)[0], d.code) for d in report if d.span and d.span.source.name == job.name
+    }
+    assert found == deserved(job.read_text())
+    text = render(report, color=False).rstrip() + "\n"
+    golden = job.with_suffix(".txt")
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+    assert all(explain(d.code) for d in report), "every code has its long form"
+
+
+def test_there_are_forty_bad_jobs() -> None:
+    assert len(JOBS) >= 40
+
+
+AUDIT = """
+import sys
+seen = []
+sys.addaudithook(lambda event, args: seen.append((event, args)) if event in FORBIDDEN else None)
+FORBIDDEN = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system", "os.spawn"}
+from dslc.commands.check import check_one
+for path in sys.argv[1:]:
+    check_one(path, [])
+assert not seen, seen
+assert not {"torch", "networkx", "numpy"} & set(sys.modules)
+assert not any(getattr(m, "__file__", None) and "/bad/" in m.__file__ for m in list(sys.modules.values()))
+print(len(sys.argv) - 1)
+"""
+
+
+def test_checking_bad_jobs_starts_no_process_and_imports_nothing() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", AUDIT, *(path.name for path in JOBS)], cwd=FOLDER, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == str(len(JOBS))
