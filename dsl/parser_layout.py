@@ -1,0 +1,309 @@
+"""Tokens to well-bracketed units: which line ends count, which bracket closes which, where an entry begins and ends.
+
+After `lay_out`, brackets match, a line end stands only where it ends something, and every token belongs to a `Unit`: one
+entry or statement with what ends it (a line end, a comma between entries, a brace). So whatever the parser finds wrong
+afterwards is wrong inside one unit, and the next unit can be read as if nothing had happened.
+
+A bracket that is never closed is reported at its opener; where its value was meant to end is guessed from the lines that
+follow, and what lies between is given up. A block inside a block is reported and left out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dslc.dsl.diagnostics import Note
+from dslc.dsl.parser_tokens import Token
+from dslc.dsl.syntax import Mistakes
+
+PAIRS = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
+OPENERS = {closer: opener for opener, closer in PAIRS.items()}
+COMPARISONS = frozenset({"LESS", "AT_MOST", "EQUALS", "AT_LEAST", "MORE"})
+# What may stand at the end of a line whose value goes on.
+GOES_ON = frozenset({"COMMA", "EQUAL", "PLUS", "MINUS", "STAR", "SLASH", "DOUBLE_SLASH", "RANGE", "_NL", *PAIRS})
+
+
+class Unit(NamedTuple):
+    """Tokens `start` to `end`, of which the last ends it."""
+
+    start: int
+    end: int
+    in_body: bool
+
+
+class Laid(NamedTuple):
+    """`unit_of` gives each token's place in `units`; `complete` is false where something was left out."""
+
+    tokens: list[Token]
+    units: list[Unit]
+    unit_of: list[int]
+    complete: bool
+
+
+class Open(NamedTuple):
+    """An opener not closed yet: the token, its index among the tokens kept and among those read."""
+
+    token: Token
+    kept: int
+    read: int
+
+
+class GaveUp(Exception):
+    """The text is no job at all; why is reported."""
+
+
+def lay_out(read: list[Token], mistakes: Mistakes, *, one_value: bool = False) -> Laid:
+    """Matches brackets and finds the units. `one_value`: the text is a single expression, in which no line end counts."""
+    layout = _Layout(read, mistakes, one_value)
+    layout.run()
+    units, unit_of = _units(layout.kept)
+    return Laid(layout.kept, units, unit_of, layout.complete)
+
+
+def _units(tokens: list[Token]) -> tuple[list[Unit], list[int]]:
+    units: list[Unit] = []
+    unit_of: list[int] = []
+    start, depth, in_body = 0, 0, False
+    for index, token in enumerate(tokens):
+        unit_of.append(len(units))
+        depth += (token.kind in ("LPAR", "LSQB")) - (token.kind in ("RPAR", "RSQB"))
+        comma = token.kind == "COMMA" and in_body and depth == 0
+        if comma or token.kind in ("_NL", "LBRACE", "RBRACE", "$END"):
+            units.append(Unit(start, index, in_body))
+            start, in_body = index + 1, in_body if comma or token.kind == "_NL" else token.kind == "LBRACE"
+    return units, unit_of
+
+
+class _Layout:
+    def __init__(self, read: list[Token], mistakes: Mistakes, one_value: bool) -> None:
+        self.read, self.mistakes, self.one_value = read, mistakes, one_value
+        self.kept: list[Token] = []
+        self.open: list[Open] = []
+        self.complete = True
+        self.end = read[-1].end if read else mistakes.start
+
+    def run(self) -> None:
+        at = 0
+        while True:
+            while at < len(self.read):
+                at = self.step(at)
+            brackets = [entry for entry in self.open if entry.token.kind != "LBRACE"]
+            if not brackets:
+                break
+            at = self.unclosed(brackets, at, None)
+        if self.open:
+            self.unclosed_brace(None)
+        if not self.one_value and self.kept and self.kept[-1].kind != "_NL":
+            self.kept.append(Token("_NL", "", self.end, self.end))
+        self.kept.append(Token("$END", "", self.end, self.end))
+
+    def step(self, at: int) -> int:
+        token = self.read[at]
+        if token.kind == "_NL":
+            self.line_end(token)
+        elif token.kind == "LBRACE":
+            return self.brace(at)
+        elif token.kind in OPENERS:
+            return self.closer(at)
+        else:
+            if token.kind in PAIRS:
+                self.open.append(Open(token, len(self.kept), at))
+            self.kept.append(token)
+        return at + 1
+
+    def line_end(self, token: Token) -> None:
+        inside = self.open and self.open[-1].token.kind != "LBRACE"
+        if not (self.one_value or inside or not self.kept or self.kept[-1].kind == "_NL"):
+            self.kept.append(token)
+
+    # ------------------------------------------------------------------------------------------------- closers
+
+    def closer(self, at: int) -> int:
+        token = self.read[at]
+        wanted = OPENERS[token.kind]
+        if self.open and self.open[-1].token.kind == wanted:
+            self.open.pop()
+            self.kept.append(token)
+            return at + 1
+        depth = max((i for i, entry in enumerate(self.open) if entry.token.kind == wanted), default=-1)
+        top = self.open[-1].token if self.open else None
+        if top and top.kind != "LBRACE" and wanted != "LBRACE" and (depth < 0 or self.fits_after(at + 1)):
+            self.wrong_closer(top, token)
+            return at + 1
+        if depth >= 0:
+            return self.unclosed(self.open[depth + 1 :], at, token)
+        message = f"nothing is open that this `{token.text}` could close"
+        self.mistakes.add("E0011", message, token.start, token.end, help=f"remove it, or write the `{_sign(wanted)}` it belongs to")
+        return at + 1
+
+    def fits_after(self, at: int) -> bool:
+        """Whether the brackets around the innermost one are closed rightly from `at` on."""
+        waiting = [PAIRS[entry.token.kind] for entry in self.open[:-1] if entry.token.kind != "LBRACE"]
+        for token in self.read[at:]:
+            if not waiting or token.kind in ("LBRACE", "RBRACE"):
+                break
+            if token.kind in PAIRS:
+                waiting.append(PAIRS[token.kind])
+            elif token.kind in OPENERS and waiting.pop() != token.kind:
+                return False
+        return not waiting
+
+    def wrong_closer(self, opener: Token, token: Token) -> None:
+        self.open.pop()
+        right = _sign(PAIRS[opener.kind])
+        self.mistakes.add(
+            "E0012", f"`{opener.text}` is closed by `{token.text}`", token.start, token.end, label=f"expected `{right}`",
+            notes=[Note(message="it is opened here", span=self.mistakes.span(opener.start, opener.end))],
+        )  # fmt: skip
+        self.kept.append(Token(PAIRS[opener.kind], right, token.start, token.end))
+
+    def unclosed(self, entries: list[Open], at: int, noticed: Token | None) -> int:
+        """Reports openers that are never closed, gives up their value, and returns where to go on."""
+        for entry in entries:
+            note = Note(message=f"this `{noticed.text}` comes first", span=self.mistakes.span(noticed.start, noticed.end)) if noticed else None
+            self.mistakes.add(
+                "E0010", f"this `{entry.token.text}` is never closed", entry.token.start, entry.token.end,
+                label="opened here", notes=[note] if note else [],
+                help=f"write `{_sign(PAIRS[entry.token.kind])}` where it ends",
+            )  # fmt: skip
+        first = entries[0]
+        stop = self.value_end(first.read, at)
+        del self.kept[first.kept :]
+        del self.open[self.open.index(first) :]
+        self.kept.append(Token("NAME", "odd", first.token.start, self.read[stop - 1].end))
+        self.complete = False
+        return stop
+
+    def value_end(self, opener: int, limit: int) -> int:
+        """Where a value that begins with the unclosed bracket at `opener` was meant to end: before a line that looks
+        like the next entry, at the latest at `limit`."""
+        for at in range(opener + 1, limit):
+            if self.read[at].kind == "_NL" and self.read[at - 1].kind not in GOES_ON and self.begins_entry(at + 1):
+                return at
+        return limit
+
+    def begins_entry(self, at: int) -> bool:
+        while at < len(self.read) and self.read[at].kind == "_NL":
+            at += 1
+        kinds = [token.kind for token in self.read[at : at + 2]]
+        if not kinds or kinds[0] in ("RBRACE", "PARAM", "IMPORT"):
+            return True
+        return len(kinds) == 2 and kinds[0] == "NAME" and kinds[1] in ("EQUAL", "DOT", "LBRACE", *COMPARISONS)
+
+    # -------------------------------------------------------------------------------------------------- braces
+
+    def brace(self, at: int) -> int:
+        token = self.read[at]
+        if self.one_value:
+            return self.brace_as_value(at)
+        name = self.header(at)
+        if not self.open:
+            return self.top_brace(at, name)
+        if name is None:
+            return self.brace_as_value(at)
+        brackets = [entry for entry in self.open if entry.token.kind != "LBRACE"]
+        if brackets and self.read[name - 1].kind != "_NL":
+            return self.brace_as_value(at)
+        if brackets:
+            line_end = name - 1
+            while self.read[line_end - 1].kind == "_NL":
+                line_end -= 1
+            return self.unclosed(brackets, line_end, self.read[name])
+        if self.is_nested(self.read[name]):
+            return self.nested_block(at, name)
+        while self.kept and self.kept[-1].kind == "_NL":
+            self.kept.pop()
+        header = self.kept.pop()
+        self.unclosed_brace(header)
+        self.kept.append(header)
+        self.open.append(Open(token, len(self.kept), at))
+        self.kept.append(token)
+        return at + 1
+
+    def header(self, at: int) -> int | None:
+        """Where the name of a block stands whose `{` is at `at`: alone before it, at the beginning of a line or entry."""
+        name = at - 1
+        while name >= 0 and self.read[name].kind == "_NL":
+            name -= 1
+        if name < 0 or self.read[name].kind != "NAME":
+            return None
+        begins = name == 0 or self.read[name - 1].kind in ("_NL", "LBRACE", "RBRACE", "COMMA")
+        return name if begins else None
+
+    def top_brace(self, at: int, name: int | None) -> int:
+        if name is not None:
+            if self.kept[-1].kind == "_NL":  # `{` on the line after the name
+                self.kept.pop()
+        elif not self.kept:
+            self.mistakes.add(
+                "E0002", "this looks like JSON and not like a job", self.read[at].start, self.read[at].end,
+                label="a job is a list of blocks, `name { … }`",
+            )  # fmt: skip
+            raise GaveUp
+        elif len(self.kept) > 1 and self.kept[-1].text in ("=", ":") and self.kept[-2].kind == "NAME":
+            sign = self.kept.pop()
+            block = self.kept[-1].text
+            self.mistakes.add(
+                "E0019", f"a block has no `{sign.text}` before its brace", sign.start, sign.end,
+                help=f"write `{block} {{`",
+            )  # fmt: skip
+        self.open.append(Open(self.read[at], len(self.kept), at))
+        self.kept.append(self.read[at])
+        return at + 1
+
+    def is_nested(self, name: Token) -> bool:
+        """Whether a block that begins inside another is meant to: by its indentation, or where all braces match."""
+        outer = self.kept[self.open[0].kept - 1]
+        if self.mistakes.column(name.start) > self.mistakes.column(outer.start):
+            return True
+        kinds = [token.kind for token in self.read]
+        return kinds.count("LBRACE") <= kinds.count("RBRACE")
+
+    def nested_block(self, at: int, name: int) -> int:
+        while self.kept and self.kept[-1].kind == "_NL":
+            self.kept.pop()
+        inner, outer = self.kept.pop(), self.kept[self.open[0].kept - 1]
+        if self.kept[-1].kind not in ("LBRACE", "COMMA"):
+            self.kept.append(Token("_NL", "", inner.start, inner.start))
+        self.mistakes.add(
+            "E0018", f"`{inner.text}` is a block inside the block `{outer.text}`: blocks do not nest", inner.start, inner.end,
+            help=f"close `{outer.text}` first, or write a value: `{inner.text} = …`",
+        )  # fmt: skip
+        self.complete = False
+        return self.after_brace(at)
+
+    def brace_as_value(self, at: int) -> int:
+        token = self.read[at]
+        self.mistakes.add(
+            "E0019", "braces hold the entries of a block and are no value", token.start, token.end,
+            help="a list is written `[a, b]`, named values are a call's: `name(a = 1, b = 2)`",
+        )  # fmt: skip
+        after = self.after_brace(at)
+        self.kept.append(Token("NAME", "odd", token.start, self.read[after - 1].end))
+        return after
+
+    def after_brace(self, at: int) -> int:
+        """Where to go on after the brace that is opened at `at`, left out as a whole."""
+        depth = 0
+        for index in range(at, len(self.read)):
+            depth += (self.read[index].kind == "LBRACE") - (self.read[index].kind == "RBRACE")
+            if depth == 0:
+                return index + 1
+        self.complete = False
+        return len(self.read)
+
+    def unclosed_brace(self, noticed: Token | None) -> None:
+        opener = self.open.pop().token
+        note = Note(message=f"`{noticed.text}` begins here, still inside of it", span=self.mistakes.span(noticed.start, noticed.end)) if noticed else None
+        self.mistakes.add(
+            "E0010", "this `{` is never closed", opener.start, opener.end, label="opened here",
+            notes=[note] if note else [], help="write `}` after the last entry of the block",
+        )  # fmt: skip
+        where = noticed.start if noticed else self.end
+        if self.kept and self.kept[-1].kind not in ("_NL", "LBRACE"):
+            self.kept.append(Token("_NL", "", where, where))
+        self.kept.append(Token("RBRACE", "}", where, where))
+
+
+def _sign(kind: str) -> str:
+    return {"LPAR": "(", "RPAR": ")", "LSQB": "[", "RSQB": "]", "LBRACE": "{", "RBRACE": "}"}[kind]

@@ -1,0 +1,296 @@
+"""Text to tokens, with what is wrong inside a word, a number or a string.
+
+The words are the terminals of the grammar. Where none fits, the mistake is reported and a token put in its place that
+lets the reading go on: `'text'` still is a string. A character that belongs to other languages (`:`, `;`, `&&`) becomes a
+`FOREIGN` token, which no rule of the grammar accepts: what to say of it depends on what stands around it (`syntax`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from dslc.dsl.parser_table import Table
+from dslc.dsl.source import Source, Span
+from dslc.dsl.syntax import Mistakes
+from dslc.dsl.tree import Comment
+
+MAX_DIGITS = 400  # more than any float has, and far below where int() gives up
+
+
+class Token(NamedTuple):
+    """A word of the text. `kind` is the grammar's terminal, or `FOREIGN`."""
+
+    kind: str
+    text: str
+    start: int
+    end: int
+
+
+class Lexed(NamedTuple):
+    tokens: list[Token]
+    comments: list[Comment]
+
+
+WRITTEN_NUMBER = re.compile(r"[0-9][0-9A-Za-z_]*(\.(?!\.)[0-9A-Za-z_]*)*")
+NUMBER_PART = re.compile(r"[0-9]+(_[0-9]+)*(\.[0-9]+(_[0-9]+)*)?([eE][+-]?[0-9]+)?")
+OTHER_BASE = re.compile(r"0[xXoObB][0-9A-Fa-f_]+")
+SINGLE_QUOTED = re.compile(r"'([^'\\\n]|\\[^\n])*'")
+SMART_QUOTED = re.compile("[“”„‟«»‘’‚]([^“”„‟«»‘’‚\"\n]*)[“”‟«»‘’\"]")
+TRIPLE_QUOTED = re.compile(r'"""(.*?)("""|\Z)|\'\'\'(.*?)(\'\'\'|\Z)', re.DOTALL)
+REST_OF_STRING = re.compile(r"[\"'](?:[^\n]*?)(?=[)\]}, \t\r]*(?:#[^\n]*)?(?:\n|\Z))")
+OTHER_COMMENT = re.compile(r"//[^\n]*|/\*.*?(\*/|\Z)|--[^\n]*", re.DOTALL)
+FOREIGN = re.compile(r":=|!=|&&|\|\||[:;!?&|^~@$%\\`]")
+ESCAPE = re.compile(r"\\(.)")
+WORD = re.compile(r"\w+")
+SMART_QUOTES = "“”„‟«»‘’‚"
+
+# What looks like a character of the language and is another one.
+LOOK_ALIKES = {
+    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "×": "*", "∗": "*", "·": "*", "÷": "/", "∕": "/", "⁄": "/",
+    "≤": "<=", "≥": ">=", "≡": "==", "‹": "<", "›": ">", "…": "..", "‥": "..", "、": ",", "。": ".", "‚": ",",
+    "【": "[", "】": "]", "꞉": ":", "∶": ":",
+}  # fmt: skip
+SPACES = {
+    "\u00a0": "a no-break space", "\u202f": "a narrow no-break space", "\u3000": "an ideographic space",
+    "\u200b": "a zero-width space", "\u200c": "a zero-width mark", "\u200d": "a zero-width mark",
+    "\u2060": "a zero-width mark", "\ufeff": "a byte-order mark", "\u2028": "a line separator",
+    "\u2029": "a paragraph separator", "\u0085": "a next-line mark", "\u00ad": "a soft hyphen",
+    "\r": "a carriage return without a line end", "\v": "a vertical tab", "\f": "a form feed",
+}  # fmt: skip
+
+
+def lex(table: Table, source: Source, mistakes: Mistakes, start: int = 0) -> Lexed:
+    """The tokens of a text from `start` on: every line end is one, comments and spaces are none."""
+    return _Lexer(table, source, mistakes).run(start)
+
+
+_SCANNERS: dict[int, re.Pattern[str]] = {}
+
+
+def _scanner(table: Table) -> re.Pattern[str]:
+    found = _SCANNERS.get(id(table.terminals))
+    if found is None:
+        found = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in table.terminals))
+        _SCANNERS[id(table.terminals)] = found
+    return found
+
+
+class _Lexer:
+    def __init__(self, table: Table, source: Source, mistakes: Mistakes) -> None:
+        self.match = _scanner(table).match
+        self.source, self.text, self.mistakes = source, source.text, mistakes
+        self.tokens: list[Token] = []
+        self.comments: list[Comment] = []
+
+    def run(self, start: int) -> Lexed:
+        at, text = start, self.text
+        if text.startswith("\ufeff", at):
+            at += 1
+        while at < len(text):
+            found = self.match(text, at)
+            at = self.other(at) if found is None else self.known(found)
+        return Lexed(self.tokens, self.comments)
+
+    def known(self, found: re.Match[str]) -> int:
+        """Takes what the grammar knows; returns where to go on."""
+        kind, start, end = found.lastgroup or "", found.start(), found.end()
+        following = self.text[end : end + 1]
+        if kind == "SPACE":
+            return end
+        if kind == "COMMENT":
+            self.comment(start, end)
+            return end
+        if kind in ("NUMBER", "QUANTITY"):
+            return self.number(kind, start, end)
+        if kind == "STRING":
+            return self.string(start, end)
+        if kind == "NAME" or kind in KEYWORD_KINDS:
+            if following > "\x7f" and following.isalnum():
+                return self.odd_word(start)
+        elif kind in ("SLASH", "DOUBLE_SLASH", "MINUS"):
+            other = OTHER_COMMENT.match(self.text, start)
+            if other and (self.at_line_start() or other.group().startswith("/*")):
+                return self.other_comment(other)
+        elif kind == "DOT" and following.isdigit() and not self.follows_value(start):
+            return self.leading_dot(start, end)
+        return self.take(kind, start, end)
+
+    def take(self, kind: str, start: int, end: int, text: str | None = None) -> int:
+        self.tokens.append(Token(kind, self.text[start:end] if text is None else text, start, end))
+        return end
+
+    def at_line_start(self) -> bool:
+        return not self.tokens or self.tokens[-1].kind in ("_NL", "LBRACE")
+
+    def follows_value(self, start: int) -> bool:
+        """Whether what stands directly before is a value or a name, so that a dot may follow it."""
+        return bool(self.tokens) and self.tokens[-1].end == start and self.tokens[-1].kind not in ("EQUAL", "COMMA")
+
+    def comment(self, start: int, end: int) -> None:
+        line_start = self.text.rfind("\n", 0, start) + 1
+        own_line = not self.text[line_start:start].strip(" \t\ufeff")
+        text = self.text[start:end].rstrip()
+        self.comments.append(Comment(span=Span(self.source, start, start + len(text)), text=text, own_line=own_line))
+
+    # ------------------------------------------------------------------------------------------- numbers, strings
+
+    def number(self, kind: str, start: int, end: int) -> int:
+        """A number or a quantity; `1__0`, `0x10`, `1.2.3`, `5.` and what no float can hold are reported."""
+        written = WRITTEN_NUMBER.match(self.text, start)
+        part = NUMBER_PART.match(self.text, start)
+        assert written and part
+        following = self.text[end : end + 1]
+        if following > "\x7f" and following.isalnum() and written.end() <= end:
+            return self.odd_word(end, substitute=("NUMBER", start))
+        said = ""
+        if OTHER_BASE.fullmatch(written.group()):
+            said = "numbers are written in base ten"
+        elif written.end() > end:
+            said = _bad_number(written.group())
+        elif sum(map(str.isdigit, part.group())) > MAX_DIGITS or float(part.group().replace("_", "")) == float("inf"):
+            said = "no number can be this large"
+            end = part.end()
+        if not said:
+            return self.take(kind, start, end)
+        stop = max(end, written.end()) if kind == "NUMBER" else written.end()
+        shown = self.text[start:stop] if stop - start <= 40 else self.text[start : start + 40] + "…"
+        self.mistakes.add("E0007", f"`{shown}` is not a number", start, stop, label=said)
+        return self.take("NUMBER", start, stop, "0")
+
+    def leading_dot(self, start: int, end: int) -> int:
+        part = NUMBER_PART.match(self.text, end)
+        assert part
+        shown = self.text[start : part.end()]
+        self.mistakes.add(
+            "E0007", f"`{shown}` is not a number", start, part.end(), label="a number begins with a digit",
+            help=f"write `0{shown}`",
+        )  # fmt: skip
+        return self.take("NUMBER", start, part.end(), "0")
+
+    def string(self, start: int, end: int) -> int:
+        if self.text.startswith('"""', start):
+            return self.triple_quoted(start)
+        for escape in ESCAPE.finditer(self.text, start + 1, end - 1):
+            if escape.group(1) not in '"\\nt':
+                self.mistakes.add(
+                    "E0005", f"`{escape.group()}` is not an escape", *escape.span(),
+                    label='a string knows `\\"`, `\\\\`, `\\n` and `\\t`',
+                    help=f"for a backslash itself write `\\\\{escape.group(1)}`",
+                )  # fmt: skip
+        return self.take("STRING", start, end)
+
+    def triple_quoted(self, start: int) -> int:
+        found = TRIPLE_QUOTED.match(self.text, start)
+        assert found
+        self.mistakes.add(
+            "E0006", "a string stands between single `\"` and on one line", start, start + 3,
+            label="three quotes have no meaning here", help="write a line end inside a string as `\\n`",
+        )  # fmt: skip
+        return self.take("STRING", start, found.end(), '""')
+
+    # ---------------------------------------------------------------------------- what the grammar does not know
+
+    def other(self, at: int) -> int:
+        char = self.text[at]
+        if char in "\"'" or char in SMART_QUOTES:
+            return self.other_quotes(at)
+        if char in SPACES:
+            self.mistakes.add(
+                "E0003", f"{SPACES[char]} ({_code_point(char)}) between words", at, at + 1,
+                label="this looks like a space and is none", help="write a plain space instead, or nothing",
+            )  # fmt: skip
+            return at + 1
+        foreign = FOREIGN.match(self.text, at)
+        if foreign:
+            return self.take("FOREIGN", at, foreign.end())
+        if char.isalnum():
+            return self.odd_word(at)
+        return self.odd_character(at)
+
+    def other_quotes(self, at: int) -> int:
+        if self.text.startswith("'''", at):
+            return self.triple_quoted(at)
+        found = (SINGLE_QUOTED if self.text[at] == "'" else SMART_QUOTED).match(self.text, at)
+        if self.text[at] != '"' and found:
+            inner = found.group()[1:-1]
+            which = "single" if self.text[at] == "'" else "typographic"
+            plain = inner.replace('"', '\\"')
+            self.mistakes.add(
+                "E0006", f"a string stands between `\"`, not between {which} quotes", *found.span(),
+                help=f'write `"{plain}"`',
+            )  # fmt: skip
+            return self.take("STRING", at, found.end(), '""')
+        rest = REST_OF_STRING.match(self.text, at)
+        if not rest:
+            return self.odd_character(at)
+        self.mistakes.add(
+            "E0004", f"this string is never closed: `{self.text[at]}` opens it and the line ends", at, at + 1,
+            label="opened here", help='write `"` where it ends; a line end inside a string is written `\\n`',
+        )  # fmt: skip
+        return self.take("STRING", at, max(rest.end(), at + 1), '""')
+
+    def other_comment(self, found: re.Match[str]) -> int:
+        mark = found.group()[:2]
+        self.mistakes.add("E0009", f"a comment begins with `#`, not with `{mark}`", found.start(), found.start() + 2)
+        return found.end()
+
+    def odd_word(self, at: int, substitute: tuple[str, int] | None = None) -> int:
+        """A word with letters that are not ASCII: they are named, as they may look like those that are."""
+        word = WORD.match(self.text, at)
+        assert word
+        odd = at + next(i for i, char in enumerate(word.group()) if char > "\x7f")
+        char = self.text[odd]
+        plain = _plain(word.group())
+        self.mistakes.add(
+            "E0003", f"`{char}` ({_code_point(char)}{_name(char)}) cannot stand in a name, a number or a unit", odd, odd + 1,
+            label="letters are `a` to `z`, digits `0` to `9`", help=f"write `{plain}`" if plain else "",
+        )  # fmt: skip
+        kind, start = substitute or ("NAME", at)
+        return self.take(kind, start, word.end(), "0" if kind == "NUMBER" else "odd")
+
+    def odd_character(self, at: int) -> int:
+        char = self.text[at]
+        plain = LOOK_ALIKES.get(char) or _plain(char)
+        found = self.match(plain) if plain else None
+        shown = f"`{char}` " if char.isprintable() else ""
+        message = f"the character {shown}({_code_point(char)}{_name(char)}) has no meaning here"
+        self.mistakes.add("E0003", message, at, at + 1, help=f"write `{plain}`" if plain else "")
+        if found and found.end() == len(plain) and found.lastgroup:
+            return self.take(found.lastgroup, at, at + 1, plain)
+        return at + 1
+
+
+KEYWORD_KINDS = frozenset({"PARAM", "IMPORT", "TRUE", "FALSE", "NONE"})
+
+
+def _bad_number(text: str) -> str:
+    if "__" in text or "_." in text or "._" in text or text.endswith("_"):
+        return "an underscore stands between two digits"
+    if text.endswith("."):
+        return "digits stand on both sides of the point"
+    if text.count(".") > 1:
+        return "a number has at most one point"
+    return "digits, at most one point between them, and perhaps an exponent: `3e-4`"
+
+
+def _code_point(char: str) -> str:
+    return f"U+{ord(char):04X}"
+
+
+def _name(char: str) -> str:
+    import unicodedata  # only for a mistake that is rare
+
+    name = unicodedata.name(char, "")
+    return f", {name.capitalize()}" if name else ""
+
+
+def _plain(text: str) -> str:
+    """The same in ASCII where Unicode knows it, as for full-width letters and for `µ`."""
+    import unicodedata
+
+    plain = "".join(
+        LOOK_ALIKES.get(char) or {"µ": "u", "μ": "u"}.get(char) or unicodedata.normalize("NFKD", char) for char in text
+    )
+    plain = "".join(char for char in plain if not unicodedata.combining(char))
+    return plain if plain.isascii() and plain.isprintable() and plain.strip() and plain != text else ""

@@ -1,0 +1,197 @@
+"""Diagnostics as a person reads them, and as a program does.
+
+`render` prints each with the line it is about, carets under the exact characters, and the notes and the help below;
+`to_json` gives the same as plain data, one object each. Both take them in the order given: a `Report` iterates in the
+order of the file. Nothing in a job or a file name reaches the terminal as a control sequence: control characters are
+shown as `\\x1b`, in messages as in the lines shown.
+
+Limits: columns are counted in characters, as editors do; the width on the screen is guessed from Unicode's East Asian
+width and combining class, which is right for everything but some emoji sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from dslc.dsl.diagnostics import Diagnostic, Note
+from dslc.dsl.source import Span
+
+TAB = 4
+MAX_LINES = 6  # of a span over several lines; the middle of a longer one is left out
+
+BOLD, RED, YELLOW, CYAN, GREEN, BLUE, RESET = "\33[1m", "\33[1;31m", "\33[1;33m", "\33[1;36m", "\33[1;32m", "\33[1;34m", "\33[0m"
+SEVERITY = {"error": RED, "warning": YELLOW}
+
+
+def render(diagnostics: Iterable[Diagnostic], *, color: bool) -> str:
+    """All of them with an empty line between, and a last line that counts them. No diagnostics are an empty text."""
+    found = list(diagnostics)
+    if not found:
+        return ""
+    paint = _Paint(color)
+    return "\n\n".join(["\n".join(_one(diagnostic, paint)) for diagnostic in found] + [_count(found)]) + "\n"
+
+
+def to_json(diagnostics: Iterable[Diagnostic]) -> list[dict[str, Any]]:
+    """Plain data. Lines and columns count from 1; `end_column` is the one after the last character. A diagnostic or note
+    without a place has null there."""
+    return [
+        {
+            "code": diagnostic.code,
+            "severity": diagnostic.severity,
+            "message": diagnostic.message,
+            **_start(diagnostic.span),
+            **_end(diagnostic.span),
+            "notes": [{"message": note.message, **_start(note.span)} for note in diagnostic.notes],
+            "help": diagnostic.help,
+        }
+        for diagnostic in diagnostics
+    ]
+
+
+def _start(span: Span | None) -> dict[str, Any]:
+    line, column = span.source.position(span.start) if span else (None, None)
+    return {"file": span.source.name if span else None, "line": line, "column": column}
+
+
+def _end(span: Span | None) -> dict[str, Any]:
+    line, column = span.source.position(span.end) if span else (None, None)
+    return {"end_line": line, "end_column": column}
+
+
+def _count(found: list[Diagnostic]) -> str:
+    errors = sum(diagnostic.severity == "error" for diagnostic in found)
+    warnings = len(found) - errors
+    counted = [f"{n} {what}{'s' if n > 1 else ''}" for n, what in ((errors, "error"), (warnings, "warning")) if n]
+    return ", ".join(counted)
+
+
+class _Paint:
+    def __init__(self, color: bool) -> None:
+        self.color = color
+
+    def __call__(self, code: str, text: str) -> str:
+        return f"{code}{text}{RESET}" if self.color and text else text
+
+
+def _one(diagnostic: Diagnostic, paint: _Paint) -> list[str]:
+    color = SEVERITY[diagnostic.severity]
+    head = paint(color, f"{diagnostic.severity}[{diagnostic.code}]")
+    lines = [head + paint(BOLD, f": {_plain(diagnostic.message)}")]
+    width = 1
+    if diagnostic.span:
+        first, last = _rows(diagnostic.span)
+        width = len(str(last))
+        lines.append(_arrow(diagnostic.span, width, paint))
+        lines.append(paint(BLUE, f"{'':{width}} |"))
+        label = _plain(diagnostic.label)
+        shown = _single_line if first == last else _several_lines
+        lines.extend(shown(diagnostic.span, label, width, paint, color))
+        if diagnostic.notes or diagnostic.help:
+            lines.append(paint(BLUE, f"{'':{width}} |"))
+    for note in diagnostic.notes:
+        lines.extend(_note(note, width, paint))
+    if diagnostic.help:
+        lines.append(paint(GREEN, "help") + f": {_plain(diagnostic.help)}")
+    return lines
+
+
+def _note(note: Note, width: int, paint: _Paint) -> list[str]:
+    lines = [paint(CYAN, "note") + f": {_plain(note.message)}"]
+    return [*lines, _arrow(note.span, width, paint)] if note.span else lines
+
+
+def _arrow(span: Span, width: int, paint: _Paint) -> str:
+    return f"{'':{width}}{paint(BLUE, '-->')} {_plain(str(span))}"
+
+
+def _rows(span: Span) -> tuple[int, int]:
+    """The first and the last line of a span; one that ends with a line's end belongs to that line."""
+    text = span.source.text
+    end = max(span.start, span.end)
+    while end > span.start and text[end - 1 : end] == "\n":
+        end -= 1
+    return span.source.position(span.start)[0], span.source.position(end)[0]
+
+
+def _single_line(span: Span, label: str, width: int, paint: _Paint, color: str) -> list[str]:
+    row, column = span.source.position(span.start)
+    line = span.source.line(row)
+    marked = line[column - 1 : column - 1 + max(0, span.end - span.start)].rstrip("\r")
+    indent = _columns(line[: column - 1])
+    carets = "^" * max(1, _columns(marked, indent))
+    under = f"{'':{indent}}{paint(color, f'{carets} {label}'.rstrip())}"
+    gutter = paint(BLUE, f"{row:>{width}} |")
+    return [f"{gutter} {_line(line)}".rstrip(), f"{paint(BLUE, f'{chr(32) * width} |')} {under}"]
+
+
+def _several_lines(span: Span, label: str, width: int, paint: _Paint, color: str) -> list[str]:
+    first, last = _rows(span)
+    rows = list(range(first, last + 1))
+    if len(rows) > MAX_LINES:
+        rows = [*rows[: MAX_LINES // 2], 0, *rows[-(MAX_LINES // 2 - 1) :]]
+    lines = []
+    for row in rows:
+        if row == 0:
+            lines.append(f"{paint(BLUE, '.' * width + ' |')} {paint(color, '|')} …")
+            continue
+        edge = paint(color, "/" if row == first else "|")
+        gutter = paint(BLUE, f"{row:>{width}} |")
+        lines.append(f"{gutter} {edge} {_line(span.source.line(row))}".rstrip())
+    text = span.source.line(last)
+    end_row, end_column = span.source.position(span.end)
+    marked = text[: end_column - 1] if end_row == last else text
+    under = f"|{'_' * max(1, _columns(marked.rstrip(chr(13))))}^ {label}".rstrip()
+    return [*lines, f"{paint(BLUE, f'{chr(32) * width} |')} {paint(color, under)}"]
+
+
+# ------------------------------------------------------------------------------------------------------ characters
+
+
+def _line(text: str) -> str:
+    """A line as it is shown: tabs as spaces, control characters as escapes."""
+    text = text.rstrip("\r")
+    if "\t" not in text:
+        return _plain(text)
+    shown, at = [], 0
+    for char in text:
+        piece = " " * (TAB - at % TAB) if char == "\t" else _plain(char)
+        at += _columns(char, at)
+        shown.append(piece)
+    return "".join(shown)
+
+
+def _plain(text: str) -> str:
+    """Without control characters, nor those that turn the direction of writing."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(char if _is_shown(char) else _escape(char) for char in text)
+
+
+def _is_shown(char: str) -> bool:
+    return char.isprintable() or char in "\u3000\u00a0\u200d"
+
+
+def _escape(char: str) -> str:
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _columns(text: str, start: int = 0) -> int:
+    """How wide a text is on the screen when it begins at column `start` (from 0), as `_line` shows it."""
+    if text.isascii() and text.isprintable():
+        return len(text)
+    import unicodedata  # only where a line needs it
+
+    at = start
+    for char in text:
+        if char == "\t":
+            at += TAB - at % TAB
+        elif not _is_shown(char):
+            at += len(_escape(char))
+        elif unicodedata.combining(char) or char == "\u200d":
+            continue
+        else:
+            at += 2 if unicodedata.east_asian_width(char) in "WF" else 1
+    return at - start
