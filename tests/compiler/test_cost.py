@@ -1,0 +1,97 @@
+"""The account against the published formulas."""
+
+from __future__ import annotations
+
+import pytest
+
+from made_jobs import gpt_model, make_job
+from dslc.compiler.analyse import Analysis, analyse
+from dslc.compiler.facts import Facts
+from dslc.dsl import calls as c
+from dslc.dsl.blocks import DataSpec, DevicesSpec, MemorySpec, ParallelismSpec, TrainSpec
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.registry import Call
+
+
+def analysis_of(optimizer: Call | None = None, cpus: int = 4, memory: MemorySpec | None = None, **axes: int) -> Analysis:
+    job = make_job(
+        model=gpt_model(),
+        data=DataSpec(source=c.Stdlib(), batch=16),
+        devices=DevicesSpec(cpus=cpus),
+        parallelism=ParallelismSpec(**axes),
+        memory=memory or MemorySpec(),
+        train=TrainSpec(steps=10, optimizer=optimizer or c.AdamW()),
+    )
+    report = Report()
+    found = analyse(job, Facts(), report)
+    assert found is not None, report.found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("zero", "parameters", "gradients", "optimizer"), [(0, 1, 1, 1), (1, 1, 1, 4), (2, 1, 4, 4), (3, 4, 4, 4)]
+)
+def test_zero_divides_state_by_the_data_ranks(zero: int, parameters: int, gradients: int, optimizer: int) -> None:
+    """Rajbhandari et al. 2019, figure 1."""
+    found = analysis_of(zero=zero)
+    assert found.model is not None
+    count, memory = found.model.parameters, found.costs[0].memory
+    assert memory.parameters == 4 * count // parameters
+    assert memory.gradients == 4 * count // gradients
+    assert memory.optimizer == 8 * count // optimizer
+
+
+def test_replicas_shard_over_fewer_ranks() -> None:
+    found = analysis_of(zero=3, replicas=2)
+    assert found.model is not None
+    assert found.costs[0].memory.parameters == 4 * found.model.parameters // 2
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "states"),
+    [
+        (c.SGD(), 0),
+        (c.SGD(momentum=0.9), 1),
+        (c.Adam(), 2),
+        (c.AdamW(amsgrad=True), 3),
+        (c.Adagrad(), 1),
+        (c.Rmsprop(momentum=0.9, centered=True), 3),
+    ],
+)
+def test_state_of_an_optimizer(optimizer: Call, states: int) -> None:
+    found = analysis_of(optimizer)
+    assert found.model is not None
+    assert found.costs[0].memory.optimizer == 4 * states * found.model.parameters
+
+
+def test_recomputing_trades_memory_for_arithmetic() -> None:
+    kept, again = analysis_of(), analysis_of(memory=MemorySpec(recompute="full"))
+    some = analysis_of(memory=MemorySpec(recompute=c.Every(n=2)))
+    picked = analysis_of(memory=MemorySpec(recompute="selective"))
+    by_memory = [a.costs[0].memory.activations for a in (again, some, kept)]
+    assert by_memory == sorted(set(by_memory))
+    assert picked.costs[0].memory.activations < kept.costs[0].memory.activations
+    assert kept.model is not None
+    blocks = sum(layer.forward_flops for layer in kept.model.layers if layer.recomputable)
+    assert again.costs[0].flops - kept.costs[0].flops == blocks * kept.workload.share
+
+
+def test_micro_batches_divide_activations() -> None:
+    one, four = analysis_of(cpus=1), analysis_of(cpus=1, microbatches=4)
+    assert four.costs[0].memory.activations * 4 == one.costs[0].memory.activations
+
+
+def test_gradients_are_the_traffic_of_the_data_axis() -> None:
+    found = analysis_of()
+    (traffic,) = found.costs[0].traffic
+    assert found.model is not None
+    assert (traffic.operation, traffic.axis, traffic.bytes) == ("all_reduce", "data", 4 * found.model.parameters)
+    assert analysis_of(cpus=1).costs[0].traffic == ()
+
+
+def test_stages_share_the_parameters() -> None:
+    found = analysis_of(pipeline=2, data=2, microbatches=4)
+    assert found.model is not None
+    assert sum(cost.memory.parameters for cost in found.costs) == 4 * found.model.parameters
+    assert found.pipeline is not None
+    assert 0 < found.pipeline.bubble < 0.5

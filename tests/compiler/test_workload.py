@@ -1,0 +1,71 @@
+"""Samples, shares and steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from made_jobs import make_job
+from dslc.compiler.facts import SourceFacts
+from dslc.compiler.layout import lay_out
+from dslc.compiler.workload import Workload, in_steps, measure_out
+from dslc.dsl import calls as c
+from dslc.dsl.blocks import DataSpec, DevicesSpec, ParallelismSpec, TrainSpec
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.registry import Quantity
+
+
+def workload_of(samples: int, data: DataSpec, cpus: int = 1, microbatches: int = 1) -> tuple[Workload | None, list[str]]:
+    job = make_job(
+        data=data,
+        devices=DevicesSpec(cpus=cpus),
+        parallelism=ParallelismSpec(microbatches=microbatches),
+        train=TrainSpec(epochs=3, optimizer=c.SGD()),
+    )
+    report = Report()
+    layout = lay_out(job, report)
+    assert layout is not None
+    found = measure_out(job, layout, SourceFacts(samples=samples), report)
+    return found, [d.code for d in report]
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch", "last_batch", "expected"),
+    [
+        (100, 32, "drop", (3, 0, 9)),
+        (100, 32, "keep", (4, 4, 12)),
+        (96, 32, "keep", (3, 0, 9)),
+        (20, 32, "keep", (1, 20, 3)),
+    ],
+)
+def test_an_epoch(samples: int, batch: int, last_batch: str, expected: tuple[int, int, int]) -> None:
+    found, _ = workload_of(samples, DataSpec(source=c.Digits(), batch=batch, last_batch=last_batch))
+    assert found is not None
+    assert (found.steps_per_epoch, found.last, found.steps) == expected
+
+
+def test_the_held_out_share_is_rounded_to_samples() -> None:
+    found, _ = workload_of(1797, DataSpec(source=c.Digits(), batch=64, validation=0.2))
+    assert found is not None
+    assert (found.train, found.validation, found.split) == (1438, 359, "random")
+
+
+@pytest.mark.parametrize(
+    ("samples", "data", "cpus", "microbatches", "code"),
+    [
+        (100, DataSpec(source=c.Digits(), batch=10), 3, 1, "E0301"),
+        (100, DataSpec(source=c.Digits(), batch=12), 2, 4, "E0302"),
+        (10, DataSpec(source=c.Digits(), batch=12), 2, 1, "E0303"),
+        (25, DataSpec(source=c.Digits(), batch=12, last_batch="keep"), 2, 1, "E0304"),
+        (100, DataSpec(source=c.Digits(), batch=12, validation=0.001), 1, 1, "E0305"),
+    ],
+)
+def test_what_cannot_be_shared_out(samples: int, data: DataSpec, cpus: int, microbatches: int, code: str) -> None:
+    assert workload_of(samples, data, cpus, microbatches) == (None, [code])
+
+
+def test_times_in_steps() -> None:
+    found, _ = workload_of(100, DataSpec(source=c.Digits(), batch=10))
+    assert found is not None
+    assert in_steps(Quantity(2, "epochs"), found) == 20
+    assert in_steps(Quantity(0.5, "epochs"), found) == 5
+    assert in_steps(Quantity(7, "steps"), found) == 7
