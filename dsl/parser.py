@@ -23,7 +23,7 @@ from dslc.dsl.parser_build import MAX_DEPTH, Builder, path_of
 from dslc.dsl.parser_layout import COMPARISONS, GaveUp, Laid, Unit, lay_out
 from dslc.dsl.parser_tokens import Token, lex
 from dslc.dsl.source import Source, Span
-from dslc.dsl.syntax import Mistakes, Place, explain
+from dslc.dsl.syntax import KEYWORDS, Mistakes, Place, explain, other_format
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,8 @@ def parse(source: Source, report: Report) -> tree.Document | None:
         if not mistakes.offsets:
             what = "nothing but comments" if lexed.comments else "empty"
             mistakes.add("E0001", f"the file is {what}", 0, 0, help="`dslc new NAME` writes a job to start from")
+        return None
+    if other_format(lexed.tokens, mistakes):
         return None
     try:
         laid = lay_out(lexed.tokens, mistakes)
@@ -221,7 +223,7 @@ class _Run:
         self.recovered.add(at)
         number = self.laid.unit_of[at]
         unit, tokens = self.laid.units[number], self.laid.tokens
-        if not self.mistakes.within(tokens[unit.start].start, tokens[unit.end].start):
+        if not self.mistakes.within(tokens[unit.start].start, tokens[unit.end].start) and not self.goes_on(at, number):
             explain(Place(self.mistakes, tokens, at, unit.start, unit.end, unit.in_body, self.start_rule != "start"))
         if self.start_rule != "start":
             return None
@@ -235,7 +237,16 @@ class _Run:
             self.unit = number
             return unit.end
         self.complete = False
-        return unit.end + 1 if last.kind in ("_NL", "COMMA") else unit.end
+        after = unit.end + (last.kind in ("_NL", "COMMA"))
+        return after + (last.kind == "COMMA" and tokens[after].kind == "_NL")
+
+    def goes_on(self, at: int, number: int) -> bool:
+        """Whether what cannot begin an entry stands after a mistake: then it is taken for more of the same."""
+        unit, tokens = self.laid.units[number], self.laid.tokens
+        if number == 0 or at > unit.start or tokens[at].kind in ("NAME", "STRING", "COMMA", *KEYWORDS):
+            return False
+        before = self.laid.units[number - 1]
+        return self.mistakes.within(tokens[before.start].start, tokens[before.end].start)
 
     def after_block(self, brace: int) -> int:
         """Where the statement after the block begins whose `{` is at `brace`."""

@@ -132,9 +132,27 @@ class _Layout:
             return at + 1
         if depth >= 0:
             return self.unclosed(self.open[depth + 1 :], at, token)
+        if wanted == "LBRACE" and not self.open and self.missing_brace(token):
+            return at + 1
         message = f"nothing is open that this `{token.text}` could close"
         self.mistakes.add("E0011", message, token.start, token.end, help=f"remove it, or write the `{_sign(wanted)}` it belongs to")
         return at + 1
+
+    def missing_brace(self, closer: Token) -> bool:
+        """Whether a brace closes what a name alone on its line was meant to open; then it is opened there."""
+        kinds = ["_NL", *(token.kind for token in self.kept), "_NL"]
+        last = max((i for i, kind in enumerate(kinds) if kind == "RBRACE"), default=0)
+        alone = [i for i in range(last + 1, len(kinds) - 1) if kinds[i - 1 : i + 2] in (["_NL", "NAME", "_NL"], ["RBRACE", "NAME", "_NL"])]
+        if not alone:
+            return False
+        name = self.kept[alone[0] - 1]
+        self.mistakes.add(
+            "E0019", f"`{{` is missing after `{name.text}`", name.end, name.end, help=f"write `{name.text} {{`",
+            notes=[Note(message="the block is closed here", span=self.mistakes.span(closer.start, closer.end))],
+        )  # fmt: skip
+        self.kept.insert(alone[0], Token("LBRACE", "{", name.end, name.end))
+        self.kept.append(closer)
+        return True
 
     def fits_after(self, at: int) -> bool:
         """Whether the brackets around the innermost one are closed rightly from `at` on."""
@@ -247,6 +265,12 @@ class _Layout:
                 "E0019", f"a block has no `{sign.text}` before its brace", sign.start, sign.end,
                 help=f"write `{block} {{`",
             )  # fmt: skip
+            name = at
+        if name is None:  # what stands before the brace is no name: the block is left out
+            after = self.after_brace(at)
+            closer = self.read[after - 1]
+            self.kept += [self.read[at], Token("RBRACE", "}", closer.end, closer.end)]
+            return after
         self.open.append(Open(self.read[at], len(self.kept), at))
         self.kept.append(self.read[at])
         return at + 1
@@ -270,7 +294,8 @@ class _Layout:
             help=f"close `{outer.text}` first, or write a value: `{inner.text} = …`",
         )  # fmt: skip
         self.complete = False
-        return self.after_brace(at)
+        after = self.after_brace(at)
+        return after + (self.read[after : after + 1] != [] and self.read[after].kind == "COMMA")
 
     def brace_as_value(self, at: int) -> int:
         token = self.read[at]

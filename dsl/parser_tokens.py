@@ -40,6 +40,8 @@ SMART_QUOTED = re.compile("[“”„‟«»‘’‚]([^“”„‟«»‘’�
 TRIPLE_QUOTED = re.compile(r'"""(.*?)("""|\Z)|\'\'\'(.*?)(\'\'\'|\Z)', re.DOTALL)
 REST_OF_STRING = re.compile(r"[\"'](?:[^\n]*?)(?=[)\]}, \t\r]*(?:#[^\n]*)?(?:\n|\Z))")
 OTHER_COMMENT = re.compile(r"//[^\n]*|/\*.*?(\*/|\Z)|--[^\n]*", re.DOTALL)
+CONTINUED = re.compile(r"\\[ \t]*\r?\n")
+CONTROL_SEQUENCE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 FOREIGN = re.compile(r":=|!=|&&|\|\||[:;!?&|^~@$%\\`]")
 ESCAPE = re.compile(r"\\(.)")
 WORD = re.compile(r"\w+")
@@ -49,7 +51,8 @@ SMART_QUOTES = "“”„‟«»‘’‚"
 LOOK_ALIKES = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "×": "*", "∗": "*", "·": "*", "÷": "/", "∕": "/", "⁄": "/",
     "≤": "<=", "≥": ">=", "≡": "==", "‹": "<", "›": ">", "…": "..", "‥": "..", "、": ",", "。": ".", "‚": ",",
-    "【": "[", "】": "]", "꞉": ":", "∶": ":",
+    "【": "[", "】": "]", "꞉": ":", "∶": ":", "µ": "u", "μ": "u",
+    **dict(zip("аеорсхуіјѕԁһΑΒΕΖΗΙΚΜΝΟΡΤΥΧАВЕКМНОРСТХο", "aeopcxyijsdhABEZHIKMNOPTYXABEKMHOPCTXo", strict=True)),
 }  # fmt: skip
 SPACES = {
     "\u00a0": "a no-break space", "\u202f": "a narrow no-break space", "\u3000": "an ideographic space",
@@ -201,6 +204,13 @@ class _Lexer:
                 label="this looks like a space and is none", help="write a plain space instead, or nothing",
             )  # fmt: skip
             return at + 1
+        continued = CONTINUED.match(self.text, at)
+        if continued:
+            self.mistakes.add(
+                "E0026", "a line does not go on after `\\`", at, at + 1,
+                help="inside `( )` and `[ ]` a value may go on over several lines",
+            )  # fmt: skip
+            return continued.end()
         foreign = FOREIGN.match(self.text, at)
         if foreign:
             return self.take("FOREIGN", at, foreign.end())
@@ -258,7 +268,8 @@ class _Lexer:
         self.mistakes.add("E0003", message, at, at + 1, help=f"write `{plain}`" if plain else "")
         if found and found.end() == len(plain) and found.lastgroup:
             return self.take(found.lastgroup, at, at + 1, plain)
-        return at + 1
+        sequence = CONTROL_SEQUENCE.match(self.text, at)
+        return sequence.end() if sequence else at + 1
 
 
 KEYWORD_KINDS = frozenset({"PARAM", "IMPORT", "TRUE", "FALSE", "NONE"})
@@ -290,7 +301,7 @@ def _plain(text: str) -> str:
     import unicodedata
 
     plain = "".join(
-        LOOK_ALIKES.get(char) or {"µ": "u", "μ": "u"}.get(char) or unicodedata.normalize("NFKD", char) for char in text
+        LOOK_ALIKES.get(char) or unicodedata.normalize("NFKD", char) for char in text
     )
     plain = "".join(char for char in plain if not unicodedata.combining(char))
     return plain if plain.isascii() and plain.isprintable() and plain.strip() and plain != text else ""

@@ -123,11 +123,29 @@ class Place(NamedTuple):
         return True
 
 
+def other_format(tokens: list[Token], mistakes: Mistakes) -> bool:
+    """Whether a text without a single brace is YAML or TOML; then that is all that is reported of it."""
+    if any(token.kind == "LBRACE" for token in tokens):
+        return False
+    for at in range(len(tokens) - 2):
+        if at > 0 and tokens[at - 1].kind != "_NL":
+            continue
+        first, second, third = tokens[at : at + 3]
+        yaml = (first.kind, second.text, third.kind) == ("NAME", ":", "_NL")
+        if yaml or (first.kind, second.kind, third.kind) == ("LSQB", "NAME", "RSQB"):
+            format_name, block = ("YAML", first.text) if yaml else ("TOML", second.text)
+            message = f"this looks like {format_name} and not like a job"
+            end = (second if yaml else third).end
+            mistakes.add("E0002", message, first.start, end, label=f"a block is written `{block} {{ … }}`")
+            return True
+    return False
+
+
 def explain(place: Place) -> None:
     """Reports what is wrong where the parser could not go on."""
     questions = (
         _control, _other_sign, _header, _foreign, _statement_word, _beginning, _top_level, _missing_value, _name_alone,
-        _missing_equals, _two_values, _comparison, _equals_inside,
+        _missing_equals, _two_values, _comma, _comparison, _equals_inside,
     )  # fmt: skip
     if not any(question(place) for question in questions):
         place.report("E0030", f"{said(place.token)} is not expected here", place.token, label=_expected(place))
@@ -188,6 +206,9 @@ def _other_sign(place: Place) -> bool:
             "E0015", f"`{pair}` stands where `=` belongs", before.start, token.end, label="write `=`"
         )  # fmt: skip
         return True
+    if token.kind in OPERATORS and place.following().kind == "EQUAL" and place.following().start == token.end:
+        place.mistakes.add("E0015", f"`{token.text}=` stands where `=` belongs", token.start, token.end + 1, label="write `=`")
+        return True
     if token.kind == "EQUAL" and before.kind == "EQUAL":
         return place.report("E0015", "`=` stands here twice", token, label="one `=` sets a value")
     colon = token.kind == "FOREIGN" and token.text in (":", ":=")
@@ -196,10 +217,9 @@ def _other_sign(place: Place) -> bool:
         return place.report("E0026", "a range is written with `..`", token, help="for example `1..4`")
     if not (colon or token.kind == "EQUALS") or not (named or before.kind == "STRING" or before.kind in KEYWORDS):
         return False
-    if colon and place.following().kind == "_NL" and place.bracket() is None:
-        help_text = f"write `{before.text} {{`, and `}}` after its last entry" if not place.in_body else ""
-        message = "blocks do not nest" if place.in_body else "a block's entries stand in braces"
-        return place.report("E0018" if place.in_body else "E0019", message, token, help=help_text)
+    if colon and place.following().kind == "_NL" and place.bracket() is None and not place.in_body:
+        help_text = f"write `{before.text} {{`, and `}}` after its last entry"
+        return place.report("E0019", "a block's entries stand in braces", token, help=help_text)
     if before.kind == "STRING":
         plain = before.text.strip('"')
         return place.report("E0021", "a name stands without quotes", before, help=f"write `{plain} = …`")
@@ -214,9 +234,6 @@ def _foreign(place: Place) -> bool:
         return place.report("E0017", "`;` ends nothing here", token, label="a new line or a comma ends an entry")
     if token.text == "%":
         return place.report("E0026", "`%` stands directly after a number, as in `20%`; there is no remainder", token)
-    if token.text == "\\":
-        message = "a line does not go on after `\\`"
-        return place.report("E0026", message, token, help="inside `( )` and `[ ]` a value may go on over several lines")
     if token.text == "!=":
         return place.report("E0024", "`!=` is no comparison of the language", token, help="there are `<`, `<=`, `==`, `>=` and `>`")
     if token.text == ":" and before:
@@ -240,7 +257,7 @@ def _header(place: Place) -> bool:
     if header[0].kind != "NAME":
         return place.report("E0019", "a block begins with its name", header[0], help="write `name {`")
     extra = header[1] if len(header) > 1 else header[0]
-    message = f"between the name of a block and its `{{` nothing stands, but here is {said(extra)}"
+    message = f"a block has one name and then `{{`, but here is {said(extra)}"
     return place.report("E0019", message, extra, help=f"write `{header[0].text} {{`")
 
 
@@ -288,10 +305,13 @@ def _beginning(place: Place) -> bool:
         return _reserved(place, token)
     if token.kind == "COMMA":
         return place.report("E0014", "nothing stands before this comma", token, help="remove it")
+    if token.kind in ("NUMBER", "QUANTITY") and place.in_body and place.following().kind in COMPARISONS:
+        return place.report("E0024", "a comparison begins with the name", token, help="for example `bubble < 2%`; two bounds are two entries")
     if token.kind == "EQUAL":
         return place.report("E0021", "no name stands before this `=`", token)
     if token.kind == "STRING":
-        return place.report("E0021", "a name stands without quotes", token)
+        plain = token.text.strip('"')
+        return place.report("E0021", "a name stands without quotes", token, help=f"write `{plain} = …`")
     if token.kind in ("NUMBER", "QUANTITY"):
         return place.report("E0021", f"{said(token)} is no name", token, label="a name begins with a letter")
     if token.kind == "LSQB" and not place.in_body and place.following().kind == "NAME" and place.following(2).kind == "RSQB":
@@ -354,7 +374,7 @@ def _missing_value(place: Place) -> bool:
         if token.kind in ENDS:
             return place.report("E0014", f"a value is missing after `{before.text}`", before)
         if token.kind in KEYWORDS:
-            return _reserved(place, token)
+            return place.report("E0021", f"`{token.text}` is a word of the language and no value", token)
         if token.kind in (OPERATORS | {"DOT"}):
             return place.report("E0014", f"a value is missing between `{before.text}` and `{token.text}`", token)
     if before and before.kind == "DOT" and token.kind != "NAME":
@@ -380,6 +400,9 @@ def _two_values(place: Place) -> bool:
         message = f"between a number and its unit stands at most one space: `{before.text} {token.text}`"
         place.mistakes.add("E0008", message, before.end, token.start, label=_counted(gap))
         return True
+    if before.kind == "QUANTITY" and before.text.endswith("%"):
+        message = "`%` is a unit, as in `20%`; there is no remainder"
+        return place.report("E0026", message, before, label=f"a value ends here, and {said(token)} begins another")
     if before.kind == "NAME" and token.kind == "STRING" and not gap:
         return place.report("E0006", "a string has no prefix and knows no interpolation", before, help=f"remove `{before.text}`")
     if token.kind == "LSQB" and not gap:
@@ -407,16 +430,24 @@ def _is_call(place: Place, bracket: Token) -> bool:
     return index > place.start and place.tokens[index - 1].kind == "NAME"
 
 
+def _comma(place: Place) -> bool:
+    if place.token.kind != "COMMA" or place.in_body or place.bracket():
+        return False
+    if place.one_value:
+        return place.report("E0017", "here is one value, and a comma", place.token, help="several values are a list: `[a, b]`")
+    return place.report("E0017", "outside of blocks no comma stands between statements", place.token, help="begin a new line")
+
+
 def _comparison(place: Place) -> bool:
     token = place.token
     if token.kind not in COMPARISONS:
         return False
-    path_ended = place.in_body and place.at > place.path_end()
-    message = f"`{token.text}` compares a name with a value and stands directly after the name"
-    help_text = "for example `bubble < 2%`; two bounds are two entries"
-    return path_ended and place.report("E0024", message, token, help=help_text) or place.report(
-        "E0024", f"`{token.text}` stands in the block `expect` alone", token
-    )
+    compares = any(other.kind in COMPARISONS for other in place.tokens[place.start : place.at])
+    if place.in_body and compares:
+        message = f"`{token.text}` is the second comparison of this entry"
+        return place.report("E0024", message, token, help="two bounds are two entries")
+    message = f"`{token.text}` is no part of a value"
+    return place.report("E0024", message, token, help="a comparison is an entry of the block `expect`: `bubble < 2%`")
 
 
 def _equals_inside(place: Place) -> bool:
