@@ -15,6 +15,9 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 FLOORS := dsl compiler runtime grammar
 TYPES  := build/types/dslc
+# The folders that hold tests; pytest puts each on the path, so that tests may share helpers.
+empty  :=
+TESTS  := $(patsubst %/,%,$(sort $(dir $(wildcard tests/*.py tests/*/*.py))))
 
 # A start of dslc that may not store its compiled modules compiles them every time, which is most of its time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -52,7 +55,8 @@ lint: $(STAMP) ## ruff alone
 types: $(STAMP) ## mypy alone
 	@rm -rf $(TYPES) && mkdir -p $(TYPES)
 	@ln -s $(addprefix $(CURDIR)/,$(wildcard cli/*)) $(addprefix $(CURDIR)/,$(FLOORS)) $(TYPES)
-	$(BIN)/mypy $(TYPES) $(wildcard tests benchmarks) \
+	@echo mypy $(TYPES) $(wildcard tests benchmarks)
+	@MYPYPATH=$(subst $(empty) $(empty),:,$(TESTS)) $(BIN)/mypy $(TYPES) $(wildcard tests benchmarks) \
 	  | sed -E 's#$(TYPES)/(dsl|compiler|runtime|grammar)/#\1/#; s#$(TYPES)/#cli/#'
 
 long: $(STAMP) ## the full products and the hundred-run tests
