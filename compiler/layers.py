@@ -6,10 +6,11 @@ products, and what it keeps for the backward pass. Sequences and compositions ar
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod, sqrt
 from typing import TypeAlias
 
-from dslc.compiler.tape import Tape, Value, describe, layer, say
+from dslc.compiler.tape import Store, Tape, Value, describe, layer, say
 from dslc.dsl import layers as s
 from dslc.dsl.diagnostics import Note
 from dslc.dsl.registry import Call
@@ -239,7 +240,9 @@ def rms_norm(spec: s.RMSNorm, x: Value, t: Tape) -> Value:
     t.parameter("weight", (width,), "constant", 1.0)
     rows = 4 * (x.count // width)
     if x.grad:
-        t.keep(x)
+        t.keep(
+            replace(x, low=False, low_store=Store(4 * x.count)) if x.low else x
+        )  # in float32, and so a copy of 16 bits
         t.keep_bytes(rows, rows)
     t.keep_bytes(4 * x.count, 4 * x.count)  # the normalised input, for the weight
     return x.new(*x.shape, grad=True)

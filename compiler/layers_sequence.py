@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import count
 
 from dslc.compiler.layers import wants_numbers
-from dslc.compiler.tape import Tape, Value, layer, say, unroll
+from dslc.compiler.tape import Tape, Value, at, layer, say, unroll
 from dslc.dsl import layers as s
 from dslc.dsl.registry import Call
 
@@ -17,7 +17,7 @@ from dslc.dsl.registry import Call
 def embedding(spec: s.Embedding, x: Value, t: Tape) -> Value:
     if not x.tokens:
         t.fail(
-            "E0207",
+            "E0205",
             f"`embedding` looks up tokens, and real numbers come in: {x}",
             spec,
             help="use `linear` for numbers, or a source of tokens",
@@ -80,7 +80,7 @@ def attention(spec: s.Attention, x: Value, t: Tape) -> Value:
     _wants_heads(spec, x, t, spec.heads)
     length, width = x.shape
     t.module(".Attention", head_dim=width // spec.heads, causal=spec.causal)
-    qkv = t.child("qkv", s.Linear(features=3 * width, bias=spec.bias, span=spec.span), x)
+    qkv = t.child("qkv", s.Linear(features=3 * width, bias=spec.bias, **at(spec)), x)
     # Scores and their use are one product each; each has two in the backward pass.
     t.forward += 4 * length * length * width
     t.backward += 8 * length * length * width
@@ -91,8 +91,8 @@ def attention(spec: s.Attention, x: Value, t: Tape) -> Value:
     t.keep_bytes(rows, rows)
     t.products += rows
     t.products_low += rows
-    y = t.child("output", s.Linear(features=width, bias=spec.bias, span=spec.span), result)
-    return t.child("dropout", s.Dropout(p=spec.dropout, span=spec.span), y) if spec.dropout else y
+    y = t.child("output", s.Linear(features=width, bias=spec.bias, **at(spec)), result)
+    return t.child("dropout", s.Dropout(p=spec.dropout, **at(spec)), y) if spec.dropout else y
 
 
 def _wants_heads(spec: Call, x: Value, t: Tape, heads: int) -> None:
@@ -100,7 +100,7 @@ def _wants_heads(spec: Call, x: Value, t: Tape, heads: int) -> None:
     if width % heads:
         close = sorted((h for h in range(1, width + 1) if width % h == 0), key=lambda h: abs(h - heads))[:2]
         t.fail(
-            "E0205",
+            "E0207",
             f"{heads} heads cannot share a width of {width}",
             spec,
             "heads",
@@ -113,23 +113,23 @@ def _wants_heads(spec: Call, x: Value, t: Tape, heads: int) -> None:
 def transformer_block(spec: s.TransformerBlock, x: Value, t: Tape) -> Value:
     wants_sequence(spec, x, t)
     _wants_heads(spec, x, t, spec.heads)
-    width, at = x.shape[-1], spec.span
+    width, here = x.shape[-1], at(spec)
     t.module(".TransformerBlock")
-    norm = s.LayerNorm(bias=spec.bias, span=at)
+    norm = s.LayerNorm(bias=spec.bias, **here)
     y = t.child("attention_norm", norm, x)
     y = t.child(
         "attention",
-        s.Attention(heads=spec.heads, causal=spec.causal, bias=spec.bias, dropout=spec.dropout, span=at),
+        s.Attention(heads=spec.heads, causal=spec.causal, bias=spec.bias, dropout=spec.dropout, **here),
         y,
     )
     x = added(x, y)
     y = t.child("mlp_norm", norm, x)
     with t.inside("mlp"):
-        y = t.child("up", s.Linear(features=spec.ratio * width, bias=spec.bias, span=at), y)
-        y = t.child("activation", s.GELU(span=at), y)
-        y = t.child("down", s.Linear(features=width, bias=spec.bias, span=at), y)
+        y = t.child("up", s.Linear(features=spec.ratio * width, bias=spec.bias, **here), y)
+        y = t.child("activation", s.GELU(**here), y)
+        y = t.child("down", s.Linear(features=width, bias=spec.bias, **here), y)
         if spec.dropout:
-            y = t.child("dropout", s.Dropout(p=spec.dropout, span=at), y)
+            y = t.child("dropout", s.Dropout(p=spec.dropout, **here), y)
     return added(x, y)
 
 
@@ -166,14 +166,25 @@ def lstm(spec: s.LSTM, x: Value, t: Tape) -> Value:
         of_input, of_state = 8 * length * width * inputs * directions, 8 * length * width * width * directions
         t.forward += of_input + of_state
         t.backward += of_input * (2 if x.grad else 1) + of_state + of_state * (length - 1) // length
+        t.keep(t.cast(x) if number else t.cast(x).new(*x.shape, low=True))  # the input step by step: a copy at first
         y = x.new(length, directions * width, low=True, grad=True, sequence=True)
-        t.keep(t.cast(x).new(*x.shape, low=True))  # the steps in order: a copy
-        t.keep(y)
-        # The gates, candidates and states of each step, and the first and last states.
-        kept = directions * width * (6 * length + 4)
-        t.keep_bytes(4 * kept, 4 * kept)
+        for _ in range(directions):
+            _keep_states(length, inputs, width, t)
         x = y
     return x.new(*x.shape)
+
+
+def _keep_states(length: int, inputs: int, width: int, t: Tape) -> None:
+    """What oneDNN's kernel keeps for one direction: results, first and last states, and its work space.
+
+    The work space holds four gates for each step, and states and their gradients in rows as wide as the wider of input and
+    state; its rows are padded, which is left out.
+    """
+    results, wide = length * width + 4 * width, max(inputs, width)
+    t.keep_bytes(
+        4 * (results + 4 * length * width) + (length + 1) * (24 * wide + 20 * width),
+        2 * (results + 4 * length * width) + (length + 1) * (21 * wide + 15 * width),
+    )
 
 
 @layer(s.LastStep)
@@ -209,7 +220,7 @@ def patch_embedding(spec: s.PatchEmbedding, x: Value, t: Tape) -> Value:
     t.module(".PatchEmbedding", patch=spec.patch, patches=patches, width=spec.width)
     t.parameter("position", (patches, spec.width), "normal", 0.0, 0.02)
     flat = x.new(patches, channels * spec.patch**2, sequence=True)
-    y = t.child("projection", s.Linear(features=spec.width, span=spec.span), flat)
+    y = t.child("projection", s.Linear(features=spec.width, **at(spec)), flat)
     return y.new(*y.shape, low=False)
 
 
@@ -224,7 +235,7 @@ def residual(spec: s.Residual, x: Value, t: Tape) -> Value:
     if beside.shape != straight.shape:
         way = "what the shortcut makes of it" if spec.shortcut else "the input"
         t.fail(
-            "E0210",
+            "E0214",
             f"`residual` adds its layers' {say(beside.shape)} to {way}, {say(straight.shape)}",
             spec,
             "layers",

@@ -65,7 +65,7 @@ def build(model: ModelSpec, source: SourceFacts, context: int | None, report: Re
             help="add a layer that learns, such as `linear(10)`",
         )
         return None
-    check_output(model, around.nodes[-1], output.fact, source, report, around.suspects)
+    check_output(model, around.nodes[-1], output, source, report, around.suspects)
     if len(report.errors) > before:
         return None
     report.extend(around.warnings)

@@ -14,10 +14,10 @@ from typing import Any
 
 from dslc.compiler.facts import SourceFacts
 from dslc.compiler.layers_sequence import added
-from dslc.compiler.tape import Initialise, Misfit, Tape, Value, layer
+from dslc.compiler.tape import Initialise, Misfit, Tape, Value, at, layer
 from dslc.dsl import layers as s
 from dslc.dsl.diagnostics import Diagnostic
-from dslc.dsl.registry import Call, Node, declared
+from dslc.dsl.registry import Call, declared
 
 Named = tuple[tuple[str, Call], ...]
 
@@ -32,16 +32,6 @@ class Expansion:
 def expand(network: Call, source: SourceFacts) -> Expansion:
     """The layers of a library network. Raises Misfit where a size cannot be told, KeyError for a user's own network."""
     return NETWORKS[type(network)](network, source)
-
-
-def _at(network: Node, **renamed: str) -> dict[str, Any]:
-    """Where a network's layers stand: their mistakes point at the network's arguments of the same (or that) name."""
-    places = dict(network.places)
-    for argument, of_network in renamed.items():
-        places.pop(argument, None)
-        if of_network in network.places:
-            places[argument] = network.places[of_network]
-    return {"span": network.span, "places": places}
 
 
 def _classes(network: Any, source: SourceFacts) -> int:
@@ -71,14 +61,14 @@ ACTIVATIONS: dict[str, type[Call]] = {
 
 
 def mlp(network: s.MLP, source: SourceFacts) -> Expansion:
-    at = _at(network, features="widths")
-    layers: list[tuple[str, Call]] = [("flatten", s.Flatten(**at))]
+    here = at(network, features="widths")
+    layers: list[tuple[str, Call]] = [("flatten", s.Flatten(**here))]
     for number, width in enumerate(network.widths):
-        layers.append((f"hidden.{number}.linear", s.Linear(features=width, **at)))
-        layers.append((f"hidden.{number}.activation", ACTIVATIONS[network.activation](**at)))
+        layers.append((f"hidden.{number}.linear", s.Linear(features=width, **here)))
+        layers.append((f"hidden.{number}.activation", ACTIVATIONS[network.activation](**here)))
         if network.dropout:
-            layers.append((f"hidden.{number}.dropout", s.Dropout(p=network.dropout, **at)))
-    layers.append(("head", s.Linear(features=_classes(network, source), **_at(network, features="classes"))))
+            layers.append((f"hidden.{number}.dropout", s.Dropout(p=network.dropout, **here)))
+    layers.append(("head", s.Linear(features=_classes(network, source), **at(network, features="classes"))))
     return Expansion(layers=tuple(layers))
 
 
@@ -92,7 +82,7 @@ def convnet(network: s.ConvNet, source: SourceFacts) -> Expansion:
                 help=f"`kernel = {network.kernel - 1}` or `{network.kernel + 1}`",
             )
         )
-    at = _at(network, kernel="channels")
+    here = at(network, kernel="channels")
     layers: list[tuple[str, Call]] = []
     for number, channels in enumerate(network.channels):
         conv = s.Conv2d(
@@ -100,16 +90,16 @@ def convnet(network: s.ConvNet, source: SourceFacts) -> Expansion:
             kernel=network.kernel,
             padding=network.kernel // 2,
             bias=False,
-            **_at(network),
+            **at(network),
         )
         layers += [
             (f"blocks.{number}.conv", conv),
-            (f"blocks.{number}.norm", s.BatchNorm(**at)),
-            (f"blocks.{number}.activation", s.ReLU(**at)),
-            (f"blocks.{number}.pool", s.MaxPool2d(kernel=2, **at)),
+            (f"blocks.{number}.norm", s.BatchNorm(**here)),
+            (f"blocks.{number}.activation", s.ReLU(**here)),
+            (f"blocks.{number}.pool", s.MaxPool2d(kernel=2, **here)),
         ]
-    layers.append(("flatten", s.Flatten(**at)))
-    layers.append(("head", s.Linear(features=_classes(network, source), **_at(network, features="classes"))))
+    layers.append(("flatten", s.Flatten(**here)))
+    layers.append(("head", s.Linear(features=_classes(network, source), **at(network, features="classes"))))
     return Expansion(layers=tuple(layers))
 
 
@@ -128,22 +118,22 @@ class ResNetBlock(Call):
 
 @layer(ResNetBlock, recomputable=True)
 def resnet_block(spec: ResNetBlock, x: Value, t: Tape) -> Value:
-    at = spec.span
+    here = at(spec)
     out = spec.channels * (4 if spec.bottleneck else 1)
     t.module(".Bottleneck" if spec.bottleneck else ".BasicBlock")
     plan = [(1, 1), (3, spec.stride), (1, 1)] if spec.bottleneck else [(3, spec.stride), (3, 1)]
     y = x
     for number, (kernel, stride) in enumerate(plan, 1):
         channels = out if number == len(plan) else spec.channels
-        conv = s.Conv2d(channels=channels, kernel=kernel, stride=stride, padding=kernel // 2, bias=False, span=at)
+        conv = s.Conv2d(channels=channels, kernel=kernel, stride=stride, padding=kernel // 2, bias=False, **here)
         y = t.child(f"conv{number}", conv, y)
-        y = t.child(f"norm{number}", s.BatchNorm(span=at), y)
+        y = t.child(f"norm{number}", s.BatchNorm(**here), y)
         if number < len(plan):
             y = _rectified(y, t)
     if spec.stride > 1 or x.shape[0] != out:
         with t.inside("shortcut"):
-            x = t.child("conv", s.Conv2d(channels=out, kernel=1, stride=spec.stride, bias=False, span=at), x)
-            x = t.child("norm", s.BatchNorm(span=at), x)
+            x = t.child("conv", s.Conv2d(channels=out, kernel=1, stride=spec.stride, bias=False, **here), x)
+            x = t.child("norm", s.BatchNorm(**here), x)
     return _rectified(added(x, y), t)
 
 
@@ -173,30 +163,30 @@ def resnet(network: s.ResNet, source: SourceFacts) -> Expansion:
                 help=f"one of {', '.join(map(str, DEPTHS))}",
             )
         )
-    at = _at(network)
+    here = at(network)
     width, small = network.width, network.stem == "small"
     kernel, stride = (3, 1) if small else (7, 2)
-    stem = s.Conv2d(channels=width, kernel=kernel, stride=stride, padding=kernel // 2, bias=False, **at)
+    stem = s.Conv2d(channels=width, kernel=kernel, stride=stride, padding=kernel // 2, bias=False, **here)
     layers: list[tuple[str, Call]] = [
         ("stem.conv", stem),
-        ("stem.norm", s.BatchNorm(**at)),
-        ("stem.activation", s.ReLU(**at)),
+        ("stem.norm", s.BatchNorm(**here)),
+        ("stem.activation", s.ReLU(**here)),
     ]
     if not small:
-        layers.append(("stem.pool", s.MaxPool2d(kernel=3, stride=2, padding=1, **at)))
+        layers.append(("stem.pool", s.MaxPool2d(kernel=3, stride=2, padding=1, **here)))
     bottleneck, counts = DEPTHS[network.depth]
     number = 0
     for stage, count in enumerate(counts):
         for first in [True, *[False] * (count - 1)]:
             block = ResNetBlock(
-                channels=width * 2**stage, stride=2 if first and stage else 1, bottleneck=bottleneck, span=network.span
+                channels=width * 2**stage, stride=2 if first and stage else 1, bottleneck=bottleneck, **here
             )
             layers.append((f"blocks.{number}", block))
             number += 1
     layers += [
-        ("pool", s.AdaptiveAvgPool2d(size=1, **at)),
-        ("flatten", s.Flatten(**at)),
-        ("head", s.Linear(features=_classes(network, source), **_at(network, features="classes"))),
+        ("pool", s.AdaptiveAvgPool2d(size=1, **here)),
+        ("flatten", s.Flatten(**here)),
+        ("head", s.Linear(features=_classes(network, source), **at(network, features="classes"))),
     ]
     return Expansion(layers=tuple(layers), initialise=_he)
 
@@ -226,32 +216,32 @@ def _gpt2(layers: int) -> Initialise:
 
 
 def _blocks(network: s.GPT | s.ViT, *, causal: bool, bias: bool) -> list[tuple[str, Call]]:
-    block = s.TransformerBlock(heads=network.heads, causal=causal, bias=bias, dropout=network.dropout, **_at(network))
+    block = s.TransformerBlock(heads=network.heads, causal=causal, bias=bias, dropout=network.dropout, **at(network))
     return [(f"blocks.{number}", block) for number in range(network.layers)]
 
 
 def gpt(network: s.GPT, source: SourceFacts) -> Expansion:
     vocab = network.vocab if network.vocab is not None else source.vocab
-    at = _at(network)
+    here = at(network)
     layers: list[tuple[str, Call]] = [
-        ("embedding", s.Embedding(vocab=vocab, width=network.width, **at)),
-        ("position", s.PositionalEmbedding(context=network.context, **at)),
+        ("embedding", s.Embedding(vocab=vocab, width=network.width, **here)),
+        ("position", s.PositionalEmbedding(context=network.context, **here)),
         *_blocks(network, causal=True, bias=network.bias),
-        ("norm", s.LayerNorm(bias=network.bias, **at)),
-        ("head", s.Linear(features=vocab or 1, bias=False, **_at(network, features="vocab"))),
+        ("norm", s.LayerNorm(bias=network.bias, **here)),
+        ("head", s.Linear(features=vocab or 1, bias=False, **at(network, features="vocab"))),
     ]
     ties = (("head.weight", "embedding.weight"),) if network.tie else ()
     return Expansion(layers=tuple(layers), initialise=_gpt2(network.layers), ties=ties)
 
 
 def vit(network: s.ViT, source: SourceFacts) -> Expansion:
-    at = _at(network)
+    here = at(network)
     layers: list[tuple[str, Call]] = [
-        ("embedding", s.PatchEmbedding(patch=network.patch, width=network.width, **at)),
+        ("embedding", s.PatchEmbedding(patch=network.patch, width=network.width, **here)),
         *_blocks(network, causal=False, bias=True),
-        ("norm", s.LayerNorm(**at)),
-        ("pool", s.MeanSteps(**at)),
-        ("head", s.Linear(features=_classes(network, source), **_at(network, features="classes"))),
+        ("norm", s.LayerNorm(**here)),
+        ("pool", s.MeanSteps(**here)),
+        ("head", s.Linear(features=_classes(network, source), **at(network, features="classes"))),
     ]
     return Expansion(layers=tuple(layers), initialise=_gpt2(network.layers))
 

@@ -6,9 +6,9 @@ shape; a last dim of 1 more or less is no difference.
 
 from __future__ import annotations
 
-from dslc.compiler.facts import SourceFacts, TensorFact
+from dslc.compiler.facts import SourceFacts
 from dslc.compiler.nodes import LayerNode
-from dslc.compiler.tape import describe, say
+from dslc.compiler.tape import Value, say
 from dslc.dsl import calls as c
 from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.diagnostics import Note, Report
@@ -19,20 +19,20 @@ from dslc.dsl.source import Span
 def check_output(
     model: ModelSpec,
     last: LayerNode | None,
-    output: TensorFact,
+    output: Value,
     source: SourceFacts,
     report: Report,
     suspects: list[Note],
 ) -> None:
-    """Reports E0214 to E0216 and W0202. `last` is the layer that the output comes from."""
+    """Reports E0210 to E0216 and W0202. `last` is the layer that the output comes from."""
     where, target = _where(model, last), source.target
     if isinstance(model.loss, c.CrossEntropy):
         _check_classes(model, where, output, source, report, suspects)
     elif isinstance(model.loss, c.MSE | c.L1 | c.BCE) and target is not None:
-        if target.dtype in ("int64", "int32") and source.classes is not None and source.classes > 2:
+        if isinstance(model.loss, c.BCE) and source.classes is not None and source.classes > 2:
             report.add(
                 "E0215",
-                f"`{model.loss.word}` wants real numbers for targets, and the data's are {source.classes} classes",
+                f"`bce` wants 0 or 1 for targets, and the data's are {source.classes} classes",
                 model.loss.span or model.at("loss"),
                 help="use `cross_entropy()`",
             )
@@ -48,7 +48,7 @@ def check_output(
 
 
 def _check_classes(
-    model: ModelSpec, where: Span | None, output: TensorFact, source: SourceFacts, report: Report, suspects: list[Note]
+    model: ModelSpec, where: Span | None, output: Value, source: SourceFacts, report: Report, suspects: list[Note]
 ) -> None:
     target = source.target
     if target is not None and target.dtype.startswith(("float", "bfloat")):
@@ -65,7 +65,7 @@ def _check_classes(
             wanted = f"({', '.join([*map(str, target.shape), str(source.classes or source.vocab or 'classes')])})"
         report.add(
             "E0215",
-            f"`cross_entropy` wants {wanted} for each sample, and {describe(output.shape)} comes out",
+            f"`cross_entropy` wants {wanted} for each sample, and {output} comes out",
             where,
             notes=[_of_loss(model), *suspects],
             help=_advice((*output.shape[:-1],), target.shape if target is not None else ()),
@@ -77,7 +77,7 @@ def _check_classes(
     features = output.shape[-1]
     if features < classes:
         report.add(
-            "E0214",
+            "E0210",
             f"{features} numbers come out for {classes} classes",
             where,
             label=f"{features} < {classes}",

@@ -293,6 +293,16 @@ class Tape:
         outer.children.append(ModuleStep(name=name, kind="Sequential", children=tuple(made.children)))
 
 
+def at(whole: Call, **renamed: str) -> dict[str, Any]:
+    """Where the layers that something is made of stand: mistakes point at its arguments of the same (or that) name."""
+    places = dict(whole.places)
+    for argument, of_whole in renamed.items():
+        places.pop(argument, None)
+        if of_whole in whole.places:
+            places[argument] = whole.places[of_whole]
+    return {"span": whole.span, "places": places}
+
+
 def record(around: Surroundings, name: str, spec: Call, x: Value) -> Value:
     """Runs one layer of the model's list under its full name, and notes its node and module. Raises Misfit."""
     tape = Tape(around, name)

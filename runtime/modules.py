@@ -16,6 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def _expect(module: nn.Module, *parts: str) -> None:
+    """Fixes the order of the parts, and so of the parameters; a part that never comes stays None."""
+    for part in parts:
+        module.register_module(part, None)
+
+
 class Attention(nn.Module):
     """Multi-head self-attention (Vaswani et al. 2017, arXiv:1706.03762).
 
@@ -34,7 +40,7 @@ class Attention(nn.Module):
         self.head_dim = head_dim
         self.causal = causal
         self.attend = F.scaled_dot_product_attention
-        self.register_module("dropout", None)
+        _expect(self, "qkv", "output", "dropout")
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, _ = x.shape
@@ -75,7 +81,7 @@ class Residual(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_module("shortcut", None)
+        _expect(self, "layers", "shortcut")
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layers(x) + (x if self.shortcut is None else self.shortcut(x))
@@ -93,7 +99,7 @@ class BasicBlock(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_module("shortcut", None)
+        _expect(self, "conv1", "norm1", "conv2", "norm2", "shortcut")
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.norm1(self.conv1(x)))
@@ -114,7 +120,7 @@ class Bottleneck(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_module("shortcut", None)
+        _expect(self, "conv1", "norm1", "conv2", "norm2", "conv3", "norm3", "shortcut")
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.norm1(self.conv1(x)))
@@ -171,10 +177,11 @@ class LSTM(nn.LSTM):
     """An LSTM over (batch, length, width) that gives the sequence of its states alone."""
 
     def __init__(self, **arguments: int | bool) -> None:
-        super().__init__(batch_first=True, **arguments)  # type: ignore[arg-type]
+        super().__init__(batch_first=True, **arguments)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x)[0].contiguous()
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        states: Tensor = super().forward(x)[0]
+        return states.contiguous()
 
 
 class LastStep(nn.Module):
