@@ -4,10 +4,10 @@
     parse_expression    the text of one value
     parse_setting       `path = value`, as `--set` gives it
 
-The table comes from lark (`parser_table`), the words from `parser_tokens`, the brackets and units from `parser_layout`,
-the nodes from `parser_build`, and what is said of a mistake from `syntax`. Where the table has no action, the mistake is
-explained, the unit it lies in (one entry or statement) is replaced by `name = <broken>`, or left out where it has no name,
-and reading goes on with the next. Within one unit only the first cause is reported.
+The table comes from lark (`parser_table`), the words from `parser_tokens`, brackets and units from `parser_layout`, the
+nodes from `parser_build`, and what is said of a mistake from `syntax`. Where the table has no action, the mistake is
+explained, the unit it lies in (one entry or statement) is replaced by `name = <broken>`, or left out where it has no
+name, and reading goes on with the next. Within one unit only the first cause is reported.
 
 Limits: a syntax mistake costs the whole of its entry; a block header with a mistake costs the whole block.
 """
@@ -23,14 +23,16 @@ from dslc.dsl.parser_build import MAX_DEPTH, Builder, path_of
 from dslc.dsl.parser_layout import COMPARISONS, GaveUp, Laid, Unit, lay_out
 from dslc.dsl.parser_tokens import Token, lex
 from dslc.dsl.source import Source, Span
-from dslc.dsl.syntax import KEYWORDS, Mistakes, Place, explain, other_format
+from dslc.dsl.syntax import explain, other_format
+from dslc.dsl.syntax_place import KEYWORDS, Mistakes, Place
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """`train.optimizer.lr = 1e-3`. `value` is None where the text right of `=` is no expression; `mistakes` then says why.
+    """`train.optimizer.lr = 1e-3`.
 
-    Where the target takes a string, that text is taken as it is: `text`, at `text_span`.
+    `value` is None where the text right of `=` is no expression; `mistakes` then says why. Where the target takes a
+    string, that text is taken as it is: `text`, at `text_span`.
     """
 
     path: tuple[str, ...]
@@ -70,9 +72,12 @@ def parse(source: Source, report: Report) -> tree.Document | None:
     if statements is None:
         return None
     return tree.Document(
-        span=Span(source, 0, len(source.text)), source=source, statements=tuple(statements),
-        comments=tuple(lexed.comments), complete=laid.complete and run.complete and run.builder.complete,
-    )  # fmt: skip
+        span=Span(source, 0, len(source.text)),
+        source=source,
+        statements=tuple(statements),
+        comments=tuple(lexed.comments),
+        complete=laid.complete and run.complete and run.builder.complete,
+    )
 
 
 def parse_expression(source: Source, report: Report, start: int = 0) -> tree.Expr | None:
@@ -83,12 +88,18 @@ def parse_expression(source: Source, report: Report, start: int = 0) -> tree.Exp
 
 
 def parse_setting(source: Source, report: Report) -> Setting | None:
-    """One `--set`: its path, and the value right of the first `=`. None where the path is none; why goes into `report`."""
+    """One `--set`: its path, and the value right of the first `=`; None, and why in `report`, where the path is none."""
     text = source.text
     equals = text.find("=")
     mistakes = Mistakes(source, report)
     if equals < 0:
-        mistakes.add("E0013", "`--set` takes `name=value`, and here is no `=`", 0, len(text), help=f"write `{text.strip() or 'name'}=…`")
+        mistakes.add(
+            "E0013",
+            "`--set` takes `name=value`, and here is no `=`",
+            0,
+            len(text),
+            help=f"write `{text.strip() or 'name'}=…`",
+        )
         return None
     left = Source(source.name, text[:equals])
     if not left.text.strip():
@@ -99,9 +110,12 @@ def parse_setting(source: Source, report: Report) -> Setting | None:
         start = len(left.text) - len(left.text.lstrip())
         shown = left.text.strip()
         mistakes.add(
-            "E0021", f"`{shown}` names nothing that could be set", start, start + len(shown),
+            "E0021",
+            f"`{shown}` names nothing that could be set",
+            start,
+            start + len(shown),
             help="write the name of a `param`, `block.field`, or `block.field.argument`",
-        )  # fmt: skip
+        )
         return None
     right = text[equals + 1 :]
     text_start = equals + 1 + len(right) - len(right.lstrip())
@@ -109,9 +123,13 @@ def parse_setting(source: Source, report: Report) -> Setting | None:
     names, span = path_of(path)
     value = parse_expression(source, found, equals + 1)
     return Setting(
-        path=names, path_span=Span(source, span.start, span.end), value=value, text=right.strip(),
-        text_span=Span(source, text_start, text_start + len(right.strip())), mistakes=found,
-    )  # fmt: skip
+        path=names,
+        path_span=Span(source, span.start, span.end),
+        value=value,
+        text=right.strip(),
+        text_span=Span(source, text_start, text_start + len(right.strip())),
+        mistakes=found,
+    )
 
 
 def _one(source: Source, mistakes: Mistakes, start_rule: str, start: int) -> Any:

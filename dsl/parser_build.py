@@ -1,7 +1,8 @@
 """What each rule of the grammar makes: the nodes of the tree.
 
-`Builder` has one method for each rule that makes something, called with the children in order, tokens among them, and the
-span of the whole. An entry in which a mistake was reported gets a `Broken` value, so that nothing is said of it twice.
+`Builder` has one method for each rule that makes something, called with the children in order, tokens among them, and
+the span of the whole. An entry in which a mistake was reported gets a `Broken` value, so that nothing is said of it
+twice.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, cast
 from dslc.dsl import tree
 from dslc.dsl.parser_tokens import NUMBER_PART, Token
 from dslc.dsl.source import Span
-from dslc.dsl.syntax import ENVIRONMENT, OTHER_LITERALS, Mistakes
+from dslc.dsl.syntax_place import ENVIRONMENT, OTHER_LITERALS, Mistakes
 
 Child = Token | tree.Node
 Made = tree.Node | list[Any] | None
@@ -94,9 +95,13 @@ class Builder:
         text, rest = found.group(), token.text[found.end() :]
         unit = rest.lstrip(" ")
         return tree.Measured(
-            span=span, value=number(text), text=text, unit=unit, joined=unit == rest,
+            span=span,
+            value=number(text),
+            text=text,
+            unit=unit,
+            joined=unit == rest,
             unit_span=self.mistakes.span(token.end - len(unit), token.end),
-        )  # fmt: skip
+        )
 
     def make_text(self, children: list[Any], span: Span) -> tree.Text:
         return tree.Text(span=span, value=unescaped(children[0].text))
@@ -111,7 +116,9 @@ class Builder:
         name = children[0].text
         if name in OTHER_LITERALS:
             ours = OTHER_LITERALS[name]
-            self.mistakes.add("E0025", f"`{name}` is written `{ours}` here", span.start, span.end, help=f"write `{ours}`")
+            self.mistakes.add(
+                "E0025", f"`{name}` is written `{ours}` here", span.start, span.end, help=f"write `{ours}`"
+            )
         return tree.Name(span=span, name=name)
 
     def make_call(self, children: list[Any], span: Span) -> tree.CallOf:
@@ -130,7 +137,7 @@ class Builder:
         return tree.Argument(span=span, name=name.text, name_span=self.at(name), value=value)
 
     def make_list(self, children: list[Any], span: Span) -> tree.List:
-        return tree.List(span=span, items=tuple(child for child in children if isinstance(child, tree.Node)))
+        return tree.List(span=span, items=tuple(child for child in children if not isinstance(child, Token)))
 
     def make_group(self, children: list[Any], span: Span) -> tree.Group:
         return tree.Group(span=span, inner=children[1])

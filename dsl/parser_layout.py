@@ -1,11 +1,11 @@
 """Tokens to well-bracketed units: which line ends count, which bracket closes which, where an entry begins and ends.
 
-After `lay_out`, brackets match, a line end stands only where it ends something, and every token belongs to a `Unit`: one
-entry or statement with what ends it (a line end, a comma between entries, a brace). So whatever the parser finds wrong
-afterwards is wrong inside one unit, and the next unit can be read as if nothing had happened.
+After `lay_out`, brackets match, a line end stands only where it ends something, and every token belongs to a `Unit`:
+one entry or statement with what ends it (a line end, a comma between entries, a brace). So whatever the parser finds
+wrong afterwards is wrong inside one unit, and the next unit can be read as if nothing had happened.
 
-A bracket that is never closed is reported at its opener; where its value was meant to end is guessed from the lines that
-follow, and what lies between is given up. A block inside a block is reported and left out.
+A bracket that is never closed is reported at its opener; where its value was meant to end is guessed from the lines
+that follow, and what lies between is given up. A block inside a block is reported and left out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from dslc.dsl.diagnostics import Note
 from dslc.dsl.parser_tokens import Token
-from dslc.dsl.syntax import Mistakes
+from dslc.dsl.syntax_place import Mistakes
 
 PAIRS = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
 OPENERS = {closer: opener for opener, closer in PAIRS.items()}
@@ -53,7 +53,7 @@ class GaveUp(Exception):
 
 
 def lay_out(read: list[Token], mistakes: Mistakes, *, one_value: bool = False) -> Laid:
-    """Matches brackets and finds the units. `one_value`: the text is a single expression, in which no line end counts."""
+    """Matches brackets and finds the units. `one_value`: the text is one expression, in which no line end counts."""
     layout = _Layout(read, mistakes, one_value)
     layout.run()
     units, unit_of = _units(layout.kept)
@@ -135,21 +135,31 @@ class _Layout:
         if wanted == "LBRACE" and not self.open and self.missing_brace(token):
             return at + 1
         message = f"nothing is open that this `{token.text}` could close"
-        self.mistakes.add("E0011", message, token.start, token.end, help=f"remove it, or write the `{_sign(wanted)}` it belongs to")
+        self.mistakes.add(
+            "E0011", message, token.start, token.end, help=f"remove it, or write the `{_sign(wanted)}` it belongs to"
+        )
         return at + 1
 
     def missing_brace(self, closer: Token) -> bool:
         """Whether a brace closes what a name alone on its line was meant to open; then it is opened there."""
         kinds = ["_NL", *(token.kind for token in self.kept), "_NL"]
         last = max((i for i, kind in enumerate(kinds) if kind == "RBRACE"), default=0)
-        alone = [i for i in range(last + 1, len(kinds) - 1) if kinds[i - 1 : i + 2] in (["_NL", "NAME", "_NL"], ["RBRACE", "NAME", "_NL"])]
+        alone = [
+            i
+            for i in range(last + 1, len(kinds) - 1)
+            if kinds[i - 1 : i + 2] in (["_NL", "NAME", "_NL"], ["RBRACE", "NAME", "_NL"])
+        ]
         if not alone:
             return False
         name = self.kept[alone[0] - 1]
         self.mistakes.add(
-            "E0019", f"`{{` is missing after `{name.text}`", name.end, name.end, help=f"write `{name.text} {{`",
+            "E0019",
+            f"`{{` is missing after `{name.text}`",
+            name.end,
+            name.end,
+            help=f"write `{name.text} {{`",
             notes=[Note(message="the block is closed here", span=self.mistakes.span(closer.start, closer.end))],
-        )  # fmt: skip
+        )
         self.kept.insert(alone[0], Token("LBRACE", "{", name.end, name.end))
         self.kept.append(closer)
         return True
@@ -170,20 +180,32 @@ class _Layout:
         self.open.pop()
         right = _sign(PAIRS[opener.kind])
         self.mistakes.add(
-            "E0012", f"`{opener.text}` is closed by `{token.text}`", token.start, token.end, label=f"expected `{right}`",
+            "E0012",
+            f"`{opener.text}` is closed by `{token.text}`",
+            token.start,
+            token.end,
+            label=f"expected `{right}`",
             notes=[Note(message="it is opened here", span=self.mistakes.span(opener.start, opener.end))],
-        )  # fmt: skip
+        )
         self.kept.append(Token(PAIRS[opener.kind], right, token.start, token.end))
 
     def unclosed(self, entries: list[Open], at: int, noticed: Token | None) -> int:
         """Reports openers that are never closed, gives up their value, and returns where to go on."""
         for entry in entries:
-            note = Note(message=f"this `{noticed.text}` comes first", span=self.mistakes.span(noticed.start, noticed.end)) if noticed else None
+            note = (
+                Note(message=f"this `{noticed.text}` comes first", span=self.mistakes.span(noticed.start, noticed.end))
+                if noticed
+                else None
+            )
             self.mistakes.add(
-                "E0010", f"this `{entry.token.text}` is never closed", entry.token.start, entry.token.end,
-                label="opened here", notes=[note] if note else [],
+                "E0010",
+                f"this `{entry.token.text}` is never closed",
+                entry.token.start,
+                entry.token.end,
+                label="opened here",
+                notes=[note] if note else [],
                 help=f"write `{_sign(PAIRS[entry.token.kind])}` where it ends",
-            )  # fmt: skip
+            )
         first = entries[0]
         stop = self.value_end(first.read, at)
         del self.kept[first.kept :]
@@ -239,7 +261,7 @@ class _Layout:
         return at + 1
 
     def header(self, at: int) -> int | None:
-        """Where the name of a block stands whose `{` is at `at`: alone before it, at the beginning of a line or entry."""
+        """Where the name of the block stands whose `{` is at `at`: alone before it, at the start of a line or entry."""
         name = at - 1
         while name >= 0 and self.read[name].kind == "_NL":
             name -= 1
@@ -254,17 +276,23 @@ class _Layout:
                 self.kept.pop()
         elif not self.kept:
             self.mistakes.add(
-                "E0002", "this looks like JSON and not like a job", self.read[at].start, self.read[at].end,
+                "E0002",
+                "this looks like JSON and not like a job",
+                self.read[at].start,
+                self.read[at].end,
                 label="a job is a list of blocks, `name { … }`",
-            )  # fmt: skip
+            )
             raise GaveUp
         elif len(self.kept) > 1 and self.kept[-1].text in ("=", ":") and self.kept[-2].kind == "NAME":
             sign = self.kept.pop()
             block = self.kept[-1].text
             self.mistakes.add(
-                "E0019", f"a block has no `{sign.text}` before its brace", sign.start, sign.end,
+                "E0019",
+                f"a block has no `{sign.text}` before its brace",
+                sign.start,
+                sign.end,
                 help=f"write `{block} {{`",
-            )  # fmt: skip
+            )
             name = at
         if name is None:  # what stands before the brace is no name: the block is left out
             after = self.after_brace(at)
@@ -290,9 +318,12 @@ class _Layout:
         if self.kept[-1].kind not in ("LBRACE", "COMMA"):
             self.kept.append(Token("_NL", "", inner.start, inner.start))
         self.mistakes.add(
-            "E0018", f"`{inner.text}` is a block inside the block `{outer.text}`: blocks do not nest", inner.start, inner.end,
+            "E0018",
+            f"`{inner.text}` is a block inside the block `{outer.text}`: blocks do not nest",
+            inner.start,
+            inner.end,
             help=f"close `{outer.text}` first, or write a value: `{inner.text} = …`",
-        )  # fmt: skip
+        )
         self.complete = False
         after = self.after_brace(at)
         return after + (self.read[after : after + 1] != [] and self.read[after].kind == "COMMA")
@@ -300,9 +331,12 @@ class _Layout:
     def brace_as_value(self, at: int) -> int:
         token = self.read[at]
         self.mistakes.add(
-            "E0019", "braces hold the entries of a block and are no value", token.start, token.end,
+            "E0019",
+            "braces hold the entries of a block and are no value",
+            token.start,
+            token.end,
             help="a list is written `[a, b]`, named values are a call's: `name(a = 1, b = 2)`",
-        )  # fmt: skip
+        )
         after = self.after_brace(at)
         self.kept.append(Token("NAME", "odd", token.start, self.read[after - 1].end))
         return after
@@ -319,11 +353,23 @@ class _Layout:
 
     def unclosed_brace(self, noticed: Token | None) -> None:
         opener = self.open.pop().token
-        note = Note(message=f"`{noticed.text}` begins here, still inside of it", span=self.mistakes.span(noticed.start, noticed.end)) if noticed else None
+        note = (
+            Note(
+                message=f"`{noticed.text}` begins here, still inside of it",
+                span=self.mistakes.span(noticed.start, noticed.end),
+            )
+            if noticed
+            else None
+        )
         self.mistakes.add(
-            "E0010", "this `{` is never closed", opener.start, opener.end, label="opened here",
-            notes=[note] if note else [], help="write `}` after the last entry of the block",
-        )  # fmt: skip
+            "E0010",
+            "this `{` is never closed",
+            opener.start,
+            opener.end,
+            label="opened here",
+            notes=[note] if note else [],
+            help="write `}` after the last entry of the block",
+        )
         where = noticed.start if noticed else self.end
         if self.kept and self.kept[-1].kind not in ("_NL", "LBRACE"):
             self.kept.append(Token("_NL", "", where, where))

@@ -111,10 +111,8 @@ def _cache_folder() -> str | None:
         return None
     try:
         os.makedirs(home, mode=0o700, exist_ok=True)
-        try:
+        if not os.path.lexists(folder):
             os.mkdir(folder, 0o700)
-        except FileExistsError:
-            pass
         stat = os.lstat(folder)
     except OSError:
         return None

@@ -1,8 +1,8 @@
 """Text to tokens, with what is wrong inside a word, a number or a string.
 
 The words are the terminals of the grammar. Where none fits, the mistake is reported and a token put in its place that
-lets the reading go on: `'text'` still is a string. A character that belongs to other languages (`:`, `;`, `&&`) becomes a
-`FOREIGN` token, which no rule of the grammar accepts: what to say of it depends on what stands around it (`syntax`).
+lets the reading go on: `'text'` still is a string. A character that belongs to other languages (`:`, `;`, `&&`) becomes
+a `FOREIGN` token, which no rule of the grammar accepts: what to say of it depends on what stands around it (`syntax`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from dslc.dsl.parser_table import Table
 from dslc.dsl.source import Source, Span
-from dslc.dsl.syntax import Mistakes
+from dslc.dsl.syntax_place import Mistakes
 from dslc.dsl.tree import Comment
 
 MAX_DIGITS = 400  # more than any float has, and far below where int() gives up
@@ -36,7 +36,7 @@ WRITTEN_NUMBER = re.compile(r"[0-9][0-9A-Za-z_]*(\.(?!\.)[0-9A-Za-z_]*)*")
 NUMBER_PART = re.compile(r"[0-9]+(_[0-9]+)*(\.[0-9]+(_[0-9]+)*)?([eE][+-]?[0-9]+)?")
 OTHER_BASE = re.compile(r"0[xXoObB][0-9A-Fa-f_]+")
 SINGLE_QUOTED = re.compile(r"'([^'\\\n]|\\[^\n])*'")
-SMART_QUOTED = re.compile("[“”„‟«»‘’‚]([^“”„‟«»‘’‚\"\n]*)[“”‟«»‘’\"]")
+SMART_QUOTED = re.compile('[“”„‟«»‘’‚]([^“”„‟«»‘’‚"\n]*)[“”‟«»‘’"]')
 TRIPLE_QUOTED = re.compile(r'"""(.*?)("""|\Z)|\'\'\'(.*?)(\'\'\'|\Z)', re.DOTALL)
 REST_OF_STRING = re.compile(r"[\"'](?:[^\n]*?)(?=[)\]}, \t\r]*(?:#[^\n]*)?(?:\n|\Z))")
 OTHER_COMMENT = re.compile(r"//[^\n]*|/\*.*?(\*/|\Z)|--[^\n]*", re.DOTALL)
@@ -166,9 +166,13 @@ class _Lexer:
         assert part
         shown = self.text[start : part.end()]
         self.mistakes.add(
-            "E0007", f"`{shown}` is not a number", start, part.end(), label="a number begins with a digit",
+            "E0007",
+            f"`{shown}` is not a number",
+            start,
+            part.end(),
+            label="a number begins with a digit",
             help=f"write `0{shown}`",
-        )  # fmt: skip
+        )
         return self.take("NUMBER", start, part.end(), "0")
 
     def string(self, start: int, end: int) -> int:
@@ -177,19 +181,25 @@ class _Lexer:
         for escape in ESCAPE.finditer(self.text, start + 1, end - 1):
             if escape.group(1) not in '"\\nt':
                 self.mistakes.add(
-                    "E0005", f"`{escape.group()}` is not an escape", *escape.span(),
+                    "E0005",
+                    f"`{escape.group()}` is not an escape",
+                    *escape.span(),
                     label='a string knows `\\"`, `\\\\`, `\\n` and `\\t`',
                     help=f"for a backslash itself write `\\\\{escape.group(1)}`",
-                )  # fmt: skip
+                )
         return self.take("STRING", start, end)
 
     def triple_quoted(self, start: int) -> int:
         found = TRIPLE_QUOTED.match(self.text, start)
         assert found
         self.mistakes.add(
-            "E0006", "a string stands between single `\"` and on one line", start, start + 3,
-            label="three quotes have no meaning here", help="write a line end inside a string as `\\n`",
-        )  # fmt: skip
+            "E0006",
+            'a string stands between single `"` and on one line',
+            start,
+            start + 3,
+            label="three quotes have no meaning here",
+            help="write a line end inside a string as `\\n`",
+        )
         return self.take("STRING", start, found.end(), '""')
 
     # ---------------------------------------------------------------------------- what the grammar does not know
@@ -200,16 +210,23 @@ class _Lexer:
             return self.other_quotes(at)
         if char in SPACES:
             self.mistakes.add(
-                "E0003", f"{SPACES[char]} ({_code_point(char)}) between words", at, at + 1,
-                label="this looks like a space and is none", help="write a plain space instead, or nothing",
-            )  # fmt: skip
+                "E0003",
+                f"{SPACES[char]} ({_code_point(char)}) between words",
+                at,
+                at + 1,
+                label="this looks like a space and is none",
+                help="write a plain space instead, or nothing",
+            )
             return at + 1
         continued = CONTINUED.match(self.text, at)
         if continued:
             self.mistakes.add(
-                "E0026", "a line does not go on after `\\`", at, at + 1,
+                "E0026",
+                "a line does not go on after `\\`",
+                at,
+                at + 1,
                 help="inside `( )` and `[ ]` a value may go on over several lines",
-            )  # fmt: skip
+            )
             return continued.end()
         foreign = FOREIGN.match(self.text, at)
         if foreign:
@@ -227,17 +244,23 @@ class _Lexer:
             which = "single" if self.text[at] == "'" else "typographic"
             plain = inner.replace('"', '\\"')
             self.mistakes.add(
-                "E0006", f"a string stands between `\"`, not between {which} quotes", *found.span(),
+                "E0006",
+                f'a string stands between `"`, not between {which} quotes',
+                *found.span(),
                 help=f'write `"{plain}"`',
-            )  # fmt: skip
+            )
             return self.take("STRING", at, found.end(), '""')
         rest = REST_OF_STRING.match(self.text, at)
         if not rest:
             return self.odd_character(at)
         self.mistakes.add(
-            "E0004", f"this string is never closed: `{self.text[at]}` opens it and the line ends", at, at + 1,
-            label="opened here", help='write `"` where it ends; a line end inside a string is written `\\n`',
-        )  # fmt: skip
+            "E0004",
+            f"this string is never closed: `{self.text[at]}` opens it and the line ends",
+            at,
+            at + 1,
+            label="opened here",
+            help='write `"` where it ends; a line end inside a string is written `\\n`',
+        )
         return self.take("STRING", at, max(rest.end(), at + 1), '""')
 
     def other_comment(self, found: re.Match[str]) -> int:
@@ -253,9 +276,13 @@ class _Lexer:
         char = self.text[odd]
         plain = _plain(word.group())
         self.mistakes.add(
-            "E0003", f"`{char}` ({_code_point(char)}{_name(char)}) cannot stand in a name, a number or a unit", odd, odd + 1,
-            label="letters are `a` to `z`, digits `0` to `9`", help=f"write `{plain}`" if plain else "",
-        )  # fmt: skip
+            "E0003",
+            f"`{char}` ({_code_point(char)}{_name(char)}) cannot stand in a name, a number or a unit",
+            odd,
+            odd + 1,
+            label="letters are `a` to `z`, digits `0` to `9`",
+            help=f"write `{plain}`" if plain else "",
+        )
         kind, start = substitute or ("NAME", at)
         return self.take(kind, start, word.end(), "0" if kind == "NUMBER" else "odd")
 
@@ -300,8 +327,6 @@ def _plain(text: str) -> str:
     """The same in ASCII where Unicode knows it, as for full-width letters and for `µ`."""
     import unicodedata
 
-    plain = "".join(
-        LOOK_ALIKES.get(char) or unicodedata.normalize("NFKD", char) for char in text
-    )
+    plain = "".join(LOOK_ALIKES.get(char) or unicodedata.normalize("NFKD", char) for char in text)
     plain = "".join(char for char in plain if not unicodedata.combining(char))
     return plain if plain.isascii() and plain.isprintable() and plain.strip() and plain != text else ""

@@ -20,7 +20,15 @@ from dslc.dsl.source import Span
 TAB = 4
 MAX_LINES = 6  # of a span over several lines; the middle of a longer one is left out
 
-BOLD, RED, YELLOW, CYAN, GREEN, BLUE, RESET = "\33[1m", "\33[1;31m", "\33[1;33m", "\33[1;36m", "\33[1;32m", "\33[1;34m", "\33[0m"
+BOLD, RED, YELLOW, CYAN, GREEN, BLUE, RESET = (
+    "\33[1m",
+    "\33[1;31m",
+    "\33[1;33m",
+    "\33[1;36m",
+    "\33[1;32m",
+    "\33[1;34m",
+    "\33[0m",
+)
 SEVERITY = {"error": RED, "warning": YELLOW}
 
 
@@ -34,8 +42,8 @@ def render(diagnostics: Iterable[Diagnostic], *, color: bool) -> str:
 
 
 def to_json(diagnostics: Iterable[Diagnostic]) -> list[dict[str, Any]]:
-    """Plain data. Lines and columns count from 1; `end_column` is the one after the last character. A diagnostic or note
-    without a place has null there."""
+    """Plain data. Lines and columns count from 1; `end_column` is the one after the last character. What has no place
+    has null there."""
     return [
         {
             "code": diagnostic.code,

@@ -2,125 +2,31 @@
 
 `explain` looks at the place where the parser could not go on and at what stands around it, finds what was most likely
 meant, and reports that with the place where it should be mended. It asks one question after the other, the particular
-ones first; the order matters. `Mistakes` collects what is reported, so that whatever else goes wrong in the same entry is
-taken for a consequence and not reported.
+ones first; the order matters. The words are those of a person who writes jobs: nothing here speaks of tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from dslc.dsl.diagnostics import Note, Report
-from dslc.dsl.source import Source, Span
+from dslc.dsl import syntax_values as values
+from dslc.dsl.syntax_place import (
+    BEGINS_VALUE,
+    COMPARISONS,
+    CONTROL,
+    DECLARES,
+    ENDS,
+    ENDS_VALUE,
+    KEYWORDS,
+    OPERATORS,
+    Mistakes,
+    Place,
+    reserved,
+    said,
+)
 
 if TYPE_CHECKING:
     from dslc.dsl.parser_tokens import Token
-
-MAX_MISTAKES = 50  # of one text; more than that is not read by anyone
-
-OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "DOUBLE_SLASH", "DOUBLE_STAR", "RANGE"})
-COMPARISONS = frozenset({"LESS", "AT_MOST", "EQUALS", "AT_LEAST", "MORE"})
-KEYWORDS = frozenset({"PARAM", "IMPORT", "TRUE", "FALSE", "NONE"})
-BEGINS_VALUE = frozenset({"NUMBER", "QUANTITY", "STRING", "NAME", "LPAR", "LSQB", "TRUE", "FALSE", "NONE"})
-ENDS_VALUE = frozenset({"NUMBER", "QUANTITY", "STRING", "NAME", "RPAR", "RSQB", "TRUE", "FALSE", "NONE"})
-ENDS = frozenset({"_NL", "COMMA", "RBRACE", "RPAR", "RSQB", "$END"})
-
-CONTROL = frozenset({
-    "if", "elif", "else", "unless", "when", "for", "foreach", "while", "match", "switch", "case", "def", "class",
-    "function", "fn", "lambda", "return", "try", "endif", "end",
-})  # fmt: skip
-ENVIRONMENT = frozenset({"env", "getenv", "environ", "ENV"})
-DECLARES = frozenset({"let", "const", "var", "val", "local", "variable", "set", "parameter"})
-OTHER_LITERALS = {"True": "true", "False": "false", "None": "none", "null": "none", "nil": "none", "NULL": "none"}
-UNITS = frozenset(
-    "B kB MB GB TB KiB MiB GiB TiB us ms s min h d step steps epoch epochs Gbps GBps TFLOPS".split()
-)  # for a guess alone: what a unit means is said elsewhere
-
-
-class Mistakes:
-    """The syntax mistakes of one text, added to a report, with the places where they are."""
-
-    def __init__(self, source: Source, report: Report, start: int = 0) -> None:
-        self.source, self.report, self.start = source, report, start
-        self.offsets: list[int] = []
-
-    def add(
-        self, code: str, message: str, start: int, end: int, *, label: str = "", notes: Iterable[Note] = (), help: str = ""
-    ) -> None:
-        if len(self.offsets) < MAX_MISTAKES:
-            self.report.add(code, message, self.span(start, end), label=label, notes=notes, help=help)
-        self.offsets.append(start)
-
-    def span(self, start: int, end: int) -> Span:
-        return Span(self.source, start, end)
-
-    def column(self, offset: int) -> int:
-        return self.source.position(offset)[1]
-
-    def within(self, start: int, end: int) -> bool:
-        """Whether a mistake lies there; at the end counts, as what is missing is missed there."""
-        return any(start <= offset <= end for offset in self.offsets)
-
-
-class Place(NamedTuple):
-    """Where the parser could not go on: at `tokens[at]`, in the unit from `start` to `end` (its last token)."""
-
-    mistakes: Mistakes
-    tokens: list[Token]
-    at: int
-    start: int
-    end: int
-    in_body: bool
-    one_value: bool
-
-    @property
-    def token(self) -> Token:
-        return self.tokens[self.at]
-
-    @property
-    def before(self) -> Token | None:
-        return self.tokens[self.at - 1] if self.at > self.start else None
-
-    @property
-    def first(self) -> Token:
-        return self.tokens[self.start]
-
-    def following(self, ahead: int = 1) -> Token:
-        return self.tokens[min(self.at + ahead, len(self.tokens) - 1)]
-
-    def bracket(self) -> Token | None:
-        """The innermost bracket of the unit that is open here."""
-        depth = 0
-        for token in reversed(self.tokens[self.start : self.at]):
-            depth += (token.kind in ("RPAR", "RSQB")) - (token.kind in ("LPAR", "LSQB"))
-            if depth < 0:
-                return token
-        return None
-
-    def path_end(self) -> int:
-        """The index after the name or path with which the unit begins."""
-        at = self.start
-        if self.tokens[at].kind != "NAME":
-            return at
-        while self.tokens[at + 1].kind == "DOT" and self.tokens[at + 2].kind == "NAME":
-            at += 2
-        return at + 1
-
-    def path(self) -> str:
-        return "".join(token.text for token in self.tokens[self.start : self.path_end()])
-
-    def adjacent(self) -> bool:
-        return self.before is not None and self.before.end == self.token.start
-
-    def report(self, code: str, message: str, where: Token, *, label: str = "", help: str = "") -> bool:
-        self.mistakes.add(code, message, where.start, where.end, label=label, help=help)
-        return True
-
-    def report_after(self, code: str, message: str, where: Token, *, label: str = "", help: str = "") -> bool:
-        """Points at where something is missing after a token."""
-        self.mistakes.add(code, message, where.end, where.end, label=label, help=help)
-        return True
 
 
 def other_format(tokens: list[Token], mistakes: Mistakes) -> bool:
@@ -144,20 +50,23 @@ def other_format(tokens: list[Token], mistakes: Mistakes) -> bool:
 def explain(place: Place) -> None:
     """Reports what is wrong where the parser could not go on."""
     questions = (
-        _control, _other_sign, _header, _foreign, _statement_word, _beginning, _top_level, _missing_value, _name_alone,
-        _missing_equals, _two_values, _comma, _comparison, _equals_inside,
-    )  # fmt: skip
+        _control,
+        _other_sign,
+        _header,
+        _foreign,
+        _statement_word,
+        _beginning,
+        _top_level,
+        values.missing_value,
+        values.name_alone,
+        values.missing_equals,
+        values.two_values,
+        values.comma,
+        values.comparison,
+        values.equals_inside,
+    )
     if not any(question(place) for question in questions):
         place.report("E0030", f"{said(place.token)} is not expected here", place.token, label=_expected(place))
-
-
-def said(token: Token) -> str:
-    """A token as a message names it."""
-    if token.kind == "$END":
-        return "the end"
-    if token.kind == "_NL":
-        return "the end of the line"
-    return f"`{token.text}`" if len(token.text) <= 40 else f"`{token.text[:40]}…`"
 
 
 def _expected(place: Place) -> str:
@@ -202,17 +111,19 @@ def _other_sign(place: Place) -> bool:
         return False
     pair = before.text + token.text if place.adjacent() else ""
     if pair in ("+=", "-=", "*=", "/=", "=>", "->", "//=", "**="):
-        place.mistakes.add(
-            "E0015", f"`{pair}` stands where `=` belongs", before.start, token.end, label="write `=`"
-        )  # fmt: skip
+        place.mistakes.add("E0015", f"`{pair}` stands where `=` belongs", before.start, token.end, label="write `=`")
         return True
     if token.kind in OPERATORS and place.following().kind == "EQUAL" and place.following().start == token.end:
-        place.mistakes.add("E0015", f"`{token.text}=` stands where `=` belongs", token.start, token.end + 1, label="write `=`")
+        place.mistakes.add(
+            "E0015", f"`{token.text}=` stands where `=` belongs", token.start, token.end + 1, label="write `=`"
+        )
         return True
     if token.kind == "EQUAL" and before.kind == "EQUAL":
         return place.report("E0015", "`=` stands here twice", token, label="one `=` sets a value")
     colon = token.kind == "FOREIGN" and token.text in (":", ":=")
-    named = before.kind == "NAME" and (place.at == place.path_end() or place.tokens[place.at - 2].kind in ("LPAR", "COMMA", "PARAM"))
+    named = before.kind == "NAME" and (
+        place.at == place.path_end() or place.tokens[place.at - 2].kind in ("LPAR", "COMMA", "PARAM")
+    )
     if colon and before.kind in ("NUMBER", "QUANTITY"):
         return place.report("E0026", "a range is written with `..`", token, help="for example `1..4`")
     if not (colon or token.kind == "EQUALS") or not (named or before.kind == "STRING" or before.kind in KEYWORDS):
@@ -235,7 +146,9 @@ def _foreign(place: Place) -> bool:
     if token.text == "%":
         return place.report("E0026", "`%` stands directly after a number, as in `20%`; there is no remainder", token)
     if token.text == "!=":
-        return place.report("E0024", "`!=` is no comparison of the language", token, help="there are `<`, `<=`, `==`, `>=` and `>`")
+        return place.report(
+            "E0024", "`!=` is no comparison of the language", token, help="there are `<`, `<=`, `==`, `>=` and `>`"
+        )
     if token.text == ":" and before:
         return place.report("E0026", "`:` has no meaning inside a value", token)
     message = f"`{token.text}` is no operator of the language"
@@ -253,20 +166,12 @@ def _header(place: Place) -> bool:
     if not header:
         return place.report("E0019", "a block begins with its name", place.token, help="write `name {`")
     if header[0].kind in KEYWORDS:
-        return _reserved(place, header[0])
+        return reserved(place, header[0])
     if header[0].kind != "NAME":
         return place.report("E0019", "a block begins with its name", header[0], help="write `name {`")
     extra = header[1] if len(header) > 1 else header[0]
     message = f"a block has one name and then `{{`, but here is {said(extra)}"
     return place.report("E0019", message, extra, help=f"write `{header[0].text} {{`")
-
-
-def _reserved(place: Place, token: Token) -> bool:
-    if token.kind in ("PARAM", "IMPORT") and place.in_body:
-        message = f"`{token.text}` stands outside of blocks"
-        return place.report("E0022", message, token, help=f"move it before the block; a field cannot be called `{token.text}`")
-    message = f"`{token.text}` is a word of the language and cannot be a name"
-    return place.report("E0021", message, token, help="choose another name")
 
 
 def _statement_word(place: Place) -> bool:
@@ -276,23 +181,41 @@ def _statement_word(place: Place) -> bool:
         return False
     if first.kind == "PARAM" and place.at == place.start + 1:
         if token.kind in KEYWORDS:
-            return _reserved(place, token)
+            return reserved(place, token)
         message = "a `param` has a name" if token.kind in ENDS else f"{said(token)} is no name for a `param`"
         where = before if token.kind in ENDS else token
         return place.report("E0021", message, where, help="for example `param width = 256`")
     if first.kind == "PARAM" and place.at == place.start + 2 and token.kind == "DOT":
         return place.report("E0021", "a `param` has a plain name, without dots", token)
     if first.kind == "PARAM" and place.at == place.start + 2 and token.kind in BEGINS_VALUE:
-        return place.report_after("E0013", f"`=` is missing between `{before.text}` and its value", before, help=f"write `param {before.text} = …`")
+        return place.report_after(
+            "E0013",
+            f"`=` is missing between `{before.text}` and its value",
+            before,
+            help=f"write `param {before.text} = …`",
+        )
     if first.kind == "IMPORT":
         if place.at == place.start + 1:
             where = before if token.kind in ENDS else token
-            return place.report("E0023", "what is imported is a file, its path in quotes", where, help='for example `import "base.plt"`')
-        return place.report("E0023", "after the path of an `import` the line ends", token, help="each import stands on a line of its own")
-    if first.kind == "NAME" and first.text in ("from", "include", "require", "use", "source") and place.at == place.start + 1:
+            return place.report(
+                "E0023", "what is imported is a file, its path in quotes", where, help='for example `import "base.plt"`'
+            )
+        return place.report(
+            "E0023",
+            "after the path of an `import` the line ends",
+            token,
+            help="each import stands on a line of its own",
+        )
+    if (
+        first.kind == "NAME"
+        and first.text in ("from", "include", "require", "use", "source")
+        and place.at == place.start + 1
+    ):
         return place.report("E0023", f"`{first.text}` does not import a file", first, help='write `import "base.plt"`')
     if first.kind == "NAME" and first.text in DECLARES and token.kind == "NAME":
-        return place.report("E0022", "a value of the file is declared with `param`", first, help=f"write `param {token.text} = …`")
+        return place.report(
+            "E0022", "a value of the file is declared with `param`", first, help=f"write `param {token.text} = …`"
+        )
     return False
 
 
@@ -302,11 +225,16 @@ def _beginning(place: Place) -> bool:
     if place.at != place.start or place.one_value:
         return False
     if token.kind in KEYWORDS:
-        return _reserved(place, token)
+        return reserved(place, token)
     if token.kind == "COMMA":
         return place.report("E0014", "nothing stands before this comma", token, help="remove it")
     if token.kind in ("NUMBER", "QUANTITY") and place.in_body and place.following().kind in COMPARISONS:
-        return place.report("E0024", "a comparison begins with the name", token, help="for example `bubble < 2%`; two bounds are two entries")
+        return place.report(
+            "E0024",
+            "a comparison begins with the name",
+            token,
+            help="for example `bubble < 2%`; two bounds are two entries",
+        )
     if token.kind == "EQUAL":
         return place.report("E0021", "no name stands before this `=`", token)
     if token.kind == "STRING":
@@ -314,10 +242,19 @@ def _beginning(place: Place) -> bool:
         return place.report("E0021", "a name stands without quotes", token, help=f"write `{plain} = …`")
     if token.kind in ("NUMBER", "QUANTITY"):
         return place.report("E0021", f"{said(token)} is no name", token, label="a name begins with a letter")
-    if token.kind == "LSQB" and not place.in_body and place.following().kind == "NAME" and place.following(2).kind == "RSQB":
-        return place.report("E0019", "a block's entries stand in braces", token, help=f"write `{place.following().text} {{`")
+    if (
+        token.kind == "LSQB"
+        and not place.in_body
+        and place.following().kind == "NAME"
+        and place.following(2).kind == "RSQB"
+    ):
+        return place.report(
+            "E0019", "a block's entries stand in braces", token, help=f"write `{place.following().text} {{`"
+        )
     if token.kind == "MINUS":
-        return place.report("E0030", "an entry begins with its name, not with `-`", token, help="a list is written `[a, b]`")
+        return place.report(
+            "E0030", "an entry begins with its name, not with `-`", token, help="a list is written `[a, b]`"
+        )
     return False
 
 
@@ -329,134 +266,25 @@ def _top_level(place: Place) -> bool:
     if token.kind == "DOT":
         path = place.path().split(".")
         return place.report(
-            "E0022", "a dotted name stands in `--set` and in `sweep`, not here", token,
+            "E0022",
+            "a dotted name stands in `--set` and in `sweep`, not here",
+            token,
             help=f"write `{path[0]} {{ {path[1]} = … }}`" if len(path) == 2 else "",
-        )  # fmt: skip
+        )
     if token.kind in COMPARISONS:
-        return place.report("E0022", "a comparison stands in the block `expect`", token, help="write `expect { … }` around it")
+        return place.report(
+            "E0022", "a comparison stands in the block `expect`", token, help="write `expect { … }` around it"
+        )
     if token.kind in ("_NL", "$END", "RBRACE", "COMMA"):
         message = f"`{before.text}` alone says nothing"
-        return place.report("E0027", message, before, help=f"a block is written `{before.text} {{ … }}`, a value `param {before.text} = …`")
+        return place.report(
+            "E0027",
+            message,
+            before,
+            help=f"a block is written `{before.text} {{ … }}`, a value `param {before.text} = …`",
+        )
     if token.kind in BEGINS_VALUE:
-        return place.report_after("E0013", f"neither `=` nor `{{` stands after `{before.text}`", before, help=f"write `{before.text} {{ … }}`")
+        return place.report_after(
+            "E0013", f"neither `=` nor `{{` stands after `{before.text}`", before, help=f"write `{before.text} {{ … }}`"
+        )
     return False
-
-
-# ------------------------------------------------------------------------------------------------- inside an entry
-
-
-def _name_alone(place: Place) -> bool:
-    if not place.in_body or place.at != place.path_end() or place.token.kind not in ENDS or place.at == place.start:
-        return False
-    path = place.path()
-    where = place.tokens[place.at - 1]
-    return place.report("E0014", f"`{path}` has no value", where, help=f"write `{path} = …`")
-
-
-def _missing_equals(place: Place) -> bool:
-    token, before = place.token, place.before
-    if not place.in_body or before is None or place.at != place.path_end() or token.kind not in BEGINS_VALUE:
-        return False
-    path = place.path()
-    if token.kind == "LPAR" and place.adjacent():
-        message = f"`{path}(…)` is a value without a name"
-        return place.report("E0013", message, before, help=f"write `name = {path}(…)`")
-    return place.report_after("E0013", f"`=` is missing between `{path}` and its value", before, help=f"write `{path} = …`")
-
-
-def _missing_value(place: Place) -> bool:
-    token, before = place.token, place.before
-    if token.kind == "COMMA" and before and before.kind in ("COMMA", "LPAR", "LSQB"):
-        return place.report("E0014", "nothing stands before this comma", token, help="write the value that is missing, or remove the comma")
-    if token.kind == "RPAR" and before and before.kind == "LPAR":
-        return place.report("E0014", "nothing stands between these brackets", token)
-    if before and before.kind in (OPERATORS | COMPARISONS | {"EQUAL"}):
-        if token.kind in ENDS:
-            return place.report("E0014", f"a value is missing after `{before.text}`", before)
-        if token.kind in KEYWORDS:
-            return place.report("E0021", f"`{token.text}` is a word of the language and no value", token)
-        if token.kind in (OPERATORS | {"DOT"}):
-            return place.report("E0014", f"a value is missing between `{before.text}` and `{token.text}`", token)
-    if before and before.kind == "DOT" and token.kind != "NAME":
-        return place.report("E0021", "a name is missing after `.`", before)
-    if token.kind in OPERATORS and before and before.kind in ("LPAR", "LSQB", "COMMA"):
-        return place.report("E0014", f"a value is missing before `{token.text}`", token)
-    return place.one_value and before is None and _no_value(place)
-
-
-def _no_value(place: Place) -> bool:
-    if place.token.kind == "$END":
-        return place.report("E0014", "a value is missing here", place.token)
-    return False
-
-
-def _two_values(place: Place) -> bool:
-    """Two values with nothing between them."""
-    token, before = place.token, place.before
-    if before is None or before.kind not in ENDS_VALUE or token.kind not in (BEGINS_VALUE | KEYWORDS):
-        return False
-    gap = place.mistakes.source.text[before.end : token.start]
-    if before.kind == "NUMBER" and token.kind == "NAME" and gap.strip(" \t") == "" and token.text in UNITS:
-        message = f"between a number and its unit stands at most one space: `{before.text} {token.text}`"
-        place.mistakes.add("E0008", message, before.end, token.start, label=_counted(gap))
-        return True
-    if before.kind == "QUANTITY" and before.text.endswith("%"):
-        message = "`%` is a unit, as in `20%`; there is no remainder"
-        return place.report("E0026", message, before, label=f"a value ends here, and {said(token)} begins another")
-    if before.kind == "NAME" and token.kind == "STRING" and not gap:
-        return place.report("E0006", "a string has no prefix and knows no interpolation", before, help=f"remove `{before.text}`")
-    if token.kind == "LSQB" and not gap:
-        return place.report("E0026", "a value has no items to pick with `[ ]`", token)
-    bracket = place.bracket()
-    if bracket:
-        what = "items of a list" if bracket.kind == "LSQB" else "arguments" if _is_call(place, bracket) else "values"
-        help_text = "write `,` between them" if what != "values" else "a list is written `[a, b]`"
-        return place.report_after("E0016", f"a comma is missing between two {what}", before, label=f"before {said(token)}", help=help_text)
-    starts_entry = token.kind == "NAME" and place.following().kind in ({"EQUAL", "DOT"} | COMPARISONS)
-    if starts_entry and place.in_body:
-        message = f"two entries on one line: `{token.text}` begins the next"
-        return place.report_after("E0017", message, before, help="write a comma between them, or begin a new line")
-    if not place.one_value and not place.in_body and (starts_entry or token.kind in KEYWORDS):
-        return place.report("E0017", f"{said(token)} begins on the line of another statement", token, help="begin a new line")
-    return place.report("E0017", f"after a value the entry ends, but here is {said(token)}", token, help="several values are a list: `[a, b]`")
-
-
-def _counted(gap: str) -> str:
-    return "a tab stands here" if "\t" in gap else f"{len(gap)} spaces stand here"
-
-
-def _is_call(place: Place, bracket: Token) -> bool:
-    index = place.tokens.index(bracket, place.start)
-    return index > place.start and place.tokens[index - 1].kind == "NAME"
-
-
-def _comma(place: Place) -> bool:
-    if place.token.kind != "COMMA" or place.in_body or place.bracket():
-        return False
-    if place.one_value:
-        return place.report("E0017", "here is one value, and a comma", place.token, help="several values are a list: `[a, b]`")
-    return place.report("E0017", "outside of blocks no comma stands between statements", place.token, help="begin a new line")
-
-
-def _comparison(place: Place) -> bool:
-    token = place.token
-    if token.kind not in COMPARISONS:
-        return False
-    compares = any(other.kind in COMPARISONS for other in place.tokens[place.start : place.at])
-    if place.in_body and compares:
-        message = f"`{token.text}` is the second comparison of this entry"
-        return place.report("E0024", message, token, help="two bounds are two entries")
-    message = f"`{token.text}` is no part of a value"
-    return place.report("E0024", message, token, help="a comparison is an entry of the block `expect`: `bubble < 2%`")
-
-
-def _equals_inside(place: Place) -> bool:
-    token, bracket = place.token, place.bracket()
-    if token.kind == "DOT" and place.before and place.before.kind == "NAME":
-        name = place.before.text
-        return place.report("E0030", f"a value has no parts: `{name}.…`", token, help="text stands in quotes")
-    if token.kind != "EQUAL":
-        return False
-    if bracket and bracket.kind == "LSQB":
-        return place.report("E0030", "the items of a list have no names", token, help="named values are a call's: `name(a = 1)`")
-    return place.report("E0030", "`=` sets the value of one name, and stands directly after it", token)

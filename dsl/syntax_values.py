@@ -1,0 +1,165 @@
+"""What a person is told of a mistake inside an entry: missing values, missing commas, two values, comparisons.
+
+Each function asks one question of the place where the parser could not go on; it reports and returns True where the
+answer is yes. `syntax` says in which order they are asked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dslc.dsl.syntax_place import (
+    BEGINS_VALUE,
+    COMPARISONS,
+    ENDS,
+    ENDS_VALUE,
+    KEYWORDS,
+    OPERATORS,
+    UNITS,
+    Place,
+    said,
+)
+
+if TYPE_CHECKING:
+    from dslc.dsl.parser_tokens import Token
+
+
+def name_alone(place: Place) -> bool:
+    if not place.in_body or place.at != place.path_end() or place.token.kind not in ENDS or place.at == place.start:
+        return False
+    path = place.path()
+    where = place.tokens[place.at - 1]
+    return place.report("E0014", f"`{path}` has no value", where, help=f"write `{path} = …`")
+
+
+def missing_equals(place: Place) -> bool:
+    token, before = place.token, place.before
+    if not place.in_body or before is None or place.at != place.path_end() or token.kind not in BEGINS_VALUE:
+        return False
+    path = place.path()
+    if token.kind == "LPAR" and place.adjacent():
+        message = f"`{path}(…)` is a value without a name"
+        return place.report("E0013", message, before, help=f"write `name = {path}(…)`")
+    return place.report_after(
+        "E0013", f"`=` is missing between `{path}` and its value", before, help=f"write `{path} = …`"
+    )
+
+
+def missing_value(place: Place) -> bool:
+    token, before = place.token, place.before
+    if token.kind == "COMMA" and before and before.kind in ("COMMA", "LPAR", "LSQB"):
+        return place.report(
+            "E0014",
+            "nothing stands before this comma",
+            token,
+            help="write the value that is missing, or remove the comma",
+        )
+    if token.kind == "RPAR" and before and before.kind == "LPAR":
+        return place.report("E0014", "nothing stands between these brackets", token)
+    if before and before.kind in (OPERATORS | COMPARISONS | {"EQUAL"}):
+        if token.kind in ENDS:
+            return place.report("E0014", f"a value is missing after `{before.text}`", before)
+        if token.kind in KEYWORDS:
+            return place.report("E0021", f"`{token.text}` is a word of the language and no value", token)
+        if token.kind in (OPERATORS | {"DOT"}):
+            return place.report("E0014", f"a value is missing between `{before.text}` and `{token.text}`", token)
+    if before and before.kind == "DOT" and token.kind != "NAME":
+        return place.report("E0021", "a name is missing after `.`", before)
+    if token.kind in OPERATORS and before and before.kind in ("LPAR", "LSQB", "COMMA"):
+        return place.report("E0014", f"a value is missing before `{token.text}`", token)
+    return place.one_value and before is None and _no_value(place)
+
+
+def _no_value(place: Place) -> bool:
+    if place.token.kind == "$END":
+        return place.report("E0014", "a value is missing here", place.token)
+    return False
+
+
+def two_values(place: Place) -> bool:
+    """Two values with nothing between them."""
+    token, before = place.token, place.before
+    if before is None or before.kind not in ENDS_VALUE or token.kind not in (BEGINS_VALUE | KEYWORDS):
+        return False
+    gap = place.mistakes.source.text[before.end : token.start]
+    if before.kind == "NUMBER" and token.kind == "NAME" and gap.strip(" \t") == "" and token.text in UNITS:
+        message = f"between a number and its unit stands at most one space: `{before.text} {token.text}`"
+        place.mistakes.add("E0008", message, before.end, token.start, label=_counted(gap))
+        return True
+    if before.kind == "QUANTITY" and before.text.endswith("%"):
+        message = "`%` is a unit, as in `20%`; there is no remainder"
+        return place.report("E0026", message, before, label=f"a value ends here, and {said(token)} begins another")
+    if before.kind == "NAME" and token.kind == "STRING" and not gap:
+        return place.report(
+            "E0006", "a string has no prefix and knows no interpolation", before, help=f"remove `{before.text}`"
+        )
+    if token.kind == "LSQB" and not gap:
+        return place.report("E0026", "a value has no items to pick with `[ ]`", token)
+    bracket = place.bracket()
+    if bracket:
+        what = "items of a list" if bracket.kind == "LSQB" else "arguments" if _is_call(place, bracket) else "values"
+        help_text = "write `,` between them" if what != "values" else "a list is written `[a, b]`"
+        return place.report_after(
+            "E0016", f"a comma is missing between two {what}", before, label=f"before {said(token)}", help=help_text
+        )
+    starts_entry = token.kind == "NAME" and place.following().kind in ({"EQUAL", "DOT"} | COMPARISONS)
+    if starts_entry and place.in_body:
+        message = f"two entries on one line: `{token.text}` begins the next"
+        return place.report_after("E0017", message, before, help="write a comma between them, or begin a new line")
+    if not place.one_value and not place.in_body and (starts_entry or token.kind in KEYWORDS):
+        return place.report(
+            "E0017", f"{said(token)} begins on the line of another statement", token, help="begin a new line"
+        )
+    return place.report(
+        "E0017",
+        f"after a value the entry ends, but here is {said(token)}",
+        token,
+        help="several values are a list: `[a, b]`",
+    )
+
+
+def _counted(gap: str) -> str:
+    return "a tab stands here" if "\t" in gap else f"{len(gap)} spaces stand here"
+
+
+def _is_call(place: Place, bracket: Token) -> bool:
+    index = place.tokens.index(bracket, place.start)
+    return index > place.start and place.tokens[index - 1].kind == "NAME"
+
+
+def comma(place: Place) -> bool:
+    if place.token.kind != "COMMA" or place.in_body or place.bracket():
+        return False
+    if place.one_value:
+        return place.report(
+            "E0017", "here is one value, and a comma", place.token, help="several values are a list: `[a, b]`"
+        )
+    return place.report(
+        "E0017", "outside of blocks no comma stands between statements", place.token, help="begin a new line"
+    )
+
+
+def comparison(place: Place) -> bool:
+    token = place.token
+    if token.kind not in COMPARISONS:
+        return False
+    compares = any(other.kind in COMPARISONS for other in place.tokens[place.start : place.at])
+    if place.in_body and compares:
+        message = f"`{token.text}` is the second comparison of this entry"
+        return place.report("E0024", message, token, help="two bounds are two entries")
+    message = f"`{token.text}` is no part of a value"
+    return place.report("E0024", message, token, help="a comparison is an entry of the block `expect`: `bubble < 2%`")
+
+
+def equals_inside(place: Place) -> bool:
+    token, bracket = place.token, place.bracket()
+    if token.kind == "DOT" and place.before and place.before.kind == "NAME":
+        name = place.before.text
+        return place.report("E0030", f"a value has no parts: `{name}.…`", token, help="text stands in quotes")
+    if token.kind != "EQUAL":
+        return False
+    if bracket and bracket.kind == "LSQB":
+        return place.report(
+            "E0030", "the items of a list have no names", token, help="named values are a call's: `name(a = 1)`"
+        )
+    return place.report("E0030", "`=` sets the value of one name, and stands directly after it", token)
