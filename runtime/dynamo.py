@@ -1,0 +1,73 @@
+"""Keeps torch's compiler out of a training that does not compile anything.
+
+Optimizers and DistributedDataParallel are marked so that `torch.compile` leaves parts of them alone, and the first call
+of a marked function imports the whole of torch._dynamo to find out how: 0.8 s a process, a quarter of what it takes a
+small job to its first step. DistributedDataParallel asks torch._dynamo for one setting besides, and the wrapper around
+every optimizer's `step` tells it that a graph ends there. `leave_out` answers the first two beforehand, with what they
+come to where nothing is compiled; `plain_step` is the step inside that wrapper.
+
+Contract: changes nothing where torch._dynamo is loaded already (a user's module that compiles itself has loaded it).
+It may be loaded later: what is marked here is then seen as ordinary code, which matters only to someone who compiles an
+optimizer's step.
+
+Limits: it relies on names inside torch. Where they are not there, it does nothing and torch loads its compiler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.parallel.distributed
+
+_MODULE = "torch._dynamo"
+_MARK = "__dynamo_disable"  # where torch._compile._disable_dynamo keeps what it found out
+
+
+@contextlib.contextmanager
+def leave_out() -> Iterator[None]:
+    """While this lasts, optimizers and DistributedDataParallel are made without torch._dynamo; they keep to that."""
+    if _MODULE in sys.modules:
+        yield
+        return
+    for owner in (torch.optim.Optimizer, torch.nn.parallel.DistributedDataParallel):
+        _mark(vars(owner))
+    for name in ("sgd", "adam", "adamw", "adagrad", "rmsprop"):
+        _mark(vars(sys.modules.get(f"torch.optim.{name}", SimpleNamespace())))
+    stand_in = SimpleNamespace(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
+    vars(torch)["_dynamo"] = stand_in
+    try:
+        yield
+    finally:
+        if vars(torch).get("_dynamo") is stand_in:
+            del vars(torch)["_dynamo"]
+
+
+def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
+    """`optimizer.step` without its wrappers: the compiler's, the profiler's, and the hooks (there are none here)."""
+    step: Any = type(optimizer).step
+    wrappers = 0
+    while hasattr(step, "__wrapped__"):
+        step, wrappers = step.__wrapped__, wrappers + 1
+    usual = wrappers == 2 and isinstance(step, FunctionType) and not optimizer.defaults.get("differentiable")
+    if not usual or _MODULE in sys.modules:
+        return optimizer.step
+
+    @torch.no_grad()
+    def plain() -> object:
+        return step(optimizer)
+
+    return plain
+
+
+def _mark(names: Any) -> None:
+    for found in list(names.values()):
+        function, wrapped = found, False
+        while hasattr(function, "__wrapped__"):
+            function, wrapped = function.__wrapped__, True
+        if wrapped and isinstance(function, FunctionType) and not hasattr(function, _MARK):
+            setattr(function, _MARK, function)

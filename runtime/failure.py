@@ -1,0 +1,324 @@
+"""How a training ended, and why: what each rank writes down when it fails, and which of it is the cause.
+
+Model: a rank that fails writes `logs/rank-N.failure.json`: when, at which step, the exception, the lines of its
+traceback and the place in the job that it concerns. The others then find their connections closed and fail too, within
+the same moment. The launcher reads what all of them wrote, and how the processes ended, and takes in this order
+
+    an exception that is not about a lost connection, the earliest
+    a process that ended without a word: by a signal, or with an exit status of its own
+    a collective that waited longer than the job's timeout, the earliest
+    the earliest lost connection
+
+Contract: `cause` gives one `Failure`, with everything that a message needs. Nothing here raises because of what a rank
+wrote or did not write.
+
+Limits: whether an exception is about a lost connection is read from its text, as torch gives it no type of its own. The
+kernel does not say why it killed a process; that memory ran out is a guess, and worded as one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+import dslc.compiler.program
+from dslc.compiler.program import JobProgram, ModuleStep
+from dslc.runtime.stop import Board
+
+Kind = Literal["error", "ended", "timeout", "lost"]
+
+_FRAMES = 3  # of the traceback, in a message
+_LINES = 12  # of the text of an exception, in a message
+_LOST = re.compile(
+    r"Connection (closed|reset|refused)|Broken pipe|[Ss]ocket closed|closed by peer|Application timeout caused pair "
+    r"closure|failed to recv|recvValue failed|sendBytes failed|remote process exited|Connection was likely closed",
+)
+_TIMEOUT = re.compile(r"Timed out waiting|[Tt]imed out after|Watchdog caught collective operation timeout")
+_ENDED = -1  # an exit status that is not known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One rank's failure. `step` counts from 1; 0 is before the first step. `frames` are lines as a traceback has them."""
+
+    rank: int
+    step: int
+    kind: Kind
+    message: str  # "RuntimeError: mat1 and mat2 shapes cannot be multiplied", or what became of the process
+    line: str = ""  # "digits.plt:8:13": the place in the job, where it is known
+    frames: tuple[str, ...] = ()
+    log: str = ""  # the path of the rank's log
+    notes: tuple[str, ...] = ()
+    time: float = 0.0  # seconds since the epoch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The end of a training. Exactly one of these holds: it is done, it was stopped, it failed.
+
+    `steps` is the number of steps completed. `stopped_at` is the step after which Ctrl-C ended it, None if it did not;
+    0 if it ended at once, by a second Ctrl-C. `failure` is why it failed.
+    """
+
+    run_dir: str
+    steps: int
+    stopped_at: int | None = None
+    failure: Failure | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.stopped_at is None and self.failure is None
+
+
+def log_path(run_dir: str, rank: int) -> str:
+    """Where a rank writes all that it prints."""
+    return os.path.join(run_dir, "logs", f"rank-{rank}.log")
+
+
+def failure_path(run_dir: str, rank: int) -> str:
+    """Where a rank that fails writes down why."""
+    return os.path.join(run_dir, "logs", f"rank-{rank}.failure.json")
+
+
+# -------------------------------------------------------------------------------------------------------- in words
+
+
+def describe(outcome: Outcome) -> str:
+    """What to tell the user, several lines; empty for a training that is done."""
+    if outcome.failure is not None:
+        return _of_a_failure(outcome.failure)
+    if outcome.stopped_at is None:
+        return ""
+    if outcome.stopped_at == 0:
+        return f"ended at once; weights were not written. The logs: {outcome.run_dir}/logs"
+    return f"stopped after step {outcome.stopped_at}; the weights of that step are in {outcome.run_dir}"
+
+
+def _of_a_failure(failure: Failure) -> str:
+    when = f"at step {failure.step}" if failure.step else "before the first step"
+    where = f" ({failure.line})" if failure.line else ""
+    lines = [f"training failed on rank {failure.rank} {when}{where}"]
+    lines += [f"  {line}" for line in failure.frames]
+    lines += [f"  {line}" for line in failure.message.splitlines()]
+    lines += [f"note: {note}" for note in failure.notes]
+    return "\n".join([*lines, f"the whole log: {failure.log}"])
+
+
+# ------------------------------------------------------------------------------------------------------- on a rank
+
+
+def record(run_dir: str, rank: int, step: int, error: BaseException, job: JobProgram, model: nn.Module | None) -> Failure:
+    """Writes down why this rank fails, and all of it into the log. Never raises but for a log that cannot be written."""
+    now = time.time()
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    failure = Failure(
+        rank=rank,
+        step=step,
+        kind=_kind(error),
+        message=_message(error),
+        line=_place(error, job, model),
+        frames=_frames(error),
+        log=log_path(run_dir, rank),
+        time=now,
+    )
+    path = failure_path(run_dir, rank)
+    with open(path + ".part", "w", encoding="utf-8") as file:
+        json.dump(dataclasses.asdict(failure), file, indent=1)
+    os.replace(path + ".part", path)
+    return failure
+
+
+def show_stacks(board: Board, ranks: int, own: int) -> None:
+    """After a timeout: has the other ranks of this node write into their logs where they are."""
+    for rank in range(ranks):
+        process = board.process(rank)
+        if rank != own and process and hasattr(signal, "SIGUSR1"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGUSR1)
+    time.sleep(0.2)  # they write within microseconds; after this they are ended
+
+
+def _kind(error: BaseException) -> Kind:
+    text = str(error)
+    if isinstance(error, SystemExit):
+        return "error"
+    if isinstance(error, RuntimeError | ConnectionError) or type(error).__module__.startswith("torch"):
+        if _TIMEOUT.search(text):
+            return "timeout"
+        if _LOST.search(text) and _within_torch(error):
+            return "lost"
+    return "error"
+
+
+def _within_torch(error: BaseException) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and (_is_torch(frames[-1].filename) or _is_ours(frames[-1].filename))
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"the user's code left by sys.exit({error.code!r})"
+    lines = "".join(traceback.format_exception_only(error)).rstrip().splitlines()
+    more = [f"… ({len(lines) - _LINES} lines more)"] if len(lines) > _LINES else []
+    return "\n".join(lines[:_LINES] + more)
+
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in (__file__, dslc.compiler.program.__file__))
+
+
+def _is_torch(file: str) -> bool:
+    return file.startswith(_TORCH)
+
+
+def _is_ours(file: str) -> bool:
+    return os.path.abspath(file).startswith(_OURS) or os.path.realpath(file).startswith(_OURS)
+
+
+def _frames(error: BaseException) -> tuple[str, ...]:
+    """The innermost frames of the user's own, else the innermost of all, as a traceback prints them."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not _is_torch(f.filename) and not _is_ours(f.filename) and f.filename[:1] != "<"]
+    lines: list[str] = []
+    for frame in (own or frames)[-_FRAMES:]:
+        lines.append(f'File "{frame.filename}", line {frame.lineno}, in {frame.name}')
+        if frame.line:
+            lines.append(f"  {frame.line}")
+    return tuple(lines)
+
+
+def _place(error: BaseException, job: JobProgram, model: nn.Module | None) -> str:
+    """The place in the job that the innermost frame with one belongs to."""
+    names = {id(module): name for name, module in model.named_modules()} if model is not None else {}
+    place = ""
+    link: TracebackType | None = error.__traceback__
+    while link is not None:
+        frame = link.tb_frame
+        if id(frame.f_locals.get("self")) in names:
+            place = _line_of_module(job, names[id(frame.f_locals["self"])]) or place
+        elif _is_ours(frame.f_code.co_filename):
+            step = frame.f_locals.get("step")
+            by_file = _line_of_file(job, os.path.basename(frame.f_code.co_filename))
+            place = getattr(step, "line", "") or by_file or place
+        link = link.tb_next
+    return place
+
+
+def _line_of_module(job: JobProgram, name: str) -> str:
+    if job.model.python is not None:
+        return job.model.python.line
+    step: ModuleStep | None = job.model.root
+    line = step.line if step else ""
+    for part in name.split(".") if name else ():
+        step = next((child for child in step.children if child.name == part), None) if step else None
+        line = step.line if step and step.line else line
+    return line
+
+
+def _line_of_file(job: JobProgram, file: str) -> str:
+    if file == "losses.py":
+        return job.loss.line
+    if file in ("sources.py", "batches.py", "synthetic.py"):
+        return job.data.line
+    if file == "optimizers.py":
+        return job.optimizer.line
+    if file == "model.py" and job.model.python is not None:
+        return job.model.python.line
+    return ""
+
+
+# -------------------------------------------------------------------------------------------------- on the launcher
+
+
+def forget(run_dir: str, ranks: int) -> None:
+    """Takes away what an earlier training in this run directory wrote down."""
+    gone = [failure_path(run_dir, rank) for rank in range(ranks)]
+    for path in (*gone, os.path.join(run_dir, "metrics.jsonl"), os.path.join(run_dir, "weights.safetensors")):
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
+
+
+def cause(run_dir: str, board: Board, ranks: int, statuses: Mapping[int, int | None], timeout: float) -> Failure:
+    """The failure that ended the training. `statuses` are exit statuses by rank, -N for signal N, None if unknown."""
+    recorded = [failure for rank in range(ranks) if (failure := _read(run_dir, rank)) is not None]
+    by_kind = {kind: [f for f in recorded if f.kind == kind] for kind in ("error", "timeout", "lost")}
+    silent = [rank for rank in range(ranks) if not board.done(rank) and all(f.rank != rank for f in recorded)]
+    ended = [_ended(run_dir, board, rank, statuses.get(rank)) for rank in silent if _by_itself(statuses.get(rank))]
+    for found in (by_kind["error"], ended, by_kind["timeout"], by_kind["lost"]):
+        if found:
+            first = min(found, key=lambda failure: failure.time)
+            if first.kind == "timeout":
+                return dataclasses.replace(first, notes=_of_a_timeout(run_dir, board, silent, timeout))
+            return first
+    # Nobody wrote anything, and nobody ended but by SIGTERM: somebody else sent it.
+    rank = silent[0] if silent else 0
+    return _ended(run_dir, board, rank, statuses.get(rank))
+
+
+def _read(run_dir: str, rank: int) -> Failure | None:
+    try:
+        with open(failure_path(run_dir, rank), encoding="utf-8") as file:
+            data: dict[str, Any] = json.load(file)
+        return Failure(**{**data, "frames": tuple(data["frames"]), "notes": tuple(data["notes"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None  # not written, or cut off in the middle: then the process ended without a word
+
+
+def _by_itself(status: int | None) -> bool:
+    return status is not None and status != -signal.SIGTERM
+
+
+def _ended(run_dir: str, board: Board, rank: int, status: int | None) -> Failure:
+    notes: tuple[str, ...] = ()
+    if status is None:
+        message = "the process is gone"
+    elif status < 0:
+        with contextlib.suppress(ValueError):
+            status = signal.Signals(-status)
+        name = status.name if isinstance(status, signal.Signals) else f"signal {-status}"
+        message = f"the process was ended by {name}"
+        if name == "SIGKILL":
+            notes = ("the system does this when memory runs out (see dmesg)",)
+    else:
+        message = f"the process left with exit status {status}, without an exception"
+    return Failure(
+        rank=rank, step=board.step(rank), kind="ended", message=message, log=log_path(run_dir, rank), notes=notes
+    )
+
+
+def _of_a_timeout(run_dir: str, board: Board, silent: list[int], timeout: float) -> tuple[str, ...]:
+    waited = f"a collective waited longer than `launch.timeout` ({timeout:g} s)"
+    where = [f"rank {rank} did not come: it is in step {board.step(rank)}, {_stack(run_dir, rank)}" for rank in silent]
+    return (waited, *where)
+
+
+def _stack(run_dir: str, rank: int) -> str:
+    """Where the main thread of a rank was, from what `show_stacks` made it write."""
+    path = log_path(run_dir, rank)
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read()[-20_000:]
+    except OSError:
+        text = ""
+    _, found, stack = text.rpartition("most recent call first")
+    frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack) if found else []
+    own = [frame for frame in frames if not _is_torch(frame[0]) and not _is_ours(frame[0])]
+    if not frames:
+        return f"see {path}"
+    file, line, function = (own or frames)[0]
+    return f'File "{file}", line {line}, in {function} (all of it: {path})'

@@ -1,0 +1,302 @@
+"""Starts the ranks of a training on this machine and stays with them to the end.
+
+Model: the ranks are processes forked by torch's elastic agent from this one, which has imported torch and run nothing
+(0.1 s instead of the 3 s of a fresh interpreter). The agent keeps the store by which they find each other, on a port
+that the system picks, and sees how they end. A world of one process goes the same way: it costs 0.1 s, and Ctrl-C,
+logs and failures are the same. Beside waiting, this process draws the progress.
+
+Contract: `launch` returns when no process of the training is left, whatever happened: done, stopped (stop.py), failed
+(failure.py). A rank dies with this process, also where that is killed. It raises nothing for a training that failed.
+
+`run_in_subprocess` does the same from a program or notebook that may have used torch already: a process forked then can
+hang in its first parallel operation (torch's thread pool does not survive the fork). It starts a fresh interpreter,
+`python -m dslc.runtime.launch`, which reads `program.json` in the run directory.
+
+Limits: one node. The main thread, for the signals to be heard.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import multiprocessing.connection
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+import torch.distributed.elastic.rendezvous.registry as rendezvous
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+from dslc.compiler.program import JobProgram, PythonFunction, RankPlace, from_json, to_json
+from dslc.runtime import failure, worker
+from dslc.runtime.failure import Outcome
+from dslc.runtime.progress import Watch
+from dslc.runtime.stop import Board, listening
+
+_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+_PROGRAM, _FUNCTIONS = "program.json", "functions.pkl"
+
+
+def launch(
+    program: JobProgram,
+    places: tuple[RankPlace, ...],
+    run_dir: str,
+    *,
+    screen: TextIO | None = None,
+    before: Callable[[], None] | None = None,
+) -> Outcome:
+    """Trains `program` on this node and leaves metrics, logs and weights in `run_dir`, which may exist.
+
+    `screen` is where progress and a summary go (standard output if None); `before` is called by each rank first. Call it
+    from a process that has not used torch. Raises OSError where processes or files cannot be made.
+    """
+    assert program.world_size == program.processes == len(places), "one node"
+    os.makedirs(os.path.join(run_dir, "logs"), exist_ok=True)
+    failure.forget(run_dir, len(places))
+    board = Board(len(places))
+    watch = Watch(program, run_dir, board, screen or sys.stdout)
+    launcher = os.getpid()
+
+    def rank() -> Any:
+        return worker.work(program, places, run_dir, board, launcher, before)
+
+    sys.stdout.flush()
+    sys.stderr.flush()  # or each rank would write what is left in the buffers once more
+    with _elastic_log(run_dir), listening(board, _AtOnce):
+        agent = _agent(program.processes, rank, watch)
+        try:
+            outcome = _outcome(program, run_dir, board, agent.run(), agent)
+        except _AtOnce:
+            outcome = Outcome(run_dir=run_dir, steps=_completed(board), stopped_at=0)
+        finally:
+            agent.end_all()
+    watch.close(outcome)
+    return outcome
+
+
+def _outcome(program: JobProgram, run_dir: str, board: Board, result: RunResult, agent: _Agent) -> Outcome:
+    if not result.is_failed():
+        end = result.return_values[0]
+        return Outcome(run_dir=run_dir, steps=end.steps, stopped_at=end.stopped_at)
+    cause = failure.cause(run_dir, board, program.world_size, agent.statuses(), program.timeout)
+    return Outcome(run_dir=run_dir, steps=_completed(board), failure=cause)
+
+
+def _completed(board: Board) -> int:
+    return max(0, board.step(0) - 1)
+
+
+# ------------------------------------------------------------------------------------------------------- the agent
+
+
+class _AtOnce(SignalException):
+    """Someone has asked twice. The agent ends the ranks by the signal that it names."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(said, signal.SIGKILL)
+
+
+class _Agent(LocalElasticAgent):
+    """torch's agent for one node, which waits for news instead of sleeping, and knows how each rank ended."""
+
+    def __init__(self, spec: WorkerSpec, watch: Watch) -> None:
+        super().__init__(spec, DefaultLogsSpecs(log_dir=os.devnull), start_method="fork", exit_barrier_timeout=60)
+        self._watch = watch
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._wait_for_news()
+        self._watch.look()
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.state == WorkerState.HEALTHY and not any(process.is_alive() for process in self._processes()):
+            return RunResult(state=WorkerState.FAILED)  # all left with status 0, and at least one in mid-training
+        return result
+
+    def _wait_for_news(self) -> None:
+        """Until a rank ends or returns, or it is time to look at the progress."""
+        context: Any = self._pcontext
+        returned = context._return_values
+        waited = [queue._reader for rank, queue in context._ret_vals.items() if rank not in returned]
+        multiprocessing.connection.wait([*context._pc.sentinels, *waited], timeout=self._watch.interval)
+
+    def _processes(self) -> list[Any]:
+        context: Any = self._pcontext
+        return [] if context is None or context._pc is None else list(context._pc.processes)
+
+    def statuses(self) -> dict[int, int | None]:
+        """Exit statuses by rank, -N for signal N."""
+        return {rank: process.exitcode for rank, process in enumerate(self._processes())}
+
+    def end_all(self) -> None:
+        """Nothing is left after this, also where the agent was interrupted in the middle of something."""
+        for process in self._processes():
+            if process.is_alive():
+                process.kill()
+            process.join()
+        with contextlib.suppress(Exception):
+            self._rdzv_handler.shutdown()
+
+
+def _agent(processes: int, rank: Callable[[], Any], watch: Watch) -> _Agent:
+    """What torch's `launch_agent` does, for one node and with our agent."""
+    run_id = uuid.uuid4().hex
+    # Named by itself: what this machine calls itself may not resolve to anything, or only after seconds.
+    parameters = RendezvousParameters(
+        backend="c10d", endpoint="localhost:0", run_id=run_id, min_nodes=1, max_nodes=1, local_addr="localhost"
+    )
+    spec = WorkerSpec(
+        role="rank",
+        local_world_size=processes,
+        entrypoint=rank,
+        rdzv_handler=rendezvous.get_rendezvous_handler(parameters),
+        max_restarts=0,
+        monitor_interval=1e-3,  # the agent sleeps for it; waiting is ours
+        local_addr="localhost",
+    )
+    return _Agent(spec, watch)
+
+
+@contextlib.contextmanager
+def _elastic_log(run_dir: str) -> Iterator[None]:
+    """What the agent says about signals and statuses goes to a file, and it leaves our handlers of signals alone."""
+    handler = logging.FileHandler(os.path.join(run_dir, "logs", "launcher.log"), mode="w", delay=True)
+    loggers = [logging.getLogger(f"torch.{name}") for name in ("distributed.elastic", "multiprocessing")]
+    propagated = [logger.propagate for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
+    before = os.environ.get(_SIGNALS)
+    os.environ[_SIGNALS] = "SIGUSR2"  # it wants at least one
+    kept = signal.getsignal(signal.SIGUSR2)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # not the main thread: then nothing was changed
+            signal.signal(signal.SIGUSR2, kept)
+        os.environ.pop(_SIGNALS)
+        if before is not None:
+            os.environ[_SIGNALS] = before
+        for logger, propagate in zip(loggers, propagated, strict=True):
+            logger.removeHandler(handler)
+            logger.propagate = propagate
+        handler.close()
+
+
+# ----------------------------------------------------------------------------------------- in a fresh interpreter
+
+
+def run_in_subprocess(program: JobProgram, places: tuple[RankPlace, ...], run_dir: str) -> Outcome:
+    """`launch` in a fresh interpreter; what it prints comes out of this process's `sys.stdout`, line by line.
+
+    Functions of `__main__` (`python("__main__:f")`) are handed over by value. Ctrl-C here stops the training there.
+    Raises RuntimeError where that interpreter ends without an outcome.
+    """
+    os.makedirs(run_dir, exist_ok=True)
+    with open(os.path.join(run_dir, _PROGRAM), "w", encoding="utf-8") as file:
+        json.dump({"job": to_json(program), "places": to_json(places)}, file)
+    _hand_over(program, os.path.join(run_dir, _FUNCTIONS))
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", "dslc.runtime.launch", run_dir, f"--parent={os.getpid()}", f"--report={writing}"]
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        pass_fds=(writing,),
+        start_new_session=True,  # Ctrl-C reaches it through us alone
+    )
+    os.close(writing)
+    try:
+        _pass_through(child)
+        with open(reading, encoding="utf-8", closefd=False) as report:
+            told = report.read()
+    finally:
+        os.close(reading)
+        if child.poll() is None:
+            child.kill()
+        child.wait()
+    if not told:
+        raise RuntimeError(f"the process that runs the training left with status {child.returncode}")
+    return from_json(Outcome, json.loads(told))
+
+
+def _pass_through(child: subprocess.Popen[str]) -> None:
+    assert child.stdout is not None
+    with child.stdout:
+        while True:
+            try:
+                for line in child.stdout:
+                    sys.stdout.write(line)
+                    sys.stdout.flush()
+                return
+            except KeyboardInterrupt:
+                child.send_signal(signal.SIGINT)
+
+
+def _hand_over(program: JobProgram, path: str) -> None:
+    main = sys.modules["__main__"]
+    named = {function.function for function in _functions(program) if function.function.startswith("__main__:")}
+    names = sorted({name.partition(":")[2].partition(".")[0] for name in named})
+    if names:
+        import cloudpickle
+
+        with open(path, "wb") as file:
+            cloudpickle.dump({name: getattr(main, name) for name in names if hasattr(main, name)}, file)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
+
+
+def _functions(program: JobProgram) -> list[PythonFunction]:
+    found = (program.model.python, program.loss.python, program.data.python)
+    return [function for function in found if function is not None]
+
+
+def _take_over(path: str) -> None:
+    """In a rank: makes the caller's functions those of this `__main__`."""
+    import cloudpickle
+
+    with open(path, "rb") as file:
+        vars(sys.modules["__main__"]).update(cloudpickle.load(file))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """`python -m dslc.runtime.launch RUN_DIR`: 0, or 3 where the training failed, or 130 where it was stopped."""
+    parser = argparse.ArgumentParser(prog="python -m dslc.runtime.launch", description=__doc__)
+    parser.add_argument("run_dir")
+    parser.add_argument("--parent", type=int, help="end with this process, which is the parent")
+    parser.add_argument("--report", type=int, help="file descriptor that the outcome is written to, as JSON")
+    options = parser.parse_args(arguments)
+    if options.parent is not None:
+        worker.end_with(options.parent)
+    with open(os.path.join(options.run_dir, _PROGRAM), encoding="utf-8") as file:
+        told = json.load(file)
+    program = from_json(JobProgram, told["job"])
+    places = tuple(from_json(RankPlace, place) for place in told["places"])
+    functions = os.path.join(options.run_dir, _FUNCTIONS)
+    before = (lambda: _take_over(functions)) if os.path.exists(functions) else None
+    outcome = launch(program, places, options.run_dir, before=before)
+    if options.report is not None:
+        with open(options.report, "w", encoding="utf-8") as report:
+            json.dump(to_json(outcome), report)
+    elif outcome.failure is not None:
+        print(failure.describe(outcome), file=sys.stderr)
+    if outcome.failure is not None:
+        return 3
+    return 130 if outcome.stopped_at is not None else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""What the user sees of a training: a bar on a terminal, plain lines elsewhere, and a summary at the end.
+
+Model: the launcher, which has nothing else to do, looks at metrics.jsonl and at the board a few times a second, so that
+the ranks do nothing for the display. The same records go to TensorBoard from here.
+
+Contract: without a terminal, and where the environment says `CI`, there are no control characters: the first step, each
+evaluation, and at most a line every `QUIET` seconds. Libraries are loaded after the first step is done.
+
+Limits: the rate is that of the steps between two looks; it begins after the first step, which is never typical.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Any, Protocol, TextIO
+
+from dslc.compiler.program import JobProgram
+from dslc.runtime.failure import Outcome
+from dslc.runtime.records import Follower, Record, TensorBoard
+from dslc.runtime.stop import Board
+
+QUIET = 5.0  # seconds
+LOOKS = {True: 0.2, False: 1.0}  # seconds between two looks, on a terminal and elsewhere
+
+_FACTS = ("step", "split", "samples", "seconds", "lr")
+
+
+class Watch:
+    """Follows one training from the launcher."""
+
+    def __init__(self, job: JobProgram, run_dir: str, board: Board, screen: TextIO) -> None:
+        self._job, self._run_dir, self._board, self._screen = job, run_dir, board, screen
+        self._follower = Follower(run_dir)
+        self._display: _Display | None = None
+        self._tensorboard: TensorBoard | None = None
+        self._last: dict[str, Record] = {}
+        self._warned = False
+        self._fancy = screen.isatty() and "CI" not in os.environ and os.environ.get("TERM") != "dumb"
+        self.interval = LOOKS[self._fancy]
+
+    def look(self) -> None:
+        """Shows what is new. Called often; costs some microseconds where nothing is."""
+        for record in self._follower.new():
+            self._last[record["split"]] = record
+            self._shown().record(record)
+            if self._tensorboard is not None:
+                self._tensorboard.write(record)
+        if self._board.stop_requested and not self._warned:
+            self._warned = True
+            if self._board.stop_at != self._job.steps:
+                self._shown().say("stopping after this step (Ctrl-C once more: at once)")
+        if self._display is not None:
+            self._display.tick(self._board.step(0))
+
+    def close(self, outcome: Outcome) -> None:
+        """The last records, and a summary where the training did not fail."""
+        self.look()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        if self._display is not None:
+            self._display.close(outcome.steps)
+        if outcome.failure is None:
+            print(self._summary(outcome), file=self._screen, flush=True)
+
+    def _shown(self) -> _Display:
+        if self._display is None:
+            if self._job.tensorboard:
+                self._tensorboard = TensorBoard(self._run_dir)
+            units = "samples" if self._job.loss.counts == "samples" else "tokens"
+            kind = _Bar if self._fancy else _Lines
+            self._display = kind(self._job.steps, self._job.data.batch * self._board.units, units, self._screen)
+        return self._display
+
+    def _summary(self, outcome: Outcome) -> str:
+        train, validation = self._last.get("train"), self._last.get("validation")
+        folder = os.path.relpath(self._run_dir)
+        folder = folder if not folder.startswith("..") else self._run_dir
+        if outcome.stopped_at == 0:
+            return f"ended at once, without weights; the logs are in {folder}/logs"
+        seconds = max((record["seconds"] for record in self._last.values()), default=0.0)
+        steps = f"{outcome.steps} step{'s' if outcome.steps != 1 else ''}"
+        if outcome.stopped_at is not None:
+            head = f"stopped after {steps} of {self._job.steps}, {_duration(seconds)}"
+        else:
+            head = f"trained {steps} in {_duration(seconds)}"
+        lines = [head + ("" if train is None else f": {_numbers(train)}")]
+        if validation is not None and outcome.stopped_at is None:
+            lines.append(f"validation: {_numbers(validation)}")
+        return "\n".join([*lines, f"weights, metrics and logs are in {folder}"])
+
+
+class _Display(Protocol):
+    def record(self, record: Record) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def tick(self, step: int) -> None: ...
+
+    def close(self, steps: int) -> None: ...
+
+
+class _Lines:
+    """Plain lines, few of them."""
+
+    def __init__(self, steps: int, batch: int, units: str, screen: TextIO) -> None:
+        self._steps, self._batch, self._units, self._screen = steps, batch, units, screen
+        self._at = -QUIET
+        self._before: Record | None = None
+
+    def record(self, record: Record) -> None:
+        if record["split"] != "train":
+            self.say(f"{self._step(record)}  {record['split']}  {_numbers(record)}")
+            return
+        before, self._before = self._before, self._before or record
+        if time.monotonic() - self._at < QUIET:
+            return
+        self._at = time.monotonic()
+        rate = ""
+        if before is not None and record["seconds"] > before["seconds"]:
+            each = (record["seconds"] - before["seconds"]) / (record["step"] - before["step"])
+            left = each * (self._steps - record["step"])
+            rate = f"  {_number(self._batch / each)} {self._units}/s, {_duration(left)} left"
+        self._before = record
+        self.say(f"{self._step(record)}  {_numbers(record)}{rate}")
+
+    def say(self, text: str) -> None:
+        print(text, file=self._screen, flush=True)
+
+    def tick(self, step: int) -> None:
+        pass
+
+    def close(self, steps: int) -> None:
+        pass
+
+    def _step(self, record: Record) -> str:
+        return f"step {record['step']:>{len(str(self._steps))}}/{self._steps}"
+
+
+class _Bar:
+    """A bar with the step, the loss, the rate and the time left; evaluations are printed above it."""
+
+    def __init__(self, steps: int, batch: int, units: str, screen: TextIO) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        self._batch, self._units = batch, units
+        columns = (
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[loss]}"),
+            TextColumn("[cyan]{task.fields[rate]}[/cyan]"),
+            TimeRemainingColumn(),
+        )
+        console = Console(file=screen, highlight=False)
+        self._progress = Progress(*columns, console=console, auto_refresh=False)
+        self._task = self._progress.add_task("", total=steps, loss="", rate="")
+        self._progress.start()
+        self._looks: list[tuple[float, int]] = []
+
+    def record(self, record: Record) -> None:
+        if record["split"] == "train":
+            self._progress.update(self._task, loss=_numbers(record))
+        else:
+            self.say(f"step {record['step']}  {record['split']}  {_numbers(record)}")
+
+    def say(self, text: str) -> None:
+        self._progress.console.print(text, markup=False)
+
+    def tick(self, step: int) -> None:
+        now = time.monotonic()
+        self._looks = [*self._looks[-10:], (now, step)]
+        (then, earlier), rate = self._looks[0], ""
+        if step > earlier and now > then:
+            rate = f"{_number((step - earlier) * self._batch / (now - then))} {self._units}/s"
+        # The board says which step is being worked on; one less is done.
+        self._progress.update(self._task, completed=max(0, step - 1), **({"rate": rate} if rate else {}))
+        with contextlib.suppress(BlockingIOError):
+            self._progress.refresh()
+
+    def close(self, steps: int) -> None:
+        self._progress.update(self._task, completed=steps)
+        self._progress.refresh()
+        self._progress.stop()
+
+
+def _numbers(record: Record) -> str:
+    """`loss 0.1234  accuracy 0.967`."""
+    return "  ".join(f"{name} {_number(value)}" for name, value in record.items() if name not in _FACTS)
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "not finite"
+    if value == 0 or 1e-3 <= abs(value) < 1e4:
+        return f"{value:.4g}"
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.3e}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

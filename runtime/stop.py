@@ -1,0 +1,149 @@
+"""The board that the processes of one node share, and how Ctrl-C stops a training at one step.
+
+Model: the launcher makes a page of anonymous shared memory before it forks, and every rank inherits it. On it stand the
+request to stop, the step after which all ranks leave, and for each rank its process, the step it is in and whether it
+is done: what the launcher needs to draw progress and to say where a rank was that died without a word.
+
+Contract: Ctrl-C, SIGTERM or SIGHUP to the launcher is a request. The ranks ignore Ctrl-C and SIGHUP, which a terminal
+sends to the whole process group, and look at the board. A second one, more than `SECOND` seconds after the first, ends
+the training at once.
+
+Why all ranks leave after the same step. Rank 0 reads the request before it begins step s. If there is one it writes
+`stop_at = s` (once) and only then works on step s. Each rank compares `stop_at` with its own step at the end of a step.
+- At the end of step s a rank has completed the exchange of gradients of step s, to which rank 0 contributed after its
+  write: the rank finds `stop_at = s` and leaves.
+- At the end of a step before s it finds 0, or s already, which is not its own step: it goes on.
+This needs a step in which the host waits for a collective that rank 0 takes part in. On the CPU that is every step. On
+a GPU the host runs ahead of the device and waits only where it reads a number back: there rank 0 answers with the next
+such step (`answer` takes it as an argument).
+
+Limits: one node, since memory is not shared with others. SIGTERM sent to the ranks themselves, rather than to the
+launcher, ends them at once. A number on the board is 8 bytes, aligned, written by one process alone: no lock is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+SECOND = 0.5  # seconds; `timeout` and some supervisors send one signal twice at the same moment
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+
+_REQUEST, _STOP_AT, _UNITS = range(3)
+_HEAD, _EACH = 8, 4  # numbers at the beginning of the board, and for each rank
+_PROCESS, _STEP, _DONE = range(3)
+
+
+class Board:
+    """Numbers that the launcher and the ranks of one node see at the same time."""
+
+    def __init__(self, ranks: int) -> None:
+        self._memory = mmap.mmap(-1, 8 * (_HEAD + _EACH * ranks))
+        self._numbers = memoryview(self._memory).cast("q")
+
+    # ------------------------------------------------------------------------------------------------- stopping
+
+    def request_stop(self) -> None:
+        """Asks the ranks to leave; said by the launcher."""
+        self._numbers[_REQUEST] = 1
+
+    @property
+    def stop_requested(self) -> bool:
+        return bool(self._numbers[_REQUEST])
+
+    def answer(self, step: int) -> None:
+        """Rank 0, before it begins a step: everyone leaves after `step` (from 1) if that has been asked for."""
+        numbers = self._numbers
+        if numbers[_REQUEST] and not numbers[_STOP_AT]:
+            numbers[_STOP_AT] = step
+
+    @property
+    def stop_at(self) -> int:
+        """The step (from 1) after which all ranks leave; 0 as long as there is none."""
+        return self._numbers[_STOP_AT]
+
+    # ------------------------------------------------------------------------------------------- what a rank is at
+
+    def arrive(self, rank: int) -> None:
+        """A rank's process has begun."""
+        self._numbers[_HEAD + _EACH * rank + _PROCESS] = os.getpid()
+
+    def enter(self, rank: int, step: int) -> None:
+        """A rank begins `step` (from 1)."""
+        self._numbers[_HEAD + _EACH * rank + _STEP] = step
+
+    def leave(self, rank: int) -> None:
+        """A rank has done all it had to do."""
+        self._numbers[_HEAD + _EACH * rank + _DONE] = 1
+
+    def process(self, rank: int) -> int:
+        """The process id of a rank; 0 before it has begun."""
+        return self._numbers[_HEAD + _EACH * rank + _PROCESS]
+
+    def step(self, rank: int) -> int:
+        """The step (from 1) that a rank is in; 0 before the first."""
+        return self._numbers[_HEAD + _EACH * rank + _STEP]
+
+    def done(self, rank: int) -> bool:
+        return bool(self._numbers[_HEAD + _EACH * rank + _DONE])
+
+    # --------------------------------------------------------------------------------------------- for the display
+
+    @property
+    def units(self) -> int:
+        """What one sample counts as in the rate that is shown: 1, or the tokens of a sequence."""
+        return self._numbers[_UNITS] or 1
+
+    @units.setter
+    def units(self, value: int) -> None:
+        self._numbers[_UNITS] = value
+
+
+@contextlib.contextmanager
+def listening(board: Board, at_once: type[BaseException] | None = None) -> Iterator[None]:
+    """While this lasts, the signals of a user who wants to stop become a request on the board.
+
+    The second raises `at_once` in the main thread (KeyboardInterrupt if None). A signal that was ignored before (a job
+    in the background, nohup) stays ignored. Outside the main thread nothing is changed: Python allows it only there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    owner, first = os.getpid(), 0.0
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        nonlocal first
+        if os.getpid() != owner:
+            return  # a rank that has just been forked and has not yet set its own
+        now = time.monotonic()
+        if not first:
+            first = now
+            board.request_stop()
+        elif now - first > SECOND:
+            raise (at_once or KeyboardInterrupt)(f"{signal.Signals(number).name} for the second time")
+
+    before = {}
+    for name in SIGNALS:
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, heard)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def deaf() -> None:
+    """For a rank: Ctrl-C is the launcher's business, SIGTERM ends it at once (the launcher sends it, after a failure)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for name in ("SIGHUP", "SIGQUIT"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN if name == "SIGHUP" else signal.SIG_DFL)

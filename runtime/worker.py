@@ -1,0 +1,145 @@
+"""One rank's life: from a process that was just forked to the end of its training.
+
+Model: what the rank prints goes to `logs/rank-N.log`. It finds its place by the environment that the elastic agent
+gives (RANK, MASTER_ADDR, …), opens the process group where there are several ranks, assembles the parts, trains, and
+returns how far it came. An exception is written down for the launcher (failure.py) and ends the process.
+
+Contract: a rank never outlives its launcher, ignores Ctrl-C (stop.py), and leaves by `os._exit`, as forked processes
+do. That last point matters: a process that runs gloo and takes Python's own way out can abort ("terminate called
+without an active exception"). gloo's thread drops the last reference to a finished all-reduce, and with it to a tensor
+that has a Python object; for that it takes the interpreter's lock, which a finalising interpreter answers, up to Python
+3.13, by ending the thread with an exception that passes through a destructor, and C++ aborts.
+
+Limits: seeds make noise (dropout) differ from rank to rank, as it has to, so it is not the noise of one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import faulthandler
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from dslc.compiler.program import JobProgram, RankPlace
+from dslc.runtime import failure, stop
+from dslc.runtime.assemble import Parts, assemble
+from dslc.runtime.sources import open_source
+from dslc.runtime.train import End, train
+
+_PR_SET_PDEATHSIG = 1
+
+
+def work(
+    job: JobProgram,
+    places: tuple[RankPlace, ...],
+    run_dir: str,
+    board: stop.Board,
+    launcher: int,
+    before: Callable[[], None] | None = None,
+) -> End:
+    """Runs the rank that the environment names. `launcher` is the process id of what forked it; `before` is called first.
+
+    Raises what the training raises, after writing it down; the process then has to end with a status other than 0.
+    """
+    stop.deaf()
+    end_with(launcher)
+    place = places[int(os.environ["RANK"])]
+    board.arrive(place.rank)
+    _print_to(failure.log_path(run_dir, place.rank))
+    parts: Parts | None = None
+    try:
+        if before is not None:
+            before()
+        device = _prepare(job, place)
+        with _process_group(job, place):
+            splits = open_source(job.data)
+            parts = assemble(job, device)
+            _seed(job.seed, place.rank)
+            end = train(job, place, parts, splits, board, run_dir)
+        board.leave(place.rank)
+        return end
+    except BaseException as error:
+        model = parts.plain if parts is not None else None
+        written = failure.record(run_dir, place.rank, board.step(place.rank), error, job, model)
+        if written.kind == "timeout":
+            failure.show_stacks(board, len(places), place.rank)
+        # A status other than 0 also for sys.exit(0), which the agent would take for success.
+        raise RuntimeError(written.message) from None
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def end_with(parent: int) -> None:
+    """Has the system kill this process when `parent`, which forked it, ends in whatever way (Linux; else nothing)."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
+
+
+def _print_to(path: str) -> None:
+    """Sends what this process and its libraries print to a file, and stacks on SIGUSR1 or a crash as well."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    # The streams of the parent may be something else than files (a test's, a notebook's).
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    faulthandler.enable(file=2)
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1, file=2)
+
+
+def _prepare(job: JobProgram, place: RankPlace) -> torch.device:
+    """The device, the threads, and what makes a run repeatable."""
+    torch.set_num_threads(job.threads or max(1, _cores() // job.processes))
+    if job.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA begins
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    _seed(job.seed, 0)  # what a user's own model and data set draw is the same on every rank
+    if job.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", job.gpus[place.local_rank] if job.gpus else place.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _seed(seed: int, rank: int) -> None:
+    number = (seed * 1_000_003 + rank) % 2**32
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
+
+
+@contextlib.contextmanager
+def _process_group(job: JobProgram, place: RankPlace) -> Iterator[None]:
+    if job.world_size == 1:
+        yield
+        return
+    if sys.platform == "linux" and job.world_size == job.processes:
+        # One node: what the machine's name resolves to, if to anything, does not matter.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        job.backend,
+        timeout=datetime.timedelta(seconds=job.timeout),
+        device_id=torch.device("cuda", torch.cuda.current_device()) if job.device == "cuda" else None,
+    )
+    yield
+    dist.destroy_process_group()  # not after a failure: the process ends, and others may be waiting in it
