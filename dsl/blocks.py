@@ -87,6 +87,7 @@ class DevicesSpec(Block):
 class ParallelismSpec(Block):
     """How the work is split over the devices."""
 
+    whole: ClassVar = "auto"
     auto: bool = arg(Bool(), "the compiler chooses the whole block; written `parallelism = auto`", False)
     data: int | None = arg(_COUNT, "ranks that share a global batch", None, shown="what remains")
     pipeline: int = arg(_COUNT, "stages in sequence, each on ranks of its own", 1)
@@ -135,6 +136,7 @@ class TrainSpec(Block):
     """How long, and by which rule."""
 
     exclusive: ClassVar = (("steps", "epochs"),)
+    one_of: ClassVar = (("steps", "epochs"),)
     steps: int | None = arg(measure("steps", min=1), "optimizer steps", None)
     epochs: int | None = arg(measure("epochs", min=1), "times through the data", None)
     optimizer: Call = arg(calls("optimizer"), "the rule of an update")

@@ -1,11 +1,11 @@
-"""The calls that are not layers: losses, sources, optimizers, schedules, metrics, ways to exchange gradients, to launch.
+"""The calls that are not layers: losses, sources, optimizers, schedules, metrics, gradient exchanges, launchers.
 
 Defaults of optimizers are torch's.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from dslc.dsl.registry import (
     Anything,
@@ -152,7 +152,10 @@ class Datasets(Call):
 
 @call("source")
 class Synthetic(Call):
-    """Random samples, a pure function of the seed: numbers with a class each, or with `targets` real ones, or tokens."""
+    """Random samples, a pure function of the seed: numbers with a class each, or with real `targets`, or tokens."""
+
+    exclusive: ClassVar = (("shape", "vocab"), ("classes", "targets"), ("classes", "vocab"), ("targets", "vocab"))
+    one_of: ClassVar = (("shape", "vocab"),)
 
     samples: int = arg(_COUNT, "how many", 1024)
     shape: tuple[int, ...] | None = arg(ListOf(_COUNT, min_length=1), "the shape of a sample of real numbers", None)

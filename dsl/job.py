@@ -27,7 +27,7 @@ class Promise:
     name: str
     operator: str  # < <= == >= >
     value: int | float
-    span: Span
+    span: Span = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class JobSpec:
 
     name: str  # of the file, without `.plt`
     folder: str  # the folder of the file, absolute: first on sys.path for `python(…)`
-    source: Source
+    source: Source = field(compare=False, repr=False)
     model: ModelSpec
     data: DataSpec
     devices: DevicesSpec

@@ -302,7 +302,7 @@ class ConvNet(Call):
 class ResNet(Call):
     """A residual network (He et al. 2015, arXiv:1512.03385)."""
 
-    depth: int = arg(Int(min=18, max=152), "18, 34, 50, 101 or 152", 18)
+    depth: int = arg(Int(choices=(18, 34, 50, 101, 152)), "18, 34, 50, 101 or 152", 18)
     classes: int | None = arg(_SIZE, "how many numbers come out", None, shown="the data's classes")
     width: int = arg(_SIZE, "the channels of the first stage", 64)
     stem: str = arg(word("imagenet", "small"), "a 7x7 convolution and pooling, or one 3x3 convolution", "imagenet")

@@ -1,0 +1,291 @@
+"""Calls and blocks: named values put into the dataclass that declares them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dslc.dsl import tree
+from dslc.dsl.describe import CATEGORIES, category, describe, form
+from dslc.dsl.diagnostics import Note
+from dslc.dsl.evaluate import BAD, Bad, Evaluator
+from dslc.dsl.layering import Setting
+from dslc.dsl.registry import CALLS, Anything, Call, CallOf, Either, Field, Node, Place, fields
+from dslc.dsl.source import Span
+from dslc.dsl.suggest import ARGUMENTS, RESERVED, listed, near, words_of
+
+EXTRA = "arguments"  # the field of an open call that keeps its further arguments
+
+
+def call(
+    ev: Evaluator, expr: tree.Expr, kind: CallOf, path: str, overrides: Mapping[str, Setting]
+) -> Call | Bad:
+    """The call, with the arguments that later layers set in it."""
+    written: Sequence[tree.Argument] = ()
+    match expr:
+        case tree.Name():
+            name, name_span = expr.name, expr.span
+        case tree.CallOf():
+            name, name_span, written = expr.name, expr.name_span, expr.arguments
+        case _:
+            return ev.mismatch(expr, kind, path)
+    declaration = next((CALLS[c][name] for c in kind.categories if name in CALLS[c]), None)
+    if declaration is None:
+        return unknown_call(ev, expr, name, name_span, kind, path)
+    settings, extra, sound = _arguments(ev, declaration, written)
+    sound = _override(ev, declaration, settings, extra, overrides) and sound
+    made = build(ev, declaration, settings, path, expr.span, sound, extra)
+    return made if isinstance(made, Call) else BAD
+
+
+def unknown_call(
+    ev: Evaluator, expr: tree.Expr, name: str, span: Span, kind: CallOf, path: str
+) -> Bad:
+    """No call of this name is of these categories."""
+    if name in RESERVED:
+        return ev.fail("E0108", f"`{name}` is reserved for a later version of the language", span)
+    if name in ev.params:
+        return ev.fail("E0121", f"`{name}` is a param and cannot be called", span)
+    wanted = describe(kind)
+    choices = [word for c in kind.categories for word in CALLS[c]]
+    found = near(name, choices)
+    other = next((c for c, calls in CALLS.items() if name in calls), None)
+    if other is not None:
+        inside = other == "layer" and "network" in kind.categories and path.count(".") == 1
+        return ev.fail(
+            "E0130", f"`{name}` is {category(other)}, and `{path}` takes {wanted}", span,
+            help=f"a network is a list of layers: `[{name}(…)]`" if inside else f"there is {listed(choices, 12)}",
+        )  # fmt: skip
+    return ev.fail(
+        "E0130", f"there is no {wanted.partition(' ')[2]} `{name}`", span,
+        help=f"did you mean `{found}`?" if found else f"there is {listed(choices, 12)}",
+    )  # fmt: skip
+
+
+def _arguments(
+    ev: Evaluator, declaration: type[Call], written: Sequence[tree.Argument]
+) -> tuple[dict[str, Setting], dict[str, Setting], bool]:
+    """The arguments by field; further ones of an open call; whether all of them could be told."""
+    declared = [f for f in fields(declaration) if not (declaration.open and f.name == EXTRA)]
+    settings: dict[str, Setting] = {}
+    extra: dict[str, Setting] = {}
+    sound = True
+    position = 0
+    for argument in written:
+        if argument.name is None:
+            if position >= len(declared):
+                sound = _too_many(ev, declaration, declared, argument)
+                continue
+            name, name_span = declared[position].word, argument.span
+            position += 1
+        else:
+            name, name_span = argument.name, argument.name_span or argument.span
+        known = any(f.word == name for f in declared)
+        if not known and not declaration.open:
+            sound = _unknown_argument(ev, declaration, name, name_span)
+            continue
+        into = settings if known else extra
+        if name in into:
+            notes = [Note(message="first here", span=into[name].name)]
+            ev.fail("E0133", f"`{declaration.word}` is given `{name}` twice", name_span, notes=notes)
+            sound = False
+            continue
+        into[name] = Setting(name=name_span, value=argument.value)
+    return settings, extra, sound
+
+
+def _too_many(ev: Evaluator, declaration: type[Call], declared: list[Field], argument: tree.Argument) -> bool:
+    count = len(declared)
+    if declaration.open:
+        message = f"further arguments of `{declaration.word}` need their names"
+    elif count == 0:
+        message = f"`{declaration.word}` takes no arguments"
+    else:
+        message = f"`{declaration.word}` takes {count} argument{'s' if count > 1 else ''} at most"
+    ev.fail("E0134", message, argument.span, help=f"they are {listed(f.word for f in declared)}" if count else "")
+    return False
+
+
+def _unknown_argument(ev: Evaluator, declaration: type[Call], name: str, span: Span) -> bool:
+    own = words_of(declaration)
+    if name in RESERVED:
+        ev.fail("E0108", f"`{name}` is reserved for a later version of the language", span)
+        return False
+    meant = ARGUMENTS.get(name)
+    found = meant if meant in own else near(name, own)
+    having = [word for word, other in CALLS[declaration.category].items() if name in words_of(other)]
+    if found:
+        help = f"did you mean `{found}`?"
+    elif having:
+        help = f"{listed(having)} has one; `{declaration.word}` has {listed(own) if own else 'none'}"
+    else:
+        help = f"it has {listed(own) if own else 'none'}"
+    ev.fail("E0131", f"`{declaration.word}` has no argument `{name}`", span, help=help)
+    return False
+
+
+def _override(
+    ev: Evaluator, declaration: type[Call], settings: dict[str, Setting], extra: dict[str, Setting],
+    overrides: Mapping[str, Setting],
+) -> bool:  # fmt: skip
+    """Arguments that `--set` gives take the place of the written ones, and remove what they exclude."""
+    own = words_of(declaration)
+    sound = True
+    for name, setting in overrides.items():
+        if name in own:
+            for a, b in declaration.exclusive:
+                if name in (a, b) and not isinstance(setting.value, tree.Nothing):
+                    partner = a if name == b else b
+                    if partner not in overrides:
+                        settings.pop(partner, None)
+            settings[name] = setting
+        elif declaration.open:
+            extra[name] = setting
+        else:
+            sound = _unknown_argument(ev, declaration, name, setting.name)
+    return sound
+
+
+def build(
+    ev: Evaluator, declaration: type[Node], settings: Mapping[str, Setting], path: str, span: Span | None,
+    sound: bool = True, extra: Mapping[str, Setting] | None = None,
+) -> Node | Bad:  # fmt: skip
+    """The block or call with its values, its place and theirs. BAD where something required is missing or wrong.
+
+    An optional value that is wrong counts as not given, and its path as broken, so that more of the job can be read.
+    """
+    values: dict[str, Any] = {}
+    places: dict[str, Place] = {}
+    complete = sound
+    for field in fields(declaration):
+        setting = settings.get(field.word)
+        if extra is not None and field.name == EXTRA and issubclass(declaration, Call) and declaration.open:
+            values[field.name] = _extra(ev, extra, path, places)
+            continue
+        if setting is None or is_none(ev, setting, field):
+            if field.required:
+                complete = False
+                if sound or setting is not None:
+                    missing(ev, declaration, field.word, path, setting.name if setting else span)
+            continue
+        if setting.arguments:
+            value = with_arguments(ev, setting, field, f"{path}.{field.word}")
+        else:
+            value = ev.value(setting.value, field.kind, f"{path}.{field.word}")
+        if isinstance(value, Bad):
+            ev.broken.add(f"{path}.{field.word}")
+            complete = complete and not field.required
+            continue
+        values[field.name] = value
+        places[field.name] = place(setting)
+        ev.origins[f"{path}.{field.word}"] = origin(setting.name)
+    complete = _together(ev, declaration, settings, values, path, span) and complete
+    return declaration(**values, span=span, places=places) if complete else BAD
+
+
+def _extra(ev: Evaluator, extra: Mapping[str, Setting], path: str, places: dict[str, Place]) -> tuple[Any, ...]:
+    found = []
+    for name, setting in extra.items():
+        value = ev.value(setting.value, Anything(), f"{path}.{name}")
+        if isinstance(value, Bad):
+            ev.broken.add(f"{path}.{name}")
+            continue
+        found.append((name, value))
+        places.setdefault(name, place(setting))
+        ev.origins[f"{path}.{name}"] = origin(setting.name)
+    return tuple(found)
+
+
+def _together(
+    ev: Evaluator, declaration: type[Node], settings: Mapping[str, Setting], values: Mapping[str, Any], path: str,
+    span: Span | None,
+) -> bool:  # fmt: skip
+    """Whether one of each group is given, and exclusive arguments are apart; of fields the layers have seen to that."""
+    sound = True
+    if issubclass(declaration, Call):
+        for a, b in declaration.exclusive:
+            if values.get(a) is not None and values.get(b) is not None:
+                first, second = sorted((settings[a], settings[b]), key=lambda s: s.name.start)
+                ev.fail(
+                    "E0105", f"`{a}` and `{b}` of `{declaration.word}` exclude each other", second.name,
+                    notes=[Note(message="the other is here", span=first.name)], help="keep one of the two",
+                )  # fmt: skip
+                sound = False
+    for group in declaration.one_of:
+        lost = any(f"{path}.{name}" in ev.broken for name in group)
+        if not lost and not any(values.get(name) is not None for name in group):
+            missing(ev, declaration, "` or `".join(group), path, span)
+        sound = sound and not lost and any(values.get(name) is not None for name in group)
+    return sound
+
+
+def missing(ev: Evaluator, declaration: type[Node], name: str, path: str, span: Span | None) -> None:
+    """A required field or argument is not there."""
+    if not ev.merged.main.complete and not issubclass(declaration, Call):
+        return  # it may stand in what could not be read
+    what = declaration.word
+    if issubclass(declaration, Call):
+        noun = CATEGORIES.get(declaration.category, declaration.category)
+        message = f"{noun} `{what}` needs `{name}`"
+    else:
+        message = f"`{what}` needs `{name}`"
+    found = next((f for f in fields(declaration) if f.word == name.partition("`")[0]), None)
+    help = f"`{found.word}`: {found.doc}" if found else ""
+    if span is None:
+        span = end_of(ev)
+    ev.fail("E0109", message, span, help=help)
+
+
+def end_of(ev: Evaluator) -> Span:
+    """The end of the main file: where something that is missing could stand."""
+    source = ev.merged.main.source
+    end = len(source.text.rstrip())
+    return Span(source, end, end)
+
+
+def with_arguments(ev: Evaluator, setting: Setting, field: Field, path: str) -> Any:
+    """A call in which later layers set arguments: `--set train.optimizer.lr=0.1`."""
+    expr = ev.behind(setting.value)
+    if isinstance(expr, tree.Broken) or ev.is_lost(setting.value):
+        return BAD
+    first = next(iter(setting.arguments.values())).name
+    kinds = _call_kinds(field)
+    if isinstance(expr, tree.Nothing):
+        if not isinstance(field.default, Call):
+            return ev.fail(
+                "E0111", f"`{path}` is not set, so it has no argument to set", first,
+                help=f"`{path}` takes {describe(field.kind)}",
+            )  # fmt: skip
+        # The default's call, as if it had been written here.
+        expr = tree.Name(span=first, name=field.default.word)
+    name = expr.name if isinstance(expr, tree.Name | tree.CallOf) else ""
+    for kind in kinds:
+        if isinstance(expr, tree.CallOf) or any(name in CALLS[c] for c in kind.categories):
+            return call(ev, expr, kind, path, setting.arguments)
+    if isinstance(ev.value(setting.value, field.kind, path), Bad):
+        return BAD
+    return ev.fail(
+        "E0111", f"`{path}` is {f'the word `{name}`' if name else form(expr)}, not a call with arguments", first,
+        notes=[Note(message="it is set here", span=setting.value.span)],
+    )  # fmt: skip
+
+
+def _call_kinds(field: Field) -> list[CallOf]:
+    kinds = field.kind.kinds if isinstance(field.kind, Either) else (field.kind,)
+    return [kind for kind in kinds if isinstance(kind, CallOf)]
+
+
+def is_none(ev: Evaluator, setting: Setting, field: Field) -> bool:
+    """Whether the value is `none`, also through a param: back to the default."""
+    return isinstance(ev.behind(setting.value), tree.Nothing) and not setting.arguments
+
+
+def place(setting: Setting) -> Place:
+    return Place(setting.name, setting.value.span, setting.name.source.name)
+
+
+def origin(span: Span) -> str:
+    """`digits.plt:14`, or `<--set 1>`."""
+    name = span.source.name
+    return name if name.startswith("<") else f"{name}:{span.source.position(span.start)[0]}"
+

@@ -1,0 +1,177 @@
+"""Kinds and values in words, for messages and the reference page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dslc.dsl import tree, units
+from dslc.dsl.registry import (
+    CALLS,
+    Anything,
+    Bool,
+    Call,
+    CallOf,
+    Either,
+    Float,
+    Int,
+    Kind,
+    ListOf,
+    Measure,
+    Name,
+    Path,
+    Quantity,
+    Range,
+    Span1,
+    Str,
+    Word,
+)
+from dslc.dsl.suggest import listed
+
+# How a call of a category is called in messages; the plural adds an s.
+CATEGORIES = {
+    "layer": "layer", "network": "network", "loss": "loss", "source": "source", "optimizer": "optimizer",
+    "lr_schedule": "learning rate schedule", "lr_scale": "scaling rule", "precision": "precision",
+    "recompute": "recomputation", "gradients": "gradient exchange", "gpus": "choice of GPUs", "launch": "launcher",
+    "metric": "metric",
+}  # fmt: skip
+
+
+def article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeio' else 'a'} {noun}"
+
+
+def category(name: str) -> str:
+    """`an optimizer`."""
+    return article(CATEGORIES.get(name, name.replace("_", " ")))
+
+
+def describe(kind: Kind) -> str:
+    """Which values the kind takes: `a whole number of at least 1`."""
+    match kind:
+        case Int():
+            if kind.choices:
+                return " or ".join([", ".join(map(str, kind.choices[:-1])), str(kind.choices[-1])])
+            return "a whole number" + limits(kind.min, kind.max, None, None)
+        case Float():
+            return "a number" + limits(kind.min, kind.max, kind.above, kind.below)
+        case Bool():
+            return "`true` or `false`"
+        case Path():
+            return "the path of a file or folder, in quotes" + (", where `*` stands for anything" if kind.glob else "")
+        case Str():
+            return f"text in quotes, {kind.hint}" if kind.hint else "text in quotes"
+        case Name():
+            return "a name"
+        case Word():
+            return listed(kind.choices)
+        case Measure():
+            return measure_in_words(kind)
+        case Span1():
+            return "a range of whole numbers such as `1..4`"
+        case ListOf():
+            return list_in_words(kind)
+        case CallOf():
+            return " or ".join(category(c) for c in kind.categories)
+        case Either():
+            return ", or ".join(describe(inner) for inner in kind.kinds)
+        case Anything():
+            return "a plain value: number, text, truth value, `none` or a list of them"
+        case _:
+            raise AssertionError(kind)
+
+
+def measure_in_words(kind: Measure) -> str:
+    names = [units.NAMES[d] for d in kind.dimensions]
+    joined = " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    shown = units.EXAMPLES[kind.dimensions[0]]
+    if len(kind.dimensions) > 1:
+        return f"{joined}, with the unit, such as `{shown}`"
+    numeral = "a whole number of " if joined in ("steps", "epochs") else ""
+    return numeral + joined + limits(kind.min, kind.max, kind.above, kind.below) + f", such as `{shown}`"
+
+
+def list_in_words(kind: ListOf) -> str:
+    if isinstance(kind.item, CallOf):
+        items = " or ".join(CATEGORIES.get(c, c) for c in kind.item.categories)
+        items = items if items.endswith("s") else items + "s"
+    else:
+        items = f"each {describe(kind.item)}"
+    if kind.length is not None:
+        return f"a list of {kind.length}, {items}" if items.startswith("each") else f"a list of {kind.length} {items}"
+    some = "at least one, " if kind.min_length == 1 else ""
+    return f"a list, {some}{items}" if items.startswith("each") else f"a list of {items}"
+
+
+def limits(low: float | None, high: float | None, above: float | None, below: float | None) -> str:
+    if low is not None and high is not None:
+        return f" from {units.number(low)} to {units.number(high)}"
+    parts = []
+    if low is not None:
+        parts.append(f"of at least {units.number(low)}")
+    if above is not None:
+        parts.append(f"above {units.number(above)}")
+    if high is not None:
+        parts.append(f"of at most {units.number(high)}")
+    if below is not None:
+        parts.append(f"below {units.number(below)}")
+    return " " + " and ".join(parts) if parts else ""
+
+
+def calls_of(kind: CallOf) -> list[str]:
+    return [word for c in kind.categories for word in CALLS[c]]
+
+
+def form(expr: tree.Expr) -> str:
+    """What was written, in words: `text`, `a list`."""
+    match expr:
+        case tree.Group():
+            return form(expr.inner)
+        case tree.Number():
+            return "a number" if isinstance(expr.value, int) else f"the number {expr.text}"
+        case tree.Measured():
+            found = units.measured(1, expr.unit)
+            return units.NAMES[found.dimension] if found else "a quantity"
+        case tree.Text():
+            return "text"
+        case tree.Boolean():
+            return "a truth value"
+        case tree.Nothing():
+            return "`none`"
+        case tree.Name():
+            return f"the name `{expr.name}`"
+        case tree.List():
+            return "a list"
+        case tree.RangeOf():
+            return "a range"
+        case tree.CallOf():
+            return f"the call `{expr.name}(…)`"
+        case _:
+            return "a calculation"
+
+
+def value(found: Any) -> str:
+    """A resolved value as the language writes it."""
+    match found:
+        case None:
+            return "none"
+        case bool():
+            return "true" if found else "false"
+        case int() | float():
+            return units.number(found)
+        case str():
+            return quoted(found)
+        case Quantity():
+            return units.write(found.value, found.dimension)
+        case Range():
+            return f"{found.first}..{found.last}"
+        case tuple() | list():
+            return f"[{', '.join(map(value, found))}]"
+        case Call():
+            return f"{found.word}(…)"
+        case _:
+            raise AssertionError(found)
+
+
+def quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+    return f'"{escaped}"'

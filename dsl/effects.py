@@ -1,0 +1,154 @@
+"""Fields without effect, and arguments that do not go together, where a job alone can tell.
+
+Each function takes the resolved blocks by name and the paths that are broken, and yields diagnostics. A field is said
+to be without effect where the user set it to something other than its default: the job as resolved writes every default
+out, and warns of nothing. What needs the model, the devices or the schedule's tables is the compiler's rules' to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Set
+from typing import Any
+
+from dslc.dsl import calls as c
+from dslc.dsl.diagnostics import Diagnostic, Note
+from dslc.dsl.registry import Block, Call, Node, Quantity, fields
+from dslc.dsl.source import Span
+
+Blocks = Mapping[str, Any]
+Broken = Set[str]
+Effect = Callable[[Blocks, Broken], Iterator[Diagnostic]]
+
+# Sources that come in one piece: there is a validation split only where the job asks for one.
+_WHOLE = (c.Digits, c.Stdlib, c.Text, c.Tokens, c.Images, c.Arrays, c.Parquet, c.Synthetic)
+
+
+def changed(node: Node, name: str) -> bool:
+    """Whether the user set the field to something other than its default."""
+    default = next(f.default for f in fields(type(node)) if f.name == name)
+    return node.is_set(name) and getattr(node, name) != default
+
+
+def no_effect(path: str, why: str, span: Span | None, help: str = "") -> Diagnostic:
+    return Diagnostic(
+        code="W0103", message=f"`{path}` has no effect: {why}", span=span, severity="warning", help=help
+    )
+
+
+def _each(block: Block, names: tuple[str, ...], why: str, help: str = "") -> Iterator[Diagnostic]:
+    for name in names:
+        if changed(block, name):
+            yield no_effect(f"{type(block).word}.{name.removesuffix('_')}", why, block.named(name), help)
+
+
+def without_pipeline(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
+    parallelism = blocks["parallelism"]
+    if parallelism.pipeline == 1 and "parallelism.pipeline" not in broken and not parallelism.auto:
+        yield from _each(
+            parallelism, ("schedule", "virtual_stages", "stages"), "the job has no pipeline",
+            "set `parallelism.pipeline`, or remove it",
+        )  # fmt: skip
+
+
+def without_tensor(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
+    parallelism = blocks["parallelism"]
+    if parallelism.tensor == 1 and "parallelism.tensor" not in broken and not parallelism.auto:
+        yield from _each(
+            parallelism, ("sequence", "tensor_plan"), "the job has no tensor axis",
+            "set `parallelism.tensor`, or remove it",
+        )  # fmt: skip
+
+
+def without_zero(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
+    parallelism = blocks["parallelism"]
+    if parallelism.zero == 0 and "parallelism.zero" not in broken and not parallelism.auto:
+        yield from _each(
+            parallelism, ("replicas",), "nothing is sharded over the data axis", "set `parallelism.zero`, or remove it"
+        )
+
+
+def without_data_axis(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
+    parallelism = blocks["parallelism"]
+    if parallelism.data == 1 and parallelism.is_set("data"):
+        yield from _each(
+            parallelism, ("zero", "gradients"), "one rank shares its gradients with none (`parallelism.data` is 1)"
+        )
+
+
+def without_checkpoints(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
+    checkpoint = blocks["checkpoint"]
+    if checkpoint.every is None and "checkpoint.every" not in broken:
+        names = ("keep", "asynchronous") if checkpoint.resume else ("keep", "asynchronous", "dir")
+        yield from _each(checkpoint, names, "no checkpoints are written", "set `checkpoint.every`, or remove it")
+
+
+def without_validation(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
+    data, evaluate = blocks["data"], blocks["evaluate"]
+    if data.validation == 0 and "data.validation" not in broken and isinstance(data.source, _WHOLE):
+        yield from _each(
+            evaluate, ("every", "metrics"), "nothing is held out to evaluate on", "set `data.validation`, or remove it"
+        )
+
+
+def without_weight_decay(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
+    train = blocks["train"]
+    if getattr(train.optimizer, "weight_decay", None) == 0 and "train.optimizer.weight_decay" not in broken:
+        yield from _each(train, ("no_decay",), "the optimizer has no weight decay", "set its `weight_decay`")
+
+
+def offload_on_cpu(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
+    devices = blocks["devices"]
+    if devices.gpus is None and not broken & {"devices.gpus", "devices.cpus"}:
+        yield from _each(blocks["memory"], ("offload",), "the devices are CPUs, whose memory is the host's")
+
+
+def momentum(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
+    """What torch's SGD refuses, and what it does not look at."""
+    optimizer: Call = blocks["train"].optimizer
+    if not isinstance(optimizer, c.SGD) or "train.optimizer.momentum" in broken:
+        return
+    if optimizer.nesterov and (optimizer.momentum == 0 or optimizer.dampening != 0):
+        wrong = "momentum" if optimizer.momentum == 0 else "dampening"
+        place = optimizer.places.get(wrong)
+        notes = [Note(message="it is set here", span=place.value)] if place else []
+        yield Diagnostic(
+            code="E0138", message="Nesterov's momentum needs a `momentum` above 0 and no `dampening`",
+            span=optimizer.named("nesterov"), notes=tuple(notes),
+            help="give the optimizer a `momentum`" if wrong == "momentum" else "remove `dampening`",
+        )  # fmt: skip
+    elif optimizer.momentum == 0 and changed(optimizer, "dampening"):
+        yield no_effect("train.optimizer.dampening", "the optimizer has no momentum", optimizer.named("dampening"))
+
+
+def tokens_and_numbers(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
+    source = blocks["data"].source
+    if isinstance(source, c.Synthetic) and source.vocab is None and changed(source, "context"):
+        yield no_effect("data.source.context", "the samples are numbers, not tokens", source.named("context"),
+                        "set `vocab` for tokens")  # fmt: skip
+
+
+def step_never_taken(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
+    train = blocks["train"]
+    if isinstance(train.lr_schedule, c.Step) and isinstance(train.lr_schedule.every, Quantity):
+        every = train.lr_schedule.every
+        total = train.steps if every.dimension == "steps" else train.epochs
+        if total is not None and every.value >= total:
+            yield no_effect(
+                "train.lr_schedule", f"the training ends before its first step, after {total} {every.dimension}",
+                train.lr_schedule.named("every"),
+            )  # fmt: skip
+
+
+EFFECTS: tuple[Effect, ...] = (
+    without_pipeline,
+    without_tensor,
+    without_zero,
+    without_data_axis,
+    without_checkpoints,
+    without_validation,
+    without_weight_decay,
+    offload_on_cpu,
+    momentum,
+    tokens_and_numbers,
+    step_never_taken,
+)

@@ -1,0 +1,555 @@
+"""Expressions to values, directed by the kind that a field takes.
+
+What a name means depends on where it stands: a param where there is one, else a word or call that the field accepts. A
+param stands for its expression, which is read anew under the kind of each use; so it may hold a word, a call or a list
+as well as a number. A value that cannot be had is `BAD`: what is wrong is in the report, and whoever meets it says
+nothing more. Mistakes point at the expression that holds the value, also inside a param, with the use in a note.
+
+Limits: evaluation recurses with the nesting of the text; `load` turns a depth that Python refuses into a diagnostic.
+"""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from dslc.dsl import arithmetic, tree, units
+from dslc.dsl.arithmetic import Amount, Impossible
+from dslc.dsl.describe import describe, form, limits
+from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.layering import Merged, names_in
+from dslc.dsl.registry import (
+    CALLS,
+    Anything,
+    Bool,
+    CallOf,
+    Either,
+    Float,
+    Int,
+    Kind,
+    ListOf,
+    Measure,
+    Name,
+    Path,
+    Quantity,
+    Range,
+    Span1,
+    Str,
+    Word,
+)
+from dslc.dsl.source import Span
+from dslc.dsl.suggest import RESERVED, did_you_mean, near
+
+
+class Bad:
+    """A value that could not be had."""
+
+
+BAD: Final = Bad()
+
+
+class Evaluator:
+    """Evaluates the expressions of one job."""
+
+    def __init__(self, merged: Merged, report: Report) -> None:
+        self.merged, self.report = merged, report
+        self.params = merged.params
+        self.trail: list[tuple[str, Span]] = []  # the params now being looked into, and where each was named
+        self.paths: dict[Span, str] = {}  # texts that were taken as paths, by their place
+        self.origins: dict[str, str] = {}
+        self.broken: set[str] = set()
+        self.circular = self._circles()
+
+    # ------------------------------------------------------------------------------------------------- reporting
+
+    def fail(
+        self, code: str, message: str, span: Span, *, label: str = "", help: str = "", notes: Iterable[Note] = ()
+    ) -> Bad:
+        # The value stands in the first param's text: what the reader looks for is where it was used.
+        used = [Note(message=f"used here, as `{name}`", span=span) for name, span in self.trail[:1]]
+        self.report.add(code, message, span, label=label, help=help, notes=[*notes, *used])
+        return BAD
+
+    def mismatch(self, expr: tree.Expr, kind: Kind, path: str, help: str = "") -> Bad:
+        """The value is of another form than the field takes."""
+        inner = _inside(expr)
+        if isinstance(inner, tree.Name):
+            return self.unknown_name(inner, kind, path)
+        if isinstance(inner, tree.CallOf) and inner.name in self.params:
+            return self.fail("E0121", f"`{inner.name}` is a param and cannot be called", inner.span)
+        return self.fail(
+            "E0121", f"`{path}` takes {describe(kind)}, not {form(expr)}", expr.span, help=help or _rewrite(inner, kind)
+        )
+
+    def unknown_name(self, name: tree.Name, kind: Kind, path: str) -> Bad:
+        word = name.name
+        if word in RESERVED:
+            return self.fail("E0108", f"`{word}` is reserved for a later version of the language", name.span)
+        literal = {"True": "true", "False": "false", "None": "none", "yes": "true", "no": "false", "on": "true",
+                   "off": "false", "null": "none"}.get(word)  # fmt: skip
+        if literal and (literal == "none" or _accepts(kind, Bool)):
+            return self.fail("E0120", f"there is no `{word}`", name.span, help=f"write `{literal}`")
+        choices = [*words_in(kind), *self.params]
+        found = near(word, choices)
+        wants = f"`{path}` takes {describe(kind)}"
+        if not found and _accepts(kind, Str, Path, Anything):
+            return self.fail("E0120", f"`{word}` is neither a param nor text in quotes", name.span,
+                             help=f'write `"{word}"` if it is text')  # fmt: skip
+        return self.fail(
+            "E0120", f"there is no `{word}` here", name.span, label=wants,
+            help=f"did you mean `{found}`?" if found else "",
+        )  # fmt: skip
+
+    # --------------------------------------------------------------------------------------------------- params
+
+    def _circles(self) -> set[str]:
+        """The params that cannot be evaluated: those that need themselves, and those without a value."""
+        state: dict[str, int] = {}
+        lost: set[str] = set()
+
+        def visit(name: str, chain: list[tuple[str, Span]]) -> None:
+            if state.get(name) == 1:
+                start = next(i for i, (n, _) in enumerate(chain) if n == name)
+                circle = chain[start:]
+                lost.update(n for n, _ in circle)
+                notes = [Note(message=f"`{n}` is needed here", span=span) for n, span in circle[1:]]
+                shown = " -> ".join(f"`{n}`" for n, _ in [*circle, circle[0]])
+                self.report.add("E0128", f"param `{name}` needs itself: {shown}", circle[0][1], notes=notes)
+                return
+            if state.get(name) == 2:
+                return
+            state[name] = 1
+            setting = self.params[name].setting
+            if setting is None:
+                lost.add(name)
+                self.report.add(
+                    "E0129", f"param `{name}` has no value", self.params[name].declared,
+                    help=f"give it one: `--set {name}=…`",
+                )  # fmt: skip
+            else:
+                for inner in names_in(setting.value):
+                    if inner.name in self.params:
+                        visit(inner.name, [*chain, (inner.name, inner.span)])
+            state[name] = 2
+
+        for name, param in self.params.items():
+            visit(name, [(name, param.declared)])
+        return lost
+
+    @contextmanager
+    def inside(self, name: tree.Name) -> Iterator[tree.Expr | None]:
+        """The expression that a param stands for; None where it has none that could be used."""
+        if name.name in self.circular:
+            yield None
+            return
+        setting = self.params[name.name].setting
+        assert setting is not None
+        self.trail.append((name.name, name.span))
+        try:
+            yield setting.value
+        finally:
+            self.trail.pop()
+
+    def behind(self, expr: tree.Expr) -> tree.Expr:
+        """What stands behind params and parentheses, for a look at its form."""
+        while True:
+            if isinstance(expr, tree.Group):
+                expr = expr.inner
+            elif isinstance(expr, tree.Name) and expr.name in self.params and expr.name not in self.circular:
+                setting = self.params[expr.name].setting
+                assert setting is not None
+                expr = setting.value
+            else:
+                return expr
+
+    def is_lost(self, expr: tree.Expr) -> bool:
+        """Whether the value is missing for a reason that is reported already."""
+        inner = self.behind(expr)
+        return isinstance(inner, tree.Broken) or (isinstance(inner, tree.Name) and inner.name in self.circular)
+
+    # --------------------------------------------------------------------------------------------------- values
+
+    def value(self, expr: tree.Expr, kind: Kind, path: str) -> Any:
+        """What the expression is as a value of this kind, or BAD."""
+        if isinstance(expr, tree.Broken):
+            return BAD
+        if isinstance(expr, tree.Group):
+            return self.value(expr.inner, kind, path)
+        if isinstance(expr, tree.Name) and expr.name in self.params:
+            self._shadow(expr, kind)
+            with self.inside(expr) as inner:
+                return BAD if inner is None else self.value(inner, kind, path)
+        match kind:
+            case Either():
+                chosen = self.choose(expr, kind)
+                return self.mismatch(expr, kind, path) if chosen is None else self.value(expr, chosen, path)
+            case Int():
+                return self.whole(expr, kind, path)
+            case Float():
+                return self.real(expr, kind, path)
+            case Measure():
+                return self.measure(expr, kind, path)
+            case Bool():
+                return expr.value if isinstance(expr, tree.Boolean) else self.mismatch(expr, kind, path)
+            case Path():
+                return self.file(expr, kind, path)
+            case Str():
+                return self.text(expr, kind, path)
+            case Word() | Name():
+                return self.word(expr, kind, path)
+            case Span1():
+                return self.range(expr, kind, path)
+            case ListOf():
+                return self.list(expr, kind, path)
+            case CallOf():
+                from dslc.dsl.calling import call
+
+                return call(self, expr, kind, path, {})
+            case Anything():
+                return self.anything(expr, path)
+            case _:
+                raise AssertionError(kind)
+
+    def choose(self, expr: tree.Expr, kind: Either) -> Kind | None:
+        """The first of the kinds that fits the form of the value."""
+        inner = self.behind(expr)
+        if isinstance(inner, tree.Broken) or self.is_lost(inner):
+            return kind.kinds[0]
+        return next((k for k in kind.kinds if fits(inner, k)), None)
+
+    def _shadow(self, name: tree.Name, kind: Kind) -> None:
+        if name.name in words_in(kind):
+            param = self.params[name.name]
+            self.report.add(
+                "W0102", f"param `{name.name}` hides the word `{name.name}`", param.declared,
+                notes=[Note(message="here the param is taken, not the word", span=name.span)],
+                help="give the param another name",
+            )  # fmt: skip
+
+    # -------------------------------------------------------------------------------------------------- numbers
+
+    def amount(self, expr: tree.Expr) -> Amount | Bad:
+        """A number or a quantity; anything else is a mistake."""
+        match expr:
+            case tree.Number():
+                return self._computed(expr, lambda: arithmetic.finite(expr.value))
+            case tree.Measured():
+                return self._measured(expr)
+            case tree.Group():
+                return self.amount(expr.inner)
+            case tree.Name() if expr.name in self.params:
+                with self.inside(expr) as inner:
+                    return BAD if inner is None else self.amount(inner)
+            case tree.Name():
+                return self.fail("E0120", f"there is no param `{expr.name}`", expr.span,
+                                 help=did_you_mean(expr.name, self.params))  # fmt: skip
+            case tree.Unary():
+                operand = self.amount(expr.operand)
+                return operand if isinstance(operand, Bad) else arithmetic.unary(expr.operator, operand)
+            case tree.Binary():
+                left, right = self.amount(expr.left), self.amount(expr.right)
+                if isinstance(left, Bad) or isinstance(right, Bad):
+                    return BAD
+                return self._computed(expr, lambda: arithmetic.binary(expr.operator, left, right))
+            case tree.Broken():
+                return BAD
+            case _:
+                return self.fail("E0127", f"a calculation takes numbers and quantities, not {form(expr)}", expr.span)
+
+    def _computed(self, expr: tree.Expr, compute: Any) -> Amount | Bad:
+        try:
+            return compute()
+        except Impossible as why:
+            return self.fail("E0127" if why.unlike else "E0126", why.reason, expr.span, help=why.help)
+
+    def _measured(self, expr: tree.Measured) -> Amount | Bad:
+        try:
+            arithmetic.finite(expr.value)
+            found = units.measured(expr.value, expr.unit)
+            if found is not None:
+                return arithmetic.finite(found)
+        except (Impossible, OverflowError):
+            return self.fail("E0126", "this number is too large", expr.span)
+        same = next((unit for unit in units.UNITS if unit.lower() == expr.unit.lower()), None)
+        meant = units.SPELT.get(expr.unit) or same or near(expr.unit, units.UNITS)
+        return self.fail(
+            "E0123", f"there is no unit `{expr.unit}`", expr.unit_span,
+            label="units are case-sensitive" if same else "",
+            help=f"did you mean `{meant}`?" if meant else f"the units are {', '.join(units.UNITS)}",
+        )  # fmt: skip
+
+    def whole(self, expr: tree.Expr, kind: Int, path: str) -> int | Bad:
+        if not numeric(expr):
+            return self.mismatch(expr, kind, path)
+        found = self.amount(expr)
+        if isinstance(found, Bad):
+            return BAD
+        if isinstance(found, Quantity):
+            return self.wrong_dimension(expr, found, kind, path)
+        if isinstance(found, float):
+            if found != int(found) or not isinstance(_inside(expr), tree.Binary):
+                return self.fail(
+                    "E0121", f"`{path}` takes {describe(kind)}, not {units.number(found)}", expr.span,
+                    help=f"write `{units.number(int(found))}`" if found == int(found) and abs(found) < 2**63 else "",
+                )  # fmt: skip
+            found = int(found)
+        if kind.choices and found not in kind.choices:
+            return self.fail("E0125", f"`{path}` is {describe(kind)}, not {found}", expr.span)
+        return self.within(expr, found, kind.min, kind.max, None, None, str(found), path)
+
+    def real(self, expr: tree.Expr, kind: Float, path: str) -> float | Bad:
+        if not numeric(expr):
+            return self.mismatch(expr, kind, path)
+        found = self.amount(expr)
+        if isinstance(found, Bad):
+            return BAD
+        if isinstance(found, Quantity):
+            return self.wrong_dimension(expr, found, kind, path)
+        return self.within(
+            expr, float(found), kind.min, kind.max, kind.above, kind.below, units.number(found), path
+        )
+
+    def measure(self, expr: tree.Expr, kind: Measure, path: str) -> Any:
+        if not numeric(expr):
+            return self.mismatch(expr, kind, path)
+        found = self.amount(expr)
+        if isinstance(found, Bad):
+            return BAD
+        first = kind.dimensions[0]
+        if not isinstance(found, Quantity):
+            if len(kind.dimensions) > 1 or first not in units.BARE:
+                return self.fail(
+                    "E0124", f"`{path}` wants its unit: {describe(kind)}", expr.span,
+                    help=f"write `{with_unit(found, kind)}`",
+                )  # fmt: skip
+            found = Quantity(found, first)
+        if found.dimension not in kind.dimensions:
+            return self.wrong_dimension(expr, found, kind, path)
+        shown = units.write(found.value, found.dimension)
+        number = self.within(expr, found.value, kind.min, kind.max, kind.above, kind.below, shown, path)
+        if isinstance(number, Bad):
+            return BAD
+        whole = found.dimension in ("bytes", "steps") or (found.dimension == "epochs" and len(kind.dimensions) == 1)
+        if not whole:
+            # Epochs of a field that also takes steps may be fractions; they count what they are.
+            number = number if found.dimension == "epochs" and number == int(number) else float(number)
+            number = int(number) if found.dimension == "epochs" and number == int(number) else number
+        elif number != int(number):
+            return self.fail("E0121", f"`{path}` takes whole {units.NAMES[found.dimension]}, not {shown}", expr.span)
+        else:
+            number = int(number)
+        return number if len(kind.dimensions) == 1 else Quantity(number, found.dimension)
+
+    def within(
+        self, expr: tree.Expr, found: Any, low: float | None, high: float | None, above: float | None,
+        below: float | None, shown: str, path: str,
+    ) -> Any:  # fmt: skip
+        """The number itself where it is within the limits."""
+        outside = (
+            (low is not None and found < low)
+            or (high is not None and found > high)
+            or (above is not None and found <= above)
+            or (below is not None and found >= below)
+        )
+        if outside:
+            must = limits(low, high, above, below).strip()
+            return self.fail("E0125", f"`{path}` is {shown}, and must be {must.removeprefix('of ')}", expr.span)
+        return found
+
+    def wrong_dimension(self, expr: tree.Expr, found: Quantity, kind: Kind, path: str) -> Bad:
+        shown = units.write(found.value, found.dimension)
+        help = ""
+        if isinstance(kind, Int | Float):
+            help = f"write `{units.number(found.value)}`"
+        return self.fail(
+            "E0122", f"`{path}` takes {describe(kind)}, not {units.NAMES[found.dimension]}", expr.span,
+            label=shown if shown.replace("_", "") != expr.span.text().replace("_", "") else "", help=help,
+        )  # fmt: skip
+
+    # ----------------------------------------------------------------------------------------------- other kinds
+
+    def text(self, expr: tree.Expr, kind: Str, path: str) -> str | Bad:
+        if not isinstance(expr, tree.Text):
+            return self.mismatch(expr, kind, path)
+        if kind.pattern and not re.fullmatch(kind.pattern, expr.value):
+            return self.fail("E0135", f"`{path}` takes {describe(kind)}", expr.span, label="has another form")
+        return expr.value
+
+    def file(self, expr: tree.Expr, kind: Path, path: str) -> str | Bad:
+        """An absolute path: of what is read, from beside the file that names it; of what is written, from here."""
+        if not isinstance(expr, tree.Text):
+            return self.mismatch(expr, kind, path)
+        if not expr.value.strip() or "\0" in expr.value:
+            return self.fail("E0135", f"`{path}` takes the path of a file or folder", expr.span, label="names nothing")
+        folder = self.merged.folders.get(id(expr.span.source), "") if kind.use == "read" else ""
+        found = os.path.normpath(os.path.join(folder or os.getcwd(), os.path.expanduser(expr.value)))
+        self.paths[expr.span] = found
+        return found
+
+    def word(self, expr: tree.Expr, kind: Word | Name, path: str) -> str | Bad:
+        word = spelt(expr)
+        if isinstance(kind, Name):
+            name = expr.value if isinstance(expr, tree.Text) else word
+            return name if name else self.mismatch(expr, kind, path)
+        if word in kind.choices:
+            return word
+        if isinstance(expr, tree.Text) and expr.value in kind.choices:
+            return self.fail("E0121", f"`{path}` takes a word, without quotes", expr.span, help=f"write `{expr.value}`")
+        if isinstance(expr, tree.CallOf) and expr.name in kind.choices:
+            return self.fail("E0121", f"`{expr.name}` is a word here, and takes no arguments", expr.span,
+                             help=f"write `{expr.name}`")  # fmt: skip
+        if isinstance(expr, tree.Measured) and expr.joined and (found := near(word, kind.choices)):
+            return self.fail("E0120", f"there is no `{word}` here", expr.span,
+                             label=f"`{path}` takes {describe(kind)}", help=f"did you mean `{found}`?")  # fmt: skip
+        return self.mismatch(expr, kind, path)
+
+    def range(self, expr: tree.Expr, kind: Span1, path: str) -> Range | Bad:
+        if not isinstance(expr, tree.RangeOf):
+            return self.mismatch(expr, kind, path)
+        first = self.value(expr.first, Int(min=kind.min), path)
+        last = self.value(expr.last, Int(min=kind.min), path)
+        if isinstance(first, Bad) or isinstance(last, Bad):
+            return BAD
+        if first > last:
+            return self.fail("E0137", f"the range {first}..{last} is empty", expr.span, help=f"write `{last}..{first}`")
+        return Range(first, last)
+
+    def list(self, expr: tree.Expr, kind: ListOf, path: str) -> tuple[Any, ...] | Bad:
+        if not isinstance(expr, tree.List):
+            return self.mismatch(expr, kind, path)
+        items = [self.value(item, kind.item, f"{path}[{i}]") for i, item in enumerate(expr.items)]
+        count = len(items)
+        if kind.length is not None and count != kind.length:
+            return self.fail("E0136", f"`{path}` takes {kind.length} values, not {count}", expr.span)
+        if count < kind.min_length:
+            return self.fail("E0136", f"`{path}` takes at least {kind.min_length}, and the list is empty", expr.span)
+        return BAD if any(isinstance(item, Bad) for item in items) else tuple(items)
+
+    def anything(self, expr: tree.Expr, path: str) -> Any:
+        """A plain value, for a function of the user's."""
+        kind = Anything()
+        match expr:
+            case tree.Text() | tree.Boolean():
+                return expr.value
+            case tree.Nothing():
+                return None
+            case tree.List():
+                items = tuple(self.value(item, kind, f"{path}[{i}]") for i, item in enumerate(expr.items))
+                return BAD if any(isinstance(item, Bad) for item in items) else items
+            case tree.Name() | tree.CallOf() | tree.RangeOf():
+                return self.mismatch(expr, kind, path)
+        found = self.amount(expr)
+        if isinstance(found, Quantity):
+            return self.wrong_dimension(expr, found, kind, path)
+        return found
+
+
+# ------------------------------------------------------------------------------------------------------ forms
+
+
+def spelt(expr: tree.Expr) -> str:
+    """The word that an expression is: `none`, `gpipe`, and `1f1b`, which the grammar takes for a quantity."""
+    match expr:
+        case tree.Name():
+            return expr.name
+        case tree.Measured() if expr.joined:
+            return expr.text + expr.unit if not expr.text.endswith(expr.unit) else expr.text
+        case tree.Nothing():
+            return "none"
+        case tree.Boolean():
+            return "true" if expr.value else "false"
+    return ""
+
+
+def numeric(expr: tree.Expr) -> bool:
+    return isinstance(expr, tree.Number | tree.Measured | tree.Unary | tree.Binary | tree.Group)
+
+
+def fits(expr: tree.Expr, kind: Kind) -> bool:
+    """Whether the form of a value is one that the kind takes; params and parentheses are looked behind before."""
+    match kind:
+        case Int() | Float() | Measure():
+            return numeric(expr)
+        case Bool():
+            return isinstance(expr, tree.Boolean)
+        case Str() | Path():
+            return isinstance(expr, tree.Text)
+        case Word():
+            return spelt(expr) in kind.choices
+        case Name():
+            return isinstance(expr, tree.Text) or bool(spelt(expr))
+        case Span1():
+            return isinstance(expr, tree.RangeOf)
+        case ListOf():
+            return isinstance(expr, tree.List)
+        case CallOf():
+            if isinstance(expr, tree.CallOf):
+                return True
+            return isinstance(expr, tree.Name) and expr.name in words_in(kind)
+        case Either():
+            return any(fits(expr, inner) for inner in kind.kinds)
+    return True
+
+
+def words_in(kind: Kind) -> list[str]:
+    """The words, and the names of calls, that a value of this kind may be."""
+    match kind:
+        case Word():
+            return list(kind.choices)
+        case CallOf():
+            return [word for category in kind.categories for word in CALLS[category]]
+        case Either():
+            return [word for inner in kind.kinds for word in words_in(inner)]
+    return []
+
+
+def with_unit(found: int | float, kind: Measure) -> str:
+    """The bare number with the unit that was likely meant."""
+    if "ratio" in kind.dimensions and 0 < found < 1:
+        return units.write(float(found), "ratio")
+    first = kind.dimensions[0]
+    unit = {"bytes": "GiB", "time": "s", "steps": " steps", "epochs": " epochs", "ratio": "%"}.get(first, first)
+    return f"{units.number(found)}{unit}" if found != 1 else f"1{unit.removesuffix('s') if len(unit) > 2 else unit}"
+
+
+def _accepts(kind: Kind, *types: type[Kind]) -> bool:
+    if isinstance(kind, Either):
+        return any(_accepts(inner, *types) for inner in kind.kinds)
+    return isinstance(kind, types)
+
+
+def _inside(expr: tree.Expr) -> tree.Expr:
+    while isinstance(expr, tree.Group):
+        expr = expr.inner
+    return expr
+
+
+def _rewrite(expr: tree.Expr, kind: Kind) -> str:
+    """How the same is likely written as this kind."""
+    if isinstance(kind, Either):
+        return next((help for inner in kind.kinds if (help := _rewrite(expr, inner))), "")
+    text = expr.span.text()
+    if len(text) > 60 or "\n" in text:
+        return ""
+    if isinstance(kind, ListOf) and not isinstance(expr, tree.List) and fits(expr, kind.item):
+        return f"write `[{text}]`"
+    if isinstance(expr, tree.List) and len(expr.items) == 1 and fits(expr.items[0], kind):
+        return f"write `{expr.items[0].span.text()}`"
+    if isinstance(expr, tree.Text):
+        inner = expr.value
+        if isinstance(kind, Int) and re.fullmatch(r"-?\d+", inner):
+            return f"write `{inner}`, without quotes"
+        if isinstance(kind, Float) and re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", inner):
+            return f"write `{inner}`, without quotes"
+        if isinstance(kind, Bool) and inner.lower() in ("true", "false"):
+            return f"write `{inner.lower()}`, without quotes"
+        if inner in words_in(kind):
+            return f"write `{inner}`, without quotes"
+    if isinstance(kind, Bool) and isinstance(expr, tree.Number) and expr.value in (0, 1):
+        return f"write `{'true' if expr.value else 'false'}`"
+    if isinstance(kind, Str | Path) and isinstance(expr, tree.Number | tree.Measured):
+        return f'write `"{text}"`'
+    return ""

@@ -1,0 +1,350 @@
+"""Layers: imports, the file and `--set`, merged field by field into what the job says in the end.
+
+Each file is a layer, in the order imports first, then the file that imports; each `--set` is a layer of its own, so
+that the last of several on one name wins. A value is replaced whole, except that `--set train.optimizer.lr=0.1` reaches
+into the call that stands there. Nothing is evaluated here: what is wrong in the values themselves, and which blocks and
+fields exist, is `resolve`'s to say; only what concerns the layers (repetitions, exclusive pairs, what a setting names)
+is reported here.
+
+A `Merged` holds the outcome. Sweeps stay apart until `resolve` tries their alternatives with `put`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from dslc.dsl import tree
+from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.registry import BLOCKS
+from dslc.dsl.source import Source, Span
+from dslc.dsl.suggest import did_you_mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One value, and where it was set. `arguments` are those that later layers set in the call that it is."""
+
+    name: Span
+    value: tree.Expr
+    arguments: Mapping[str, Setting] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParamSetting:
+    """A param; `setting` is None where it was declared without a value and given none."""
+
+    name: str
+    declared: Span
+    setting: Setting | None
+    default: tree.Expr | None
+
+
+@dataclass(kw_only=True)
+class Merged:
+    """What all layers together say. Fields are keyed by block and field; `headers` is where a block was last opened."""
+
+    main: tree.Document
+    folders: dict[int, str]  # by the id of a source: what its relative paths start from
+    params: dict[str, ParamSetting] = field(default_factory=dict)
+    fields: dict[tuple[str, str], Setting] = field(default_factory=dict)
+    headers: dict[str, Span] = field(default_factory=dict)
+    promises: dict[str, list[tree.Comparison]] = field(default_factory=dict)
+    sweeps: dict[tuple[str, ...], Setting] = field(default_factory=dict)
+    spoken: set[str] = field(default_factory=set)  # every name that stands in some value, overridden or not
+    sources: list[Source] = field(default_factory=list)
+
+    def copy(self) -> Merged:
+        """A copy that `put` may change."""
+        return Merged(
+            main=self.main, folders=self.folders, params=dict(self.params), fields=dict(self.fields),
+            headers=self.headers, promises=self.promises, sweeps=self.sweeps, spoken=self.spoken, sources=self.sources,
+        )  # fmt: skip
+
+
+def merge(documents: list[tree.Document], main: tree.Document, folders: dict[int, str], report: Report) -> Merged:
+    """The files, in the order in which they count."""
+    merged = Merged(main=main, folders=folders, sources=[document.source for document in documents])
+    for document in documents:
+        _add(merged, document, report)
+    return merged
+
+
+# ------------------------------------------------------------------------------------------------------- one file
+
+
+def _add(merged: Merged, document: tree.Document, report: Report) -> None:
+    """Lays one file over what is there."""
+    seen: dict[tuple[str, ...], Span] = {}
+    opened: set[str] = set()
+    promises: dict[str, list[tree.Comparison]] = {}
+    for statement in document.statements:
+        match statement:
+            case tree.Param():
+                if statement.value is not None:
+                    merged.spoken.update(name.name for name in names_in(statement.value))
+                if not _repeated(("param", statement.name), statement.name_span, seen, report):
+                    _declare(merged, statement)
+            case tree.Whole():
+                _whole(merged, statement, seen, report)
+            case tree.Block():
+                if statement.name not in opened:
+                    opened.add(statement.name)
+                    merged.headers[statement.name] = statement.name_span
+                for entry in statement.entries:
+                    merged.spoken.update(name.name for name in names_in(entry.value))
+                    if isinstance(entry, tree.Comparison):
+                        _promise(merged, statement.name, entry, promises, report)
+                    else:
+                        _entry(merged, statement.name, entry, seen, report)
+    merged.promises.update(promises)
+
+
+def _declare(merged: Merged, param: tree.Param) -> None:
+    before = merged.params.get(param.name)
+    setting = Setting(name=param.name_span, value=param.value) if param.value is not None else None
+    if setting is None and before is not None:
+        setting = before.setting  # `param x` asks for a value; an import's will do
+    default = param.value if param.value is not None or before is None else before.default
+    merged.params[param.name] = ParamSetting(
+        name=param.name, declared=param.name_span, setting=setting, default=default
+    )
+
+
+def _repeated(key: tuple[str, ...], name: Span, seen: dict[tuple[str, ...], Span], report: Report) -> bool:
+    first = seen.setdefault(key, name)
+    if first is name:
+        return False
+    shown = f"param `{key[1]}`" if key[0] == "param" else f"`{'.'.join(key)}`"
+    report.add(
+        "E0104", f"{shown} is set twice in one file", name,
+        notes=[Note(message="first here", span=first)], help="keep one of the two",
+    )  # fmt: skip
+    return True
+
+
+def _whole(merged: Merged, whole: tree.Whole, seen: dict[tuple[str, ...], Span], report: Report) -> None:
+    """`parallelism = auto`: a field that excludes all others of its block."""
+    word = BLOCKS[whole.name].whole if whole.name in BLOCKS else ""
+    if not word:
+        if whole.name in BLOCKS or whole.name in ("expect", "sweep"):
+            report.add(
+                "E0113", f"`{whole.name}` is a block and takes no value of its own", whole.name_span,
+                help=f"write its fields in braces: `{whole.name} {{ … }}`",
+            )  # fmt: skip
+        else:
+            unknown_top(whole.name, whole.name_span, report)
+        return
+    if isinstance(whole.value, tree.Nothing):
+        merged.fields.pop((whole.name, word), None)
+    elif not (isinstance(whole.value, tree.Name) and whole.value.name == word):
+        report.add(
+            "E0113", f"`{whole.name}` as a whole can only be `{word}`", whole.value.span,
+            help=f"write `{whole.name} = {word}`, or its fields in braces",
+        )  # fmt: skip
+    elif not _repeated((whole.name, word), whole.name_span, seen, report):
+        merged.headers[whole.name] = whole.name_span
+        _put_field(merged, whole.name, word, Setting(name=whole.name_span, value=whole.value), seen, report)
+
+
+def unknown_top(name: str, span: Span, report: Report) -> None:
+    """A top-level name that is no block."""
+    from dslc.dsl.suggest import RESERVED, for_block
+
+    if name in RESERVED:
+        report.add("E0108", f"`{name}` is reserved for a later version of the language", span)
+    else:
+        report.add("E0106", f"there is no block `{name}`", span, help=for_block(name))
+
+
+def _entry(
+    merged: Merged, block: str, entry: tree.Entry, seen: dict[tuple[str, ...], Span], report: Report
+) -> None:
+    setting = Setting(name=entry.name_span, value=entry.value)
+    if block == "sweep":
+        if not _repeated(("sweep", *entry.path), entry.name_span, seen, report):
+            _put_sweep(merged, entry.path, setting)
+    elif len(entry.path) != 1:
+        report.add(
+            "E0107", f"`{'.'.join(entry.path)}` is a path, and a field of `{block}` is a plain name", entry.name_span,
+            help="paths are for `sweep` and `--set`",
+        )  # fmt: skip
+    elif block == "expect":
+        _drop_promise(merged, entry, report)
+    elif not _repeated((block, entry.path[0]), entry.name_span, seen, report):
+        _put_field(merged, block, entry.path[0], setting, seen, report)
+
+
+def _drop_promise(merged: Merged, entry: tree.Entry, report: Report) -> None:
+    """`bubble = none` in `expect` drops what earlier layers promised of it; nothing else may be set there."""
+    name = entry.path[0]
+    if isinstance(entry.value, tree.Nothing):
+        merged.promises.pop(name, None)
+        return
+    report.add(
+        "E0113", f"`expect` holds comparisons, and `{name} = …` is none", entry.span,
+        help=f"write `{name} == …`, or `<`, `<=`, `>=`, `>`",
+    )  # fmt: skip
+
+
+def _promise(
+    merged: Merged, block: str, entry: tree.Comparison, own: dict[str, list[tree.Comparison]], report: Report
+) -> None:
+    if block != "expect":
+        report.add(
+            "E0113", f"a comparison belongs in `expect`, not in `{block}`", entry.span,
+            help=f"write `{entry.name} = …` to set it, or move the line to `expect {{ … }}`",
+        )  # fmt: skip
+        return
+    own.setdefault(entry.name, []).append(entry)
+
+
+# ------------------------------------------------------------------------------------------------ single settings
+
+
+def _put_field(
+    merged: Merged, block: str, name: str, setting: Setting, seen: Mapping[tuple[str, ...], Span], report: Report
+) -> None:
+    """Sets a field. Of an exclusive pair, a later layer's removes an earlier's; within one layer it is a mistake."""
+    if isinstance(setting.value, tree.Nothing):
+        # Kept, so that a required field that was taken away is said to be missing where that was done.
+        merged.fields[block, name] = setting
+        return
+    for partner in partners(merged, block, name):
+        if (block, partner) in seen and seen[block, partner] is merged.fields[block, partner].name:
+            whole = BLOCKS[block].whole in (name, partner)
+            report.add(
+                "E0105",
+                f"`{block} = {BLOCKS[block].whole}` leaves the whole block to the compiler, and it has fields too"
+                if whole
+                else f"`{block}.{name}` and `{block}.{partner}` exclude each other",
+                setting.name,
+                notes=[Note(message=f"`{block}.{partner}` is set here", span=seen[block, partner])],
+                help="keep one of the two",
+            )
+            return
+        del merged.fields[block, partner]
+    merged.fields[block, name] = setting
+
+
+def partners(merged: Merged, block: str, name: str) -> list[str]:
+    """The fields now set that this one excludes."""
+    declaration = BLOCKS.get(block)
+    if declaration is None:
+        return []
+    found = [a if b == name else b for a, b in declaration.exclusive if name in (a, b)]
+    if name == declaration.whole:
+        found += [f for b, f in merged.fields if b == block and f != name]
+    elif declaration.whole:
+        found.append(declaration.whole)
+    return [
+        other
+        for other in found
+        if (block, other) in merged.fields and not isinstance(merged.fields[block, other].value, tree.Nothing)
+    ]
+
+
+def _put_sweep(merged: Merged, path: tuple[str, ...], setting: Setting) -> None:
+    merged.sweeps.pop(path, None)
+    if not isinstance(setting.value, tree.Nothing):
+        merged.sweeps[path] = setting
+
+
+def put(merged: Merged, path: tuple[str, ...], setting: Setting, report: Report) -> bool:
+    """Lays one value over what is there: a `--set`, or one alternative of a sweep. False where it does not fit."""
+    if len(path) == 1:
+        return _put_alone(merged, path[0], setting, report)
+    if path[0] == "sweep":
+        _put_sweep(merged, path[1:], setting)
+    elif path[0] == "expect" and len(path) == 2:
+        if not isinstance(setting.value, tree.Nothing):
+            report.add(
+                "E0113", "`expect` holds comparisons", setting.name, help=f"write `{'.'.join(path)}<…`, or `=none`"
+            )
+            return False
+        merged.promises.pop(path[1], None)
+    elif len(path) == 2:
+        merged.headers.setdefault(path[0], setting.name)
+        _put_field(merged, path[0], path[1], setting, {}, report)
+    elif len(path) == 3:
+        return _put_argument(merged, (path[0], path[1], path[2]), setting, report)
+    else:
+        report.add(
+            "E0110", f"`{'.'.join(path)}` has too many parts", setting.name,
+            help="a path is a param, `block.field`, or `block.field.argument` of its call",
+        )  # fmt: skip
+        return False
+    return True
+
+
+def _put_alone(merged: Merged, name: str, setting: Setting, report: Report) -> bool:
+    """A param, or a block as a whole."""
+    param = merged.params.get(name)
+    if param is not None:
+        merged.params[name] = ParamSetting(
+            name=name, declared=param.declared, setting=setting, default=param.default
+        )
+        return True
+    if name in BLOCKS:
+        whole = tree.Whole(span=setting.name.to(setting.value.span), name=name, name_span=setting.name,
+                           value=setting.value)  # fmt: skip
+        before = len(report.found)
+        _whole(merged, whole, {}, report)
+        return len(report.found) == before
+    within = [block for block, declaration in BLOCKS.items() if name in declaration.__dataclass_fields__]
+    report.add(
+        "E0110", f"there is no param `{name}`", setting.name,
+        help=f"did you mean `{within[0]}.{name}`?" if within
+        else did_you_mean(name, merged.params) or "a setting names a param, `block.field` or `block.field.argument`",
+    )  # fmt: skip
+    return False
+
+
+def _put_argument(merged: Merged, path: tuple[str, str, str], setting: Setting, report: Report) -> bool:
+    block, name, argument = path
+    declaration = BLOCKS.get(block)
+    if declaration is None:
+        unknown_top(block, setting.name, report)
+        return False
+    # An argument of a call that no one wrote goes to the default's; `resolve` knows which that is.
+    under = merged.fields.get((block, name)) or Setting(name=setting.name, value=tree.Nothing(span=setting.name))
+    merged.fields[block, name] = Setting(
+        name=under.name, value=under.value, arguments={**under.arguments, argument: setting}
+    )
+    merged.headers.setdefault(block, setting.name)
+    return True
+
+
+def put_promise(merged: Merged, comparison: tree.Comparison, path: tuple[str, ...], report: Report) -> None:
+    """`--set "expect.bubble<3%"`."""
+    if path[0] != "expect" or len(path) != 2:
+        report.add("E0110", "only what `expect` holds is set by a comparison", comparison.name_span,
+                   help=f"write `{'.'.join(path)}=…`")  # fmt: skip
+        return
+    merged.promises[path[1]] = [comparison]
+
+
+# ------------------------------------------------------------------------------------------------------- the tree
+
+
+def names_in(value: tree.Expr) -> Iterator[tree.Name]:
+    """Every name that stands in an expression as a value."""
+    match value:
+        case tree.Name():
+            yield value
+        case tree.List():
+            for item in value.items:
+                yield from names_in(item)
+        case tree.CallOf():
+            for argument in value.arguments:
+                yield from names_in(argument.value)
+        case tree.RangeOf():
+            yield from names_in(value.first)
+            yield from names_in(value.last)
+        case tree.Unary():
+            yield from names_in(value.operand)
+        case tree.Binary():
+            yield from names_in(value.left)
+            yield from names_in(value.right)
+        case tree.Group():
+            yield from names_in(value.inner)

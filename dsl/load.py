@@ -1,0 +1,285 @@
+"""From a path and the `--set`s of the command line to a job, or to everything that is wrong with it.
+
+    loaded = load("job.plt", ["train.optimizer.lr=0.1"])
+    loaded.report, loaded.job
+
+Reads the file and its imports and nothing else; imports nothing of the user's and starts nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dslc.dsl import tree
+from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.job import JobSpec
+from dslc.dsl.layering import Merged, Setting, merge, put, put_promise
+from dslc.dsl.parser import parse, parse_expression, parse_setting
+from dslc.dsl.registry import BLOCKS, CALLS, Anything, Either, Kind, ListOf, Name, Path, Str, fields
+from dslc.dsl.resolve import Combination, resolve
+from dslc.dsl.source import Source, Span
+from dslc.dsl.suggest import did_you_mean
+
+_COMPARED = re.compile(r"\s*expect\s*\.\s*([A-Za-z_]\w*)\s*(<=|>=|==|<|>)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """What came of a job file.
+
+    `job` is None where one cannot be built, because something required is missing or wrong. With errors in the report
+    it may still be there, for checks that find more; what hangs on a path in `broken` (`devices.gpus`) should be left
+    alone, for the job holds the default there.
+
+    `origins` maps every field (`data.batch`), every argument that was written (`train.optimizer.lr`) and every param to
+    what set it: `digits.plt:14`, `<--set 1>` or `default`. `combinations` are those of a sweep, each as settings
+    (path, text), to be laid over the job with `--set`; the job itself is the first of them. `files` are those read, absolute, the main one last.
+    """
+
+    report: Report
+    job: JobSpec | None = None
+    document: tree.Document | None = None
+    origins: Mapping[str, str] = field(default_factory=dict)
+    combinations: tuple[Combination, ...] = ()
+    broken: frozenset[str] = frozenset()
+    files: tuple[str, ...] = ()
+
+
+def load(path: str, settings: Sequence[str] = ()) -> Loaded:
+    """The job in the file at `path`, with `settings` laid over it. Never raises for what is wrong with a job."""
+    full = os.path.abspath(os.path.expanduser(path))
+    report = Report()
+    text = _read(full, path, None, report)
+    if text is None:
+        return Loaded(report=report)
+    return _load(Source(path, text), full, settings, report)
+
+
+def load_text(text: str, name: str = "job.plt", folder: str = "", settings: Sequence[str] = ()) -> Loaded:
+    """The same for a text. `name` is what messages show; relative paths start in `folder`, or the current one."""
+    full = os.path.join(os.path.abspath(folder), os.path.basename(name))
+    return _load(Source(name, text), full, settings, Report())
+
+
+def _load(source: Source, full: str, settings: Sequence[str], report: Report) -> Loaded:
+    reader = _Reader(report)
+    document = reader.take(source, full, [])
+    if document is None:
+        return Loaded(report=report, files=tuple(reader.files))
+    merged = merge(reader.documents, document, reader.folders, report)
+    for number, text in enumerate(settings, 1):
+        _set(merged, Source(f"<--set {number}>", text), report)
+    name = os.path.basename(full).removesuffix(".plt")
+    found = resolve(merged, report, name, os.path.dirname(full))
+    return Loaded(
+        report=report, job=found.job, document=document, origins=found.origins, combinations=found.combinations,
+        broken=found.broken, files=tuple(reader.files),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------- files
+
+
+class _Reader:
+    """Reads files and their imports, each once, in the order in which they count."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.documents: list[tree.Document] = []
+        self.folders: dict[int, str] = {}
+        self.files: list[str] = []
+        self.read: set[str] = set()
+
+    def take(self, source: Source, full: str, chain: list[tuple[str, Span]]) -> tree.Document | None:
+        """Parses a text and all it imports. `chain` holds the files that led here, each with its import."""
+        self.read.add(os.path.realpath(full))
+        self.folders[id(source)] = os.path.dirname(full)
+        document = parse(source, self.report)
+        if document is None:
+            return None
+        early = True
+        for statement in document.statements:
+            if isinstance(statement, tree.Import):
+                if not early:
+                    self.report.add("E0103", "imports come first", statement.span,
+                                    help="move it to the beginning of the file")  # fmt: skip
+                self.follow(statement, source, full, chain)
+            elif isinstance(statement, tree.Language):
+                _language(statement, self.report)
+            else:
+                early = False
+        _languages(document, self.report)
+        self.documents.append(document)
+        self.files.append(full)
+        return document
+
+    def follow(self, statement: tree.Import, source: Source, full: str, chain: list[tuple[str, Span]]) -> None:
+        given = os.path.expanduser(statement.path)
+        target = os.path.normpath(os.path.join(os.path.dirname(full), given))
+        real = os.path.realpath(target)
+        here = [*chain, (full, statement.path_span)]
+        names = [os.path.realpath(file) for file, _ in here]
+        if real in names:
+            start = names.index(real)
+            notes = [
+                Note(message=f"`{os.path.basename(file)}` imports this", span=span) for file, span in here[start:-1]
+            ]
+            shown = " -> ".join(f"`{os.path.basename(file)}`" for file in [*(f for f, _ in here[start:]), target])
+            self.report.add("E0102", f"imports go in a circle: {shown}", statement.path_span, notes=notes)
+            return
+        if real in self.read:
+            return
+        text = _read(target, statement.path, statement.path_span, self.report)
+        if text is not None:
+            shown = given if os.path.isabs(given) else os.path.join(os.path.dirname(source.name), given)
+            self.take(Source(os.path.normpath(shown), text), target, here)
+
+
+def _read(full: str, shown: str, span: Span | None, report: Report) -> str | None:
+    """The text of a file, without a byte-order mark and with plain line ends; why there is none is reported."""
+    help = ""
+    try:
+        with open(full, encoding="utf-8-sig") as file:
+            return file.read()
+    except UnicodeDecodeError:
+        reason = "it is not text in UTF-8"
+    except FileNotFoundError:
+        reason = "there is no such file"
+        folder = os.path.dirname(full)
+        if os.path.isdir(folder):
+            help = did_you_mean(os.path.basename(full), (n for n in os.listdir(folder) if n.endswith(".plt")))
+        else:
+            help = f"there is no folder `{folder}`"
+    except (OSError, ValueError) as error:
+        reason = (getattr(error, "strerror", None) or "it has no such name").lower()
+    report.add("E0101", f"`{shown}` cannot be read: {reason}", span, help=help)
+    return None
+
+
+def _language(statement: tree.Language, report: Report) -> None:
+    value = statement.value
+    if isinstance(value, tree.Broken):
+        return
+    if not isinstance(value, tree.Number) or value.value != 1 or isinstance(value.value, float):
+        report.add("E0112", "this dslc reads version 1 of the language", value.span, help="write `language = 1`")
+
+
+def _languages(document: tree.Document, report: Report) -> None:
+    found = [s for s in document.statements if isinstance(s, tree.Language)]
+    for again in found[1:]:
+        report.add("E0104", "`language` is set twice in one file", again.span,
+                   notes=[Note(message="first here", span=found[0].span)], help="keep one of the two")  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------- settings
+
+
+def _set(merged: Merged, source: Source, report: Report) -> None:
+    """Lays one `--set` over the job."""
+    merged.sources.append(source)
+    compared = _COMPARED.match(source.text)
+    if compared:
+        value = parse_expression(source, report, compared.end())
+        if value is not None:
+            name = Span(source, compared.start(1), compared.end(1))
+            path_span = Span(source, len(source.text) - len(source.text.lstrip()), compared.end(1))
+            comparison = tree.Comparison(
+                span=path_span.to(value.span), name=compared[1], name_span=name, value=value,
+                operator=compared[2],  # type: ignore[arg-type]
+            )  # fmt: skip
+            put_promise(merged, comparison, ("expect", compared[1]), report)
+        return
+    given = parse_setting(source, report)
+    if given is None:
+        return
+    value = given.value
+    literal = given.text and _takes_text(merged, given.path, value)
+    if value is None and not literal:
+        report.extend(given.mistakes.found)
+        return
+    unread = value is None or (
+        isinstance(value, tree.Name) and value.name not in merged.params and not _is_word(merged, given.path, value)
+    )
+    if literal and unread:
+        value = tree.Text(span=given.text_span, value=given.text)
+    assert value is not None
+    merged.spoken.update(_names(value))
+    for swept in [path for path in merged.sweeps if path == given.path]:
+        del merged.sweeps[swept]
+    put(merged, given.path, Setting(name=given.path_span, value=value), report)
+
+
+def _names(value: tree.Expr) -> set[str]:
+    from dslc.dsl.layering import names_in
+
+    return {name.name for name in names_in(value)}
+
+
+def _targets(merged: Merged, path: tuple[str, ...]) -> list[Kind]:
+    """The kinds that the target of a setting takes; nothing where it is a param or does not exist."""
+    if len(path) < 2 or path[0] not in BLOCKS:
+        return []
+    found = next((f for f in fields(BLOCKS[path[0]]) if f.word == path[1]), None)
+    if found is None:
+        return []
+    if len(path) == 2:
+        return [found.kind]
+    call = _call_at(merged, path[0], path[1], found.default)
+    declared = [
+        f
+        for calls in CALLS.values()
+        for word, declaration in calls.items()
+        if word == call
+        for f in fields(declaration)
+        if f.word == path[2]
+    ]
+    return [f.kind for f in declared] or ([Anything()] if call in ("python", "transformers", "datasets") else [])
+
+
+def _call_at(merged: Merged, block: str, name: str, default: object) -> str:
+    """The word of the call that stands at a field."""
+    setting = merged.fields.get((block, name))
+    expr: tree.Expr | None = setting.value if setting else None
+    seen: set[str] = set()
+    while isinstance(expr, tree.Name) and expr.name in merged.params and expr.name not in seen:
+        seen.add(expr.name)
+        inner = merged.params[expr.name].setting
+        expr = inner.value if inner else None
+    if isinstance(expr, tree.Name | tree.CallOf):
+        return expr.name
+    return getattr(default, "word", "")
+
+
+def _takes_text(merged: Merged, path: tuple[str, ...], value: tree.Expr | None) -> bool:
+    """Whether the target of a setting takes a string. A param does where its own value is one, or where it has none."""
+    if len(path) == 1:
+        param = merged.params.get(path[0])
+        return param is not None and (param.default is None or isinstance(param.default, tree.Text))
+    return any(_textual(kind) for kind in _targets(merged, path))
+
+
+def _textual(kind: Kind) -> bool:
+    if isinstance(kind, Either):
+        return any(_textual(inner) for inner in kind.kinds)
+    return isinstance(kind, Str | Path | Name | Anything)
+
+
+def _is_word(merged: Merged, path: tuple[str, ...], name: tree.Name) -> bool:
+    """Whether a bare name means a word of the target, and not text."""
+    from dslc.dsl.evaluate import words_in
+
+    kinds = _targets(merged, path)
+    if len(path) == 1:
+        # A param without a value may stand for a word as well as for text: `--set mode=bf16`.
+        param = merged.params[path[0]]
+        return param.default is None and _some_word(name.name)
+    return any(name.name in words_in(kind) or isinstance(kind, ListOf) for kind in kinds)
+
+
+def _some_word(name: str) -> bool:
+    from dslc.dsl.evaluate import words_in
+
+    return any(name in words_in(f.kind) for block in BLOCKS.values() for f in fields(block))

@@ -1,0 +1,274 @@
+"""What the layers say, given meaning: every block, promise and sweep of a job.
+
+`resolve` never stops at a mistake: each block is built on its own, an optional value that is wrong counts as not given,
+and its path is `broken`, so that later checks can leave alone what hangs on it. A job is made where every block could
+be. With a sweep, the job is that of the first alternatives; every other alternative is tried in its place, and what is
+wrong with it alone is reported at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dslc.dsl import blocks, tree, units  # noqa: F401  (`blocks` fills the registry)
+from dslc.dsl.calling import build, end_of, origin
+from dslc.dsl.describe import quoted
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.effects import EFFECTS
+from dslc.dsl.evaluate import Bad, Evaluator
+from dslc.dsl.job import JobSpec, Promise
+from dslc.dsl.layering import Merged, Setting, put, unknown_top
+from dslc.dsl.registry import BLOCKS, Dimension, Kind, Measure, fields
+from dslc.dsl.registry import Float as FloatKind
+from dslc.dsl.source import Span
+from dslc.dsl.suggest import RESERVED, did_you_mean, for_field, listed, words_of
+
+# What `expect` may speak of, and its dimension; None is a plain number.
+PROMISES: dict[str, Dimension | None] = {
+    "devices": None,
+    "parameters": None,
+    "peak_memory": "bytes",
+    "bubble": "ratio",
+    "step_time": "time",
+    "traffic": "bytes",
+    "mfu": "ratio",
+}
+PROMISE_DOCS = {
+    "devices": "how many devices the job uses",
+    "parameters": "how many parameters the model has",
+    "peak_memory": "the most bytes that any device holds at once",
+    "bubble": "the share of a step in which a pipeline's ranks wait",
+    "step_time": "how long a step takes",
+    "traffic": "the bytes that a rank sends in a step",
+    "mfu": "the share of the devices' FLOP/s that the model's own arithmetic uses",
+}
+
+Combination = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """`combinations` are those of a sweep, as settings; empty without one."""
+
+    job: JobSpec | None
+    origins: dict[str, str]
+    broken: frozenset[str]
+    combinations: tuple[Combination, ...] = ()
+
+
+@dataclass(kw_only=True)
+class _Attempt:
+    """One resolution of a job without its sweep."""
+
+    blocks: dict[str, Any]
+    promises: tuple[Promise, ...]
+    evaluator: Evaluator
+    report: Report = field(default_factory=Report)
+
+
+def resolve(merged: Merged, report: Report, name: str, folder: str) -> Resolved:
+    """The job that the layers describe. `name` and `folder` are the job's."""
+    _unused(merged, report)
+    lists = _alternatives(merged, report)
+    first = merged.copy()
+    for path, items in lists.items():
+        put(first, path, Setting(name=merged.sweeps[path].name, value=items[0]), report)
+    attempts = [_attempt(first)]
+    for path, items in lists.items():
+        for item in items[1:]:
+            other = first.copy()
+            put(other, path, Setting(name=merged.sweeps[path].name, value=item), report)
+            attempts.append(_attempt(other))
+    base = attempts[0]
+    # A mistake of one alternative is a mistake; a field without effect in one of them has one in another.
+    for attempt in attempts:
+        report.extend(d for d in attempt.report.found if d.severity == "error" or d.code != "W0103")
+    report.extend(d for d in base.report.found if all(d in attempt.report.found for attempt in attempts))
+    paths = {span: path for attempt in attempts for span, path in attempt.evaluator.paths.items()}
+    texts = {".".join(path): tuple(_text(item, paths) for item in items) for path, items in lists.items()}
+    job = None
+    if all(not isinstance(made, Bad) for made in base.blocks.values()):
+        job = JobSpec(name=name, folder=folder, source=merged.main.source, **base.blocks, expect=base.promises,
+                      sweep=texts)  # fmt: skip
+    origins = _origins(merged, base)
+    return Resolved(
+        job=job, origins=origins, broken=frozenset(base.evaluator.broken), combinations=tuple(_combinations(texts))
+    )
+
+
+def _attempt(merged: Merged) -> _Attempt:
+    report = Report()
+    evaluator = Evaluator(merged, report)
+    made: dict[str, Any] = {}
+    _unknown(evaluator, report)
+    for word, declaration in BLOCKS.items():
+        settings = {name: setting for (block, name), setting in merged.fields.items() if block == word}
+        known = {f.word for f in fields(declaration)}
+        whole = declaration.whole
+        if whole in settings:
+            chosen = settings.pop(whole)
+            given: dict[str, Any] = {whole: True}
+            made[word] = declaration(**given, span=chosen.name)
+            evaluator.origins[f"{word}.{whole}"] = origin(chosen.name)
+            continue
+        settings = {name: setting for name, setting in settings.items() if name in known}
+        required = [f.word for f in fields(declaration) if f.required] + ["` or `".join(g) for g in declaration.one_of]
+        if word not in merged.headers and required:
+            _missing_block(evaluator, word, required)
+            made[word] = Bad()
+            continue
+        made[word] = build(evaluator, declaration, settings, word, merged.headers.get(word))
+    promises = _promises(evaluator)
+    if not any(isinstance(block, Bad) for block in made.values()):
+        for effect in EFFECTS:
+            for diagnostic in effect(made, evaluator.broken):
+                report.extend([diagnostic])
+    return _Attempt(blocks=made, promises=promises, evaluator=evaluator, report=report)
+
+
+def _missing_block(evaluator: Evaluator, word: str, required: list[str]) -> None:
+    if evaluator.merged.main.complete:
+        needs = " and ".join(f"`{name}`" for name in required)
+        evaluator.fail(
+            "E0109", f"the block `{word}` is missing", end_of(evaluator),
+            help=f"a job needs `{word} {{ … }}` with {needs}",
+        )  # fmt: skip
+
+
+def _unknown(evaluator: Evaluator, report: Report) -> None:
+    """Blocks and fields that do not exist, and `auto` written as a field."""
+    merged = evaluator.merged
+    strange: set[str] = set()
+    for block, header in merged.headers.items():
+        if block not in BLOCKS and block not in ("expect", "sweep"):
+            strange.add(block)
+            unknown_top(block, header, report)
+    for (block, name), setting in merged.fields.items():
+        span = next(iter(setting.arguments.values())).name if setting.arguments else setting.name
+        if block not in BLOCKS:
+            if block not in strange and block not in ("expect", "sweep"):
+                strange.add(block)
+                unknown_top(block, span, report)
+            continue
+        declaration = BLOCKS[block]
+        if name in words_of(declaration):
+            continue
+        if name == declaration.whole:
+            if not isinstance(setting.value, tree.Name) or setting.value.name != name or setting.arguments:
+                report.add("E0107", f"`{block}` has no field `{name}`", span, help=f"write `{block} = {name}`")
+        elif name in RESERVED:
+            report.add("E0108", f"`{name}` is reserved for a later version of the language", span)
+        else:
+            report.add("E0107", f"`{block}` has no field `{name}`", span, help=for_field(block, name))
+
+
+def _unused(merged: Merged, report: Report) -> None:
+    spoken = merged.spoken
+    for name, param in merged.params.items():
+        if name not in spoken and param.setting is not None:
+            report.add("W0101", f"param `{name}` is never used", param.declared, help="remove it, or use it")
+
+
+# ------------------------------------------------------------------------------------------------------- promises
+
+
+def _promises(evaluator: Evaluator) -> tuple[Promise, ...]:
+    found = []
+    for name, comparisons in evaluator.merged.promises.items():
+        for comparison in comparisons:
+            if name not in PROMISES:
+                meant = did_you_mean(name, PROMISES)
+                evaluator.fail(
+                    "E0140", f"`expect` knows no `{name}`", comparison.name_span,
+                    help=meant or f"it knows {listed(PROMISES)}",
+                )  # fmt: skip
+                continue
+            dimension = PROMISES[name]
+            kind: Kind = FloatKind() if dimension is None else Measure((dimension,))
+            value = _promised(evaluator, comparison.value, kind, f"expect.{name}")
+            if not isinstance(value, Bad):
+                evaluator.origins[f"expect.{name}"] = origin(comparison.name_span)
+                found.append(Promise(name=name, operator=comparison.operator, value=value, span=comparison.span))
+    return tuple(found)
+
+
+def _promised(evaluator: Evaluator, expr: tree.Expr, kind: Kind, path: str) -> Any:
+    value = evaluator.value(expr, kind, path)
+    if isinstance(kind, FloatKind) and isinstance(value, float) and value == int(value):
+        return int(value)
+    return value
+
+
+# --------------------------------------------------------------------------------------------------------- sweeps
+
+
+def _alternatives(merged: Merged, report: Report) -> dict[tuple[str, ...], tuple[tree.Expr, ...]]:
+    """The alternatives of each swept path that exists."""
+    evaluator = Evaluator(merged, Report())
+    found = {}
+    for path, setting in merged.sweeps.items():
+        shown = ".".join(path)
+        problem = _no_path(merged, path)
+        if problem:
+            report.add("E0142", f"`{shown}` names nothing that could be swept", setting.name, help=problem)
+            continue
+        value = evaluator.behind(setting.value)
+        if isinstance(value, tree.Broken) or evaluator.is_lost(setting.value):
+            continue
+        if not isinstance(value, tree.List):
+            report.add(
+                "E0142", f"a sweep of `{shown}` takes a list of its alternatives", setting.value.span,
+                help=f"write `{shown} = [{setting.value.span.text()}]`" if len(setting.value.span.text()) < 40 else "",
+            )  # fmt: skip
+        elif not value.items:
+            report.add("E0142", f"the sweep of `{shown}` has no alternatives", setting.value.span)
+        else:
+            found[path] = value.items
+    return found
+
+
+def _no_path(merged: Merged, path: tuple[str, ...]) -> str:
+    """Why a path cannot be swept; empty where it can. Whether a call has the argument is seen when it is tried."""
+    if len(path) == 1:
+        if path[0] in merged.params or (path[0] in BLOCKS and BLOCKS[path[0]].whole):
+            return ""
+        return did_you_mean(path[0], merged.params) or "a path is a param, `block.field` or `block.field.argument`"
+    if path[0] not in BLOCKS:
+        return did_you_mean(path[0], BLOCKS) or f"the blocks are {listed(BLOCKS)}"
+    if path[1] not in words_of(BLOCKS[path[0]]):
+        return for_field(path[0], path[1])
+    return "" if len(path) <= 3 else "a path is a param, `block.field` or `block.field.argument`"
+
+
+def _text(item: tree.Expr, paths: dict[Span, str]) -> str:
+    """An alternative as `--set` takes it: from the command line a relative path would start elsewhere."""
+    return quoted(paths[item.span]) if item.span in paths else " ".join(item.span.text().split())
+
+
+def _combinations(texts: dict[str, tuple[str, ...]]) -> Iterable[Combination]:
+    """Every combination, the last path varying fastest; nothing without a sweep."""
+    if not texts:
+        return []
+    found: list[Combination] = [()]
+    for path, alternatives in texts.items():
+        found = [(*before, (path, text)) for before in found for text in alternatives]
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------- origins
+
+
+def _origins(merged: Merged, attempt: _Attempt) -> dict[str, str]:
+    """Who set what: every param, every field, and every argument that was written."""
+    found = {
+        name: origin(param.setting.name) for name, param in merged.params.items() if param.setting is not None
+    }
+    for word, declaration in BLOCKS.items():
+        for f in fields(declaration):
+            if f.name == declaration.whole and f"{word}.{f.word}" not in attempt.evaluator.origins:
+                continue
+            path = f"{word}.{f.word}"
+            found[path] = attempt.evaluator.origins.get(path, "default")
+    return found | attempt.evaluator.origins
