@@ -20,6 +20,14 @@ def count_text(count: float) -> str:
     return f"{count:.0f}"
 
 
+def flop_text(count: float) -> str:
+    """`1.07 TFLOP`: floating-point operations."""
+    for size, unit in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g} {unit}FLOP"
+    return f"{count:.0f} FLOP"
+
+
 def percent_text(share: float) -> str:
     return f"{100 * share:.3g}%"
 

@@ -1,0 +1,208 @@
+"""Readings of a `Plan` that its text and its pictures share: where a rank stands, what it gets, how layers are named.
+
+Nothing is decided here: every number is in the plan, or follows from it by the numbering of ranks (`layout`) and the
+dealing of samples (`program.DataStep`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dslc.compiler.facts import DTYPE_BYTES, TensorFact
+from dslc.compiler.plan import AxisNode, LayerPlan, Plan, RankNode, ShareNode, StageNode
+from dslc.compiler.units import byte_text, count_text, percent_text, time_text
+
+MEMORY_KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "communication")
+UNKNOWN = "unknown"
+
+
+def span_text(first: int, last: int) -> str:
+    """`0–7`, or `3` for one."""
+    return str(first) if first == last else f"{first}–{last}"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 node`, `2 nodes`, `2 batches`."""
+    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith(('ch', 's', 'x')) else 's'}"
+
+
+# ----------------------------------------------------------------------------------------------------------- ranks
+
+
+def axis_of(plan: Plan, name: str) -> AxisNode:
+    """The axis of that name; one of size 1 where the plan has none."""
+    return next((a for a in plan.axes if a.name == name), AxisNode(name=name, size=1, stride=1, between_nodes=False))
+
+
+def coordinates(plan: Plan, rank: int) -> dict[str, int]:
+    """The rank's place on each axis, outermost first."""
+    return {axis.name: rank // axis.stride % axis.size for axis in plan.axes}
+
+
+def coordinates_text(plan: Plan, rank: int) -> str:
+    """`pipeline 1, tensor 0`: the axes that have more than one rank."""
+    place = coordinates(plan, rank)
+    return ", ".join(f"{axis.name} {place[axis.name]}" for axis in plan.axes if axis.size > 1)
+
+
+def group(plan: Plan, rank: int, axis: str) -> list[int]:
+    """The ranks that differ from `rank` on one axis alone, itself included: the members of its collectives there."""
+    node = axis_of(plan, axis)
+    start = rank - coordinates(plan, rank).get(axis, 0) * node.stride
+    return [start + n * node.stride for n in range(node.size)]
+
+
+def class_of(plan: Plan, rank: int) -> RankNode | None:
+    """What the ranks alike this one do; None where the network is not known."""
+    return next((node for node in plan.ranks if node.first <= rank <= node.last), None)
+
+
+def mesh_text(plan: Plan) -> str:
+    """`pipeline 2 x data 4 x tensor 2`."""
+    return " x ".join(f"{axis.name} {axis.size}" for axis in plan.axes if axis.size > 1) or "one rank"
+
+
+def limit_of(plan: Plan) -> int | None:
+    """The most bytes that a device may hold: what the job says, else the device's own memory."""
+    return plan.topology.limit or plan.topology.memory
+
+
+# --------------------------------------------------------------------------------------------------------- samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Data ranks `first` to `last`, each with `samples` of a batch; the first of them from entry `start` on."""
+
+    first: int
+    last: int
+    start: int
+    samples: int
+
+    @property
+    def ranks(self) -> int:
+        return self.last - self.first + 1
+
+    def entries(self, data_rank: int) -> tuple[int, int]:
+        """First and last entry of the batch that a data rank gets."""
+        start = self.start + (data_rank - self.first) * self.samples
+        return start, start + self.samples - 1
+
+
+def parts(shares: Sequence[ShareNode]) -> list[Part]:
+    """The shares of a batch in order, each with where it begins."""
+    found, start = [], 0
+    for share in sorted(shares, key=lambda s: s.first_rank):
+        found.append(
+            Part(
+                first=share.first_rank,
+                last=share.first_rank + share.ranks - 1,
+                start=start,
+                samples=share.samples,
+            )
+        )
+        start += share.ranks * share.samples
+    return found
+
+
+def entries_of(shares: Sequence[ShareNode], data_rank: int) -> tuple[int, int] | None:
+    """First and last entry of a batch that a data rank gets; None where it gets none."""
+    for part in parts(shares):
+        if part.first <= data_rank <= part.last:
+            return part.entries(data_rank)
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------- layers
+
+
+def layer_name(layer: LayerPlan) -> str:
+    """`blocks.3`; `0 conv2d` where the name is a number; the kind alone where there is no name."""
+    if not layer.name:
+        return layer.kind
+    return layer.name if not layer.name[0].isdigit() else f"{layer.name} {layer.kind}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRun:
+    """Layers `first` to `last`, which are alike in all but their names."""
+
+    first: int
+    last: int
+    layer: LayerPlan
+    end: LayerPlan
+
+    @property
+    def count(self) -> int:
+        return self.last - self.first + 1
+
+    @property
+    def name(self) -> str:
+        return layer_name(self.layer) if self.count == 1 else f"{layer_name(self.layer)} … {layer_name(self.end)}"
+
+
+def layer_runs(layers: Sequence[LayerPlan]) -> list[LayerRun]:
+    """Equal layers that follow one another, folded."""
+    runs: list[LayerRun] = []
+    for n, layer in enumerate(layers):
+        if runs and _likeness(runs[-1].layer) == _likeness(layer):
+            runs[-1] = LayerRun(first=runs[-1].first, last=n, layer=runs[-1].layer, end=layer)
+        else:
+            runs.append(LayerRun(first=n, last=n, layer=layer, end=layer))
+    return runs
+
+
+def _likeness(layer: LayerPlan) -> tuple[object, ...]:
+    return layer.kind, layer.input, layer.output, layer.parameters, layer.flops, layer.kept
+
+
+def stage_layers(plan: Plan, stage: StageNode) -> str:
+    """`embedding … blocks.15`."""
+    first, last = plan.layers[stage.first], plan.layers[stage.last]
+    return layer_name(first) if first is last else f"{layer_name(first)} … {layer_name(last)}"
+
+
+def stages_of(plan: Plan, node: RankNode) -> list[StageNode]:
+    return [stage for stage in plan.stages if stage.index in node.stages]
+
+
+def fact_text(fact: TensorFact) -> str:
+    """`16 x 28 x 28`; `scalar` for no dims. Float32 goes without saying."""
+    shape = " x ".join(map(str, fact.shape)) or "scalar"
+    return shape if fact.dtype == "float32" else f"{shape} {fact.dtype}"
+
+
+def handed_on(plan: Plan, stage: StageNode) -> int:
+    """Bytes that a stage hands to the next for one micro-batch."""
+    fact = plan.layers[stage.last].output
+    numbers = plan.data.microbatch
+    for dim in fact.shape:
+        numbers *= dim
+    return numbers * DTYPE_BYTES["float32" if plan.training.precision == "fp32" else "bfloat16"]
+
+
+# --------------------------------------------------------------------------------------------------------- numbers
+
+
+def known(value: float | None, text: str = "") -> str:
+    """The number with thousands apart, and `text` after it; `unknown` for None."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:,}{' ' + text if text else ''}"
+
+
+def known_bytes(value: float | None) -> str:
+    return UNKNOWN if value is None else byte_text(value)
+
+
+def known_count(value: float | None) -> str:
+    return UNKNOWN if value is None else count_text(value)
+
+
+def known_percent(value: float | None) -> str:
+    return UNKNOWN if value is None else percent_text(value)
+
+
+def known_time(value: float | None) -> str:
+    return UNKNOWN if value is None else time_text(value)

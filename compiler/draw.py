@@ -1,0 +1,30 @@
+"""A plan as a picture: DOT text for `picture.write`.
+
+    placement   machines, devices, what each holds and gets, its memory, and what is exchanged (`draw_placement`)
+    graph       the actions of one step and what flows between them (`draw_graph`)
+    schedule    the step over time, a row for each pipeline coordinate (`draw_schedule`)
+
+Drawn from the plan alone, and the same text every time. Up to sixteen devices have a box each; more are folded by what is
+alike, so that a thousand are a few boxes.
+"""
+
+from __future__ import annotations
+
+from dslc.compiler.draw_graph import draw_graph
+from dslc.compiler.draw_placement import draw_placement
+from dslc.compiler.draw_schedule import draw_schedule
+from dslc.compiler.plan import Plan
+
+VIEWS = ("placement", "graph", "schedule")
+
+
+def draw(plan: Plan, view: str = "placement") -> str:
+    """The DOT text of one view. ValueError where there is no such view."""
+    match view:
+        case "placement":
+            return draw_placement(plan)
+        case "graph":
+            return draw_graph(plan)
+        case "schedule":
+            return draw_schedule(plan)
+    raise ValueError(f"there is no view {view!r}: one of {', '.join(VIEWS)}")

@@ -1,0 +1,200 @@
+"""A sheet of paper for pictures whose places are computed here: boxes, text, bars and lines, written as DOT.
+
+Every node has its position, so Graphviz draws (`layout=nop2`) and decides nothing: a picture is the same with any version
+of it. Coordinates are in points (72 to the inch), x to the right, y down. Plain labels alone, no HTML: the WebAssembly
+build of Graphviz has no parser for it.
+
+The palette is Okabe and Ito's (2008), told apart with any colour vision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+FONT = "Helvetica"
+INK, FAINT, PAPER, GROUND = "#222222", "#8a8a8a", "#ffffff", "#f4f4f2"
+BLUE, ORANGE, GREEN, YELLOW = "#0072b2", "#e69f00", "#009e73", "#f0e442"
+SKY, RED, PINK, GREY = "#56b4e9", "#d55e00", "#cc79a7", "#b8b8b8"
+
+MEMORY_COLOURS = {
+    "parameters": BLUE,
+    "gradients": ORANGE,
+    "optimizer": GREEN,
+    "activations": SKY,
+    "buffers": YELLOW,
+    "communication": PINK,
+}
+AXIS_COLOURS = {"pipeline": INK, "data": RED, "context": GREEN, "tensor": BLUE}
+Point = tuple[float, float]
+
+
+def quote(text: str) -> str:
+    r"""As a DOT string. Only `\l`, `\r` and `\n` that callers write as ends of lines keep their meaning."""
+    return '"' + text.replace('"', '\\"') + '"'
+
+
+def escape(text: str) -> str:
+    """A name of the user's, so that its backslashes and line ends are shown."""
+    return text.replace("\\", "\\\\").replace("\n", " ")
+
+
+def fitted(text: str, width: float, size: float) -> str:
+    """The text, cut with `…` where it is surely too wide; letters are 0.53 of the size on average."""
+    most = max(1, int(width / (0.53 * size)))
+    return text if len(text) <= most else text[: max(0, most - 1)].rstrip() + "…"
+
+
+class Canvas:
+    """Collects what is drawn; `text` writes it. Nodes are drawn in the order of their making, lines over them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._clusters: list[str] = []
+        self._nodes: list[str] = []
+        self._edges: list[str] = []
+        self._names: set[str] = set()
+
+    def cluster(
+        self, name: str, x: float, y: float, w: float, h: float, label: str, members: Sequence[str]
+    ) -> None:
+        """A group with a heading; the members are nodes by name."""
+        inside = " ".join(quote(member) + ";" for member in members)
+        self._clusters.append(
+            f"  subgraph {quote('cluster ' + name)} {{\n"
+            f'    graph [bb="{_n(x)},{_n(-y - h)},{_n(x + w)},{_n(-y)}" label={quote(label)} '
+            f'lp="{_n(x + w / 2)},{_n(-y - 12)}" fontsize=11 style="filled,rounded" fillcolor="{GROUND}" '
+            f'color="{GREY}"];\n    {inside}\n  }}'
+        )
+
+    def box(
+        self,
+        name: str,
+        x: float,
+        y: float,
+        w: float,
+        h: float,
+        label: str = "",
+        *,
+        fill: str = PAPER,
+        line: str = INK,
+        size: float = 10,
+        ink: str = INK,
+        bold: bool = False,
+        style: str = "filled",
+        pen: float = 1,
+        tip: str = "",
+    ) -> str:
+        """A rectangle by its upper left corner; its name is returned."""
+        attributes = [
+            f'pos="{_n(x + w / 2)},{_n(-y - h / 2)}"',
+            f"width={_n(w / 72, 4)}",
+            f"height={_n(h / 72, 4)}",
+            f"label={quote(label)}",
+            f'style="{style}"',
+            f'fillcolor="{fill}"',
+            f'color="{line}"',
+            f"fontsize={_n(size)}",
+        ]
+        if ink != INK:
+            attributes.append(f'fontcolor="{ink}"')
+        if bold:
+            attributes.append(f'fontname="{FONT}-Bold"')
+        if pen != 1:
+            attributes.append(f"penwidth={_n(pen)}")
+        if tip:
+            attributes.append(f"tooltip={quote(tip)}")
+        return self._add(name, attributes)
+
+    def write(
+        self,
+        name: str,
+        x: float,
+        y: float,
+        w: float,
+        text: str,
+        *,
+        size: float = 10,
+        align: Literal["l", "r", "c"] = "l",
+        ink: str = INK,
+        bold: bool = False,
+    ) -> str:
+        """Lines of text, the first at height y; what is too wide is cut."""
+        lines = [fitted(escape(line), w, size) for line in text.split("\n")]
+        end = {"l": "\\l", "r": "\\r", "c": "\\n"}[align]
+        h = 1.25 * size * len(lines)
+        label = end.join(lines) + (end if align != "c" else "")
+        return self.box(name, x, y, w, h, label, size=size, ink=ink, bold=bold, fill="none", line="none", style="solid")
+
+    def bar(
+        self, name: str, x: float, y: float, w: float, h: float, parts: Sequence[tuple[str, float]], tip: str = ""
+    ) -> str:
+        """A bar of colours side by side, each with its share of the width; what is left is paper."""
+        shown = [(colour, share) for colour, share in parts if share > 0.0005]
+        left = 1 - sum(share for _, share in shown)
+        if left > 0.0005:
+            shown.append((PAPER, left))
+        fill = ":".join(f"{colour};{_n(share, 4)}" for colour, share in shown)
+        if len(shown) < 2:
+            return self.box(name, x, y, w, h, fill=shown[0][0], line=FAINT, pen=0.6, tip=tip)
+        return self.box(name, x, y, w, h, fill=fill, line=FAINT, style="striped", pen=0.6, tip=tip)
+
+    def line(
+        self,
+        tail: str,
+        head: str,
+        points: Sequence[Point],
+        *,
+        colour: str = INK,
+        arrow: bool = False,
+        pen: float = 1.2,
+        dashed: bool = False,
+        tip: str = "",
+    ) -> None:
+        """A line of straight pieces between two nodes; an arrow's tip is at the last point."""
+        shown = [(x, -y) for x, y in points]
+        end = ""
+        if arrow:
+            (ax, ay), (bx, by) = shown[-2], shown[-1]
+            length = max(1e-6, ((bx - ax) ** 2 + (by - ay) ** 2) ** 0.5)
+            end = f"e,{_n(bx)},{_n(by)} "
+            shown[-1] = (bx - 7 * (bx - ax) / length, by - 7 * (by - ay) / length)
+        control = [shown[0]]
+        for (ax, ay), (bx, by) in zip(shown, shown[1:], strict=False):
+            control += [(ax + (bx - ax) / 3, ay + (by - ay) / 3), (bx - (bx - ax) / 3, by - (by - ay) / 3), (bx, by)]
+        where = end + " ".join(f"{_n(x)},{_n(y)}" for x, y in control)
+        attributes = [f'pos="{where}"', f'color="{colour}"', f"penwidth={_n(pen)}"]
+        attributes.append("arrowsize=0.7" if arrow else "arrowhead=none")
+        if dashed:
+            attributes.append("style=dashed")
+        if tip:
+            attributes.append(f"tooltip={quote(tip)}")
+        self._edges.append(f"  {quote(tail)} -> {quote(head)} [{' '.join(attributes)}];")
+
+    def text(self) -> str:
+        """The DOT source."""
+        return "\n".join(
+            [
+                f"digraph {quote(escape(self._name))} {{",
+                f'  graph [layout=nop2 outputorder=nodesfirst splines=true fontname="{FONT}" bgcolor="{PAPER}"];',
+                f'  node [shape=box fixedsize=true margin=0.04 fontname="{FONT}" fontcolor="{INK}"];',
+                f'  edge [fontname="{FONT}"];',
+                *self._clusters,
+                *self._nodes,
+                *self._edges,
+                "}",
+                "",
+            ]
+        )
+
+    def _add(self, name: str, attributes: list[str]) -> str:
+        assert name not in self._names, f"two nodes are called {name}"
+        self._names.add(name)
+        self._nodes.append(f"  {quote(name)} [{' '.join(attributes)}];")
+        return name
+
+
+def _n(value: float, places: int = 2) -> str:
+    """A number in few digits, the same on every machine."""
+    text = f"{value:.{places}f}".rstrip("0").rstrip(".")
+    return "0" if text in ("", "-0") else text

@@ -1,0 +1,2 @@
+from dslc.compiler.plan import Plan
+def draw_graph(plan: Plan) -> str: return ""

@@ -1,0 +1,99 @@
+"""What every picture of a plan has: a heading with its numbers, and what the colours mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dslc.compiler.describe import MEMORY_KINDS, axis_of, known_count, mesh_text, plural, span_text
+from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, MEMORY_COLOURS, Canvas
+from dslc.compiler.plan import Plan, RankNode
+from dslc.compiler.units import byte_text, percent_text, time_text
+
+HEADING = 62  # height of a heading
+CLASSES = 6  # columns of the table of memory
+
+
+def summary(plan: Plan) -> str:
+    """Devices, mesh, parameters, bubble, time: one line."""
+    top = plan.topology
+    said = [
+        f"{plan.world_size:,} {top.kind} on {plural(top.nodes, 'node')}",
+        mesh_text(plan),
+        f"{known_count(plan.parameters)} parameters",
+    ]
+    if plan.schedule:
+        said.append(f"{plan.schedule.name}, bubble {percent_text(plan.schedule.bubble)}")
+    if plan.step_time is not None:
+        said.append(f"step {time_text(plan.step_time)}")
+    if plan.mfu is not None:
+        said.append(f"MFU {percent_text(plan.mfu)}")
+    return ", ".join(said)
+
+
+def heading(canvas: Canvas, plan: Plan, width: float) -> None:
+    """The job's name, the plan's hash and the summary, over the picture."""
+    canvas.write("title", 0, 0, width * 0.7, plan.job, size=20, bold=True)
+    canvas.write("hash", width * 0.7, 8, width * 0.3, f"plan {plan.hash}", size=10, align="r", ink=FAINT)
+    canvas.write("summary", 0, 28, width, summary(plan), size=12)
+
+
+def memory_table(canvas: Canvas, plan: Plan, x: float, y: float) -> tuple[float, float]:
+    """Bytes by kind and ranks, the colours of the kinds before them; its width and height."""
+    kinds = [kind for kind in MEMORY_KINDS if any(getattr(node.memory, kind) for node in plan.ranks)]
+    nodes = _some(plan.ranks)
+    canvas.write("memory", x, y, 200, "Memory of a rank, at its peak", size=11, bold=True)
+    for column, node in enumerate(nodes):
+        left = x + 104 + 78 * column
+        text = f"rank{'s' if node.first != node.last else ''} {span_text(node.first, node.last)}" if node else "…"
+        canvas.write(f"memory {column}", left, y + 17, 76, text, size=9, align="r", ink=FAINT)
+    for row, kind in enumerate([*kinds, "peak"]):
+        top = y + 31 + 14 * row
+        if kind != "peak":
+            canvas.box(f"memory {kind}", x + 4, top + 1, 9, 9, fill=MEMORY_COLOURS[kind], line="none")
+        canvas.write(f"memory {kind} name", x + 18, top, 86, kind, size=9.5, bold=kind == "peak")
+        for column, node in enumerate(nodes):
+            text = byte_text(getattr(node.memory, kind)) if node else "…"
+            left = x + 104 + 78 * column
+            canvas.write(f"memory {kind} {column}", left, top, 76, text, size=9.5, align="r", bold=kind == "peak")
+    return 104 + 78 * max(2, len(nodes)), 31 + 14 * (len(kinds) + 1)
+
+
+def _some(nodes: Sequence[RankNode]) -> list[RankNode | None]:
+    """The first and the last of them, None for those between."""
+    return list(nodes) if len(nodes) <= CLASSES else [*nodes[: CLASSES - 2], None, nodes[-1]]
+
+
+def traffic_table(canvas: Canvas, plan: Plan, x: float, y: float) -> tuple[float, float]:
+    """What a rank exchanges in a step, the colours of the axes before it; its width and height."""
+    most: dict[tuple[str, str, str], tuple[int, int]] = {}
+    for node in plan.ranks:
+        for t in node.traffic:
+            count, size = most.get((t.axis, t.operation, t.what), (0, 0))
+            most[t.axis, t.operation, t.what] = max(count, t.count), max(size, t.bytes)
+    canvas.write("traffic", x, y, 300, "Exchanged by a rank in a step, at most", size=11, bold=True)
+    widths, row = (68, 152, 164, 52, 66), 0
+    for (axis, operation, what), (count, size) in sorted(most.items(), key=lambda item: -item[1][1]):
+        if not count:
+            continue
+        top = y + 31 + 14 * row
+        canvas.box(f"traffic {row}", x + 4, top + 3, 12, 4, fill=AXIS_COLOURS.get(axis, FAINT), line="none")
+        place = x + 20
+        cells = (f"{axis} x{axis_of(plan, axis).size}", operation, what, f"{count:,} x", byte_text(size))
+        for column, (cell, wide) in enumerate(zip(cells, widths, strict=True)):
+            align = "r" if column > 2 else "l"
+            canvas.write(f"traffic {row}.{column}", place, top, wide - 4, cell, size=9.5, align=align)
+            place += wide
+        row += 1
+    if not row:
+        canvas.write("traffic none", x + 4, y + 31, 200, "nothing" if plan.ranks else "unknown", size=9.5)
+    return 20 + sum(widths), 31 + 14 * max(1, row)
+
+
+def legend(canvas: Canvas, plan: Plan, y: float, width: float) -> None:
+    """Both tables under a picture, side by side where they fit."""
+    if not plan.ranks:
+        canvas.write("unknown", 0, y, width, "memory and traffic: unknown, the network was not traced", size=10)
+        return
+    wide, high = memory_table(canvas, plan, 0, y)
+    beside = wide + 30 + 522 <= width
+    traffic_table(canvas, plan, wide + 30 if beside else 0, y if beside else y + high + 14)

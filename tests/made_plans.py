@@ -1,0 +1,278 @@
+"""Plans made by hand, for what reads plans: text and pictures. No job, no rules: the numbers are round, not measured."""
+
+from __future__ import annotations
+
+from dslc.compiler.cost import MemoryNode, TrafficNode
+from dslc.compiler.facts import TensorFact
+from dslc.compiler.plan import (
+    PLAN_VERSION,
+    AxisNode,
+    DataNode,
+    LayerPlan,
+    Plan,
+    RankNode,
+    ScheduleNode,
+    ShareNode,
+    StageNode,
+    TopologyNode,
+    TrainingNode,
+)
+from dslc.compiler.schedule_cost import timeline
+from dslc.compiler.schedules import ScheduleTable, table
+
+GIB, MIB, KIB = 2**30, 2**20, 2**10
+
+
+def fact(*shape: int) -> TensorFact:
+    return TensorFact(shape=shape, dtype="float32")
+
+
+def layer(name: str, kind: str, before: TensorFact, after: TensorFact, parameters: int, flops: int) -> LayerPlan:
+    kept = 4 * before.shape[0] * 100
+    return LayerPlan(
+        name=name, kind=kind, input=before, output=after, parameters=parameters, flops=flops, kept=kept, line="job.plt:3:5"
+    )
+
+
+def image_layers() -> tuple[LayerPlan, ...]:
+    big, small, flat = fact(16, 8, 8), fact(32, 4, 4), fact(512)
+    return (
+        layer("0", "conv2d", fact(1, 8, 8), big, 416, 150_000),
+        layer("1", "relu", big, big, 0, 0),
+        layer("2", "conv2d", big, small, 12_832, 1_200_000),
+        layer("3", "flatten", small, flat, 0, 0),
+        layer("4", "linear", flat, fact(10), 5_130, 30_720),
+    )
+
+
+def gpt_layers(blocks: int, width: int, context: int) -> tuple[LayerPlan, ...]:
+    tokens, wide = TensorFact(shape=(context,), dtype="int64"), fact(context, width)
+    block = 12 * width * width
+    return (
+        layer("embedding", "embedding", tokens, wide, 128_000 * width, 0),
+        *(
+            layer(f"blocks.{n}", "transformer_block", wide, wide, block, 6 * block * context)
+            for n in range(blocks)
+        ),
+        layer("head", "linear", wide, fact(context, 128_000), 0, 6 * 128_000 * width * context),
+    )
+
+
+def shares(samples: int, ranks: int) -> tuple[ShareNode, ...]:
+    size, rest = divmod(samples, ranks)
+    runs = ((0, rest, size + 1), (rest, ranks - rest, size))
+    return tuple(ShareNode(first_rank=a, ranks=n, samples=s) for a, n, s in runs if n and s)
+
+
+def make_plan(
+    job: str,
+    layers: tuple[LayerPlan, ...],
+    *,
+    nodes: int = 1,
+    processes: int = 2,
+    kind: str = "cpu",
+    pipeline: int = 1,
+    context: int = 1,
+    tensor: int = 1,
+    schedule: str = "1f1b",
+    virtual: int = 1,
+    microbatches: int = 1,
+    batch: int = 64,
+    last: int = 0,
+    scale: int = MIB,
+) -> Plan:
+    """A plan over `nodes` x `processes` devices; bytes are small counts of `scale`."""
+    world = nodes * processes
+    sizes = {"pipeline": pipeline, "data": world // (pipeline * context * tensor), "context": context, "tensor": tensor}
+    strides = {"pipeline": world // pipeline, "data": context * tensor, "context": tensor, "tensor": 1}
+    rows = table(schedule, pipeline, microbatches, virtual) if pipeline > 1 else None
+    stages = _stages(layers, rows)
+    share = batch // sizes["data"]
+    return Plan(
+        version=PLAN_VERSION,
+        job=job,
+        topology=TopologyNode(
+            nodes=nodes,
+            node_counts=(nodes,),
+            processes=processes,
+            device="cpu" if kind == "cpu" else "cuda",
+            kind=kind,
+            memory=None if kind == "cpu" else 80 * GIB,
+            limit=None,
+            backend="gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl",
+        ),
+        axes=tuple(
+            AxisNode(
+                name=axis,
+                size=sizes[axis],
+                stride=strides[axis],
+                between_nodes=sizes[axis] > 1 and sizes[axis] * strides[axis] > processes,
+            )
+            for axis in sizes
+        ),
+        parameters=sum(one.parameters for one in layers),
+        layers=layers,
+        stages=stages,
+        data=DataNode(
+            source="digits",
+            train=1438,
+            validation=359,
+            split="random",
+            shuffle=True,
+            batch=batch,
+            shares=shares(batch, sizes["data"]),
+            last=last,
+            last_shares=shares(last, sizes["data"]),
+            microbatch=share // microbatches,
+            microbatches=microbatches,
+            steps_per_epoch=1438 // batch + (1 if last else 0),
+            steps=5 * (1438 // batch + (1 if last else 0)),
+        ),
+        schedule=_schedule(rows, stages),
+        training=TrainingNode(
+            optimizer="sgd",
+            lr=0.1,
+            lr_written=0.05,
+            lr_schedule="constant",
+            precision="fp32",
+            clip=None,
+            seed=0,
+        ),
+        ranks=tuple(_ranks(pipeline, world // pipeline, stages, sizes, scale)),
+        step_time=None if kind == "cpu" else 1.25,
+        mfu=None if kind == "cpu" else 0.412,
+        resolved={"samples": 1797},
+        settings={},
+    )
+
+
+def _stages(layers: tuple[LayerPlan, ...], rows: ScheduleTable | None) -> tuple[StageNode, ...]:
+    count = rows.stages if rows else 1
+    bounds = [len(layers) * n // count for n in range(count + 1)]
+    return tuple(
+        StageNode(
+            index=n,
+            pipeline=rows.placement[n] if rows else 0,
+            first=a,
+            last=b - 1,
+            parameters=sum(one.parameters for one in layers[a:b]),
+            flops=sum(one.flops for one in layers[a:b]),
+        )
+        for n, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False))
+    )
+
+
+def _schedule(rows: ScheduleTable | None, stages: tuple[StageNode, ...]) -> ScheduleNode | None:
+    if rows is None:
+        return None
+    time = timeline(rows, [1.0] * len(stages), [2.0] * len(stages))
+    return ScheduleNode(
+        name=rows.name,
+        virtual_stages=rows.virtual_stages,
+        bubble=time.bubble,
+        rows=tuple(" ".join(str(action) if action else "-" for action in row) for row in rows.rows),
+    )
+
+
+def _ranks(pipeline: int, each: int, stages: tuple[StageNode, ...], sizes: dict[str, int], scale: int) -> list[RankNode]:
+    found = []
+    for p in range(pipeline):
+        mine = tuple(stage.index for stage in stages if stage.pipeline == p)
+        traffic = []
+        if sizes["data"] > 1:
+            traffic.append(_traffic("all_reduce", "data", "gradients", 2, 3 * scale))
+        if pipeline > 1:
+            traffic.append(_traffic("send", "pipeline", "activations and their gradients", 8, 2 * scale))
+        if sizes["tensor"] > 1:
+            traffic.append(_traffic("all_gather + reduce_scatter", "tensor", "activations", 64, 5 * scale))
+        if sizes["context"] > 1:
+            traffic.append(_traffic("all_gather", "context", "keys and values", 32, scale))
+        memory = MemoryNode(
+            parameters=6 * scale,
+            gradients=6 * scale,
+            optimizer=12 * scale,
+            activations=(pipeline - p) * 4 * scale,
+            buffers=0,
+            communication=scale,
+        )
+        found.append(
+            RankNode(
+                pipeline=p,
+                first=p * each,
+                last=(p + 1) * each - 1,
+                stages=mine,
+                memory=memory,
+                traffic=tuple(traffic),
+                flops=10**9,
+            )
+        )
+    return found
+
+
+def _traffic(operation: str, axis: str, what: str, count: int, size: int) -> TrafficNode:
+    return TrafficNode(operation=operation, axis=axis, what=what, count=count, bytes=size)
+
+
+def digits() -> Plan:
+    """Two processes on a CPU, an uneven last batch."""
+    return make_plan("digits", image_layers(), batch=64, last=31, scale=64 * KIB)
+
+
+def four_stages() -> Plan:
+    """Four ranks, a stage on each, the uneven end left out."""
+    layers = gpt_layers(6, 128, 64)
+    return make_plan("pipeline", layers, processes=4, pipeline=4, microbatches=8)
+
+
+def sixteen() -> Plan:
+    """Two nodes of eight GPUs, three axes, two stages on each rank."""
+    layers = gpt_layers(32, 4096, 4096)
+    return make_plan(
+        "cluster",
+        layers,
+        nodes=2,
+        processes=8,
+        kind="h100",
+        pipeline=2,
+        tensor=2,
+        schedule="interleaved_1f1b",
+        virtual=2,
+        microbatches=64,
+        batch=512,
+        scale=GIB,
+    )
+
+
+def thousand() -> Plan:
+    """1,024 GPUs on 128 nodes, no more than eight pipeline coordinates."""
+    layers = gpt_layers(48, 8192, 4096)
+    return make_plan(
+        "thousand",
+        layers,
+        nodes=128,
+        processes=8,
+        kind="h100",
+        pipeline=8,
+        tensor=8,
+        microbatches=16,
+        batch=1024,
+        scale=GIB,
+    )
+
+
+def many_thousand() -> Plan:
+    """16,384 GPUs, all four axes."""
+    layers = gpt_layers(126, 16384, 8192)
+    return make_plan(
+        "vast",
+        layers,
+        nodes=2048,
+        processes=8,
+        kind="h100",
+        pipeline=16,
+        context=2,
+        tensor=8,
+        microbatches=32,
+        batch=2048,
+        scale=GIB,
+    )
