@@ -1,0 +1,29 @@
+"""The long form of each diagnostic: one page a code, `E0301.md`, whose first line is `# <title>`.
+
+Whoever reports a code writes its page here. `dslc explain CODE` prints one; the reference is made of all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+CODE = re.compile(r"[EW][0-9]{4}")
+
+
+def explain(code: str) -> str | None:
+    """The page of a code (`E0301`, `e0301`), or None where there is no such code."""
+    code = code.upper()
+    path = os.path.join(FOLDER, f"{code}.md")
+    if not CODE.fullmatch(code) or not os.path.isfile(path):
+        return None
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def titles() -> dict[str, str]:
+    """The title of each code, in order."""
+    codes = sorted(name.removesuffix(".md") for name in os.listdir(FOLDER) if name.endswith(".md"))
+    pages = {code: explain(code) for code in codes}
+    return {code: page.partition("\n")[0].removeprefix("# ") for code, page in pages.items() if page}
