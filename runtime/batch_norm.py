@@ -20,7 +20,6 @@ batch of its own rank. torch's own SyncBatchNorm does the same, and refuses the 
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -44,7 +43,6 @@ def synchronise(module: nn.Module, group: dist.ProcessGroup | None = None) -> in
     return found
 
 
-@cache
 def _synchronised(kind: type[_BatchNorm]) -> type[_BatchNorm]:
     if issubclass(kind, _Synchronised):
         return kind

@@ -207,7 +207,7 @@ def _loader(
         yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
 
-def _as_it_is(item: Pair) -> Pair:
+def _as_it_is(item: Any) -> Any:
     return item
 
 

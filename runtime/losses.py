@@ -6,7 +6,8 @@ mean of the global batch, whatever the shares.
 
 Contract: outputs have shape (n, …, classes) for cross entropy and the shape of the target for `mse`, `l1` and `bce`,
 which average over each sample's own numbers. Ignored targets add nothing to the sum and nothing to a count of `kept`.
-With label smoothing the sum over the kept targets divided by their number is what torch calls the mean.
+With label smoothing the sum over the kept targets divided by their number is what torch calls the mean. Losses are
+taken in float32 at least, under autocast or not.
 
 Limits: a target that is not ignored and is no class is an error on the CPU, and an assertion of the kernel on a GPU.
 """
@@ -40,7 +41,8 @@ def count(step: LossStep, target: Tensor) -> int | Tensor:
         case "tokens":
             return target.numel()
         case "kept":
-            return (target != step.ignore).sum()
+            assert step.ignore is not None
+            return target.ne(step.ignore).sum()
 
 
 def loss_sum(step: LossStep) -> LossSum:
@@ -65,7 +67,12 @@ def classes_last(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
             f"an output of shape {tuple(output.shape)} is no set of scores for targets of shape {tuple(target.shape)}: "
             "the classes come last"
         )
-    return output.reshape(-1, output.shape[-1]), target.reshape(-1)
+    return wide(output).reshape(-1, output.shape[-1]), target.reshape(-1)
+
+
+def wide(output: Tensor) -> Tensor:
+    """Numbers of 16 bits in float32, others as they are."""
+    return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
 
 
 def alike(output: Tensor, target: Tensor) -> Tensor:
@@ -90,6 +97,7 @@ def _cross_entropy(step: LossStep) -> LossSum:
 
 def _elementwise(step: LossStep, function: Callable[..., Tensor]) -> LossSum:
     def total(output: Tensor, target: Tensor) -> Tensor:
+        output = wide(output)
         summed = function(output, alike(output, target), reduction="sum")
         own = output[0].numel() if len(output) else 1
         return summed / own if own != 1 else summed

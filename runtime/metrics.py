@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dslc.compiler.program import LossStep, MetricStep
-from dslc.runtime.losses import alike, classes_last, count, loss_sum
+from dslc.runtime.losses import alike, classes_last, count, loss_sum, wide
 
 Measure: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, int | Tensor]]
 
@@ -39,6 +39,7 @@ class Metrics:
     @torch.no_grad()
     def update(self, output: Tensor, target: Tensor) -> None:
         """Adds one batch: the model's output and the target, as the loss takes them."""
+        output = wide(output)
         for place, measure in enumerate(self._measures):
             total, number = measure(output, target)
             self.sums[2 * place] += total
@@ -91,7 +92,7 @@ def _cross_entropy(loss: LossStep) -> Measure:
         scores, labels = classes_last(output, target)
         ignore = -100 if loss.ignore is None else loss.ignore
         kept = _kept(labels, loss)
-        total = F.cross_entropy(scores.float(), labels, ignore_index=ignore, reduction="sum")
+        total = F.cross_entropy(scores, labels, ignore_index=ignore, reduction="sum")
         return total, labels.numel() if kept is None else kept.sum()
 
     return measure
@@ -113,4 +114,4 @@ def _among_likeliest(k: int, loss: LossStep) -> Measure:
 
 
 def _squared_difference(output: Tensor, target: Tensor) -> tuple[Tensor, int]:
-    return F.mse_loss(output.float(), alike(output, target).float(), reduction="sum"), target.numel()
+    return F.mse_loss(output, alike(output, target), reduction="sum"), target.numel()

@@ -35,7 +35,8 @@ _DEVIATION = math.sqrt((2**32 - 1) / 3)  # of the sum of four independent unifor
 
 def words(seed: int, stream: int, positions: Words) -> Words:
     """A random 64-bit word for each position, of one of the streams of a seed."""
-    start = np.array([(seed * 0x2545F4914F6CDD1D + stream * 0xD1342543DE82EF95) % 2**64], np.uint64)
+    # The mixture of zero is zero: no stream may start there.
+    start = np.array([(seed * 0x2545F4914F6CDD1D + stream * 0xD1342543DE82EF95 + _GOLDEN) % 2**64], np.uint64)
     return _mix(_mix(start) + positions * np.uint64(_GOLDEN))
 
 
@@ -69,9 +70,10 @@ class Numbers:
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         size = math.prod(self.shape)
-        positions = indices.numpy().astype(np.uint64)[:, None] * np.uint64(size) + np.arange(size, dtype=np.uint64)
+        numbers: Words = indices.numpy().astype(np.uint64)[:, None]
+        positions = numbers * np.uint64(size) + np.arange(size, dtype=np.uint64)
         whole = whole_normals(self.seed, 0, positions)
-        inputs = (whole * np.float32(1 / _DEVIATION)).reshape(-1, *self.shape)
+        inputs = (whole.astype(np.float32) * np.float32(1 / _DEVIATION)).reshape(-1, *self.shape)
         return torch.from_numpy(inputs), self._targets(whole)
 
     def _targets(self, whole: np.ndarray[Any, np.dtype[np.int32]]) -> Tensor:
@@ -101,7 +103,7 @@ class Tokens:
         return self.samples
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        numbers = indices.numpy().astype(np.uint64)[:, None]
+        numbers: Words = indices.numpy().astype(np.uint64)[:, None]
         vocab, length = np.uint64(self.vocab), self.context + 1
         start = words(self.seed, 0, numbers)
         places = np.arange(length, dtype=np.uint64)

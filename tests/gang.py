@@ -30,7 +30,7 @@ def gang(ranks: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
         made = [
-            context.Process(target=_rank, args=(rank, ranks, folder, pipes[rank][1], work, arguments), daemon=True)
+            context.Process(target=_rank, args=(rank, ranks, folder, pipes[rank][1], work, arguments))
             for rank in range(ranks)
         ]
         for process in made:
@@ -59,7 +59,7 @@ def _rank(
     try:
         store = dist.FileStore(str(Path(folder) / "store"), ranks)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=LIMIT))
-        answer = (None, work(rank, *arguments))
+        answer: tuple[str | None, Any] = (None, work(rank, *arguments))
         dist.barrier()
     except BaseException:
         answer = (traceback.format_exc(), None)

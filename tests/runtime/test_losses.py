@@ -1,0 +1,132 @@
+"""Losses are sums: over any cut of a batch they add up to torch's own mean times the count."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dslc.compiler.program import LossStep, PythonFunction
+from dslc.runtime.losses import LossError, count, loss_sum
+
+SMOOTHING = {"label_smoothing": 0.2}
+
+
+def tokens(batch: int = 6, length: int = 5, classes: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.Generator().manual_seed(batch)
+    target = torch.randint(classes, (batch, length), generator=made)
+    target[torch.rand(batch, length, generator=made) < 0.3] = -100
+    return torch.randn(batch, length, classes, generator=made), target
+
+
+@settings(deadline=None)  # torch warms up in the first call
+@given(st.integers(1, 5), st.sampled_from([{}, SMOOTHING]))
+def test_kept_tokens_over_any_cut_are_torchs_mean(cut: int, arguments: dict[str, Any]) -> None:
+    step = LossStep(kind="cross_entropy", arguments=arguments, counts="kept", ignore=-100)
+    output, target = tokens()
+    output.requires_grad_()
+    pieces = [(output[:cut], target[:cut]), (output[cut:], target[cut:])]
+    total = torch.stack([loss_sum(step)(*piece) for piece in pieces]).sum()
+    number = sum(count(step, piece[1]) for piece in pieces)
+    expected = F.cross_entropy(output.flatten(0, 1), target.flatten(), **arguments)
+    torch.testing.assert_close(total / number, expected)
+    (gradient,) = torch.autograd.grad(total / number, output)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, output)[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "function"),
+    [("mse", F.mse_loss), ("l1", F.l1_loss), ("bce", F.binary_cross_entropy_with_logits)],
+)
+def test_each_sample_is_averaged_over_its_own_numbers(kind: Any, function: Any) -> None:
+    made = torch.Generator().manual_seed(0)
+    output, target = torch.randn(6, 3, 4, generator=made), torch.rand(6, 3, 4, generator=made)
+    step = LossStep(kind=kind, counts="samples")
+    assert count(step, target) == 6
+    torch.testing.assert_close(loss_sum(step)(output, target) / 6, function(output, target))
+    row, aim = output[0, 0], target[0, 0]
+    torch.testing.assert_close(loss_sum(step)(row[:, None], aim) / 4, function(row, aim))
+
+
+def test_targets_of_zeros_and_ones_may_be_whole_numbers() -> None:
+    step = LossStep(kind="bce", counts="samples")
+    expected = F.binary_cross_entropy_with_logits(torch.tensor([0.5, -1.0]), torch.tensor([1.0, 0.0]), reduction="sum")
+    torch.testing.assert_close(loss_sum(step)(torch.tensor([[0.5], [-1.0]]), torch.tensor([1, 0])), expected)
+
+
+def test_sixteen_bits_are_widened_first() -> None:
+    step = LossStep(kind="cross_entropy", counts="tokens")
+    output, target = tokens()
+    output, target = output.bfloat16(), target.clamp(min=0)
+    total = loss_sum(step)(output, target)
+    assert total.dtype == torch.float32
+    torch.testing.assert_close(total, loss_sum(step)(output.float(), target))
+
+
+def test_nothing_is_ignored_unless_the_job_says_so() -> None:
+    output, target = tokens()
+    with pytest.raises(IndexError):
+        loss_sum(LossStep(kind="cross_entropy", counts="tokens"))(output, target)
+
+
+@pytest.mark.parametrize(
+    ("kind", "output", "target"),
+    [
+        ("mse", (4, 3), (4, 2)),
+        ("mse", (4, 1), (1, 4)),
+        ("l1", (4,), (1,)),
+        ("cross_entropy", (4, 10, 3), (4,)),
+        ("cross_entropy", (4, 10), (4, 1)),
+    ],
+)
+def test_shapes_that_would_be_broadcast_are_refused(
+    kind: Any, output: tuple[int, ...], target: tuple[int, ...]
+) -> None:
+    labels = torch.zeros(target, dtype=torch.int64)
+    with pytest.raises(LossError, match="shape"):
+        loss_sum(LossStep(kind=kind, counts="samples"))(torch.zeros(output), labels)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    (tmp_path / "own_losses.py").write_text(
+        "def each(output, target, scale=1.0):\n    return scale * (output - target).abs().flatten(1).mean(1)\n"
+        "def mean(output, target):\n    return (output - target).abs().mean()\n"
+        "class holder:\n    number = staticmethod(lambda output, target: 3.0)\n"
+    )
+    return str(tmp_path)
+
+
+def own(folder: str, name: str, **arguments: float) -> LossStep:
+    function = PythonFunction(function=f"own_losses:{name}", arguments=arguments, folder=folder)
+    return LossStep(kind="python", counts="samples", python=function, line="job.plt:3:3")
+
+
+def test_a_loss_of_the_users_own_is_summed(folder: str) -> None:
+    total = loss_sum(own(folder, "each", scale=2.0))(torch.ones(5, 3), torch.zeros(5, 3))
+    torch.testing.assert_close(total, torch.tensor(10.0))
+
+
+@pytest.mark.parametrize(("name", "found"), [("mean", "1 losses"), ("holder.number", "a float")])
+def test_a_loss_of_the_users_own_has_to_give_one_a_sample(folder: str, name: str, found: str) -> None:
+    with pytest.raises(LossError, match=rf"job.plt:3:3: .*each sample \(5\).*gave {found}"):
+        loss_sum(own(folder, name))(torch.ones(5, 3), torch.zeros(5, 3))
+
+
+@pytest.mark.parametrize("name", ["nothing", "each.nothing"])
+def test_a_function_that_is_not_there(folder: str, name: str) -> None:
+    with pytest.raises(ImportError, match=f"has no `{name}`"):
+        loss_sum(own(folder, name))
+
+
+def test_a_module_that_is_not_there() -> None:
+    function = PythonFunction(function="no_such_module:f", line="job.plt:4:1")
+    with pytest.raises(ImportError, match=r"job.plt:4:1: there is no module `no_such_module`"):
+        loss_sum(LossStep(kind="python", python=function))

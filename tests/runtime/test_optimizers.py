@@ -1,0 +1,61 @@
+"""Optimizers are torch's, with torch's numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dslc.compiler.program import OptimizerStep
+from dslc.dsl import calls
+from dslc.dsl.registry import Call, fields
+from dslc.runtime.optimizers import build_optimizer
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {}),
+    ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01, "dampening": 0.0}),
+    ("Adam", {"betas": (0.8, 0.99), "eps": 1e-7, "weight_decay": 0.02, "amsgrad": True}),
+    ("AdamW", {"betas": (0.9, 0.95), "weight_decay": 0.1}),
+    ("Adagrad", {"lr_decay": 0.01, "weight_decay": 0.01, "eps": 1e-9}),
+    ("RMSprop", {"alpha": 0.9, "momentum": 0.5, "centered": True}),
+]
+
+
+def trained(build: Any) -> torch.Tensor:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
+    optimizer = build(model)
+    inputs = torch.randn(20, 8, 6)
+    for piece in inputs:
+        optimizer.zero_grad()
+        model(piece).square().mean().backward()
+        optimizer.step()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize(("kind", "arguments"), CASES)
+def test_twenty_steps_are_those_of_torchs_plain_loop(kind: str, arguments: dict[str, Any]) -> None:
+    step = OptimizerStep(kind=kind, lr=0.02, arguments=arguments)
+    ours = trained(lambda model: build_optimizer(step, model))
+    plain = trained(lambda model: getattr(torch.optim, kind)(model.parameters(), lr=0.02, foreach=False, **arguments))
+    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=2e-6)
+    other = trained(lambda model: build_optimizer(OptimizerStep(kind=kind, lr=0.021, arguments=arguments), model))
+    assert (other - plain).abs().max() > 1e-4, "the test can tell one rate from another"
+
+
+@pytest.mark.parametrize("call", [calls.SGD, calls.Adam, calls.AdamW, calls.Adagrad, calls.Rmsprop])
+def test_every_argument_of_the_language_is_one_of_torch(call: type[Call]) -> None:
+    declared = {field.name: field.default for field in fields(call) if field.name != "lr"}
+    optimizer = build_optimizer(OptimizerStep(kind=call.word, lr=0.1, arguments=declared), nn.Linear(2, 2))
+    assert optimizer.param_groups[0].items() >= declared.items()
+    assert optimizer.param_groups[0]["initial_lr"] == 0.1
+
+
+def test_a_tied_parameter_counts_once_and_a_frozen_one_not() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    model[0].bias.requires_grad_(False)
+    (group,) = build_optimizer(OptimizerStep(kind="SGD", lr=0.1), model).param_groups
+    assert [id(p) for p in group["params"]] == [id(model[0].weight), id(model[1].bias)]
