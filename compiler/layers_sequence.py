@@ -177,8 +177,8 @@ def lstm(spec: s.LSTM, x: Value, t: Tape) -> Value:
 def _keep_states(length: int, inputs: int, width: int, t: Tape) -> None:
     """What oneDNN's kernel keeps for one direction: results, first and last states, and its work space.
 
-    The work space holds four gates for each step, and states and their gradients in rows as wide as the wider of input and
-    state; its rows are padded, which is left out.
+    The work space holds four gates for each step, and states and their gradients in rows as wide as the wider of
+    input and state; its rows are padded, which is left out.
     """
     results, wide = length * width + 4 * width, max(inputs, width)
     t.keep_bytes(

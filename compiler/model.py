@@ -121,6 +121,7 @@ def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts) -> ModelGra
         unsynced_batch_norm=False,
         noise=facts.noise,
         parameters=sum(parameter.count for parameter in parameters),
+        unused=facts.unused,
     )
 
 

@@ -83,6 +83,7 @@ class ModelGraph:
     batch_norm_values: int | None = None
     noise: bool
     parameters: int
+    unused: tuple[str, ...] = ()  # parameters that the output does not depend on
 
     @property
     def forward_flops(self) -> int:
