@@ -43,11 +43,14 @@ def classes(count: int, *shape: int) -> SourceFacts:
     return SourceFacts(input=fact(*shape), target=fact(dtype="int64"), classes=count)
 
 
+def model_of(network: Any, loss: Call) -> ModelSpec:
+    return ModelSpec(network=network, loss=loss, weights=None, freeze=())
+
+
 def built(network: Any, source: SourceFacts, loss: Call | None = None) -> ModelGraph:
     """The graph of a network without mistakes; its output is not checked unless a loss is given."""
     report = Report()
-    model = ModelSpec(network=network, loss=loss or of(c.PythonLoss, function="a:b"))
-    graph = build(model, source, None, report)
+    graph = build(model_of(network, loss or of(c.PythonLoss, function="a:b")), source, None, report)
     assert graph is not None, [d.message for d in report]
     return graph
 

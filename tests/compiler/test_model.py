@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from networks_drawn import VOCAB, batch, built, classes, counted, fact, kept, networks, of, step_of, tokens
+from networks_drawn import VOCAB, batch, built, classes, counted, fact, kept, model_of, networks, of, step_of, tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslc.compiler.facts import ModelFacts, SourceFacts
 from dslc.compiler.model import ModelGraph, build, opaque
 from dslc.dsl import calls as c
 from dslc.dsl import layers as s
-from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.registry import Call, Place
 from dslc.dsl.source import Source, Span
@@ -146,9 +145,9 @@ def test_the_facts_about_norms_and_noise() -> None:
 
 def test_an_unknown_input_is_passed_over_in_silence() -> None:
     report = Report()
-    model = ModelSpec(network=(of(s.Linear, features=2),), loss=of(c.CrossEntropy))
+    model = model_of((of(s.Linear, features=2),), of(c.CrossEntropy))
     assert build(model, SourceFacts(), None, report) is None and not report
-    gpt = ModelSpec(network=of(s.GPT, layers=1, width=8, heads=2, context=4, vocab=9), loss=of(c.CrossEntropy))
+    gpt = model_of(of(s.GPT, layers=1, width=8, heads=2, context=4, vocab=9), of(c.CrossEntropy))
     graph = build(gpt, SourceFacts(), 4, report)
     assert graph is not None and graph.input.shape == (4,) and not report
 
@@ -166,7 +165,7 @@ def test_a_users_own_model_is_one_layer() -> None:
         saved_bytes=16,
     )
     network = of(s.PythonNetwork, function="mine:net")
-    graph = opaque(facts, ModelSpec(network=network, loss=of(c.MSE)), SourceFacts(input=fact(4)))
+    graph = opaque(facts, model_of(network, of(c.MSE)), SourceFacts(input=fact(4)))
     assert (graph.root, graph.inits, graph.parameters, graph.batch_norm) == (None, (), 15, True)
     assert (graph.layers[0].kind, graph.layers[0].saved, graph.forward_flops) == ("python", 16, 24)
     assert graph.unused == ("a.bias",)
@@ -186,7 +185,7 @@ def conv(**arguments: Any) -> Call:
 
 def found(network: Any, source: SourceFacts, loss: Call) -> list[Diagnostic]:
     report = Report()
-    graph = build(ModelSpec(network=network, loss=loss), source, None, report)
+    graph = build(model_of(network, loss), source, None, report)
     assert (graph is None) == bool(report.errors)
     return list(report)
 

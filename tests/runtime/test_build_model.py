@@ -174,7 +174,7 @@ def test_a_transformer_block_adds_two_branches() -> None:
     assert isinstance(block, modules.TransformerBlock)
     x = torch.randn(3, 5, 8)
     y = x + block.attention(F.layer_norm(x, (8,)))
-    z = y + block.mlp.down(F.gelu(block.mlp.up(F.layer_norm(y, (8,)))))  # type: ignore[operator, union-attr]
+    z = y + block.mlp.down(F.gelu(block.mlp.up(F.layer_norm(y, (8,)))))  # type: ignore[operator]
     torch.testing.assert_close(block(x), z)
 
 
@@ -200,7 +200,7 @@ def test_patches_are_those_of_a_convolution() -> None:
     module = lone(of(s.PatchEmbedding, patch=4, width=6), classes(2, 3, 8, 12))
     assert isinstance(module, modules.PatchEmbedding)
     x = torch.randn(2, 3, 8, 12)
-    weight = module.projection.weight.view(6, 3, 4, 4)  # type: ignore[union-attr, operator]
+    weight = module.projection.weight.view(6, 3, 4, 4)  # type: ignore[operator]
     by_convolution = F.conv2d(x, weight, module.projection.bias, stride=4).flatten(2).transpose(1, 2)  # type: ignore[arg-type]
     torch.testing.assert_close(module(x), by_convolution + module.position)
 
@@ -227,7 +227,10 @@ def test_batch_norms_say_whether_they_are_shared() -> None:
     layers = (of(s.BatchNorm), of(s.Flatten), of(s.BatchNorm, sync=False), of(s.Linear, features=2))
     model = build_model(step_of(built(layers, classes(2, 2, 3, 3))), "cpu")
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    assert [(type(norm), norm.sync) for norm in norms] == [(modules.BatchNorm2d, True), (modules.BatchNorm1d, False)]
+    assert [(type(norm), bool(norm.sync)) for norm in norms] == [
+        (modules.BatchNorm2d, True),
+        (modules.BatchNorm1d, False),
+    ]
 
 
 # ------------------------------------------------------------------------------------------------ users' own models
