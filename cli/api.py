@@ -39,10 +39,8 @@ def check(path: str, settings: Sequence[str] = (), *, trace: bool = False) -> tu
 
 def compile(path: str, settings: Sequence[str] = (), *, trace: bool = False) -> Compiled:
     """See `dslc.compile`."""
-    loaded = load(path, settings)
     report = Report()
-    report.extend(loaded.report.found)
-    analysis = inspect(loaded.job, report, trace=trace) if loaded.job else None
+    analysis = inspect(load(path, settings), report, trace=trace)
     if report.errors or analysis is None:
         raise JobError(report)
     return compile_plan(analysis)

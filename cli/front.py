@@ -13,7 +13,7 @@ from dslc.compiler.analyse import Analysis, analyse
 from dslc.compiler.facts import Facts, MachineFacts, ModelFacts, SourceFacts
 from dslc.compiler.sources import source_facts
 from dslc.dsl.calls import PythonSource
-from dslc.dsl.diagnostics import Diagnostic, Report
+from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import PythonNetwork
 from dslc.dsl.load import Loaded, load
@@ -23,10 +23,23 @@ from dslc.dsl.show import render
 
 def show(diagnostics: Iterable[Diagnostic]) -> None:
     """Prints diagnostics to standard error, coloured on a terminal."""
-    found = list(diagnostics)
+    found = presented(diagnostics)
     if found:
         color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
         print(render(found, color=color), file=sys.stderr)
+
+
+def presented(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """What a person is shown: of what this version cannot run yet, one warning with a note for each field, and nothing
+    while there are errors to mend. `run` has each of them as an error, and those stay."""
+    found = list(diagnostics)
+    later = [each for each in found if each.code == "E0801" and each.severity == "warning"]
+    kept = [each for each in found if each not in later]
+    if not later or any(each.severity == "error" for each in kept):
+        return kept
+    notes = tuple(Note(message=each.message.split(" is checked")[0], span=each.span) for each in later[1:])
+    label = "and what the notes name" if notes else ""
+    return [*kept, replace(later[0], notes=notes, label=label)]
 
 
 def unreadable(path: str, error: Exception) -> None:
@@ -43,14 +56,21 @@ def load_each(path: str, settings: Sequence[str]) -> tuple[Loaded, list[Loaded]]
     return loaded, chosen
 
 
-def inspect(job: JobSpec, report: Report, *, trace: bool = False, run: bool = False) -> Analysis | None:
-    """The analysis of a job; for an elastic one, of each admissible count of nodes, the largest last."""
-    facts = gather(job, report, trace=trace or run, run=run)
+def inspect(loaded: Loaded, report: Report, *, trace: bool = False, run: bool = False) -> Analysis | None:
+    """Adds what `load` and the rules found to the report, and gives the analysis where there can be one.
+
+    An elastic job is analysed for each admissible count of nodes, the largest last.
+    """
+    report.extend(loaded.report.found)
+    job = loaded.job
+    if job is None:
+        return None
+    facts = gather(job, report, trace=(trace or run) and not report.errors, run=run)
     nodes = job.devices.nodes
     if isinstance(nodes, Range):
         for count in range(nodes.first, nodes.last):
-            analyse(replace(job, devices=replace(job.devices, nodes=count)), facts, report)
-    return analyse(job, facts, report)
+            analyse(replace(job, devices=replace(job.devices, nodes=count)), facts, report, loaded.broken)
+    return analyse(job, facts, report, loaded.broken)
 
 
 # ------------------------------------------------------------------------------------------------------------ facts

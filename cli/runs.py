@@ -31,8 +31,7 @@ class Ready:
 def prepare(loaded: Loaded, report: Report) -> Ready | None:
     """Compiles a job for this machine; None with the reasons in the report, where warnings that block a run are errors."""
     found = Report()
-    found.extend(loaded.report.found)
-    analysis = inspect(loaded.job, found, run=True) if loaded.job else None
+    analysis = inspect(loaded, found, run=True)
     report.extend(diagnostic.for_run() for diagnostic in found)
     if report.errors or analysis is None:
         return None

@@ -7,6 +7,7 @@ torch nor networkx.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from dslc.compiler import rules
@@ -52,13 +53,22 @@ class Analysis:
     estimate: Estimate | None
 
 
-def analyse(job: JobSpec, facts: Facts, report: Report) -> Analysis | None:
-    """Runs every rule. None where too little is right for an analysis; mistakes are in the report either way."""
+def analyse(job: JobSpec, facts: Facts, report: Report, broken: Collection[str] = ()) -> Analysis | None:
+    """Runs every rule. None where too little is right for an analysis; mistakes are in the report either way.
+
+    `broken` are the fields of which `resolve` could make nothing (`devices.gpus`): the job holds their defaults, and
+    what would follow from those is not said.
+    """
+
+    def fine(*prefixes: str) -> bool:
+        return not any(path.startswith(prefixes) for path in broken)
+
     source = facts.source or source_facts(job.data.source, context_of(job))
-    layout = lay_out(job, report, facts.machine)
-    workload = measure_out(job, layout, source, report) if layout else None
-    model = _model(job, facts, source, report)
-    rules.check_job(job, layout, workload, source, model, report)
+    layout = lay_out(job, report, facts.machine) if fine("devices", "parallelism") else None
+    workload = measure_out(job, layout, source, report) if layout and fine("data", "train") else None
+    model = _model(job, facts, source, report) if fine("model", "data.source") else None
+    if fine("model", "data", "train", "evaluate", "parallelism"):
+        rules.check_job(job, layout, workload, source, model, report)
     pipeline = _pipeline(job, layout, model, report) if layout and model else None
     if layout is None or workload is None or (model is not None and pipeline is None):
         rules.check_supported(job, report)
@@ -81,8 +91,9 @@ def analyse(job: JobSpec, facts: Facts, report: Report) -> Analysis | None:
         costs=costs,
         estimate=estimated,
     )
-    rules.check_memory(analysis, report)
-    rules.check_promises(analysis, report)
+    if not broken:
+        rules.check_memory(analysis, report)
+        rules.check_promises(analysis, report)
     rules.check_supported(job, report)
     return analysis
 

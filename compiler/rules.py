@@ -93,7 +93,7 @@ def _check_metrics(job: JobSpec, source: SourceFacts, report: Report) -> None:
             )
         elif isinstance(metric, c.MSEMetric) and classes:
             report.add("E0312", "`mse` compares numbers, and the targets are classes", span, help="`accuracy`")
-        elif isinstance(metric, c.TopK) and source.classes is not None and metric.k > source.classes:
+        elif isinstance(metric, c.TopK) and source.classes is not None and metric.k >= source.classes:
             report.add(
                 "E0313",
                 f"the {metric.k} likeliest of {source.classes} classes always hold the right one",
@@ -142,13 +142,6 @@ def warmup_steps(warmup: Quantity, workload: Workload) -> int | None:
 
 def _check_optimizer(job: JobSpec, report: Report) -> None:
     optimizer = job.train.optimizer
-    if isinstance(optimizer, c.SGD) and optimizer.nesterov and (optimizer.momentum == 0 or optimizer.dampening):
-        report.add(
-            "E0604",
-            "Nesterov's momentum needs a momentum above 0 and no dampening",
-            optimizer.at("nesterov"),
-            help="`sgd(momentum = 0.9, nesterov = true)`",
-        )
     exchange = job.parallelism.gradients
     if isinstance(optimizer, c.QAdam | c.OnebitAdam) and not isinstance(exchange, c.Allreduce):
         report.add(
@@ -471,7 +464,7 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
     if job.checkpoint.resume is not None:
         yield "`checkpoint.resume`", job.checkpoint.at("resume"), ""
     if not isinstance(job.launch.with_, c.Local):
-        yield f"`launch.with = {job.launch.with_.word}(…)`", job.launch.at("with"), "`local()` runs"
+        yield f"`launch.with = {job.launch.with_.word}(…)`", job.launch.at("with_"), "`local()` runs"
     if job.launch.restarts:
         yield "`launch.restarts`", job.launch.at("restarts"), "`restarts = 0` runs"
 

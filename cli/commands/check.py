@@ -37,9 +37,7 @@ def check_one(path: str, settings: list[str], *, trace: bool = False) -> tuple[R
     report, analysis = Report(), None
     report.extend(loaded.report.found)
     for chosen in combinations:
-        report.extend(chosen.report.found)
-        if chosen.job is not None:
-            analysis = inspect(chosen.job, report, trace=trace)
+        analysis = inspect(chosen, report, trace=trace)
     return report, analysis
 
 

@@ -15,10 +15,8 @@ from dslc.main import GOOD, JOB_AT_FAULT, WRONG_USAGE
 
 def compiled_or_shown(path: str, settings: list[str], *, trace: bool) -> Compiled | None:
     """The plan; where the job is at fault, its mistakes are shown instead."""
-    loaded = load(path, settings)
     report = Report()
-    report.extend(loaded.report.found)
-    analysis = inspect(loaded.job, report, trace=trace) if loaded.job else None
+    analysis = inspect(load(path, settings), report, trace=trace)
     show(report)
     return None if report.errors or analysis is None else compile_plan(analysis)
 

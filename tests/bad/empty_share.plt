@@ -1,13 +1,12 @@
 import "base/digits.plt"
 
 data {
-  batch      = 358
+  batch      = 1436
   last_batch = keep #! E0304
-  validation = 0.2
 }
 
 devices {
-  cpus = 2
+  cpus = 4
 }
 
 train {

@@ -1,5 +1,5 @@
 import "base/digits.plt"
 
 train {
-  optimizer = sgd(nesterov = true) #! E0604
+  optimizer = sgd(nesterov = true) #! E0138
 }

@@ -5,10 +5,10 @@ parallelism {
 }
 
 memory {
-  recompute = full #! E0801
-  offload   = [optimizer] #! E0801
+  recompute = full
+  offload   = [optimizer] #! W0103
 }
 
 checkpoint {
-  every = 5 steps #! E0801
+  every = 5 steps
 }

@@ -1,5 +1,5 @@
 import "base/digits.plt"
 
 memory {
-  limit = 10 kB #! E0501
+  limit = 4 kB #! E0501
 }

@@ -1,7 +1,7 @@
 import "base/digits.plt"
 
 train {
-  optimizer = qadam() #! E0605
+  optimizer = qadam()
 }
 
 parallelism {
