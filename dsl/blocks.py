@@ -123,7 +123,7 @@ class MemorySpec(Block):
         either(word("none", "full", "selective"), calls("recompute")), "activations computed again", "none"
     )
     offload: tuple[str, ...] = arg(
-        either(ListOf(word("optimizer", "parameters", "activations")), word("activations", "optimizer")),
+        ListOf(word("optimizer", "parameters", "activations"), single=True),
         "what is kept in the host's memory",
         (),
         shown="[]",

@@ -49,9 +49,10 @@ def unknown_call(
     wanted = describe(kind)
     choices = [word for c in kind.categories for word in CALLS[c]]
     found = near(name, choices)
-    other = next((c for c, calls in CALLS.items() if name in calls), None)
-    if other is not None:
-        inside = other == "layer" and "network" in kind.categories and path.count(".") == 1
+    others = [c for c, calls in CALLS.items() if name in calls]
+    if others:
+        inside = "layer" in others and "network" in kind.categories
+        other = "layer" if inside else others[0]
         return ev.fail(
             "E0130", f"`{name}` is {category(other)}, and `{path}` takes {wanted}", span,
             help=f"a network is a list of layers: `[{name}(…)]`" if inside else f"there is {listed(choices, 12)}",
@@ -250,6 +251,8 @@ def with_arguments(ev: Evaluator, setting: Setting, field: Field, path: str) -> 
         return BAD
     first = next(iter(setting.arguments.values())).name
     kinds = _call_kinds(field)
+    if not kinds:
+        return ev.fail("E0111", f"`{path}` takes {describe(field.kind)}, which has no arguments", first)
     if isinstance(expr, tree.Nothing):
         if not isinstance(field.default, Call):
             return ev.fail(

@@ -85,7 +85,7 @@ def measure_in_words(kind: Measure) -> str:
     joined = " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
     shown = units.EXAMPLES[kind.dimensions[0]]
     if len(kind.dimensions) > 1:
-        return f"{joined}, with the unit, such as `{shown}`"
+        return f"{joined}, such as `{shown}`"
     numeral = "a whole number of " if joined in ("steps", "epochs") else ""
     return numeral + joined + limits(kind.min, kind.max, kind.above, kind.below) + f", such as `{shown}`"
 
@@ -95,11 +95,12 @@ def list_in_words(kind: ListOf) -> str:
         items = " or ".join(CATEGORIES.get(c, c) for c in kind.item.categories)
         items = items if items.endswith("s") else items + "s"
     else:
-        items = f"each {describe(kind.item)}"
+        items = f"values, each {describe(kind.item)}"
+    if kind.single:
+        return f"{describe(kind.item)}, or a list of these"
     if kind.length is not None:
-        return f"a list of {kind.length}, {items}" if items.startswith("each") else f"a list of {kind.length} {items}"
-    some = "at least one, " if kind.min_length == 1 else ""
-    return f"a list, {some}{items}" if items.startswith("each") else f"a list of {items}"
+        return f"a list of {kind.length} {items}"
+    return f"a list of one or more {items}" if kind.min_length == 1 else f"a list of {items}"
 
 
 def limits(low: float | None, high: float | None, above: float | None, below: float | None) -> str:

@@ -41,7 +41,7 @@ from dslc.dsl.registry import (
     Word,
 )
 from dslc.dsl.source import Span
-from dslc.dsl.suggest import RESERVED, did_you_mean, near
+from dslc.dsl.suggest import RESERVED, did_you_mean, listed, near
 
 
 class Bad:
@@ -76,7 +76,7 @@ class Evaluator:
     def mismatch(self, expr: tree.Expr, kind: Kind, path: str, help: str = "") -> Bad:
         """The value is of another form than the field takes."""
         inner = _inside(expr)
-        if isinstance(inner, tree.Name):
+        if isinstance(inner, tree.Name) and not _rewrite(inner, kind):
             return self.unknown_name(inner, kind, path)
         if isinstance(inner, tree.CallOf) and inner.name in self.params:
             return self.fail("E0121", f"`{inner.name}` is a param and cannot be called", inner.span)
@@ -92,9 +92,9 @@ class Evaluator:
                    "off": "false", "null": "none"}.get(word)  # fmt: skip
         if literal and (literal == "none" or _accepts(kind, Bool)):
             return self.fail("E0120", f"there is no `{word}`", name.span, help=f"write `{literal}`")
-        choices = [*words_in(kind), *self.params]
-        found = near(word, choices)
-        wants = f"`{path}` takes {describe(kind)}"
+        words = words_in(kind)
+        found = near(word, [*words, *self.params])
+        wants = f"`{path}` takes {listed(words) if words else describe(kind)}"
         if not found and _accepts(kind, Str, Path, Anything):
             return self.fail("E0120", f"`{word}` is neither a param nor text in quotes", name.span,
                              help=f'write `"{word}"` if it is text')  # fmt: skip
@@ -116,7 +116,7 @@ class Evaluator:
                 circle = chain[start:]
                 lost.update(n for n, _ in circle)
                 notes = [Note(message=f"`{n}` is needed here", span=span) for n, span in circle[1:]]
-                shown = " -> ".join(f"`{n}`" for n, _ in [*circle, circle[0]])
+                shown = " -> ".join(f"`{n}`" for n, _ in circle)
                 self.report.add("E0128", f"param `{name}` needs itself: {shown}", circle[0][1], notes=notes)
                 return
             if state.get(name) == 2:
@@ -178,6 +178,9 @@ class Evaluator:
             return BAD
         if isinstance(expr, tree.Group):
             return self.value(expr.inner, kind, path)
+        if isinstance(expr, tree.CallOf) and expr.name in bare_words(kind):
+            return self.fail("E0121", f"`{expr.name}` is a word here, and takes no arguments", expr.span,
+                             help=f"write `{expr.name}`")  # fmt: skip
         if isinstance(expr, tree.Name) and expr.name in self.params:
             self._shadow(expr, kind)
             with self.inside(expr) as inner:
@@ -298,7 +301,7 @@ class Evaluator:
             found = int(found)
         if kind.choices and found not in kind.choices:
             return self.fail("E0125", f"`{path}` is {describe(kind)}, not {found}", expr.span)
-        return self.within(expr, found, kind.min, kind.max, None, None, str(found), path)
+        return self.within(expr, found, kind.min, kind.max, None, None, units.number(found), path)
 
     def real(self, expr: tree.Expr, kind: Float, path: str) -> float | Bad:
         if not numeric(expr):
@@ -319,17 +322,19 @@ class Evaluator:
         if isinstance(found, Bad):
             return BAD
         first = kind.dimensions[0]
+        bare = not isinstance(found, Quantity)
         if not isinstance(found, Quantity):
             if len(kind.dimensions) > 1 or first not in units.BARE:
                 return self.fail(
                     "E0124", f"`{path}` wants its unit: {describe(kind)}", expr.span,
-                    help=f"write `{with_unit(found, kind)}`",
+                    help=f"write {with_unit(found, kind)}",
                 )  # fmt: skip
             found = Quantity(found, first)
         if found.dimension not in kind.dimensions:
             return self.wrong_dimension(expr, found, kind, path)
-        shown = units.write(found.value, found.dimension)
-        number = self.within(expr, found.value, kind.min, kind.max, kind.above, kind.below, shown, path)
+        shown = units.number(found.value) if bare else units.write(found.value, found.dimension)
+        percent = f"write `{shown}%`" if bare and first == "ratio" and 1 < found.value <= 100 else ""
+        number = self.within(expr, found.value, kind.min, kind.max, kind.above, kind.below, shown, path, percent)
         if isinstance(number, Bad):
             return BAD
         whole = found.dimension in ("bytes", "steps") or (found.dimension == "epochs" and len(kind.dimensions) == 1)
@@ -345,7 +350,7 @@ class Evaluator:
 
     def within(
         self, expr: tree.Expr, found: Any, low: float | None, high: float | None, above: float | None,
-        below: float | None, shown: str, path: str,
+        below: float | None, shown: str, path: str, help: str = "",
     ) -> Any:  # fmt: skip
         """The number itself where it is within the limits."""
         outside = (
@@ -356,7 +361,7 @@ class Evaluator:
         )
         if outside:
             must = limits(low, high, above, below).strip()
-            return self.fail("E0125", f"`{path}` is {shown}, and must be {must.removeprefix('of ')}", expr.span)
+            return self.fail("E0125", f"`{path}` is {shown}, and must be {must.removeprefix('of ')}", expr.span, help=help)
         return found
 
     def wrong_dimension(self, expr: tree.Expr, found: Quantity, kind: Kind, path: str) -> Bad:
@@ -398,9 +403,6 @@ class Evaluator:
             return word
         if isinstance(expr, tree.Text) and expr.value in kind.choices:
             return self.fail("E0121", f"`{path}` takes a word, without quotes", expr.span, help=f"write `{expr.value}`")
-        if isinstance(expr, tree.CallOf) and expr.name in kind.choices:
-            return self.fail("E0121", f"`{expr.name}` is a word here, and takes no arguments", expr.span,
-                             help=f"write `{expr.name}`")  # fmt: skip
         if isinstance(expr, tree.Measured) and expr.joined and (found := near(word, kind.choices)):
             return self.fail("E0120", f"there is no `{word}` here", expr.span,
                              label=f"`{path}` takes {describe(kind)}", help=f"did you mean `{found}`?")  # fmt: skip
@@ -418,6 +420,9 @@ class Evaluator:
         return Range(first, last)
 
     def list(self, expr: tree.Expr, kind: ListOf, path: str) -> tuple[Any, ...] | Bad:
+        if kind.single and fits(expr, kind.item):
+            item = self.value(expr, kind.item, path)
+            return BAD if isinstance(item, Bad) else (item,)
         if not isinstance(expr, tree.List):
             return self.mismatch(expr, kind, path)
         items = [self.value(item, kind.item, f"{path}[{i}]") for i, item in enumerate(expr.items)]
@@ -484,7 +489,7 @@ def fits(expr: tree.Expr, kind: Kind) -> bool:
         case Span1():
             return isinstance(expr, tree.RangeOf)
         case ListOf():
-            return isinstance(expr, tree.List)
+            return isinstance(expr, tree.List) or (kind.single and fits(expr, kind.item))
         case CallOf():
             if isinstance(expr, tree.CallOf):
                 return True
@@ -503,16 +508,34 @@ def words_in(kind: Kind) -> list[str]:
             return [word for category in kind.categories for word in CALLS[category]]
         case Either():
             return [word for inner in kind.kinds for word in words_in(inner)]
+        case ListOf() if kind.single:
+            return words_in(kind.item)
     return []
 
 
+def bare_words(kind: Kind) -> list[str]:
+    """Those of the words that are no calls."""
+    if isinstance(kind, Either):
+        return [word for inner in kind.kinds for word in bare_words(inner)]
+    if isinstance(kind, ListOf) and kind.single:
+        return bare_words(kind.item)
+    return list(kind.choices) if isinstance(kind, Word) else []
+
+
 def with_unit(found: int | float, kind: Measure) -> str:
-    """The bare number with the unit that was likely meant."""
+    """The bare number with the units that may have been meant."""
+    written = units.number(found)
     if "ratio" in kind.dimensions and 0 < found < 1:
-        return units.write(float(found), "ratio")
-    first = kind.dimensions[0]
-    unit = {"bytes": "GiB", "time": "s", "steps": " steps", "epochs": " epochs", "ratio": "%"}.get(first, first)
-    return f"{units.number(found)}{unit}" if found != 1 else f"1{unit.removesuffix('s') if len(unit) > 2 else unit}"
+        return f"`{units.write(float(found), 'ratio')}`"
+    match kind.dimensions[0]:
+        case "bytes":
+            return f"`{written}GiB`, `{written}MiB` or another unit"
+        case "time":
+            return f"`{written}s`, `{written}min` or `{written}h`"
+        case "steps" | "epochs" as dimension:
+            return f"`{units.write(found, dimension)}`"
+        case dimension:
+            return f"it as `{units.EXAMPLES[dimension]}` is written"
 
 
 def _accepts(kind: Kind, *types: type[Kind]) -> bool:

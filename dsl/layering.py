@@ -219,7 +219,7 @@ def _put_field(
                 if whole
                 else f"`{block}.{name}` and `{block}.{partner}` exclude each other",
                 setting.name,
-                notes=[Note(message=f"`{block}.{partner}` is set here", span=seen[block, partner])],
+                notes=[Note(message=f"`{partner}` is set here", span=seen[block, partner])],
                 help="keep one of the two",
             )
             return

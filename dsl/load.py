@@ -274,8 +274,8 @@ def _is_word(merged: Merged, path: tuple[str, ...], name: tree.Name) -> bool:
     kinds = _targets(merged, path)
     if len(path) == 1:
         # A param without a value may stand for a word as well as for text: `--set mode=bf16`.
-        param = merged.params[path[0]]
-        return param.default is None and _some_word(name.name)
+        param = merged.params.get(path[0])
+        return param is None or (param.default is None and _some_word(name.name))
     return any(name.name in words_in(kind) or isinstance(kind, ListOf) for kind in kinds)
 
 

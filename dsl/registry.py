@@ -138,9 +138,12 @@ class Span1(Kind):
 
 @dataclass(frozen=True)
 class ListOf(Kind):
+    """A list; with `single`, one item may stand without its brackets."""
+
     item: Kind
     min_length: int = 0
     length: int | None = None
+    single: bool = False
 
 
 @dataclass(frozen=True)

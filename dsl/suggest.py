@@ -153,14 +153,13 @@ def _argument(block: str, name: str) -> str:
             having = [call for call in CALLS[category].values() if name in words_of(call)]
             if having and category not in ("layer", "network", "source"):
                 shown = next((call for call in having if call.word in ("adamw", "warmup_cosine")), having[0])
-                value = "…" if name in words_of(shown) else ""
                 what = "the optimizer" if category == "optimizer" else f"`{field.word}`"
-                return f"`{name}` is an argument of {what}: `{field.word} = {shown.word}({name} = {value})`"
+                return f"`{name}` is an argument of {what}: `{field.word} = {shown.word}({name} = …)`"
     return ""
 
 
 def _elsewhere(name: str) -> str:
-    """A field of this name in another block."""
+    """A field of this name, or a name near it, in another block."""
     for block, declaration in BLOCKS.items():
         if name in words_of(declaration):
             return f"`{name}` belongs to `{block}`: `{block} {{ {name} = … }}`"
@@ -168,4 +167,9 @@ def _elsewhere(name: str) -> str:
         found = _argument(block, ARGUMENTS.get(name, name))
         if found:
             return f"in `{block}`, {found}"
+    if len(name) > 4:
+        for block, declaration in BLOCKS.items():
+            meant = near(name, [word for word in words_of(declaration) if len(word) > 4])
+            if meant:
+                return f"did you mean `{block}.{meant}`?"
     return ""

@@ -82,17 +82,21 @@ def write(value: int | float, dimension: Dimension) -> str:
     """The quantity as a person writes it: `76GiB`, `100ms`, `20%`, `1 epoch`. Reads back as exactly this number."""
     if dimension in ("steps", "epochs"):
         return f"{number(value)} {dimension if value != 1 else dimension.removesuffix('s')}"
-    best = ""
+    whole: list[tuple[int, str]] = []
+    broken: list[tuple[int, str]] = []
     for unit, (of, over, under) in UNITS.items():
-        if of != dimension:
-            continue
-        count = value * under / over
-        text = f"{number(round(count) if abs(count - round(count)) < 1e-6 else count)}{unit}"
-        again = measured(round(count) if abs(count - round(count)) < 1e-6 else count, unit)
-        if again is not None and again.value == value and (not best or len(text) <= len(best)):
-            best = text
-    if best:
-        return best
+        if of == dimension:
+            count = value * under / over
+            near = round(count) if abs(count - round(count)) < 1e-6 else count
+            again = measured(near, unit)
+            if again is not None and again.value == value:
+                text = f"{number(near)}{unit}"
+                # The smallest whole count of a unit, else the shortest text: 90min, 1.5GiB.
+                (whole if isinstance(near, int) else broken).append((abs(int(near)), text))
+    if whole:
+        return min(whole, key=lambda item: item[0])[1]
+    if broken:
+        return min(broken, key=lambda item: len(item[1]))[1]
     unit = {"bytes": "B", "time": "s", "ratio": "%", "bandwidth": "GBps", "flops": "TFLOPS"}[dimension]
     _, over, under = UNITS[unit]
     # No decimal fraction of a unit is this number to the last bit; a product is: 100% times it is it.

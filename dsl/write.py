@@ -1,0 +1,135 @@
+"""The job as resolved, as text: what a run leaves as `job.plt`.
+
+`language = 1` and every block with its defaults written out; imports, params and `--set` are resolved away, paths are
+absolute, quantities in the unit that suits. What is not given (`none`) is left out.
+
+    load_text(write(job), folder=job.folder).job == job          spans, and the name of the file, do not count
+    write(job) is as `dslc fmt` would lay it out
+
+Limits: a `sweep` is not written: the job is one of its combinations, and a run's folder belongs to one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from dslc.dsl import units
+from dslc.dsl.describe import quoted
+from dslc.dsl.describe import value as plain
+from dslc.dsl.job import JobSpec
+from dslc.dsl.registry import (
+    BLOCKS,
+    Anything,
+    Block,
+    Call,
+    CallOf,
+    Either,
+    Kind,
+    ListOf,
+    Measure,
+    Name,
+    Path,
+    Quantity,
+    Range,
+    Span1,
+    Str,
+    Word,
+    fields,
+)
+from dslc.dsl.resolve import PROMISES
+
+_WORDS = frozenset({"true", "false", "none", "param", "import"})
+_PLAIN = frozenset({"metric", "lr_schedule", "precision"})  # read better without empty parentheses
+
+
+def write(job: JobSpec) -> str:
+    """The text of a job file that says what the job says, all defaults included."""
+    parts = ["language = 1\n"]
+    parts.extend(_block(getattr(job, word)) for word in BLOCKS)
+    if job.expect:
+        promises = []
+        for promise in job.expect:
+            dimension = PROMISES[promise.name]
+            value = units.number(promise.value) if dimension is None else units.write(promise.value, dimension)
+            promises.append(f"  {promise.name} {promise.operator} {value}\n")
+        parts.append(f"expect {{\n{''.join(promises)}}}\n")
+    return _laid_out("\n".join(parts))
+
+
+def _laid_out(text: str) -> str:
+    from dslc.dsl.diagnostics import Report
+    from dslc.dsl.format import format_document
+    from dslc.dsl.parser import parse
+    from dslc.dsl.source import Source
+
+    report = Report()
+    document = parse(Source("job.plt", text), report)
+    assert document is not None and not report, [d.message for d in report]
+    return format_document(document)
+
+
+def _block(block: Block) -> str:
+    declaration = type(block)
+    if declaration.whole and getattr(block, declaration.whole):
+        return f"{declaration.word} = {declaration.whole}\n"
+    lines = []
+    for field in fields(declaration):
+        value = getattr(block, field.name)
+        if value is not None and field.name != declaration.whole:
+            lines.append(f"  {field.word} = {written(value, field.kind)}\n")
+    return f"{declaration.word} {{\n{''.join(lines)}}}\n"
+
+
+def written(value: Any, kind: Kind) -> str:
+    """A value of this kind as the language writes it."""
+    match kind:
+        case Either():
+            return written(value, next(inner for inner in kind.kinds if _holds(inner, value)))
+        case Measure():
+            if isinstance(value, Quantity):
+                return units.write(value.value, value.dimension)
+            return units.write(value, kind.dimensions[0])
+        case Word():
+            return str(value)
+        case Name():
+            return value if re.fullmatch(r"[A-Za-z_]\w*", value, re.ASCII) and value not in _WORDS else quoted(value)
+        case ListOf():
+            items = [written(item, kind.item) for item in value]
+            if value and isinstance(value[0], Call) and value[0].category == "layer":
+                return "[\n" + "".join(f"    {item},\n" for item in items) + "  ]"
+            return f"[{', '.join(items)}]"
+        case CallOf():
+            return _call(value)
+        case _:
+            return plain(value)
+
+
+def _call(call: Call) -> str:
+    arguments = []
+    for field in fields(type(call)):
+        value = getattr(call, field.name)
+        if call.open and field.name == "arguments":
+            arguments.extend(f"{name} = {written(given, Anything())}" for name, given in value)
+        elif value is not None:
+            arguments.append(f"{field.word} = {written(value, field.kind)}")
+    if not arguments and call.category in _PLAIN:
+        return call.word
+    return f"{call.word}({', '.join(arguments)})"
+
+
+def _holds(kind: Kind, value: Any) -> bool:
+    """Whether a resolved value came from this kind."""
+    match kind:
+        case Word():
+            return isinstance(value, str) and value in kind.choices
+        case Str() | Path() | Name():
+            return isinstance(value, str)
+        case ListOf():
+            return isinstance(value, tuple)
+        case CallOf():
+            return isinstance(value, Call) and value.category in kind.categories
+        case Span1():
+            return isinstance(value, Range)
+        case _:
+            return isinstance(value, int | float | Quantity) and not isinstance(value, bool)
