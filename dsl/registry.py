@@ -229,15 +229,15 @@ class Node:
 
         def __init__(self, **given: Any) -> None:
             values = self.__dict__
-            for name, declared_field in self.__dataclass_fields__.items():
-                if name in given:
-                    values[name] = given.pop(name)
-                elif declared_field.default is not dataclasses.MISSING:
-                    values[name] = declared_field.default
-                elif declared_field.default_factory is not dataclasses.MISSING:
-                    values[name] = declared_field.default_factory()
-                elif declared_field._field_type is dataclasses._FIELD:
-                    raise TypeError(f"{type(self).__name__} needs {name!r}")
+            for f in dataclasses.fields(self):
+                if f.name in given:
+                    values[f.name] = given.pop(f.name)
+                elif f.default is not dataclasses.MISSING:
+                    values[f.name] = f.default
+                elif f.default_factory is not dataclasses.MISSING:
+                    values[f.name] = f.default_factory()
+                else:
+                    raise TypeError(f"{type(self).__name__} needs {f.name!r}")
             if given:
                 raise TypeError(f"{type(self).__name__} takes no {', '.join(map(repr, given))}")
 

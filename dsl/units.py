@@ -87,12 +87,11 @@ def write(value: int | float, dimension: Dimension) -> str:
     for unit, (of, over, under) in UNITS.items():
         if of == dimension:
             count = value * under / over
-            near = round(count) if abs(count - round(count)) < 1e-6 else count
-            again = measured(near, unit)
-            if again is not None and again.value == value:
-                text = f"{number(near)}{unit}"
-                # The smallest whole count of a unit, else the shortest text: 90min, 1.5GiB.
-                (whole if isinstance(near, int) else broken).append((abs(int(near)), text))
+            if Quantity(value, dimension) == measured(round(count), unit):
+                whole.append((abs(round(count)), f"{number(round(count))}{unit}"))
+            elif Quantity(value, dimension) == measured(count, unit):
+                broken.append((0, f"{number(count)}{unit}"))
+    # The smallest whole count of a unit, else the shortest text: 90min, 0.1s.
     if whole:
         return min(whole, key=lambda item: item[0])[1]
     if broken:
