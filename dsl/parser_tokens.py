@@ -85,6 +85,7 @@ class _Lexer:
         self.source, self.text, self.mistakes = source, source.text, mistakes
         self.tokens: list[Token] = []
         self.comments: list[Comment] = []
+        self.depth = 0  # of round and square brackets
 
     def run(self, start: int) -> Lexed:
         at, text = start, self.text
@@ -113,7 +114,7 @@ class _Lexer:
                 return self.odd_word(start)
         elif kind in ("SLASH", "DOUBLE_SLASH", "MINUS"):
             other = OTHER_COMMENT.match(self.text, start)
-            if other and (self.at_line_start() or other.group().startswith("/*")):
+            if other and (other.group().startswith("/*") or self.comment_may_begin(other.group()[:2])):
                 return self.other_comment(other)
         elif kind == "DOT" and following.isdigit() and not self.follows_value(start):
             return self.leading_dot(start, end)
@@ -121,10 +122,15 @@ class _Lexer:
 
     def take(self, kind: str, start: int, end: int, text: str | None = None) -> int:
         self.tokens.append(Token(kind, self.text[start:end] if text is None else text, start, end))
+        self.depth = 0 if kind in ("LBRACE", "RBRACE") else self.depth + DEPTH.get(kind, 0)
         return end
 
-    def at_line_start(self) -> bool:
-        return not self.tokens or self.tokens[-1].kind in ("_NL", "LBRACE")
+    def comment_may_begin(self, mark: str) -> bool:
+        """Whether `//` or `--` cannot be operators here: at the beginning of a line, where no value goes on."""
+        if self.tokens and self.tokens[-1].kind not in ("_NL", "LBRACE"):
+            return False
+        before = next((token.kind for token in reversed(self.tokens) if token.kind != "_NL"), "LBRACE")
+        return self.depth <= 0 or (mark == "//" and before in ("COMMA", "LPAR", "LSQB"))
 
     def follows_value(self, start: int) -> bool:
         """Whether what stands directly before is a value or a name, so that a dot may follow it."""
@@ -299,6 +305,7 @@ class _Lexer:
         return sequence.end() if sequence else at + 1
 
 
+DEPTH = {"LPAR": 1, "LSQB": 1, "RPAR": -1, "RSQB": -1}
 KEYWORD_KINDS = frozenset({"PARAM", "IMPORT", "TRUE", "FALSE", "NONE"})
 
 

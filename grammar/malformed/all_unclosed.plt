@@ -1,0 +1,2 @@
+model {
+  network = gpt(betas = [1, 2

@@ -1,0 +1,3 @@
+train {
+  steps = clip = 3
+}

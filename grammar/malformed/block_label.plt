@@ -1,0 +1,3 @@
+model "gpt" {
+  network = gpt()
+}

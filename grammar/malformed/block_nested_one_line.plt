@@ -1,0 +1,1 @@
+train { optimizer { lr = 3e-4 }, steps = 5 }

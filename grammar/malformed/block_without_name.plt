@@ -1,0 +1,5 @@
+import "a.plt"
+
+{
+  batch = 64
+}

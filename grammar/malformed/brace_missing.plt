@@ -1,0 +1,7 @@
+model
+  network = gpt()
+}
+
+data {
+  batch = 64
+}

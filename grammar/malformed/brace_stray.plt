@@ -1,0 +1,8 @@
+data {
+  batch = 64
+}
+}
+
+memory {
+  recompute = full
+}

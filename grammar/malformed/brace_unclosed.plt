@@ -1,0 +1,7 @@
+model {
+  network = gpt()
+  loss    = cross_entropy()
+
+data {
+  batch = 64
+}

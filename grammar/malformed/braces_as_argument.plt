@@ -1,0 +1,4 @@
+data {
+  source = python("a:b", {"size": 3})
+  batch  = 64
+}

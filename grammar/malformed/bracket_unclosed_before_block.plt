@@ -1,0 +1,5 @@
+param sizes = [1, 2
+
+data {
+  batch = 64
+}

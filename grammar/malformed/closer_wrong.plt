@@ -1,0 +1,3 @@
+model {
+  network = [conv2d(16], relu()]
+}

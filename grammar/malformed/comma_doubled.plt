@@ -1,0 +1,4 @@
+train {
+  optimizer = adamw(lr = 3e-4,, weight_decay = 0.1)
+  steps = 5,, clip = 2
+}

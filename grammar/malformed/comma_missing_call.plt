@@ -1,0 +1,3 @@
+train {
+  optimizer = adamw(lr = 3e-4 weight_decay = 0.1)
+}

@@ -1,0 +1,5 @@
+// the data
+data {
+  // all of it, don't split
+  batch = 64
+}

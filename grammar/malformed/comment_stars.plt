@@ -1,0 +1,5 @@
+/* the data
+   of the job */
+data {
+  batch = 64
+}

@@ -1,0 +1,3 @@
+train {
+  compile = large > 3
+}

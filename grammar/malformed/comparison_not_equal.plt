@@ -1,0 +1,3 @@
+expect {
+  devices != 16
+}

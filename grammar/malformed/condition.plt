@@ -1,0 +1,7 @@
+if large {
+  model { network = gpt() }
+}
+
+data {
+  batch = 64
+}

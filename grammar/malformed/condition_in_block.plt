@@ -1,0 +1,4 @@
+data {
+  if large: batch = 64
+  workers = 2
+}

@@ -1,0 +1,1 @@
+data { batch = 64 shuffle = true }

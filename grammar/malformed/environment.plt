@@ -1,0 +1,4 @@
+data {
+  source = text(env("DATA"))
+  batch  = $BATCH
+}

@@ -1,0 +1,4 @@
+data {
+  batch 64
+  source digits()
+}

@@ -1,0 +1,3 @@
+data {
+  import "base.plt"
+}

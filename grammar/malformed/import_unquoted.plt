@@ -1,0 +1,2 @@
+import base.plt
+import base

@@ -1,0 +1,1 @@
+let width = 256

@@ -1,0 +1,3 @@
+train {
+  no_decay = [bias = true]
+}

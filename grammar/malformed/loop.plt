@@ -1,0 +1,3 @@
+for n in 1..4 {
+  devices { nodes = n }
+}

@@ -1,0 +1,3 @@
+model {
+  network = [linear(n) for n in sizes]
+}

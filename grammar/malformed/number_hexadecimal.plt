@@ -1,0 +1,3 @@
+train {
+  seed = 0x10
+}

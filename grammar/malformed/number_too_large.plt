@@ -1,0 +1,3 @@
+train {
+  clip = 1e999
+}

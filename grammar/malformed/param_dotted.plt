@@ -1,0 +1,1 @@
+param model.width = 3

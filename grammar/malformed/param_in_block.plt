@@ -1,0 +1,4 @@
+data {
+  param batch = 64
+  workers = 2
+}

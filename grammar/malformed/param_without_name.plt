@@ -1,0 +1,3 @@
+param
+param = 3
+param "width" = 3

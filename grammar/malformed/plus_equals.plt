@@ -1,0 +1,4 @@
+train {
+  steps += 100
+  clip => 2
+}

@@ -1,0 +1,5 @@
+train {
+  compile       = True
+  deterministic = False
+  clip          = None
+}

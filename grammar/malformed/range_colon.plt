@@ -1,0 +1,3 @@
+devices {
+  nodes = 1:4
+}

@@ -1,0 +1,4 @@
+train {
+  steps = 7 % 2
+  seed  = large % 2
+}

@@ -1,0 +1,3 @@
+data {
+  source = text(f"corpus.txt")
+}

@@ -1,0 +1,4 @@
+data {
+  source = text("corpus.txt)
+  batch  = 64
+}

@@ -1,0 +1,3 @@
+launch {
+  timeout = 5µs
+}

@@ -1,0 +1,3 @@
+evaluate {
+  every = 500	steps
+}

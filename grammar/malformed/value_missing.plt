@@ -1,0 +1,4 @@
+data {
+  batch =
+  workers = , source = digits()
+}

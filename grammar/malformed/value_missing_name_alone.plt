@@ -1,0 +1,4 @@
+data {
+  shuffle
+  batch = 64
+}

@@ -1,0 +1,3 @@
+train {
+  optimizer = adamw sgd
+}

@@ -1,0 +1,4 @@
+model
+  network = gpt()
+
+hello

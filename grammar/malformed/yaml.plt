@@ -1,0 +1,6 @@
+model:
+  network: gpt
+  loss: cross_entropy
+
+data:
+  batch: 64

@@ -1,0 +1,5 @@
+data {
+  source:
+    name: digits
+  batch = 64
+}

@@ -1,0 +1,5 @@
+model {
+  network =
+    - conv2d
+    - relu
+}
