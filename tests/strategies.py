@@ -129,7 +129,6 @@ def entries(draw: st.DrawFn, declaration: type[Node], depth: int = 0) -> dict[st
     """What a block or call is given: all that is required, and some of the rest."""
     exclusive = declaration.exclusive
     given: dict[str, str] = {}
-    groups = {name for group in declaration.one_of for name in group}
     for field in fields(declaration):
         hidden = field.name in (getattr(declaration, "whole", ""), "arguments")
         if hidden or not (field.required or draw(st.booleans())):
@@ -143,8 +142,7 @@ def entries(draw: st.DrawFn, declaration: type[Node], depth: int = 0) -> dict[st
                 n in pair and (pair[0] in given or pair[1] in given) for pair in exclusive)] or [""]))  # fmt: skip
             assume(chosen)
             given[chosen] = draw(_entry(next(f for f in fields(declaration) if f.name == chosen), depth))
-    assert groups is not None
-    return given
+    return {f.word: given[f.word] for f in fields(declaration) if f.word in given}
 
 
 def _entry(field: Field, depth: int) -> st.SearchStrategy[str]:
@@ -202,6 +200,7 @@ def _loads(text: str) -> bool:
 @st.composite
 def jobs(draw: st.DrawFn) -> JobSpec:
     """A job that resolves without a mistake."""
-    loaded = load_text(draw(texts()))
-    assert loaded.job is not None and not loaded.report.errors, [d.message for d in loaded.report]
+    text = draw(texts())
+    loaded = load_text(text)
+    assert loaded.job is not None and not loaded.report.errors, (text, [d.message for d in loaded.report])
     return loaded.job
