@@ -88,7 +88,7 @@ def parse_expression(source: Source, report: Report, start: int = 0) -> tree.Exp
 
 
 def parse_setting(source: Source, report: Report) -> Setting | None:
-    """One `--set`: its path, and the value right of the first `=`; None, and why in `report`, where the path is none."""
+    """One `--set`: its path, and the value right of the first `=`. None where the path is none; `report` says why."""
     text = source.text
     equals = text.find("=")
     mistakes = Mistakes(source, report)

@@ -116,7 +116,7 @@ class _Lexer:
             other = OTHER_COMMENT.match(self.text, start)
             if other and (other.group().startswith("/*") or self.comment_may_begin(other.group()[:2])):
                 return self.other_comment(other)
-        elif kind == "DOT" and following.isdigit() and not self.follows_value(start):
+        elif kind == "DOT" and "0" <= following <= "9" and not self.follows_value(start):
             return self.leading_dot(start, end)
         return self.take(kind, start, end)
 

@@ -33,8 +33,10 @@ def other_format(tokens: list[Token], mistakes: Mistakes) -> bool:
     """Whether a text without a single brace is YAML or TOML; then that is all that is reported of it."""
     if any(token.kind == "LBRACE" for token in tokens):
         return False
+    depth = 0
     for at in range(len(tokens) - 2):
-        if at > 0 and tokens[at - 1].kind != "_NL":
+        depth += (tokens[at - 1].kind in ("LPAR", "LSQB")) - (tokens[at - 1].kind in ("RPAR", "RSQB")) if at else 0
+        if depth or (at > 0 and tokens[at - 1].kind != "_NL"):
             continue
         first, second, third = tokens[at : at + 3]
         yaml = (first.kind, second.text, third.kind) == ("NAME", ":", "_NL")

@@ -200,7 +200,11 @@ def sequence(draw: DrawFn, items: list[str]) -> str:
 
 @st.composite
 def expressions(draw: DrawFn, depth: int = 3, inside: bool = False) -> str:
-    kind = draw(st.sampled_from(["atom", "atom", "list", "call", "binary", "unary", "group", "range"])) if depth else "atom"
+    kind = (
+        draw(st.sampled_from(["atom", "atom", "list", "call", "binary", "unary", "group", "range"]))
+        if depth
+        else "atom"
+    )
     deeper = depth - 1
     if kind == "list":
         items = draw(st.lists(expressions(deeper, True), max_size=4))
@@ -257,7 +261,9 @@ def job_texts(draw: DrawFn) -> str:
 
 def mutated(text: str) -> SearchStrategy[str]:
     """The text with some characters removed, doubled or replaced."""
-    pieces = st.sampled_from(["", "{", "}", "(", ")", "[", "]", ",", "=", '"', "'", "\n", " ", "#", ".", ":", "1", "a", "-"])
+    pieces = st.sampled_from(
+        ["", "{", "}", "(", ")", "[", "]", ",", "=", '"', "'", "\n", " ", "#", ".", ":", "1", "a", "-"]
+    )
     edits = st.lists(st.tuples(st.integers(0, len(text)), st.integers(0, 3), pieces), min_size=1, max_size=3)
 
     def apply(chosen: list[tuple[int, int, str]]) -> str:
