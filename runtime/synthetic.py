@@ -71,7 +71,7 @@ class Numbers:
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         size = math.prod(self.shape)
         numbers: Words = indices.numpy().astype(np.uint64)[:, None]
-        positions = numbers * np.uint64(size) + np.arange(size, dtype=np.uint64)
+        positions: Words = np.add(numbers * np.uint64(size), np.arange(size, dtype=np.uint64))
         whole = whole_normals(self.seed, 0, positions)
         inputs = (whole.astype(np.float32) * np.float32(1 / _DEVIATION)).reshape(-1, *self.shape)
         return torch.from_numpy(inputs), self._targets(whole)

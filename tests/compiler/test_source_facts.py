@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,21 @@ def test_the_facts_are_what_the_runtime_finds(files: Path, kind: type[Call], arg
     if facts.classes is not None and len(targets):
         assert targets.min() >= 0 and targets.max() < facts.classes
     assert facts.stream == (kind in (c.Stdlib, c.Text))
+
+
+def test_the_second_form_of_an_arrays_header(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "v2.npz", "w") as archive:
+        for name in "xy":
+            with archive.open(f"{name}.npy", "w") as stream:
+                np.lib.format.write_array(stream, np.zeros((3, 2)), version=(2, 0))
+    call = source(c.Arrays, tmp_path, {"file": "v2.npz"})
+    facts = source_facts(call, None)
+    assert facts.samples == 3 and facts.input == TensorFact(shape=(2,), dtype="float32")
+    assert opened(call, facts, None)[0].shape == (3, 2)
+
+
+def test_made_up_numbers_have_two_classes_unless_the_job_says() -> None:
+    assert source_facts(source(c.Synthetic, Path(), {"shape": (3,)}), None).classes == 2
 
 
 def test_files_of_tokens_are_counted_one_by_one(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from gang import gang
 from torch import nn
 
-from dslc.runtime.batch_norm import synchronise
+from dslc.runtime.batch_norm import _moments, synchronise
 
 STEPS = 8
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -106,6 +106,15 @@ def test_ranks_together_are_one_process(form: str, shares: list[int]) -> None:
         else:
             for rank in ranks:
                 np.testing.assert_allclose(rank[name], expected, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_moments_of_sixteen_bits_are_not_rounded_to_them(dtype: torch.dtype) -> None:
+    inputs = (torch.randn(16, 3, 5, 5, generator=torch.Generator().manual_seed(0)) + 3).to(dtype)
+    found = torch.stack(_moments(inputs))
+    variance, mean = torch.var_mean(inputs.double(), [0, 2, 3], correction=0)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), torch.stack([mean, variance]), rtol=1e-5, atol=1e-6)
 
 
 def test_the_names_the_class_and_what_asks_not_to_be_synchronised_stay() -> None:

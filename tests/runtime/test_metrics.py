@@ -84,6 +84,9 @@ def test_sixteen_bits_are_widened_first() -> None:
     metrics.update(output.bfloat16(), target)
     wide.update(output.bfloat16().float(), target)
     assert metrics.results() == wide.results()
+    squares = Metrics((MetricStep(kind="mse", name="mse"),), LossStep(kind="mse", counts="samples"))
+    squares.update(torch.full((3, 1), 0.1).bfloat16(), torch.zeros(3, 1))
+    assert squares.results()["mse"] == pytest.approx(float(torch.tensor(0.1).bfloat16()) ** 2, rel=1e-6)
 
 
 def test_no_classes_are_likelier_than_all_of_them() -> None:
