@@ -1,0 +1,259 @@
+"""The language as its registry has it: a JSON schema for tools, and the reference page for people.
+
+In the schema a job is an object of blocks, a block an object of fields, a quantity a text such as `76GiB`, a call the
+object `{"call": "adamw", "arguments": {"lr": 3e-4}}` or, without arguments, its name. `fragment` gives the schema of
+one kind; the calls of a category are under `$defs`.
+
+`reference` is kept as docs/reference.md; a test holds the two equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dslc.dsl import blocks, units  # noqa: F401  (`blocks` fills the registry)
+from dslc.dsl.describe import CATEGORIES, describe
+from dslc.dsl.registry import (
+    BLOCKS,
+    CALLS,
+    Anything,
+    Bool,
+    Call,
+    CallOf,
+    Either,
+    Field,
+    Float,
+    Int,
+    Kind,
+    ListOf,
+    Measure,
+    Name,
+    Node,
+    Path,
+    Span1,
+    Str,
+    Word,
+    fields,
+)
+from dslc.dsl.resolve import PROMISE_DOCS, PROMISES
+from dslc.dsl.suggest import RESERVED
+from dslc.dsl.write import written
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema (draft 2020-12) of a job."""
+    properties: dict[str, Any] = {"language": {"const": 1, "description": "the version of the language"}}
+    for word, declaration in BLOCKS.items():
+        made = _object(declaration)
+        properties[word] = {"anyOf": [{"const": declaration.whole}, made]} if declaration.whole else made
+    properties["expect"] = {
+        "type": "object",
+        "description": "promises checked at compile time: an operator and a value for each name",
+        "properties": {name: {"type": "string", "description": PROMISE_DOCS[name]} for name in PROMISES},
+        "additionalProperties": False,
+    }
+    properties["sweep"] = {
+        "type": "object",
+        "description": "lists of alternatives by path: `train.optimizer.lr`",
+        "additionalProperties": {"type": "array", "minItems": 1},
+    }
+    return {
+        "$schema": DRAFT,
+        "title": "dslc job",
+        "type": "object",
+        "properties": properties,
+        "required": ["model", "data", "train"],
+        "additionalProperties": False,
+        "$defs": {category: {"anyOf": [_call(call) for call in calls.values()]} for category, calls in CALLS.items()},
+    }
+
+
+def _object(declaration: type[Node]) -> dict[str, Any]:
+    shown = _shown(declaration)
+    made: dict[str, Any] = {
+        "type": "object",
+        "description": declaration.doc,
+        "properties": {f.word: {**fragment(f.kind), "description": f.doc} for f in shown},
+        "additionalProperties": issubclass(declaration, Call) and declaration.open,
+    }
+    required = [f.word for f in shown if f.required]
+    if required:
+        made["required"] = required
+    if declaration.one_of:
+        made["allOf"] = [{"anyOf": [{"required": [name]} for name in group]} for group in declaration.one_of]
+    if declaration.exclusive:
+        made["not"] = {"anyOf": [{"required": list(pair)} for pair in declaration.exclusive]}
+    return made
+
+
+def _call(call: type[Call]) -> dict[str, Any]:
+    whole = {
+        "type": "object",
+        "description": call.doc,
+        "properties": {"call": {"const": call.word}, "arguments": _object(call)},
+        "required": ["call", "arguments"] if any(f.required for f in _shown(call)) or call.one_of else ["call"],
+        "additionalProperties": False,
+    }
+    return whole if "arguments" in whole["required"] else {"anyOf": [{"const": call.word}, whole]}
+
+
+def fragment(kind: Kind) -> dict[str, Any]:
+    """The schema of the values that a kind takes."""
+    match kind:
+        case Int():
+            if kind.choices:
+                return {"enum": list(kind.choices)}
+            return _limited({"type": "integer"}, kind.min, kind.max, None, None)
+        case Float():
+            return _limited({"type": "number"}, kind.min, kind.max, kind.above, kind.below)
+        case Bool():
+            return {"type": "boolean"}
+        case Str():
+            return {"type": "string", "pattern": f"^({kind.pattern})$"} if kind.pattern else {"type": "string"}
+        case Path() | Name():
+            return {"type": "string"}
+        case Word():
+            return {"enum": list(kind.choices)}
+        case Measure():
+            return _quantity(kind)
+        case Span1():
+            return {"type": "string", "pattern": r"^\d+\.\.\d+$"}
+        case ListOf():
+            sized: dict[str, Any] = {"type": "array", "items": fragment(kind.item)}
+            if kind.length is not None:
+                sized |= {"minItems": kind.length, "maxItems": kind.length}
+            elif kind.min_length:
+                sized["minItems"] = kind.min_length
+            return {"anyOf": [sized, fragment(kind.item)]} if kind.single else sized
+        case CallOf():
+            found = [{"$ref": f"#/$defs/{category}"} for category in kind.categories]
+            return found[0] if len(found) == 1 else {"anyOf": found}
+        case Either():
+            return {"anyOf": [fragment(inner) for inner in kind.kinds]}
+        case Anything():
+            return {"type": ["number", "string", "boolean", "null", "array"]}
+    raise AssertionError(kind)
+
+
+def _limited(made: dict[str, Any], low: Any, high: Any, above: Any, below: Any) -> dict[str, Any]:
+    limits = {"minimum": low, "maximum": high, "exclusiveMinimum": above, "exclusiveMaximum": below}
+    return made | {name: limit for name, limit in limits.items() if limit is not None}
+
+
+def _quantity(kind: Measure) -> dict[str, Any]:
+    known = [unit for unit, (dimension, _, _) in units.UNITS.items() if dimension in kind.dimensions]
+    measured = {"type": "string", "pattern": rf"^[0-9._eE+-]+ ?({'|'.join(known)})$"}
+    if len(kind.dimensions) == 1 and kind.dimensions[0] in units.BARE:
+        whole = {"type": "number" if kind.dimensions[0] == "ratio" else "integer"}
+        return {"anyOf": [_limited(whole, kind.min, kind.max, kind.above, kind.below), measured]}
+    return measured
+
+
+# ------------------------------------------------------------------------------------------------------ reference
+
+_INTRODUCTION = """\
+# Reference
+
+Every block, field and call of the job language, made from the declarations that `dslc` checks jobs by
+(`dslc schema --markdown` prints this page). **Bold** is required. Arguments of a call are given by name, or by position
+in the order listed; `f` means `f()`.
+"""
+
+_SWEEP = """\
+### `sweep`
+
+Lists of alternatives by path: `train.optimizer.lr = [1e-3, 1e-2]`. A path is a param, `block.field` or
+`block.field.argument`.
+"""
+
+
+def reference() -> str:
+    """The reference page, in Markdown."""
+    parts = [_INTRODUCTION, "## Blocks\n"]
+    for word, declaration in BLOCKS.items():
+        parts.append(f"### `{word}`\n\n{declaration.doc}\n")
+        if declaration.whole:
+            parts.append(f"`{word} = {declaration.whole}` leaves the whole block to the compiler.\n")
+        parts.append(_notes(declaration) + _table(declaration))
+    parts.append(_expect())
+    parts.append(_SWEEP)
+    parts.append("## Calls\n")
+    for category, name in CATEGORIES.items():
+        parts.append(f"### {name[0].upper()}{name[1:]}\n\n{_calls(CALLS[category])}")
+    parts.append(_units())
+    parts.append(f"## Reserved\n\n{', '.join(f'`{word}`' for word in sorted(RESERVED))}: for later versions.\n")
+    return "\n".join(parts)
+
+
+def _shown(declaration: type[Node]) -> list[Field]:
+    hidden = {getattr(declaration, "whole", "")}
+    if issubclass(declaration, Call) and declaration.open:
+        hidden.add("arguments")
+    return [f for f in fields(declaration) if f.name not in hidden]
+
+
+def _table(declaration: type[Node]) -> str:
+    rows = ["| field | takes | default | means |", "| --- | --- | --- | --- |"]
+    for f in _shown(declaration):
+        required = f.required or any(f.name in group for group in declaration.one_of)
+        name = f"**`{f.word}`**" if f.required else f"`{f.word}`"
+        default = "required" if f.required else "" if required else _default(f)
+        rows.append("| " + " | ".join(_cell(text) for text in (name, describe(f.kind), default, f.doc)) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def _notes(declaration: type[Node]) -> str:
+    said = [f"One of {_either(group)} must be given." for group in declaration.one_of]
+    said += [f"{_either(pair, 'and')} exclude each other." for pair in declaration.exclusive]
+    return " ".join(said) + "\n\n" if said else ""
+
+
+def _either(names: tuple[str, ...], word: str = "or") -> str:
+    return f" {word} ".join(f"`{name}`" for name in names)
+
+
+def _calls(calls: Mapping[str, type[Call]]) -> str:
+    """One table for the calls of a category: a row for each call, and below it one for each of its arguments."""
+    rows = ["| call | argument | takes | default | means |", "| --- | --- | --- | --- | --- |"]
+    for call in calls.values():
+        said = [call.doc, _notes(call).strip()]
+        if call.open:
+            further = next(f.doc for f in fields(call) if f.name == "arguments")
+            said.append(f"Further arguments, by name: {further}.")
+        rows.append(f"| **`{call.word}`** | | | | {_cell(' '.join(filter(None, said)))} |")
+        for f in _shown(call):
+            default = "required" if f.required else _default(f)
+            cells = (f"`{f.word}`", describe(f.kind), default, f.doc)
+            rows.append("| | " + " | ".join(map(_cell, cells)) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def _default(field: Field) -> str:
+    if field.shown:
+        return field.shown
+    return "none" if field.default is None else f"`{written(field.default, field.kind)}`"
+
+
+def _expect() -> str:
+    rows = ["| name | takes | means |", "| --- | --- | --- |"]
+    for name, dimension in PROMISES.items():
+        takes = "a number" if dimension is None else f"{units.NAMES[dimension]}, such as `{units.EXAMPLES[dimension]}`"
+        rows.append(f"| `{name}` | {takes} | {PROMISE_DOCS[name]} |")
+    table = "\n".join(rows)
+    return f"### `expect`\n\nPromises checked at compile time, with `<`, `<=`, `==`, `>=` and `>`.\n\n{table}\n"
+
+
+def _units() -> str:
+    rows = ["| dimension | units |", "| --- | --- |"]
+    for dimension, name in units.NAMES.items():
+        known = ", ".join(f"`{unit}`" for unit, (of, _, _) in units.UNITS.items() if of == dimension)
+        rows.append(f"| {name} | {known} |")
+    table = "\n".join(rows)
+    return f"## Units\n\nCase counts: `kB` is 1000 bytes, `KiB` 1024, `Gbps` counts bits.\n\n{table}\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
