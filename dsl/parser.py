@@ -17,10 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dslc.dsl import parser_table, tree
+from dslc.dsl import tree
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.parser_build import MAX_DEPTH, Builder, path_of
 from dslc.dsl.parser_layout import COMPARISONS, GaveUp, Laid, Unit, lay_out
+from dslc.dsl.parser_table import load
 from dslc.dsl.parser_tokens import Token, lex
 from dslc.dsl.source import Source, Span
 from dslc.dsl.syntax import explain, other_format
@@ -54,8 +55,7 @@ def parse(source: Source, report: Report) -> tree.Document | None:
         at = source.text.index("\0")
         mistakes.add("E0001", "this is not a text file", at, at + 1, label="a zero byte stands here")
         return None
-    table = parser_table.load()
-    lexed = lex(table, source, mistakes)
+    lexed = lex(source, mistakes)
     if not any(token.kind != "_NL" for token in lexed.tokens):
         if not mistakes.offsets:
             what = "nothing but comments" if lexed.comments else "empty"
@@ -67,7 +67,7 @@ def parse(source: Source, report: Report) -> tree.Document | None:
         laid = lay_out(lexed.tokens, mistakes)
     except GaveUp:
         return None
-    run = _Run(table, laid, mistakes, "start")
+    run = _Run(laid, mistakes, "start")
     statements = run.to_end()
     if statements is None:
         return None
@@ -134,10 +134,9 @@ def parse_setting(source: Source, report: Report) -> Setting | None:
 
 def _one(source: Source, mistakes: Mistakes, start_rule: str, start: int) -> Any:
     """What one rule makes of a text in which no line end counts; None after a mistake."""
-    table = parser_table.load()
-    lexed = lex(table, source, mistakes, start)
+    lexed = lex(source, mistakes, start)
     laid = lay_out(lexed.tokens, mistakes, one_value=True)
-    made = _Run(table, laid, mistakes, start_rule).to_end()
+    made = _Run(laid, mistakes, start_rule).to_end()
     return None if mistakes.offsets else made
 
 
@@ -153,13 +152,13 @@ class _Made(NamedTuple):
 class _Run:
     """One run of the table over the tokens: a stack of states, and beside it what has been made."""
 
-    def __init__(self, table: parser_table.Table, laid: Laid, mistakes: Mistakes, start_rule: str) -> None:
-        self.table, self.laid, self.mistakes = table, laid, mistakes
+    def __init__(self, laid: Laid, mistakes: Mistakes, start_rule: str) -> None:
+        self.table, self.laid, self.mistakes = load(), laid, mistakes
         self.start_rule = start_rule
-        self.end_state = table.ends[start_rule]
+        self.end_state = self.table.ends[start_rule]
         self.builder = Builder(mistakes)
-        self.make = self.builder.rules({callback for _, callback, _ in table.rules})
-        self.states = [table.starts[start_rule]]
+        self.make = self.builder.rules({callback for _, callback, _ in self.table.rules})
+        self.states = [self.table.starts[start_rule]]
         self.made: list[_Made] = []
         self.complete = True
         # Where the unit in hand began: the stacks to go back to.

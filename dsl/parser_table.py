@@ -11,6 +11,7 @@ the folder cannot be used, the table is built anew. Nothing here fails because o
 
 from __future__ import annotations
 
+import functools
 import marshal
 import os
 import sys
@@ -38,6 +39,7 @@ class Table(NamedTuple):
     ends: dict[str, int]
 
 
+@functools.cache
 def load() -> Table:
     """The table of the grammar, from the cache where it is there."""
     grammar = _read(os.path.join(next(iter(dslc.grammar.__path__)), "plt.lark")).decode()

@@ -7,10 +7,11 @@ a `FOREIGN` token, which no rule of the grammar accepts: what to say of it depen
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import NamedTuple
 
-from dslc.dsl.parser_table import Table
+from dslc.dsl.parser_table import load
 from dslc.dsl.source import Source, Span
 from dslc.dsl.syntax_place import Mistakes
 from dslc.dsl.tree import Comment
@@ -34,17 +35,18 @@ class Lexed(NamedTuple):
 
 WRITTEN_NUMBER = re.compile(r"[0-9][0-9A-Za-z_]*(\.(?!\.)[0-9A-Za-z_]*)*")
 NUMBER_PART = re.compile(r"[0-9]+(_[0-9]+)*(\.[0-9]+(_[0-9]+)*)?([eE][+-]?[0-9]+)?")
-OTHER_BASE = re.compile(r"0[xXoObB][0-9A-Fa-f_]+")
-SINGLE_QUOTED = re.compile(r"'([^'\\\n]|\\[^\n])*'")
-SMART_QUOTED = re.compile('[“”„‟«»‘’‚]([^“”„‟«»‘’‚"\n]*)[“”‟«»‘’"]')
-TRIPLE_QUOTED = re.compile(r'"""(.*?)("""|\Z)|\'\'\'(.*?)(\'\'\'|\Z)', re.DOTALL)
-REST_OF_STRING = re.compile(r"[\"'](?:[^\n]*?)(?=[)\]}, \t\r]*(?:#[^\n]*)?(?:\n|\Z))")
-OTHER_COMMENT = re.compile(r"//[^\n]*|/\*.*?(\*/|\Z)|--[^\n]*", re.DOTALL)
-CONTINUED = re.compile(r"\\[ \t]*\r?\n")
-CONTROL_SEQUENCE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-FOREIGN = re.compile(r":=|!=|&&|\|\||[:;!?&|^~@$%\\`]")
-ESCAPE = re.compile(r"\\(.)")
-WORD = re.compile(r"\w+")
+# The rest is compiled where a mistake calls for it: that is not at the start of every command.
+OTHER_BASE = r"0[xXoObB][0-9A-Fa-f_]+"
+SINGLE_QUOTED = r"'([^'\\\n]|\\[^\n])*'"
+SMART_QUOTED = '[“”„‟«»‘’‚]([^“”„‟«»‘’‚"\n]*)[“”‟«»‘’"]'
+TRIPLE_QUOTED = r'(?s:"""(.*?)("""|\Z)|\'\'\'(.*?)(\'\'\'|\Z))'
+REST_OF_STRING = r"[\"'](?:[^\n]*?)(?=[)\]}, \t\r]*(?:#[^\n]*)?(?:\n|\Z))"
+OTHER_COMMENT = r"(?s://[^\n]*|/\*.*?(\*/|\Z)|--[^\n]*)"
+CONTINUED = r"\\[ \t]*\r?\n"
+CONTROL_SEQUENCE = r"\x1b\[[0-9;]*[A-Za-z]"
+FOREIGN = r":=|!=|&&|\|\||[:;!?&|^~@$%\\`]"
+ESCAPE = r"\\(.)"
+WORD = r"\w+"
 SMART_QUOTES = "“”„‟«»‘’‚"
 
 # What looks like a character of the language and is another one.
@@ -63,25 +65,23 @@ SPACES = {
 }  # fmt: skip
 
 
-def lex(table: Table, source: Source, mistakes: Mistakes, start: int = 0) -> Lexed:
+def lex(source: Source, mistakes: Mistakes, start: int = 0) -> Lexed:
     """The tokens of a text from `start` on: every line end is one, comments and spaces are none."""
-    return _Lexer(table, source, mistakes).run(start)
+    return _Lexer(source, mistakes).run(start)
 
 
-_SCANNERS: dict[int, re.Pattern[str]] = {}
+def _rare(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)  # which keeps what it has compiled
 
 
-def _scanner(table: Table) -> re.Pattern[str]:
-    found = _SCANNERS.get(id(table.terminals))
-    if found is None:
-        found = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in table.terminals))
-        _SCANNERS[id(table.terminals)] = found
-    return found
+@functools.cache
+def _scanner() -> re.Pattern[str]:
+    return re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in load().terminals))
 
 
 class _Lexer:
-    def __init__(self, table: Table, source: Source, mistakes: Mistakes) -> None:
-        self.match = _scanner(table).match
+    def __init__(self, source: Source, mistakes: Mistakes) -> None:
+        self.match = _scanner().match
         self.source, self.text, self.mistakes = source, source.text, mistakes
         self.tokens: list[Token] = []
         self.comments: list[Comment] = []
@@ -113,7 +113,7 @@ class _Lexer:
             if following > "\x7f" and following.isalnum():
                 return self.odd_word(start)
         elif kind in ("SLASH", "DOUBLE_SLASH", "MINUS"):
-            other = OTHER_COMMENT.match(self.text, start)
+            other = _rare(OTHER_COMMENT).match(self.text, start)
             if other and (other.group().startswith("/*") or self.comment_may_begin(other.group()[:2])):
                 return self.other_comment(other)
         elif kind == "DOT" and "0" <= following <= "9" and not self.follows_value(start):
@@ -153,7 +153,7 @@ class _Lexer:
         if following > "\x7f" and following.isalnum() and written.end() <= end:
             return self.odd_word(end, substitute=("NUMBER", start))
         said = ""
-        if OTHER_BASE.fullmatch(written.group()):
+        if self.text[start] == "0" and _rare(OTHER_BASE).fullmatch(written.group()):
             said = "numbers are written in base ten"
         elif written.end() > end:
             said = _bad_number(written.group())
@@ -184,7 +184,9 @@ class _Lexer:
     def string(self, start: int, end: int) -> int:
         if self.text.startswith('"""', start):
             return self.triple_quoted(start)
-        for escape in ESCAPE.finditer(self.text, start + 1, end - 1):
+        if "\\" not in self.text[start:end]:
+            return self.take("STRING", start, end)
+        for escape in _rare(ESCAPE).finditer(self.text, start + 1, end - 1):
             if escape.group(1) not in '"\\nt':
                 self.mistakes.add(
                     "E0005",
@@ -196,7 +198,7 @@ class _Lexer:
         return self.take("STRING", start, end)
 
     def triple_quoted(self, start: int) -> int:
-        found = TRIPLE_QUOTED.match(self.text, start)
+        found = _rare(TRIPLE_QUOTED).match(self.text, start)
         assert found
         self.mistakes.add(
             "E0006",
@@ -224,7 +226,7 @@ class _Lexer:
                 help="write a plain space instead, or nothing",
             )
             return at + 1
-        continued = CONTINUED.match(self.text, at)
+        continued = _rare(CONTINUED).match(self.text, at)
         if continued:
             self.mistakes.add(
                 "E0026",
@@ -234,7 +236,7 @@ class _Lexer:
                 help="inside `( )` and `[ ]` a value may go on over several lines",
             )
             return continued.end()
-        foreign = FOREIGN.match(self.text, at)
+        foreign = _rare(FOREIGN).match(self.text, at)
         if foreign:
             return self.take("FOREIGN", at, foreign.end())
         if char.isalnum():
@@ -244,7 +246,7 @@ class _Lexer:
     def other_quotes(self, at: int) -> int:
         if self.text.startswith("'''", at):
             return self.triple_quoted(at)
-        found = (SINGLE_QUOTED if self.text[at] == "'" else SMART_QUOTED).match(self.text, at)
+        found = _rare(SINGLE_QUOTED if self.text[at] == "'" else SMART_QUOTED).match(self.text, at)
         if self.text[at] != '"' and found:
             inner = found.group()[1:-1]
             which = "single" if self.text[at] == "'" else "typographic"
@@ -256,7 +258,7 @@ class _Lexer:
                 help=f'write `"{plain}"`',
             )
             return self.take("STRING", at, found.end(), '""')
-        rest = REST_OF_STRING.match(self.text, at)
+        rest = _rare(REST_OF_STRING).match(self.text, at)
         if not rest:
             return self.odd_character(at)
         self.mistakes.add(
@@ -276,7 +278,7 @@ class _Lexer:
 
     def odd_word(self, at: int, substitute: tuple[str, int] | None = None) -> int:
         """A word with letters that are not ASCII: they are named, as they may look like those that are."""
-        word = WORD.match(self.text, at)
+        word = _rare(WORD).match(self.text, at)
         assert word
         odd = at + next(i for i, char in enumerate(word.group()) if char > "\x7f")
         char = self.text[odd]
@@ -301,7 +303,7 @@ class _Lexer:
         self.mistakes.add("E0003", message, at, at + 1, help=f"write `{plain}`" if plain else "")
         if found and found.end() == len(plain) and found.lastgroup:
             return self.take(found.lastgroup, at, at + 1, plain)
-        sequence = CONTROL_SEQUENCE.match(self.text, at)
+        sequence = _rare(CONTROL_SEQUENCE).match(self.text, at)
         return sequence.end() if sequence else at + 1
 
 

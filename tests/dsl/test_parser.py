@@ -21,7 +21,7 @@ from lark.lexer import Lexer as LarkLexer
 from texts import JOBS, job_texts, mutated
 
 import dslc.grammar
-from dslc.dsl import parser_table, tree
+from dslc.dsl import tree
 from dslc.dsl.codes import FOLDER, explain, titles
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.parser import Setting, parse, parse_expression, parse_setting
@@ -348,12 +348,12 @@ class OurTokens(LarkLexer):
     """Hands our tokens to lark's own parser."""
 
     def __init__(self, conf: Any) -> None:
-        self.table = parser_table.load()
+        pass
 
-    def lex(self, data: Any) -> Iterator[lark.Token]:
+    def lex(self, data: Any, parser_state: Any = None) -> Iterator[lark.Token]:
         mistakes = Mistakes(Source("job.plt", data), Report())
         try:
-            laid = lay_out(lex(self.table, mistakes.source, mistakes).tokens, mistakes)
+            laid = lay_out(lex(mistakes.source, mistakes).tokens, mistakes)
         except GaveUp:
             laid = None
         if laid is None or mistakes.offsets:
