@@ -1,8 +1,8 @@
 """The training loop of one rank.
 
 Model: a step works through the rank's micro-batches, and `optimizer.step()` closes it. The gradient of a step is that
-of (the sum of all losses over all ranks) / (the global count of samples or tokens): the backward pass of each
-micro-batch begins with the factor `ranks / count` instead of 1, which costs nothing and undoes DDP's mean.
+of (the sum of all losses over all ranks) / (the global count of samples or tokens): the summed loss of each micro-batch
+is multiplied by `ranks / count`, where `ranks` undoes the mean that DDP takes.
 
 Contract: between the data and torch there is nothing that a hand-written loop would not have, and the host reads no
 number back from the device but in the steps that are logged: the first, the last, and every `log_every`. The loss that
@@ -92,19 +92,16 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts) -> Callable[[StepBa
     update = dynamo.plain_step(optimizer)
     parameters = [parameter for parameter in parts.plain.parameters() if parameter.requires_grad]
     without_exchange, ranks = ddp.without_exchange(model), ddp.undo_mean(model)
-    factors: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def forward(input: Tensor, target: Tensor) -> Tensor:
         with autocast(precision, device):
             return loss_sum(model(input), target)
 
-    def factor(number: int | Tensor, loss: Tensor) -> Tensor:
-        if isinstance(number, Tensor):
-            return (ranks / number.clamp(min=1)).to(loss.dtype)
-        key = (number, loss.dtype)
-        if key not in factors:
-            factors[key] = torch.full_like(loss, ranks / number, requires_grad=False)
-        return factors[key]
+    def backward(loss: Tensor, number: int | Tensor) -> Tensor:
+        # Not by an argument of `backward`: torch loads sympy to compare its shape, 0.3 s.
+        scale = ranks / (number.clamp(min=1) if isinstance(number, Tensor) else number)
+        scaler.scale(loss * scale).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
     def step(batch: StepBatch) -> tuple[Tensor, int | Tensor]:
         number, agreed = _global_count(job, place, batch, parts.device)
@@ -114,12 +111,10 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts) -> Callable[[StepBa
             with without_exchange():
                 loss = forward(other_input, other_target)
                 agreed()
-                scaler.scale(loss).backward(factor(number, loss))  # type: ignore[no-untyped-call]
-            total = loss.detach() if total is None else total + loss.detach()
+                total = _sum(total, backward(loss, number))
         loss = forward(input, target)
         agreed()
-        scaler.scale(loss).backward(factor(number, loss))  # type: ignore[no-untyped-call]
-        total = loss.detach() if total is None else total + loss.detach()
+        total = _sum(total, backward(loss, number))
         if clip is not None:
             scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(parameters, clip)
@@ -162,6 +157,10 @@ def _global_count(
 
 def _nothing() -> None:
     pass
+
+
+def _sum(total: Tensor | None, more: Tensor) -> Tensor:
+    return more if total is None else total + more
 
 
 def _per_sample(batch: StepBatch) -> int:

@@ -4,11 +4,14 @@ Model: what the rank prints goes to `logs/rank-N.log`. It finds its place by the
 gives (RANK, MASTER_ADDR, …), opens the process group where there are several ranks, assembles the parts, trains, and
 returns how far it came. An exception is written down for the launcher (failure.py) and ends the process.
 
-Contract: a rank never outlives its launcher, ignores Ctrl-C (stop.py), and leaves by `os._exit`, as forked processes
-do. That last point matters: a process that runs gloo and takes Python's own way out can abort ("terminate called
-without an active exception"). gloo's thread drops the last reference to a finished all-reduce, and with it to a tensor
-that has a Python object; for that it takes the interpreter's lock, which a finalising interpreter answers, up to Python
-3.13, by ending the thread with an exception that passes through a destructor, and C++ aborts.
+Contract: a rank never outlives its launcher, and ignores Ctrl-C (stop.py). It never closes a gloo group and leaves by
+`os._exit`, as forked processes do; the system closes its connections. This is because of what gloo's own thread does
+(torch 2.13, `ProcessGroupGloo::runLoop`): it drops the last reference to a finished all-reduce while it holds the
+group's lock, and with it a tensor that Python has seen, for which it takes the interpreter's lock. So
+
+- a thread that destroys the group, holding the interpreter's lock, waits for the group's lock for ever;
+- an interpreter that takes its own way out answers the thread, up to Python 3.13, by ending it with an exception, which
+  passes through a destructor: "terminate called without an active exception", SIGABRT, in a third of plain scripts.
 
 Limits: seeds make noise (dropout) differ from rank to rank, as it has to, so it is not the noise of one process.
 """
@@ -142,4 +145,5 @@ def _process_group(job: JobProgram, place: RankPlace) -> Iterator[None]:
         device_id=torch.device("cuda", torch.cuda.current_device()) if job.device == "cuda" else None,
     )
     yield
-    dist.destroy_process_group()  # not after a failure: the process ends, and others may be waiting in it
+    if "nccl" in job.backend:
+        dist.destroy_process_group()  # not gloo's: see above. Not after a failure either: others may wait in it

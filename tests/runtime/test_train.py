@@ -1,0 +1,232 @@
+"""One training on 1, 2 and 4 real processes is the same training, whatever else the program asks for."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from launcher import Launcher
+from made_programs import conv_model, gpt_model, images, places, program, python, tokens
+from safetensors.numpy import load_file
+
+from dslc.compiler import program as p
+from dslc.runtime.model import build_model
+from dslc.runtime.records import read_metrics
+from dslc.runtime.weights import load_weights
+
+KEPT = p.LossStep(kind="cross_entropy", counts="kept", ignore=-100)
+
+
+class Trained:
+    """What a training left in its run directory."""
+
+    def __init__(self, folder: Path, shown: str) -> None:
+        self.folder, self.shown = folder, shown
+        self.lines = read_metrics(str(folder))
+        self.weights = load_file(folder / "weights.safetensors")
+
+    def losses(self, split: str = "train") -> list[float]:
+        return [line["loss"] for line in self.lines if line["split"] == split]
+
+
+def train(launcher: Launcher, folder: Path, ranks: int, data: p.DataStep, **changed: Any) -> Trained:
+    outcome, shown = launcher.launch(program(ranks, data, **changed), places(ranks), folder)
+    assert outcome.done, outcome
+    return Trained(folder, shown)
+
+
+def agree(one: Trained, other: Trained, losses: float = 1e-5, weights: float = 1e-5) -> None:
+    for split in ("train", "validation"):
+        assert one.losses(split) and len(one.losses(split)) == len(other.losses(split))
+        np.testing.assert_allclose(other.losses(split), one.losses(split), rtol=0, atol=losses)
+    assert one.weights.keys() == other.weights.keys()
+    for name, value in one.weights.items():
+        np.testing.assert_allclose(other.weights[name], value, rtol=0, atol=weights, err_msg=name)
+
+
+def over_ranks(
+    launcher: Launcher, folder: Path, data: p.DataStep, ranks: tuple[int, ...] = (2, 4), **changed: Any
+) -> tuple[Trained, list[Trained]]:
+    """The training in one process, and on each number of ranks."""
+    one = train(launcher, folder / "1", 1, data, **changed)
+    return one, [train(launcher, folder / str(n), n, data, **changed) for n in ranks]
+
+
+def test_a_conv_net_over_an_uneven_last_batch(launcher: Launcher, tmp_path: Path) -> None:
+    # 100 samples by 16: the seventh batch has 4, which are 2 + 2 and 1 + 1 + 1 + 1; batches of 15 are 8 + 7.
+    one, others = over_ranks(launcher, tmp_path, images(tmp_path, batch=15, last=True), steps=15)
+    for other in others:
+        agree(one, other)
+    assert one.losses()[-1] < one.losses()[0]
+
+
+def test_ignored_tokens_in_pieces_and_clipped(launcher: Launcher, tmp_path: Path) -> None:
+    data = tokens(tmp_path, train=42, batch=9, last=True, ignored=0.4)
+    changed = {"model": gpt_model(), "loss": KEPT, "clip": 0.3, "steps": 10, "microbatches": 2}
+    one, others = over_ranks(launcher, tmp_path, data, **changed)
+    whole = train(launcher, tmp_path / "whole", 1, data, **changed | {"microbatches": 1})
+    free = train(launcher, tmp_path / "free", 1, data, **changed | {"clip": None})
+    for other in (*others, whole):
+        agree(one, other)
+    assert not np.allclose(one.losses(), free.losses(), atol=1e-4), "clipping makes a difference here"
+
+
+def test_the_loss_is_the_mean_over_what_counts(launcher: Launcher, tmp_path: Path) -> None:
+    """The first logged loss, computed here by hand from the model and the samples of the first step."""
+    data = tokens(tmp_path, train=8, batch=8, ignored=0.5, validation=0, split="none", shuffle=False)
+    two = train(launcher, tmp_path / "run", 2, data, model=gpt_model(), loss=KEPT, steps=1)
+    stored = np.load(tmp_path / "samples.npz")
+    output = build_model(gpt_model(), "cpu")(torch.from_numpy(stored["x"]))
+    expected = torch.nn.functional.cross_entropy(output.flatten(0, 1), torch.from_numpy(stored["y"]).flatten())
+    assert two.losses() == [pytest.approx(expected.item(), abs=1e-6)]
+    assert [line["split"] for line in two.lines] == ["train"]
+
+
+@pytest.mark.parametrize(("dtype", "close"), [("bfloat16", 2e-2), ("float16", 5e-3)])
+def test_mixed_precision(launcher: Launcher, tmp_path: Path, dtype: Any, close: float) -> None:
+    data = images(tmp_path)
+    exact = train(launcher, tmp_path / "exact", 1, data)
+    low = {"precision": p.PrecisionStep(dtype=dtype, scaled=dtype == "float16"), "clip": 1.0}
+    for ranks in (1, 2):
+        found = train(launcher, tmp_path / f"{dtype}-{ranks}", ranks, data, **low)
+        np.testing.assert_allclose(found.losses()[:1], exact.losses()[:1], rtol=0, atol=close)
+        assert found.losses() != exact.losses()
+        assert all(value.dtype == np.float32 for value in found.weights.values() if value.dtype.kind == "f")
+        assert found.losses()[-1] < found.losses()[0]
+
+
+def test_a_schedule_and_an_adaptive_optimizer(launcher: Launcher, tmp_path: Path) -> None:
+    # Without batch norm: the bias before one has no gradient but rounding, of which Adam makes whole steps.
+    changed = {
+        "model": _linear(),
+        "sync_batch_norm": False,
+        "optimizer": p.OptimizerStep(kind="AdamW", lr=0.01),
+        "learning_rate": p.LearningRateStep(kind="cosine", steps=8, warmup=2, floor=0.1),
+    }
+    one, (two,) = over_ranks(launcher, tmp_path, images(tmp_path), (2,), **changed)
+    agree(one, two, weights=0.05 * 0.01 * 8)
+    rates = [line["lr"] for line in one.lines if line["split"] == "train"]
+    expected = [0.005, 0.01, *(0.01 * (0.1 + 0.45 * (1 + math.cos(math.pi * k / 6))) for k in range(6))]
+    assert rates == pytest.approx(expected)
+
+
+def test_what_is_logged(launcher: Launcher, tmp_path: Path) -> None:
+    data = images(tmp_path, batch=16)
+    two = train(launcher, tmp_path / "run", 2, data, steps=8, log_every=3, evaluate_every=6, tensorboard=True)
+    steps = [(line["step"], line["split"]) for line in two.lines]
+    assert steps == [
+        *((1, "train"), (3, "train"), (6, "train"), (6, "validation"), (8, "train"), (8, "validation"))
+    ]
+    for line in two.lines:
+        numbers = {"lr"} if line["split"] == "train" else {"accuracy"}
+        assert set(line) == {"step", "split", "loss", "samples", "seconds"} | numbers
+    assert [line["samples"] for line in two.lines] == [16, 48, 96, 96, 128, 128]
+    seconds = [line["seconds"] for line in two.lines]
+    assert seconds == sorted(seconds) and seconds[0] >= 0
+    assert (two.folder / "logs" / "rank-1.log").exists()
+    assert not (two.folder / "logs" / "launcher.log").exists()
+    assert "\x1b" not in two.shown and "trained 8 steps" in two.shown and "accuracy" in two.shown
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(two.folder / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [1, 3, 6, 8]
+    assert [event.value for event in events.Scalars("validation/loss")] == pytest.approx(two.losses("validation"))
+
+
+def test_evaluation_counts_every_sample_once(launcher: Launcher, tmp_path: Path) -> None:
+    """With a learning rate of nothing the validation metrics are those of the initial model over the whole split."""
+    data = images(tmp_path, train=16, validation=13, split="tail", batch=16)
+    still = p.OptimizerStep(kind="SGD", lr=0.0)
+    model = _linear()
+    one, others = over_ranks(
+        launcher, tmp_path, data, (2, 4), model=model, optimizer=still, steps=1, sync_batch_norm=False
+    )
+    stored = np.load(tmp_path / "samples.npz")
+    inputs, targets = torch.from_numpy(stored["x"][16:]), torch.from_numpy(stored["y"][16:])
+    scores = build_model(model, "cpu")(inputs)
+    for found in (one, *others):
+        (line,) = [line for line in found.lines if line["split"] == "validation"]
+        assert line["loss"] == pytest.approx(torch.nn.functional.cross_entropy(scores, targets).item(), abs=1e-6)
+        assert line["accuracy"] == pytest.approx(float((scores.argmax(1) == targets).double().mean()), abs=1e-12)
+
+
+def _linear() -> p.ModelStep:
+    flatten = p.ModuleStep(name="0", kind="Flatten")
+    linear = p.ModuleStep(name="1", kind="Linear", arguments={"in_features": 64, "out_features": 10})
+    inits = (
+        p.InitStep(parameter="1.weight", shape=(10, 64), kind="uniform", a=-0.1, b=0.1),
+        p.InitStep(parameter="1.bias", shape=(10,), kind="constant", a=0.0),
+    )
+    return p.ModelStep(root=p.ModuleStep(name="", kind="Sequential", children=(flatten, linear)), inits=inits, seed=3)
+
+
+def test_statistics_per_rank_are_evaluated_and_written_as_rank_0_has_them(launcher: Launcher, tmp_path: Path) -> None:
+    data = images(tmp_path)
+    two = train(launcher, tmp_path / "run", 2, data, sync_batch_norm=False)
+    model = build_model(conv_model(), "cpu")
+    load_weights(model, str(two.folder))
+    model.eval()
+    from dslc.runtime.sources import open_source
+
+    inputs, targets = open_source(data).validation.batch(torch.arange(30))
+    expected = torch.nn.functional.cross_entropy(model(inputs), targets)
+    assert two.losses("validation") == [pytest.approx(expected.item(), abs=1e-5)]
+
+
+def test_tied_weights_are_written_once_and_load(launcher: Launcher, tmp_path: Path) -> None:
+    found = train(launcher, tmp_path / "run", 1, tokens(tmp_path), model=gpt_model(), steps=2)
+    assert "0.weight" in found.weights and "3.weight" not in found.weights
+    model = build_model(gpt_model(), "cpu")
+    load_weights(model, str(found.folder))
+    assert model.get_parameter("3.weight") is model.get_parameter("0.weight")
+    np.testing.assert_array_equal(model.get_parameter("3.weight").detach().numpy(), found.weights["0.weight"])
+    other = build_model(conv_model(), "cpu")
+    with pytest.raises(ValueError, match="is not of this model"):
+        load_weights(other, str(found.folder))
+
+
+def test_a_users_own_model_loss_and_noise(launcher: Launcher, tmp_path: Path) -> None:
+    """A model with other numbers on each rank begins with those of rank 0; noise is drawn differently by each rank."""
+    (tmp_path / "mine.py").write_text(
+        "import os, torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        torch.manual_seed(int(os.environ['RANK']))\n"
+        "        self.one, self.unused = torch.nn.Linear(64, 10), torch.nn.Linear(3, 3)\n"
+        "    def forward(self, x):\n"
+        "        print('noise', float(torch.rand(())))\n"
+        "        return self.one(x.flatten(1))\n"
+        "def loss(output, target):\n"
+        "    return torch.nn.functional.cross_entropy(output, target, reduction='none')\n"
+    )
+    found = train(
+        launcher,
+        tmp_path / "run",
+        2,
+        images(tmp_path),
+        model=p.ModelStep(python=python("mine:Net", tmp_path), seed=3),
+        loss=p.LossStep(kind="python", python=python("mine:loss", tmp_path)),
+        gradients=p.GradientStep(kind="ddp", find_unused=True),
+        sync_batch_norm=False,
+    )
+    torch.manual_seed(0)
+    start, unused = torch.nn.Linear(64, 10), torch.nn.Linear(3, 3)
+    assert not np.allclose(found.weights["one.weight"], start.weight.detach().numpy())
+    np.testing.assert_array_equal(found.weights["unused.weight"], unused.weight.detach().numpy())
+    noise = [(found.folder / "logs" / f"rank-{rank}.log").read_text().splitlines()[0] for rank in range(2)]
+    assert noise[0].startswith("noise") and noise[0] != noise[1]
+
+
+def test_records_without_finite_numbers_are_still_json(launcher: Launcher, tmp_path: Path) -> None:
+    huge = p.OptimizerStep(kind="SGD", lr=1e30)
+    found = train(launcher, tmp_path / "run", 1, images(tmp_path), optimizer=huge, steps=6)
+    for line in (found.folder / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert None in found.losses()
