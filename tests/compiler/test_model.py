@@ -11,15 +11,30 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from networks_drawn import VOCAB, batch, built, classes, counted, fact, kept, model_of, networks, of, step_of, tokens
+from networks_drawn import (
+    POINTWISE,
+    VOCAB,
+    batch,
+    built,
+    classes,
+    counted,
+    fact,
+    kept,
+    model_of,
+    networks,
+    of,
+    step_of,
+    tokens,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslc.compiler.facts import ModelFacts, SourceFacts
 from dslc.compiler.model import ModelGraph, build, opaque
+from dslc.compiler.tape import LAYERS
 from dslc.dsl import calls as c
 from dslc.dsl import layers as s
 from dslc.dsl.diagnostics import Diagnostic, Report
-from dslc.dsl.registry import Call, Place
+from dslc.dsl.registry import CALLS, Call, Place
 from dslc.dsl.source import Source, Span
 from dslc.runtime.model import build_model, skeleton
 
@@ -52,6 +67,59 @@ def test_kept_bytes_are_what_hooks_see(drawn: Drawn) -> None:
     graph = built(network, source)
     assert graph.saved == kept(graph, source, low=False)
     assert graph.saved_low == kept(graph, source, low=True)
+
+
+IMAGES = SourceFacts(input=fact(2, 6, 6))
+SIGNALS = SourceFacts(input=fact(2, 6))
+STEPS = SourceFacts(input=fact(5, 4))
+# Each behind a layer that keeps its input alone, so that what it keeps itself decides.
+ONE_OF_EACH: list[tuple[Call, SourceFacts]] = [
+    *((layer, IMAGES) for layer in POINTWISE),
+    (of(s.Linear, features=3), STEPS),
+    (of(s.Conv1d, channels=3), SIGNALS),
+    (of(s.Conv2d, channels=3, stride=2, bias=False), IMAGES),
+    (of(s.MaxPool1d, kernel=2), SIGNALS),
+    (of(s.MaxPool2d, kernel=2, stride=1), IMAGES),
+    (of(s.AvgPool1d, kernel=3, padding=1), SIGNALS),
+    (of(s.AvgPool2d, kernel=2), IMAGES),
+    *((of(s.AdaptiveAvgPool1d, size=size), SIGNALS) for size in (1, 2)),
+    *((of(s.AdaptiveAvgPool2d, size=size), IMAGES) for size in (1, 2)),
+    *((of(s.AdaptiveMaxPool2d, size=size), IMAGES) for size in (1, 2)),
+    (of(s.Flatten), IMAGES),
+    (of(s.BatchNorm), IMAGES),
+    (of(s.LayerNorm), STEPS),
+    (of(s.LayerNorm, bias=False), IMAGES),
+    (of(s.RMSNorm), STEPS),
+    (of(s.Embedding, width=4), tokens(5, VOCAB)),
+    (of(s.PositionalEmbedding, context=7), STEPS),
+    (of(s.Attention, heads=2), STEPS),
+    (of(s.TransformerBlock, heads=2, dropout=0.1), STEPS),
+    (of(s.LastStep), STEPS),
+    (of(s.MeanSteps), STEPS),
+    (of(s.PatchEmbedding, patch=3, width=4), IMAGES),
+    (of(s.Residual, layers=(of(s.ReLU),)), IMAGES),
+]
+
+
+def test_every_layer_of_the_language_has_its_arithmetic() -> None:
+    declared = set(CALLS["layer"].values()) - {s.Repeat}
+    assert declared <= set(LAYERS)
+    assert declared == {type(layer) for layer, _ in ONE_OF_EACH} | {s.LSTM}
+
+
+@pytest.mark.parametrize("layer, source", ONE_OF_EACH, ids=lambda value: value.word if isinstance(value, Call) else "")
+def test_each_layer_alone_is_torchs(layer: Call, source: SourceFacts) -> None:
+    before: tuple[Call, ...] = ()
+    if source in (IMAGES, SIGNALS):
+        before = (of(s.Conv2d if source is IMAGES else s.Conv1d, channels=2, padding=1),)
+    elif source is STEPS:
+        before = (of(s.Linear, features=4),)
+    after = () if isinstance(layer, s.LastStep | s.MeanSteps) else (of(s.MeanSteps),) if source is STEPS else ()
+    for network in ((layer, of(s.Linear, features=2)), (*before, layer, *after, of(s.Linear, features=2))):
+        graph = built(network, source)
+        assert counted(graph, source) == (graph.output.shape, graph.forward_flops, graph.backward_flops)
+        assert graph.saved == kept(graph, source, low=False)
+        assert graph.saved_low == kept(graph, source, low=True)
 
 
 @pytest.mark.parametrize("length, width, state", [(32, 64, 64), (64, 32, 256), (16, 256, 64), (20, 100, 100)])
@@ -139,7 +207,8 @@ def test_the_facts_about_norms_and_noise() -> None:
     normed = of_layers(of(s.BatchNorm), of(s.Flatten), of(s.BatchNorm, sync=False), of(s.Dropout, p=0.1))
     assert (normed.batch_norm, normed.unsynced_batch_norm, normed.noise) == (True, True, True)
     assert normed.batch_norm_values == 1
-    assert of_layers(of(s.BatchNorm)).batch_norm_values == 16
+    grown = of_layers(of(s.BatchNorm), of(s.Conv2d, channels=2, kernel=1, padding=1), of(s.BatchNorm))
+    assert grown.batch_norm_values == 16
     assert not of_layers(of(s.BatchNorm), of(s.Dropout, p=0.0)).noise
 
 
