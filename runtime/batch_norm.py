@@ -73,23 +73,31 @@ class _Synchronised(_BatchNorm):
             if weight is None:
                 weight = 1.0 / float(self.num_batches_tracked)
         assert weight is not None
-        unbiased = variance.double() * (samples / (samples - 1).clamp(min=1))
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), weight)
+        self.running_mean.mul_(1 - weight).add_(mean, alpha=weight)
+        unbiased = samples / (samples - 1).clamp_(min=1) * variance
+        self.running_var.mul_(1 - weight).add_(unbiased, alpha=weight)
 
 
 def _moments(input: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of each channel, float32: the kernel of torch's own batch normalisation."""
+    """Mean and biased variance of each channel, at least float32: the kernel of torch's own batch normalisation."""
     scratch = (None, None)
-    if input.dtype != torch.float32:
+    if input.dtype != _wide(input):
         # The kernel answers in the input's dtype unless it is given running statistics in another.
         scratch = tuple(torch.zeros(2, input.shape[1], device=input.device))
     mean, variance = torch.batch_norm_update_stats(input, *scratch, 0.0)
-    return mean.float(), variance.float()
+    return mean, variance
+
+
+def _wide(input: Tensor) -> torch.dtype:
+    return torch.promote_types(input.dtype, torch.float32)
 
 
 class _Normalise(torch.autograd.Function):
-    """(output, mean, biased variance, samples per channel) of the batch; the last three, float32, without gradient."""
+    """(output, mean, biased variance, samples per channel) of the batch; the last three, float64, without gradient.
+
+    Tensors here are as small as the channels are few, and each operation on one costs about a microsecond: hence few
+    of them, and in place.
+    """
 
     @staticmethod
     def forward(
@@ -97,20 +105,22 @@ class _Normalise(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         channels = input.shape[1]
         own = input.numel() // channels
-        packed = torch.full((2 * channels + 1,), own, dtype=torch.float64, device=input.device)
+        packed = torch.empty(2 * channels + 1, dtype=torch.float64, device=input.device)
+        first, second, samples = packed.split((channels, channels, 1))
         mean, variance = _moments(input)
-        packed[:channels] *= mean
-        packed[channels:-1] *= mean.double().square_().add_(variance)
+        torch.mul(mean, own, out=first)
+        torch.mul(variance, own, out=second)
+        second.addcmul_(first, first, value=1 / own)
+        samples.fill_(own)
         dist.all_reduce(packed, group=group)
-        samples = packed[-1]
-        moments = (packed[:-1] / samples).view(2, channels)
-        mean = moments[0].float()
-        variance = (moments[1] - moments[0].square()).clamp_(min=0).float()
+        first.div_(samples)
+        second.div_(samples).addcmul_(first, first, value=-1).clamp_(min=0)
+        mean, variance = first.to(mean.dtype), second.to(mean.dtype)
         output = F.batch_norm(input, mean, variance, weight, bias, training=False, eps=eps)
         ctx.save_for_backward(input, weight, mean, variance, samples)
         ctx.eps, ctx.group = eps, group
-        ctx.mark_non_differentiable(mean, variance, samples)
-        return output, mean, variance, samples
+        ctx.mark_non_differentiable(first, second, samples)
+        return output, first, second, samples
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
@@ -119,10 +129,10 @@ class _Normalise(torch.autograd.Function):
         grad_input, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
             gradient, input, scale, mean, variance, None, None, False, ctx.eps, [True, True, True]
         )
-        sums = torch.stack([grad_bias.double(), grad_weight.double()])
+        sums = torch.stack((grad_bias, grad_weight)).double()
         dist.all_reduce(sums, group=ctx.group)
-        factor = scale * torch.rsqrt(variance + ctx.eps) / samples
-        shift, slope = (-(factor * sums)).to(scale.dtype)
+        factor = (variance + ctx.eps).rsqrt_().mul_(scale).neg_()
+        shift, slope = sums.div_(samples).mul_(factor).to(scale.dtype)
         grad_input += F.batch_norm(input, mean, variance, slope, shift, training=False, eps=ctx.eps)
         if weight is None:
             return grad_input, None, None, None, None
