@@ -87,11 +87,15 @@ def show_seconds(name: str, command: list[str], pairs: int, target: float) -> No
     finish(command)
     times = sorted(seconds(command) for _ in range(pairs))
     met = "met" if times[0] <= target else "MISSED"
-    print(f"{name}: median {statistics.median(times):.3f} s, least {times[0]:.3f} s ({pairs} runs; target {target} {met})")
+    print(
+        f"{name}: median {statistics.median(times):.3f} s, least {times[0]:.3f} s ({pairs} runs; target {target} {met})"
+    )
 
 
 def bench_gpt(pairs: int) -> None:
-    print(compare("step, gpt", lambda: step_of_dslc("gpt"), lambda: step_by_hand("gpt"), pairs=pairs, unit="ms", target=1))
+    print(
+        compare("step, gpt", lambda: step_of_dslc("gpt"), lambda: step_by_hand("gpt"), pairs=pairs, unit="ms", target=1)
+    )
 
 
 def bench_convnet(pairs: int) -> None:
@@ -115,7 +119,9 @@ def bench_start(pairs: int) -> None:
     def ours() -> float:
         out = tempfile.mkdtemp(dir=folder)
         job = os.path.join(HERE, "jobs", "gpt.plt")
-        command = dslc("run", job, "--out", os.path.join(out, "run"), "--set", "train.steps=2", "--set", "log.every=1 step")
+        command = dslc(
+            "run", job, "--out", os.path.join(out, "run"), "--set", "train.steps=2", "--set", "log.every=1 step"
+        )
         return until_first_step(command, "step 1")
 
     def theirs() -> float:

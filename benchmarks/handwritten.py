@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 benchmarks/handwritten.py gpt --steps 60 --out result.json
 
-Samples are gathered from tensors in memory, the optimizer is fused, buckets are views, the graph is static, and the host
-waits for nothing in a step. Rank 0 writes {"first": …, "last": …, "steps": …}: seconds since the first step began.
+Samples are gathered from tensors in memory, the optimizer is fused, buckets are views, the graph is static, and the
+host waits for nothing in a step. Rank 0 writes {"first": …, "last": …, "steps": …}: seconds since the first step began.
 """
 
 from __future__ import annotations
@@ -91,9 +91,7 @@ def main() -> None:
         labels = torch.randint(10, (4096,))
         samples, batch = 4096, 64
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=True)
-    wrapped = DistributedDataParallel(
-        model, gradient_as_bucket_view=True, static_graph=True, broadcast_buffers=False
-    )
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True, broadcast_buffers=False)
     order = torch.randperm(samples, generator=torch.Generator().manual_seed(1))
     share = batch // world
     first = 0.0

@@ -27,7 +27,11 @@ class Ratio:
     target: float | None
 
     def __str__(self) -> str:
-        met = "" if self.target is None else f"; target {self.target:.2f} {'met' if self.low <= self.target else 'MISSED'}"
+        met = (
+            ""
+            if self.target is None
+            else f"; target {self.target:.2f} {'met' if self.low <= self.target else 'MISSED'}"
+        )
         return (
             f"{self.name}: {self.median:.3f} [{self.low:.3f}, {self.high:.3f}] "
             f"({self.ours:.4g} over {self.theirs:.4g} {self.unit}, {self.pairs} pairs{met})"
@@ -44,7 +48,8 @@ def compare(
     target: float | None = None,
 ) -> Ratio:
     """Runs both `pairs` times, which goes first changing from pair to pair."""
-    a, b = [], []
+    a: list[float] = []
+    b: list[float] = []
     for n in range(pairs):
         for which in ((a, ours), (b, theirs)) if n % 2 else ((b, theirs), (a, ours)):
             which[0].append(which[1]())

@@ -117,6 +117,7 @@ def _traced(
         import functools
 
         import torch
+
         from dslc.compiler import trace
         from dslc.runtime.user_code import load_function
 

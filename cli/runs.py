@@ -29,7 +29,8 @@ class Ready:
 
 
 def prepare(loaded: Loaded, report: Report) -> Ready | None:
-    """Compiles a job for this machine; None with the reasons in the report, where warnings that block a run are errors."""
+    """Compiles a job for this machine; None with the reasons in the report, where warnings that block a run are
+    errors."""
     found = Report()
     analysis = inspect(loaded, found, run=True)
     report.extend(diagnostic.for_run() for diagnostic in found)

@@ -1,8 +1,8 @@
 """The first gate: everything that can be said of a job without a plan graph, and every reason to reject it.
 
-`analyse` is what `dslc check` does. It is complete: what it accepts, no later step refuses, but for what only the machine
-can tell. Each step needs those before it, and a step that fails leaves what follows from it unsaid. Plain Python; neither
-torch nor networkx.
+`analyse` is what `dslc check` does. It is complete: what it accepts, no later step refuses, but for what only the
+machine can tell. Each step needs those before it, and a step that fails leaves what follows from it unsaid. Plain Python;
+neither torch nor networkx.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Pipeline:
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """What is known of a job. `model` and what follows from it are None for a user's own network that was not traced."""
+    """What is known of a job. `model` and what follows from it are None for a user's own network that was not
+    traced."""
 
     job: JobSpec
     source: SourceFacts
@@ -138,5 +139,3 @@ def _pipeline(job: JobSpec, layout: Layout, model: ModelGraph, report: Report) -
         forward, backward = [1.0] * len(stages), [2.0] * len(stages)
     time = timeline(schedule, forward, backward)
     return Pipeline(stages=stages, schedule=schedule, timeline=time, bubble=time.bubble)
-
-

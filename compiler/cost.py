@@ -10,8 +10,8 @@ begins: every activation is held and gradients are being made. Kinds:
     buffers         batch statistics and the like
     communication   what is gathered for a while (the largest layer under ZeRO-3, twice: one ahead)
 
-Limits: the allocator's slack, the framework's own memory and temporaries of single kernels are not in it. ZeRO here means
-state divided evenly (Rajbhandari et al. 2019, arXiv:1910.02054); recomputation follows Chen et al. 2016 and, for
+Limits: the allocator's slack, the framework's own memory and temporaries of single kernels are not in it. ZeRO here
+means state divided evenly (Rajbhandari et al. 2019, arXiv:1910.02054); recomputation follows Chen et al. 2016 and, for
 `selective`, Korthikanti et al. 2022 (arXiv:2205.05198).
 """
 
@@ -153,9 +153,12 @@ def _memory(
     return MemoryNode(
         parameters=0 if "parameters" in moved else master * count // (shards if zero == 3 else 1),
         gradients=4 * count // (1 if whole_gradients else shards),
-        optimizer=0 if "optimizer" in moved else 4 * count * state_per_parameter(job.train.optimizer)
-        // (shards if zero >= 1 else 1),
-        activations=0 if "activations" in moved else _activations(job, layout, workload, model, stages, schedule, pipeline),
+        optimizer=0
+        if "optimizer" in moved
+        else 4 * count * state_per_parameter(job.train.optimizer) // (shards if zero >= 1 else 1),
+        activations=0
+        if "activations" in moved
+        else _activations(job, layout, workload, model, stages, schedule, pipeline),
         buffers=sum(_buffer_bytes(layer) for layer in layers),
         communication=2 * 4 * largest if zero == 3 else 0,
     )
@@ -253,7 +256,8 @@ def _traffic(
     blocks = [layer for layer in layers if layer.kind in ("transformer_block", "attention")]
     numbers = sum(_numbers(layer.output) for layer in blocks) * workload.microbatch * microbatches
     if blocks and layout.sizes["tensor"] > 1:
-        # Two pairs of all-gather and reduce-scatter forward and as many backward (Korthikanti et al. 2022), or all-reduces.
+        # Two pairs of all-gather and reduce-scatter forward and as many backward (Korthikanti et al. 2022), or
+        # all-reduces.
         operation = "all_gather + reduce_scatter" if job.parallelism.sequence else "all_reduce"
         yield TrafficNode(
             operation=operation,
@@ -272,7 +276,9 @@ def _traffic(
         )
 
 
-def _gradient_traffic(job: JobSpec, layout: Layout, layers: list[LayerNode], microbatches: int) -> Iterator[TrafficNode]:
+def _gradient_traffic(
+    job: JobSpec, layout: Layout, layers: list[LayerNode], microbatches: int
+) -> Iterator[TrafficNode]:
     data, zero = layout.sizes["data"], job.parallelism.zero
     count = parameter_count(layers, layout.sizes["tensor"])
     if data == 1 or not count:

@@ -118,9 +118,7 @@ def _model(analysis: Analysis) -> p.ModelStep:
         return p.ModelStep(python=_python(job.model.network, job.folder), seed=job.train.seed)
     assert model is not None and model.root is not None
     image = len(model.input.shape) == 3 and any(layer.kind in ("conv2d", "residual") for layer in model.layers)
-    return p.ModelStep(
-        root=model.root, inits=model.inits, ties=model.ties, seed=job.train.seed, channels_last=image
-    )
+    return p.ModelStep(root=model.root, inits=model.inits, ties=model.ties, seed=job.train.seed, channels_last=image)
 
 
 def _loss(analysis: Analysis) -> p.LossStep:

@@ -1,7 +1,7 @@
 """The plan as a person reads it: plain text in aligned columns, a section for each thing that was decided.
 
-`explain` is what `dslc plan JOB` prints, `explain_rank` what `dslc plan JOB --rank N` does. Both read the plan alone. What
-the plan does not know is shown as `unknown`. Bytes are in powers of 1024, of one rank unless they say otherwise.
+`explain` is what `dslc plan JOB` prints, `explain_rank` what `dslc plan JOB --rank N` does. Both read the plan alone.
+What the plan does not know is shown as `unknown`. Bytes are in powers of 1024, of one rank unless they say otherwise.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from dslc.compiler.units import byte_text, count_text, flop_text, percent_text
 
 MOST_LAYERS = 40  # lines of the layer table
 MOST_CLASSES = 16  # lines of tables by pipeline coordinate
+TRAFFIC = ("  operation", "axis", "what", "count", "bytes")
 Row = Sequence[str]
 
 
@@ -227,7 +228,7 @@ def _layers(plan: Plan) -> list[str]:
             f"x{run.count}" if run.count > 1 else "",
             run.layer.kind,
             fact_text(run.layer.output),
-            f"{run.layer.parameters * run.count:,}",
+            _in_full(run.layer.parameters * run.count),
             flop_text(run.layer.flops * run.count),
             byte_text(run.layer.kept * run.count),
         )
@@ -241,6 +242,10 @@ def _layers(plan: Plan) -> list[str]:
         f"{known_count(plan.parameters)} parameters ({known(plan.parameters)})",
         f"one sample: {flop_text(flops)} forward and backward, {byte_text(kept)} kept for the backward pass",
     ]
+
+
+def _in_full(count: int) -> str:
+    return f"{count:,}" if count < 10_000_000 else count_text(count)
 
 
 def _training(plan: Plan) -> list[str]:
@@ -283,32 +288,29 @@ def _of_limit(plan: Plan, peak: int) -> str:
 def _traffic(plan: Plan) -> list[str]:
     if not plan.ranks:
         return [f"{UNKNOWN}: the network was not traced"]
-    rows = []
+    rows: list[Row] = []
     for _, alike in groupby(plan.ranks, key=lambda node: node.traffic):
         nodes = list(alike)
-        for n, traffic in enumerate(t for t in nodes[0].traffic if t.count):
-            rows.append(
-                (
-                    span_text(nodes[0].first, nodes[-1].last) if n == 0 else "",
-                    traffic.operation,
-                    traffic.axis,
-                    traffic.what,
-                    f"{traffic.count:,}",
-                    byte_text(traffic.bytes),
-                )
-            )
-    head = ("ranks", "operation", "axis", "what", "count", "bytes")
-    return _shortened(table(rows, right=(4, 5), head=head), 3 * MOST_CLASSES) if rows else ["none: nothing is exchanged"]
+        rows.append((f"ranks {span_text(nodes[0].first, nodes[-1].last)}",))
+        rows += _traffic_rows(nodes[0])
+    if all(len(row) == 1 for row in rows):
+        return ["none: nothing is exchanged"]
+    return _shortened(table(rows, right=(3, 4), head=TRAFFIC), 3 * MOST_CLASSES)
+
+
+def _traffic_rows(node: RankNode) -> list[Row]:
+    return [("  " + t.operation, t.axis, t.what, f"{t.count:,}", byte_text(t.bytes)) for t in node.traffic if t.count]
 
 
 def _schedule(plan: Plan) -> list[str]:
     schedule = plan.schedule
     if schedule is None:
-        pieces = plan.data.microbatches
-        return [f"forward and backward, {pieces} times, then the update" if pieces > 1 else "forward, backward, update"]
+        if plan.data.microbatches == 1:
+            return ["forward, backward, update"]
+        return [f"forward and backward, {plan.data.microbatches} times, then the update"]
     stages = len(schedule.rows) * schedule.virtual_stages
     lines = [
-        f"{schedule.name}: {len(schedule.rows)} pipeline ranks x {schedule.virtual_stages} = {plural(stages, 'stage')}, "
+        f"{schedule.name}: {len(schedule.rows)} ranks x {schedule.virtual_stages} = {plural(stages, 'stage')}, "
         f"{plural(plan.data.microbatches, 'micro-batch')}, bubble {percent_text(schedule.bubble)}"
     ]
     rows = [(str(n), _row_text(row)) for n, row in enumerate(schedule.rows)]
@@ -412,21 +414,8 @@ def _rank_traffic(plan: Plan, rank: int) -> list[str]:
     node = class_of(plan, rank)
     if node is None:
         return [f"{UNKNOWN}: the network was not traced"]
-    rows = [
-        (t.operation, t.axis, t.what, f"{t.count:,}", byte_text(t.bytes), _partners(plan, rank, node, t.axis))
-        for t in node.traffic
-        if t.count
-    ]
-    head = ("operation", "axis", "what", "count", "bytes", "with")
-    return table(rows, right=(3, 4), head=head) if rows else ["none: nothing is exchanged"]
-
-
-def _partners(plan: Plan, rank: int, node: RankNode, axis: str) -> str:
-    members = group(plan, rank, axis)
-    if axis != "pipeline":
-        return _members(members, axis_of(plan, axis).stride)
-    near = {s.pipeline for s in plan.stages for mine in node.stages if abs(s.index - mine) == 1} - {node.pipeline}
-    return f"rank{'s' if len(near) > 1 else ''} {', '.join(str(members[p]) for p in sorted(near))}"
+    rows = _traffic_rows(node)
+    return table(rows, right=(3, 4), head=TRAFFIC) if rows else ["none: nothing is exchanged"]
 
 
 def _rank_schedule(plan: Plan, rank: int) -> list[str]:
@@ -434,4 +423,8 @@ def _rank_schedule(plan: Plan, rank: int) -> list[str]:
     if schedule is None:
         return _schedule(plan)
     row = schedule.rows[coordinates(plan, rank)["pipeline"]]
-    return [f"{schedule.name}, row {coordinates(plan, rank)['pipeline']}", *_shortened(_wrapped(row.split(" ")), MOST_LAYERS), _key(schedule)]
+    return [
+        f"{schedule.name}, row {coordinates(plan, rank)['pipeline']}",
+        *_shortened(_wrapped(row.split(" ")), MOST_LAYERS),
+        _key(schedule),
+    ]

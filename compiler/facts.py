@@ -12,7 +12,14 @@ from typing import Literal
 
 DType = Literal["float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool"]
 DTYPE_BYTES: dict[str, int] = {
-    "float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "uint8": 1, "bool": 1,
+    "float64": 8,
+    "int64": 8,
+    "float32": 4,
+    "int32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "uint8": 1,
+    "bool": 1,
 }
 
 

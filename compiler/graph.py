@@ -30,17 +30,17 @@ class PlanGraph:
     """The graph, and the analysis it was made from. Passes add to it; `done` names those that have run."""
 
     analysis: Analysis
-    graph: nx.DiGraph = field(default_factory=nx.DiGraph)
+    graph: nx.DiGraph[str] = field(default_factory=nx.DiGraph)
     done: tuple[str, ...] = ()
 
     def of_kind(self, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
         return ((name, data) for name, data in self.graph.nodes(data=True) if data["kind"] == kind)
 
-    def related(self, relation: str) -> nx.DiGraph:
+    def related(self, relation: str) -> nx.DiGraph[str]:
         """The edges of one relation, as a view."""
         chosen = [(a, b) for a, b, data in self.graph.edges(data=True) if data["relation"] == relation]
         return self.graph.edge_subgraph(chosen)
 
-    def actions(self) -> nx.DiGraph:
+    def actions(self) -> nx.DiGraph[str]:
         """The actions of a step, with order and data between them."""
         return self.graph.subgraph([name for name, _ in self.of_kind("action")])

@@ -1,9 +1,10 @@
 """The hardware catalogue: what one device of a kind holds and does, and how fast its links are.
 
-Figures are the vendors' for dense arithmetic (no structured sparsity), links in bytes per second and direction. They are
-peaks: a prediction made with them is a bound, not a promise.
+Figures are the vendors' for dense arithmetic (no structured sparsity), links in bytes per second and direction. They
+are peaks: a prediction made with them is a bound, not a promise.
 
-Sources: NVIDIA data sheets "A100 80GB" (2021), "H100" (2023), "H200" (2024), "V100" (2020), "L40S" (2023), "B200" (2024).
+Sources: NVIDIA data sheets "A100 80GB" (2021), "H100" (2023), "H200" (2024), "V100" (2020), "L40S" (2023),
+"B200" (2024).
 """
 
 from __future__ import annotations

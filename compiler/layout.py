@@ -151,7 +151,9 @@ def _asked(devices: DevicesSpec, report: Report) -> tuple[tuple[int, ...], int |
         return (), None
     assert isinstance(gpus, int)
     if gpus < 1:
-        report.add("E0406", f"`devices.gpus` is {gpus}", span, help="a count of 1 or more, or `all`; `cpus = 1` for none")
+        report.add(
+            "E0406", f"`devices.gpus` is {gpus}", span, help="a count of 1 or more, or `all`; `cpus = 1` for none"
+        )
         return (), None
     return (), gpus
 
@@ -196,7 +198,12 @@ def _axes(job: JobSpec, nodes: int, processes: int, report: Report) -> dict[str,
     world = nodes * processes
     others = parallelism.pipeline * parallelism.tensor * parallelism.context
     data = parallelism.data if parallelism.data is not None else max(1, world // others)
-    sizes = {"pipeline": parallelism.pipeline, "data": data, "context": parallelism.context, "tensor": parallelism.tensor}
+    sizes = {
+        "pipeline": parallelism.pipeline,
+        "data": data,
+        "context": parallelism.context,
+        "tensor": parallelism.tensor,
+    }
     if data * others == world:
         return sizes
     given = [axis for axis in ("data", *[a for a in AXES if a != "data"]) if parallelism.is_set(axis)]
@@ -217,7 +224,12 @@ def _axes(job: JobSpec, nodes: int, processes: int, report: Report) -> dict[str,
         says,
         parallelism.at(blamed),
         label=f"{shown} = {product}" if len(given) > 1 else "",
-        notes=[Note(message=f"{where} are asked for here", span=job.devices.at(field if job.devices.is_set(field) else "nodes"))],
+        notes=[
+            Note(
+                message=f"{where} are asked for here",
+                span=job.devices.at(field if job.devices.is_set(field) else "nodes"),
+            )
+        ],
         help=remedy,
     )
     return None
@@ -234,7 +246,5 @@ def _micro_batches(parallelism: ParallelismSpec) -> tuple[int, int]:
     if parallelism.pipeline == 1:
         return 1, parallelism.microbatches or 1
     virtual = parallelism.virtual_stages or default_virtual_stages(parallelism.schedule)
-    microbatches = parallelism.microbatches or default_microbatches(
-        parallelism.schedule, parallelism.pipeline, virtual
-    )
+    microbatches = parallelism.microbatches or default_microbatches(parallelism.schedule, parallelism.pipeline, virtual)
     return virtual, microbatches

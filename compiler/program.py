@@ -90,8 +90,8 @@ class DataStep:
     """The samples, and how an epoch of them is dealt out.
 
     Order: epoch `e` visits the `train_samples` in the order `permutation(seed, e)` (or as they are); global batch `k`
-    of it is entries `k*batch` to `(k+1)*batch`; the last, of `last` samples, exists with `keep` alone. A data rank takes
-    a contiguous share of each global batch, sizes differing by at most one, the larger first; a share is cut into
+    of it is entries `k*batch` to `(k+1)*batch`; the last, of `last` samples, exists with `keep` alone. A data rank
+    takes a contiguous share of each global batch, sizes differing by at most one, the larger first; a share is cut into
     micro-batches in the same way.
     """
 
@@ -123,8 +123,8 @@ class OptimizerStep:
 class LearningRateStep:
     """The factor on `lr` for step s (from 0) of `steps`.
 
-    warm-up: (s + 1) / warmup for s < warmup. Then `cosine` and `linear` fall from 1 to `floor` over the rest; `constant`
-    stays; `step` is factor ** ((s - warmup) // every); `exponential` is factor ** ((s - warmup) / every).
+    warm-up: (s + 1) / warmup for s < warmup. Then `cosine` and `linear` fall from 1 to `floor` over the rest;
+    `constant` stays; `step` is factor ** ((s - warmup) // every); `exponential` is factor ** ((s - warmup) / every).
     """
 
     kind: Literal["constant", "cosine", "linear", "step", "exponential"] = "constant"

@@ -1,5 +1,5 @@
-"""The rules: reasons to reject a job that are not about one value (those are `dsl/resolve`), a shape (`compiler/model`),
-an axis (`compiler/layout`), a share (`compiler/workload`) or a stage (`compiler/stages`).
+"""The rules: reasons to reject a job that are not about one value (those are `dsl/resolve`), a shape
+(`compiler/model`), an axis (`compiler/layout`), a share (`compiler/workload`) or a stage (`compiler/stages`).
 
 Pure functions over what is known so far; None is what could not be told. Codes: E03xx data and evaluation, E04xx
 parallelism, E05xx memory and promises, E06xx training, E08xx what this version plans but cannot carry out yet.
@@ -156,9 +156,7 @@ def _check_optimizer(job: JobSpec, report: Report) -> None:
 # ---------------------------------------------------------------------------------------------------- parallelism
 
 
-def _check_axes(
-    job: JobSpec, layout: Layout, source: SourceFacts, model: ModelGraph | None, report: Report
-) -> None:
+def _check_axes(job: JobSpec, layout: Layout, source: SourceFacts, model: ModelGraph | None, report: Report) -> None:
     parallelism, sizes = job.parallelism, layout.sizes
     shards, replicas = sizes["data"], parallelism.replicas
     if shards % replicas:
@@ -265,7 +263,9 @@ def check_schedule(job: JobSpec, layout: Layout, report: Report) -> bool:
     arguments = parallelism.schedule, layout.sizes["pipeline"], layout.microbatches, layout.virtual_stages
     unmet = demands(*arguments)
     for demand in unmet:
-        blamed = next((f for f in ("microbatches", "virtual_stages", "schedule", "pipeline") if parallelism.is_set(f)), "")
+        blamed = next(
+            (f for f in ("microbatches", "virtual_stages", "schedule", "pipeline") if parallelism.is_set(f)), ""
+        )
         close = accepted_microbatches(arguments[0], arguments[1], arguments[3], arguments[2])
         report.add(
             "E0412",
@@ -297,7 +297,8 @@ def _warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, 
     if model.unsynced_batch_norm and data > 1:
         report.add(
             "W0607",
-            f"`batch_norm(sync = false)` takes statistics on each of {data} ranks alone: training depends on their number",
+            f"`batch_norm(sync = false)` takes statistics on each of {data} ranks alone: the training depends on "
+            "how many they are",
             job.model.at("network"),
             help="leave `sync` out for statistics over all ranks",
         )
@@ -367,7 +368,13 @@ def promise_values(analysis: Analysis) -> dict[str, int | float | None]:
 
 
 _COMPARE = {"<": operator.lt, "<=": operator.le, "==": operator.eq, ">=": operator.ge, ">": operator.gt}
-_TEXT = {"peak_memory": byte_text, "traffic": byte_text, "bubble": percent_text, "mfu": percent_text, "step_time": time_text}
+_TEXT = {
+    "peak_memory": byte_text,
+    "traffic": byte_text,
+    "bubble": percent_text,
+    "mfu": percent_text,
+    "step_time": time_text,
+}
 
 
 def check_promises(analysis: Analysis, report: Report) -> None:

@@ -6,6 +6,7 @@ FLOPs, forward and backward). Stages are runs of consecutive layers, none empty.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from dslc.compiler.layout import Layout
@@ -68,4 +69,4 @@ def balance(costs: Sequence[float], stages: int) -> tuple[range, ...]:
     for k in range(stages - 1, 0, -1):
         ends.append(cuts[k][ends[-1]])
     bounds = [0, *reversed(ends)] if stages > 1 else [0, len(costs)]
-    return tuple(range(a, b) for a, b in zip(bounds, bounds[1:], strict=False))
+    return tuple(range(a, b) for a, b in itertools.pairwise(bounds))

@@ -1,7 +1,7 @@
 """How much work there is: samples, batches, shares and steps, from the job and what is known of its data.
 
-Sizes that depend on data nobody has seen yet are None. The rules on them are here too, because what cannot be shared out
-has no size: E03xx.
+Sizes that depend on data nobody has seen yet are None. The rules on them are here too, because what cannot be shared
+out has no size: E03xx.
 """
 
 from __future__ import annotations
@@ -80,16 +80,18 @@ def in_steps(every: Quantity, workload: Workload) -> int | None:
 
 def _missing(job: JobSpec, source: SourceFacts, report: Report) -> None:
     if source.missing:
-        report.extend([
-            Diagnostic(
-                code="E0309",
-                message=source.missing,
-                span=job.data.at("source"),
-                help=source.help,
-                severity="warning",
-                blocks_run=True,
-            )
-        ])
+        report.extend(
+            [
+                Diagnostic(
+                    code="E0309",
+                    message=source.missing,
+                    span=job.data.at("source"),
+                    help=source.help,
+                    severity="warning",
+                    blocks_run=True,
+                )
+            ]
+        )
 
 
 def _check_shares(job: JobSpec, layout: Layout, report: Report) -> None:

@@ -36,8 +36,8 @@ _ARGUMENTS_DOC = "what it is called with"
 class CrossEntropy(Call):
     """Minus the logarithm of the probability of the right class (of each token, for sequences)."""
 
-    ignore: int = arg(Int(), "the target that does not count", -100)
-    label_smoothing: float = arg(Float(min=0, below=1), "the share of the target spread over all classes", 0.0)
+    ignore: int = arg(Int(), "the target that does not count", default=-100)
+    label_smoothing: float = arg(Float(min=0, below=1), "the share of the target spread over all classes", default=0.0)
 
 
 @call("loss", "mse")
@@ -59,8 +59,8 @@ class BCE(Call):
 class Contrastive(Call):
     """InfoNCE over all samples of a node or of the job."""
 
-    over: str = arg(word("node", "all"), "whose samples are the negatives", "node")
-    temperature: float = arg(Float(above=0), "divides the similarities", 0.07)
+    over: str = arg(word("node", "all"), "whose samples are the negatives", default="node")
+    temperature: float = arg(Float(above=0), "divides the similarities", default=0.07)
 
 
 @call("loss", "python", open=True)
@@ -68,7 +68,7 @@ class PythonLoss(Call):
     """`f(output, target)` of yours, giving one loss for each sample or token."""
 
     function: str = arg(_FUNCTION, _FUNCTION_DOC)
-    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), _ARGUMENTS_DOC, ())
+    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), _ARGUMENTS_DOC, default=())
 
 
 # ------------------------------------------------------------------------------------------------------ sources
@@ -83,7 +83,7 @@ class Digits(Call):
 class Stdlib(Call):
     """The text of Python's own standard library, in bytes."""
 
-    context: int | None = arg(_COUNT, "the length of a sequence", None, shown="the model's")
+    context: int | None = arg(_COUNT, "the length of a sequence", default=None, shown="the model's")
 
 
 @call("source")
@@ -91,7 +91,7 @@ class Text(Call):
     """A file of text, in bytes."""
 
     file: str = arg(Path("read"), "the file")
-    context: int | None = arg(_COUNT, "the length of a sequence", None, shown="the model's")
+    context: int | None = arg(_COUNT, "the length of a sequence", default=None, shown="the model's")
 
 
 @call("source")
@@ -99,7 +99,7 @@ class Tokens(Call):
     """Memory-mapped files of tokens, made by `dslc tokens`."""
 
     files: str = arg(Path("read", glob=True), "the files, in the order of their names")
-    context: int | None = arg(_COUNT, "the length of a sequence", None, shown="the model's")
+    context: int | None = arg(_COUNT, "the length of a sequence", default=None, shown="the model's")
 
 
 @call("source")
@@ -107,7 +107,7 @@ class Images(Call):
     """A folder with a folder of images for each class."""
 
     folder: str = arg(Path("read"), "the folder")
-    size: int = arg(_COUNT, "the height and width to which images are brought", 224)
+    size: int = arg(_COUNT, "the height and width to which images are brought", default=224)
 
 
 @call("source", "mnist")
@@ -129,8 +129,8 @@ class Arrays(Call):
     """Two arrays of equal length in an `.npz` file, memory-mapped where it is not compressed."""
 
     file: str = arg(Path("read"), "the file")
-    input: str = arg(Str(), "the name of the inputs", "x")
-    target: str = arg(Str(), "the name of the targets", "y")
+    input: str = arg(Str(), "the name of the inputs", default="x")
+    target: str = arg(Str(), "the name of the targets", default="y")
 
 
 @call("source")
@@ -138,8 +138,8 @@ class Parquet(Call):
     """Columns of Parquet files."""
 
     files: str = arg(Path("read", glob=True), "the files, in the order of their names")
-    input: str = arg(Str(), "the column of the inputs", "x")
-    target: str = arg(Str(), "the column of the targets", "y")
+    input: str = arg(Str(), "the column of the inputs", default="x")
+    target: str = arg(Str(), "the column of the targets", default="y")
 
 
 @call("source", open=True)
@@ -147,7 +147,7 @@ class Datasets(Call):
     """A data set of the Hugging Face `datasets` library."""
 
     name: str = arg(Str(), "the name or path")
-    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "what `load_dataset` is called with", ())
+    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "what `load_dataset` is called with", default=())
 
 
 @call("source")
@@ -157,12 +157,16 @@ class Synthetic(Call):
     exclusive: ClassVar = (("shape", "vocab"), ("classes", "targets"), ("classes", "vocab"), ("targets", "vocab"))
     one_of: ClassVar = (("shape", "vocab"),)
 
-    samples: int = arg(_COUNT, "how many", 1024)
-    shape: tuple[int, ...] | None = arg(ListOf(_COUNT, min_length=1), "the shape of a sample of real numbers", None)
-    classes: int | None = arg(Int(min=2), "targets are classes; they follow from the sample", None)
-    targets: tuple[int, ...] | None = arg(ListOf(_COUNT, min_length=1), "the shape of a target of real numbers", None)
-    vocab: int | None = arg(Int(min=2), "samples are tokens, targets the tokens that follow", None)
-    context: int | None = arg(_COUNT, "the length of a sequence of tokens", None, shown="the model's")
+    samples: int = arg(_COUNT, "how many", default=1024)
+    shape: tuple[int, ...] | None = arg(
+        ListOf(_COUNT, min_length=1), "the shape of a sample of real numbers", default=None
+    )
+    classes: int | None = arg(Int(min=2), "targets are classes; they follow from the sample", default=None)
+    targets: tuple[int, ...] | None = arg(
+        ListOf(_COUNT, min_length=1), "the shape of a target of real numbers", default=None
+    )
+    vocab: int | None = arg(Int(min=2), "samples are tokens, targets the tokens that follow", default=None)
+    context: int | None = arg(_COUNT, "the length of a sequence of tokens", default=None, shown="the model's")
 
 
 @call("source", "python", open=True)
@@ -170,7 +174,7 @@ class PythonSource(Call):
     """A data set of yours with `len` and indexing, or a pair (train, validation)."""
 
     function: str = arg(_FUNCTION, _FUNCTION_DOC)
-    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), _ARGUMENTS_DOC, ())
+    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), _ARGUMENTS_DOC, default=())
 
 
 # --------------------------------------------------------------------------------------------------- optimizers
@@ -189,77 +193,77 @@ _MOMENTUM_DOC = "how much of the last update is kept"
 class SGD(Call):
     """Stochastic gradient descent."""
 
-    lr: float = arg(_LR, _LR_DOC, 1e-3)
-    momentum: float = arg(Float(min=0, below=1), _MOMENTUM_DOC, 0.0)
-    dampening: float = arg(Float(min=0, max=1), "damps the gradient in the momentum", 0.0)
-    nesterov: bool = arg(Bool(), "Nesterov's momentum", False)
-    weight_decay: float = arg(_DECAY, _DECAY_DOC, 0.0)
+    lr: float = arg(_LR, _LR_DOC, default=1e-3)
+    momentum: float = arg(Float(min=0, below=1), _MOMENTUM_DOC, default=0.0)
+    dampening: float = arg(Float(min=0, max=1), "damps the gradient in the momentum", default=0.0)
+    nesterov: bool = arg(Bool(), "Nesterov's momentum", default=False)
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
 
 
 @call("optimizer")
 class Adam(Call):
     """Adam (Kingma and Ba 2014, arXiv:1412.6980)."""
 
-    lr: float = arg(_LR, _LR_DOC, 1e-3)
-    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, (0.9, 0.999))
-    eps: float = arg(Float(above=0), _EPS_DOC, 1e-8)
-    weight_decay: float = arg(_DECAY, _DECAY_DOC, 0.0)
-    amsgrad: bool = arg(Bool(), "the AMSGrad variant", False)
+    lr: float = arg(_LR, _LR_DOC, default=1e-3)
+    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, default=(0.9, 0.999))
+    eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
+    amsgrad: bool = arg(Bool(), "the AMSGrad variant", default=False)
 
 
 @call("optimizer", "adamw")
 class AdamW(Call):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv:1711.05101)."""
 
-    lr: float = arg(_LR, _LR_DOC, 1e-3)
-    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, (0.9, 0.999))
-    eps: float = arg(Float(above=0), _EPS_DOC, 1e-8)
-    weight_decay: float = arg(_DECAY, _DECAY_DOC, 1e-2)
-    amsgrad: bool = arg(Bool(), "the AMSGrad variant", False)
+    lr: float = arg(_LR, _LR_DOC, default=1e-3)
+    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, default=(0.9, 0.999))
+    eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=1e-2)
+    amsgrad: bool = arg(Bool(), "the AMSGrad variant", default=False)
 
 
 @call("optimizer")
 class Adagrad(Call):
     """Adagrad (Duchi et al. 2011)."""
 
-    lr: float = arg(_LR, _LR_DOC, 1e-2)
-    lr_decay: float = arg(Float(min=0), "the decay of the learning rate", 0.0)
-    eps: float = arg(Float(above=0), _EPS_DOC, 1e-10)
-    weight_decay: float = arg(_DECAY, _DECAY_DOC, 0.0)
+    lr: float = arg(_LR, _LR_DOC, default=1e-2)
+    lr_decay: float = arg(Float(min=0), "the decay of the learning rate", default=0.0)
+    eps: float = arg(Float(above=0), _EPS_DOC, default=1e-10)
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
 
 
 @call("optimizer")
 class Rmsprop(Call):
     """RMSprop (Tieleman and Hinton 2012)."""
 
-    lr: float = arg(_LR, _LR_DOC, 1e-2)
-    alpha: float = arg(Float(min=0, below=1), "the decay of the mean square", 0.99)
-    eps: float = arg(Float(above=0), _EPS_DOC, 1e-8)
-    momentum: float = arg(Float(min=0, below=1), _MOMENTUM_DOC, 0.0)
-    centered: bool = arg(Bool(), "divides by the variance instead of the mean square", False)
-    weight_decay: float = arg(_DECAY, _DECAY_DOC, 0.0)
+    lr: float = arg(_LR, _LR_DOC, default=1e-2)
+    alpha: float = arg(Float(min=0, below=1), "the decay of the mean square", default=0.99)
+    eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
+    momentum: float = arg(Float(min=0, below=1), _MOMENTUM_DOC, default=0.0)
+    centered: bool = arg(Bool(), "divides by the variance instead of the mean square", default=False)
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
 
 
 @call("optimizer", "qadam")
 class QAdam(Call):
     """Adam whose momentum is exchanged in 8 bits after a warm-up (Bagua)."""
 
-    lr: float = arg(_LR, _LR_DOC, 1e-3)
-    warmup: int = arg(Measure(("steps",), min=1), "steps of plain Adam first", 100)
-    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, (0.9, 0.999))
-    eps: float = arg(Float(above=0), _EPS_DOC, 1e-8)
-    weight_decay: float = arg(_DECAY, _DECAY_DOC, 0.0)
+    lr: float = arg(_LR, _LR_DOC, default=1e-3)
+    warmup: int = arg(Measure(("steps",), min=1), "steps of plain Adam first", default=100)
+    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, default=(0.9, 0.999))
+    eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
 
 
 @call("optimizer")
 class OnebitAdam(Call):
     """Adam whose momentum is exchanged as signs after a warm-up (Tang et al. 2021, arXiv:2102.02888)."""
 
-    lr: float = arg(_LR, _LR_DOC, 1e-3)
-    freeze: int = arg(Measure(("steps",), min=1), "steps of plain Adam first", 100)
-    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, (0.9, 0.999))
-    eps: float = arg(Float(above=0), _EPS_DOC, 1e-8)
-    weight_decay: float = arg(_DECAY, _DECAY_DOC, 0.0)
+    lr: float = arg(_LR, _LR_DOC, default=1e-3)
+    freeze: int = arg(Measure(("steps",), min=1), "steps of plain Adam first", default=100)
+    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, default=(0.9, 0.999))
+    eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
 
 
 # --------------------------------------------------------------------------------------- learning rate schedules
@@ -280,23 +284,23 @@ class Constant(Call):
 class WarmupCosine(Call):
     """Rises linearly, then falls along a half cosine."""
 
-    warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, _NO_WARMUP, shown="0 steps")
-    floor: float = arg(_FLOOR, _FLOOR_DOC, 0.0)
+    warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, default=_NO_WARMUP, shown="0 steps")
+    floor: float = arg(_FLOOR, _FLOOR_DOC, default=0.0)
 
 
 @call("lr_schedule")
 class WarmupLinear(Call):
     """Rises linearly, then falls linearly."""
 
-    warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, _NO_WARMUP, shown="0 steps")
-    floor: float = arg(_FLOOR, _FLOOR_DOC, 0.0)
+    warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, default=_NO_WARMUP, shown="0 steps")
+    floor: float = arg(_FLOOR, _FLOOR_DOC, default=0.0)
 
 
 @call("lr_schedule")
 class WarmupConstant(Call):
     """Rises linearly, then stays."""
 
-    warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, _NO_WARMUP, shown="0 steps")
+    warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, default=_NO_WARMUP, shown="0 steps")
 
 
 @call("lr_schedule")
@@ -304,7 +308,7 @@ class Step(Call):
     """Multiplied by `factor` each time `every` has gone by."""
 
     every: Quantity = arg(measure("steps", "epochs", above=0), "how often")
-    factor: float = arg(Float(above=0, max=1), "what the rate is multiplied by", 0.1)
+    factor: float = arg(Float(above=0, max=1), "what the rate is multiplied by", default=0.1)
 
 
 @call("lr_schedule")
@@ -313,7 +317,7 @@ class Exponential(Call):
 
     factor: float = arg(Float(above=0, max=1), "what the rate is multiplied by")
     every: Quantity = arg(
-        measure("steps", "epochs", above=0), "how often", Quantity(1, "epochs"), shown="1 epoch"
+        measure("steps", "epochs", above=0), "how often", default=Quantity(1, "epochs"), shown="1 epoch"
     )
 
 
@@ -346,14 +350,14 @@ class Fp32(Call):
 class Bf16(Call):
     """Matrix products in bfloat16."""
 
-    level: str = arg(_LEVEL, _LEVEL_DOC, "O1")
+    level: str = arg(_LEVEL, _LEVEL_DOC, default="O1")
 
 
 @call("precision")
 class Fp16(Call):
     """Matrix products in half precision, with loss scaling."""
 
-    level: str = arg(_LEVEL, _LEVEL_DOC, "O1")
+    level: str = arg(_LEVEL, _LEVEL_DOC, default="O1")
 
 
 @call("recompute")
@@ -382,7 +386,7 @@ class Bf16Gradients(Call):
 class PowerSGD(Call):
     """Gradients are exchanged as matrices of low rank (Vogels et al. 2019, arXiv:1905.13727)."""
 
-    rank: int = arg(_COUNT, "the rank", 2)
+    rank: int = arg(_COUNT, "the rank", default=2)
 
 
 @call("gradients", "bytegrad")
@@ -394,7 +398,7 @@ class ByteGrad(Call):
 class Decentralized(Call):
     """Ranks average weights with peers instead of gradients (Bagua)."""
 
-    peers: str = arg(word("all", "shift_one"), "with whom", "all")
+    peers: str = arg(word("all", "shift_one"), "with whom", default="all")
 
 
 @call("gradients")
@@ -406,14 +410,14 @@ class LowPrecisionDecentralized(Call):
 class AsyncAverage(Call):
     """Weights are averaged in the background, without lock step (Bagua)."""
 
-    interval: float = arg(measure("time", above=0), "how often, in time", 0.1, shown="100 ms")
+    interval: float = arg(measure("time", above=0), "how often, in time", default=0.1, shown="100 ms")
 
 
 @call("gradients", "local_sgd")
 class LocalSGD(Call):
     """Ranks step alone and average their weights every few steps (Stich 2018, arXiv:1805.09767)."""
 
-    period: int = arg(_COUNT, "how many steps", 8)
+    period: int = arg(_COUNT, "how many steps", default=8)
 
 
 # ------------------------------------------------------------------------------------ devices, launching, metrics
@@ -435,10 +439,10 @@ class Local(Call):
 class Slurm(Call):
     """Processes that SLURM starts."""
 
-    partition: str | None = arg(Str(), "the partition", None)
-    time: float | None = arg(measure("time", above=0), "the time limit", None)
-    account: str | None = arg(Str(), "the account", None)
-    options: tuple[str, ...] = arg(ListOf(Str()), "further lines of the script, without `#SBATCH`", ())
+    partition: str | None = arg(Str(), "the partition", default=None)
+    time: float | None = arg(measure("time", above=0), "the time limit", default=None)
+    account: str | None = arg(Str(), "the account", default=None)
+    options: tuple[str, ...] = arg(ListOf(Str()), "further lines of the script, without `#SBATCH`", default=())
 
 
 @call("launch", "mpi")
@@ -455,8 +459,8 @@ class Torchrun(Call):
 class Kubernetes(Call):
     """Processes that a Kubernetes operator starts."""
 
-    image: str | None = arg(Str(), "the container image", None)
-    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "further fields of the resource", ())
+    image: str | None = arg(Str(), "the container image", default=None)
+    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "further fields of the resource", default=())
 
 
 @call("metric", "loss")
@@ -473,7 +477,7 @@ class Accuracy(Call):
 class TopK(Call):
     """The share of samples (or tokens) whose right class is among the `k` likeliest."""
 
-    k: int = arg(_COUNT, "how many", 5)
+    k: int = arg(_COUNT, "how many", default=5)
 
 
 @call("metric")
@@ -484,5 +488,3 @@ class Perplexity(Call):
 @call("metric", "mse")
 class MSEMetric(Call):
     """The mean squared difference."""
-
-

@@ -26,7 +26,7 @@ class Linear(Call):
     """A dense layer over the last dim."""
 
     features: int = arg(_SIZE, "how many numbers come out")
-    bias: bool = arg(Bool(), _BIAS_DOC, True)
+    bias: bool = arg(Bool(), _BIAS_DOC, default=True)
 
 
 @call("layer", "conv1d")
@@ -34,11 +34,11 @@ class Conv1d(Call):
     """A convolution over `(channels, length)`."""
 
     channels: int = arg(_SIZE, "how many channels come out")
-    kernel: int = arg(_SIZE, "the length of the kernel", 3)
-    stride: int = arg(_SIZE, "the step of the kernel", 1)
-    padding: int = arg(Int(min=0), "zeros added at each end", 0)
-    groups: int = arg(_SIZE, "groups of channels that do not mix", 1)
-    bias: bool = arg(Bool(), _BIAS_DOC, True)
+    kernel: int = arg(_SIZE, "the length of the kernel", default=3)
+    stride: int = arg(_SIZE, "the step of the kernel", default=1)
+    padding: int = arg(Int(min=0), "zeros added at each end", default=0)
+    groups: int = arg(_SIZE, "groups of channels that do not mix", default=1)
+    bias: bool = arg(Bool(), _BIAS_DOC, default=True)
 
 
 @call("layer", "conv2d")
@@ -46,11 +46,11 @@ class Conv2d(Call):
     """A convolution over `(channels, height, width)`."""
 
     channels: int = arg(_SIZE, "how many channels come out")
-    kernel: int = arg(_SIZE, "the side of the square kernel", 3)
-    stride: int = arg(_SIZE, "the step of the kernel", 1)
-    padding: int = arg(Int(min=0), "zeros added at each side", 0)
-    groups: int = arg(_SIZE, "groups of channels that do not mix", 1)
-    bias: bool = arg(Bool(), _BIAS_DOC, True)
+    kernel: int = arg(_SIZE, "the side of the square kernel", default=3)
+    stride: int = arg(_SIZE, "the step of the kernel", default=1)
+    padding: int = arg(Int(min=0), "zeros added at each side", default=0)
+    groups: int = arg(_SIZE, "groups of channels that do not mix", default=1)
+    bias: bool = arg(Bool(), _BIAS_DOC, default=True)
 
 
 @call("layer", "max_pool1d")
@@ -58,8 +58,8 @@ class MaxPool1d(Call):
     """The maximum over windows of `(channels, length)`."""
 
     kernel: int = arg(_SIZE, "the length of the window")
-    stride: int | None = arg(_SIZE, "the step of the window", None, shown="the kernel")
-    padding: int = arg(Int(min=0), "added at each end, never the maximum", 0)
+    stride: int | None = arg(_SIZE, "the step of the window", default=None, shown="the kernel")
+    padding: int = arg(Int(min=0), "added at each end, never the maximum", default=0)
 
 
 @call("layer", "max_pool2d")
@@ -67,8 +67,8 @@ class MaxPool2d(Call):
     """The maximum over windows of `(channels, height, width)`."""
 
     kernel: int = arg(_SIZE, "the side of the square window")
-    stride: int | None = arg(_SIZE, "the step of the window", None, shown="the kernel")
-    padding: int = arg(Int(min=0), "added at each side, never the maximum", 0)
+    stride: int | None = arg(_SIZE, "the step of the window", default=None, shown="the kernel")
+    padding: int = arg(Int(min=0), "added at each side, never the maximum", default=0)
 
 
 @call("layer", "avg_pool1d")
@@ -76,8 +76,8 @@ class AvgPool1d(Call):
     """The mean over windows of `(channels, length)`."""
 
     kernel: int = arg(_SIZE, "the length of the window")
-    stride: int | None = arg(_SIZE, "the step of the window", None, shown="the kernel")
-    padding: int = arg(Int(min=0), "zeros added at each end", 0)
+    stride: int | None = arg(_SIZE, "the step of the window", default=None, shown="the kernel")
+    padding: int = arg(Int(min=0), "zeros added at each end", default=0)
 
 
 @call("layer", "avg_pool2d")
@@ -85,29 +85,29 @@ class AvgPool2d(Call):
     """The mean over windows of `(channels, height, width)`."""
 
     kernel: int = arg(_SIZE, "the side of the square window")
-    stride: int | None = arg(_SIZE, "the step of the window", None, shown="the kernel")
-    padding: int = arg(Int(min=0), "zeros added at each side", 0)
+    stride: int | None = arg(_SIZE, "the step of the window", default=None, shown="the kernel")
+    padding: int = arg(Int(min=0), "zeros added at each side", default=0)
 
 
 @call("layer", "adaptive_avg_pool1d")
 class AdaptiveAvgPool1d(Call):
     """The mean over as many windows as `size` says, whatever the length."""
 
-    size: int = arg(_SIZE, "the length that comes out", 1)
+    size: int = arg(_SIZE, "the length that comes out", default=1)
 
 
 @call("layer", "adaptive_avg_pool2d")
 class AdaptiveAvgPool2d(Call):
     """The mean over `size` times `size` windows, whatever the height and width."""
 
-    size: int = arg(_SIZE, "the height and width that come out", 1)
+    size: int = arg(_SIZE, "the height and width that come out", default=1)
 
 
 @call("layer", "adaptive_max_pool2d")
 class AdaptiveMaxPool2d(Call):
     """The maximum over `size` times `size` windows, whatever the height and width."""
 
-    size: int = arg(_SIZE, "the height and width that come out", 1)
+    size: int = arg(_SIZE, "the height and width that come out", default=1)
 
 
 @call("layer")
@@ -122,24 +122,24 @@ class Flatten(Call):
 class BatchNorm(Call):
     """Normalises each channel over the batch: the global batch with `sync`, else each rank's share."""
 
-    sync: bool = arg(Bool(), "statistics over all data-parallel ranks, as one process has them", True)
-    momentum: float = arg(Float(min=0, max=1), "the weight of a new batch in the running statistics", 0.1)
-    eps: float = arg(Float(above=0), "added to the variance", 1e-5)
+    sync: bool = arg(Bool(), "statistics over all data-parallel ranks, as one process has them", default=True)
+    momentum: float = arg(Float(min=0, max=1), "the weight of a new batch in the running statistics", default=0.1)
+    eps: float = arg(Float(above=0), "added to the variance", default=1e-5)
 
 
 @call("layer")
 class LayerNorm(Call):
     """Normalises over the last dim."""
 
-    eps: float = arg(Float(above=0), "added to the variance", 1e-5)
-    bias: bool = arg(Bool(), _BIAS_DOC, True)
+    eps: float = arg(Float(above=0), "added to the variance", default=1e-5)
+    bias: bool = arg(Bool(), _BIAS_DOC, default=True)
 
 
 @call("layer", "rms_norm")
 class RMSNorm(Call):
     """Divides by the root mean square over the last dim."""
 
-    eps: float = arg(Float(above=0), "added to the mean square", 1e-6)
+    eps: float = arg(Float(above=0), "added to the mean square", default=1e-6)
 
 
 @call("layer", "relu")
@@ -151,7 +151,7 @@ class ReLU(Call):
 class GELU(Call):
     """x times the normal distribution function of x."""
 
-    approximate: str = arg(word("none", "tanh"), "exact, or by the hyperbolic tangent", "none")
+    approximate: str = arg(word("none", "tanh"), "exact, or by the hyperbolic tangent", default="none")
 
 
 @call("layer", "silu")
@@ -173,21 +173,21 @@ class Sigmoid(Call):
 class LeakyReLU(Call):
     """x where positive, else a small multiple of it."""
 
-    slope: float = arg(Float(), "the factor of negative numbers", 0.01)
+    slope: float = arg(Float(), "the factor of negative numbers", default=0.01)
 
 
 @call("layer", "elu")
 class ELU(Call):
     """x where positive, else alpha times (exp(x) - 1)."""
 
-    alpha: float = arg(Float(above=0), "the limit on the negative side", 1.0)
+    alpha: float = arg(Float(above=0), "the limit on the negative side", default=1.0)
 
 
 @call("layer")
 class Dropout(Call):
     """Sets each number to zero with probability `p` while training."""
 
-    p: float = arg(Float(min=0, below=1), "the probability", 0.5)
+    p: float = arg(Float(min=0, below=1), "the probability", default=0.5)
 
 
 # --------------------------------------------------------------------------------------------------- sequences
@@ -197,7 +197,7 @@ class Dropout(Call):
 class Embedding(Call):
     """A learned vector for each token."""
 
-    vocab: int | None = arg(_SIZE, "how many tokens there are", None, shown="the data's")
+    vocab: int | None = arg(_SIZE, "how many tokens there are", default=None, shown="the data's")
     width: int = arg(_SIZE, "the length of a vector")
 
 
@@ -205,7 +205,7 @@ class Embedding(Call):
 class PositionalEmbedding(Call):
     """Adds a learned vector for each position."""
 
-    context: int | None = arg(_SIZE, "the longest sequence", None, shown="the length that comes in")
+    context: int | None = arg(_SIZE, "the longest sequence", default=None, shown="the length that comes in")
 
 
 @call("layer")
@@ -213,9 +213,9 @@ class Attention(Call):
     """Multi-head self-attention over `(length, width)`, with its projections."""
 
     heads: int = arg(_SIZE, "how many heads share the width")
-    causal: bool = arg(Bool(), "a position sees only those before it", False)
-    bias: bool = arg(Bool(), _BIAS_DOC, True)
-    dropout: float = arg(Float(min=0, below=1), "dropout of the result", 0.0)
+    causal: bool = arg(Bool(), "a position sees only those before it", default=False)
+    bias: bool = arg(Bool(), _BIAS_DOC, default=True)
+    dropout: float = arg(Float(min=0, below=1), "dropout of the result", default=0.0)
 
 
 @call("layer")
@@ -223,10 +223,10 @@ class TransformerBlock(Call):
     """Attention and a two-layer network of ratio times the width, each normalised before and added to its input."""
 
     heads: int = arg(_SIZE, "how many heads share the width")
-    ratio: int = arg(_SIZE, "the inner width of the network, over the width", 4)
-    causal: bool = arg(Bool(), "a position sees only those before it", False)
-    bias: bool = arg(Bool(), _BIAS_DOC, True)
-    dropout: float = arg(Float(min=0, below=1), "dropout of both results", 0.0)
+    ratio: int = arg(_SIZE, "the inner width of the network, over the width", default=4)
+    causal: bool = arg(Bool(), "a position sees only those before it", default=False)
+    bias: bool = arg(Bool(), _BIAS_DOC, default=True)
+    dropout: float = arg(Float(min=0, below=1), "dropout of both results", default=0.0)
 
 
 @call("layer", "lstm")
@@ -234,9 +234,9 @@ class LSTM(Call):
     """A long short-term memory over `(length, width)`."""
 
     width: int = arg(_SIZE, "the width of the state, and of what comes out")
-    layers: int = arg(_SIZE, "how many are stacked", 1)
-    bidirectional: bool = arg(Bool(), "a second one reads backwards; twice the width comes out", False)
-    bias: bool = arg(Bool(), _BIAS_DOC, True)
+    layers: int = arg(_SIZE, "how many are stacked", default=1)
+    bidirectional: bool = arg(Bool(), "a second one reads backwards; twice the width comes out", default=False)
+    bias: bool = arg(Bool(), _BIAS_DOC, default=True)
 
 
 @call("layer")
@@ -265,7 +265,7 @@ class Residual(Call):
     """Adds the input to what the layers make of it; with `shortcut`, to what those make of the input."""
 
     layers: Layers = arg(ListOf(calls("layer"), min_length=1), "the layers beside the shortcut")
-    shortcut: Layers = arg(LAYERS, "the layers on the shortcut", ())
+    shortcut: Layers = arg(LAYERS, "the layers on the shortcut", default=())
 
 
 @call("layer")
@@ -283,29 +283,31 @@ class Repeat(Call):
 class MLP(Call):
     """Dense layers with an activation between them, on the flattened input."""
 
-    widths: tuple[int, ...] = arg(ListOf(_SIZE), "the widths of the hidden layers", (128,))
-    classes: int | None = arg(_SIZE, "how many numbers come out", None, shown="the data's classes")
-    activation: str = arg(word(*ACTIVATIONS), "between the layers", "relu")
-    dropout: float = arg(Float(min=0, below=1), "after each activation", 0.0)
+    widths: tuple[int, ...] = arg(ListOf(_SIZE), "the widths of the hidden layers", default=(128,))
+    classes: int | None = arg(_SIZE, "how many numbers come out", default=None, shown="the data's classes")
+    activation: str = arg(word(*ACTIVATIONS), "between the layers", default="relu")
+    dropout: float = arg(Float(min=0, below=1), "after each activation", default=0.0)
 
 
 @call("network", "convnet")
 class ConvNet(Call):
     """Convolution, batch norm, relu and pooling for each entry of `channels`, then one dense layer."""
 
-    channels: tuple[int, ...] = arg(ListOf(_SIZE, min_length=1), "the channels of each convolution", (16, 32))
-    classes: int | None = arg(_SIZE, "how many numbers come out", None, shown="the data's classes")
-    kernel: int = arg(_SIZE, "the side of the kernels; odd, so that the size stays", 3)
+    channels: tuple[int, ...] = arg(ListOf(_SIZE, min_length=1), "the channels of each convolution", default=(16, 32))
+    classes: int | None = arg(_SIZE, "how many numbers come out", default=None, shown="the data's classes")
+    kernel: int = arg(_SIZE, "the side of the kernels; odd, so that the size stays", default=3)
 
 
 @call("network", "resnet")
 class ResNet(Call):
     """A residual network (He et al. 2015, arXiv:1512.03385)."""
 
-    depth: int = arg(Int(choices=(18, 34, 50, 101, 152)), "18, 34, 50, 101 or 152", 18)
-    classes: int | None = arg(_SIZE, "how many numbers come out", None, shown="the data's classes")
-    width: int = arg(_SIZE, "the channels of the first stage", 64)
-    stem: str = arg(word("imagenet", "small"), "a 7x7 convolution and pooling, or one 3x3 convolution", "imagenet")
+    depth: int = arg(Int(choices=(18, 34, 50, 101, 152)), "18, 34, 50, 101 or 152", default=18)
+    classes: int | None = arg(_SIZE, "how many numbers come out", default=None, shown="the data's classes")
+    width: int = arg(_SIZE, "the channels of the first stage", default=64)
+    stem: str = arg(
+        word("imagenet", "small"), "a 7x7 convolution and pooling, or one 3x3 convolution", default="imagenet"
+    )
 
 
 @call("network", "vit")
@@ -316,8 +318,8 @@ class ViT(Call):
     layers: int = arg(_SIZE, "how many transformer blocks")
     width: int = arg(_SIZE, "the width of the blocks")
     heads: int = arg(_SIZE, "how many heads share the width")
-    classes: int | None = arg(_SIZE, "how many numbers come out", None, shown="the data's classes")
-    dropout: float = arg(Float(min=0, below=1), "dropout in the blocks", 0.0)
+    classes: int | None = arg(_SIZE, "how many numbers come out", default=None, shown="the data's classes")
+    dropout: float = arg(Float(min=0, below=1), "dropout in the blocks", default=0.0)
 
 
 @call("network", "gpt")
@@ -328,10 +330,10 @@ class GPT(Call):
     width: int = arg(_SIZE, "the width of the blocks")
     heads: int = arg(_SIZE, "how many heads share the width")
     context: int = arg(_SIZE, "the longest sequence")
-    vocab: int | None = arg(_SIZE, "how many tokens there are", None, shown="the data's")
-    tie: bool = arg(Bool(), "whether the head uses the embedding's weight", False)
-    dropout: float = arg(Float(min=0, below=1), "dropout in the blocks", 0.0)
-    bias: bool = arg(Bool(), "whether the blocks have biases", True)
+    vocab: int | None = arg(_SIZE, "how many tokens there are", default=None, shown="the data's")
+    tie: bool = arg(Bool(), "whether the head uses the embedding's weight", default=False)
+    dropout: float = arg(Float(min=0, below=1), "dropout in the blocks", default=0.0)
+    bias: bool = arg(Bool(), "whether the blocks have biases", default=True)
 
 
 @call("network", "python", open=True)
@@ -341,7 +343,7 @@ class PythonNetwork(Call):
     function: str = arg(
         Str(r"[\w.]+:[\w.]+", '"module:function"'), "where it is; the folder of the job is searched first"
     )
-    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "what it is called with", ())
+    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "what it is called with", default=())
 
 
 @call("network", "transformers", open=True)
@@ -349,4 +351,4 @@ class TransformersNetwork(Call):
     """A model of the `transformers` library."""
 
     path: str = arg(Str(), "the path or name of a configuration")
-    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "what overrides the configuration", ())
+    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "what overrides the configuration", default=())

@@ -155,7 +155,10 @@ class CallOf(Kind):
 
 @dataclass(frozen=True)
 class Either(Kind):
+    """`words` says in messages what would be a long list."""
+
     kinds: tuple[Kind, ...]
+    words: str = ""
 
 
 @dataclass(frozen=True)
@@ -175,8 +178,8 @@ def calls(*categories: str) -> CallOf:
     return CallOf(categories)
 
 
-def either(*kinds: Kind) -> Either:
-    return Either(kinds)
+def either(*kinds: Kind, words: str = "") -> Either:
+    return Either(kinds, words)
 
 
 # ---------------------------------------------------------------------------------------------- declarations
@@ -184,7 +187,7 @@ def either(*kinds: Kind) -> Either:
 REQUIRED: Any = dataclasses.MISSING
 
 
-def arg(kind: Kind, doc: str, default: Any = REQUIRED, *, shown: str = "") -> Any:
+def arg(kind: Kind, doc: str, *, default: Any = REQUIRED, shown: str = "") -> Any:
     """A field of a block or an argument of a call.
 
     `doc` is one sentence. `shown` is how the default reads in the reference where it is not the value itself

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import pytest
 from made_jobs import gpt_model, make_job
+
 from dslc.compiler.analyse import Analysis, analyse
 from dslc.compiler.facts import Facts
 from dslc.dsl import calls as c
@@ -13,7 +15,9 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.registry import Call
 
 
-def analysis_of(optimizer: Call | None = None, cpus: int = 4, memory: MemorySpec | None = None, **axes: int) -> Analysis:
+def analysis_of(
+    optimizer: Call | None = None, cpus: int = 4, memory: MemorySpec | None = None, **axes: Any
+) -> Analysis:
     job = make_job(
         model=gpt_model(),
         data=DataSpec(source=c.Stdlib(), batch=16),

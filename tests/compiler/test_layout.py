@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-
 from made_jobs import make_job
+
 from dslc.compiler.facts import MachineFacts
 from dslc.compiler.layout import AXES, Layout, lay_out
 from dslc.dsl.blocks import DevicesSpec, ParallelismSpec

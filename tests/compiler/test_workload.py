@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from made_jobs import make_job
+
 from dslc.compiler.facts import SourceFacts
 from dslc.compiler.layout import lay_out
 from dslc.compiler.workload import Workload, in_steps, measure_out
@@ -14,7 +14,9 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.registry import Quantity
 
 
-def workload_of(samples: int, data: DataSpec, cpus: int = 1, microbatches: int = 1) -> tuple[Workload | None, list[str]]:
+def workload_of(
+    samples: int, data: DataSpec, cpus: int = 1, microbatches: int = 1
+) -> tuple[Workload | None, list[str]]:
     job = make_job(
         data=data,
         devices=DevicesSpec(cpus=cpus),
