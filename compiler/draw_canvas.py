@@ -1,14 +1,15 @@
 """A sheet of paper for pictures whose places are computed here: boxes, text, bars and lines, written as DOT.
 
-Every node has its position, so Graphviz draws (`layout=nop2`) and decides nothing: a picture is the same with any version
-of it. Coordinates are in points (72 to the inch), x to the right, y down. Plain labels alone, no HTML: the WebAssembly
-build of Graphviz has no parser for it.
+Every node has its position, so Graphviz draws (`layout=nop2`) and decides nothing: a picture is the same with any
+version of it. Coordinates are in points (72 to the inch), x to the right, y down. Plain labels alone, no HTML: the
+WebAssembly build of Graphviz has no parser for it.
 
 The palette is Okabe and Ito's (2008), told apart with any colour vision.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -55,9 +56,7 @@ class Canvas:
         self._edges: list[str] = []
         self._names: set[str] = set()
 
-    def cluster(
-        self, name: str, x: float, y: float, w: float, h: float, label: str, members: Sequence[str]
-    ) -> None:
+    def cluster(self, name: str, x: float, y: float, w: float, h: float, label: str, members: Sequence[str]) -> None:
         """A group with a heading; the members are nodes by name."""
         inside = " ".join(quote(member) + ";" for member in members)
         self._clusters.append(
@@ -147,24 +146,28 @@ class Canvas:
         *,
         colour: str = INK,
         arrow: bool = False,
+        back: bool = False,
         pen: float = 1.2,
         dashed: bool = False,
         tip: str = "",
     ) -> None:
-        """A line of straight pieces between two nodes; an arrow's tip is at the last point."""
+        """A line of straight pieces between two nodes: `arrow` puts a tip at its end, `back` at its beginning."""
         shown = [(x, -y) for x, y in points]
         end = ""
+        if back:
+            end += f"s,{_n(shown[0][0])},{_n(shown[0][1])} "
+            shown[0] = _short(shown[1], shown[0])
         if arrow:
-            (ax, ay), (bx, by) = shown[-2], shown[-1]
-            length = max(1e-6, ((bx - ax) ** 2 + (by - ay) ** 2) ** 0.5)
-            end = f"e,{_n(bx)},{_n(by)} "
-            shown[-1] = (bx - 7 * (bx - ax) / length, by - 7 * (by - ay) / length)
+            end += f"e,{_n(shown[-1][0])},{_n(shown[-1][1])} "
+            shown[-1] = _short(shown[-2], shown[-1])
         control = [shown[0]]
-        for (ax, ay), (bx, by) in zip(shown, shown[1:], strict=False):
+        for (ax, ay), (bx, by) in itertools.pairwise(shown):
             control += [(ax + (bx - ax) / 3, ay + (by - ay) / 3), (bx - (bx - ax) / 3, by - (by - ay) / 3), (bx, by)]
         where = end + " ".join(f"{_n(x)},{_n(y)}" for x, y in control)
         attributes = [f'pos="{where}"', f'color="{colour}"', f"penwidth={_n(pen)}"]
         attributes.append("arrowsize=0.7" if arrow else "arrowhead=none")
+        if back:
+            attributes.append("dir=both")
         if dashed:
             attributes.append("style=dashed")
         if tip:
@@ -192,6 +195,12 @@ class Canvas:
         self._names.add(name)
         self._nodes.append(f"  {quote(name)} [{' '.join(attributes)}];")
         return name
+
+
+def _short(a: Point, b: Point, tip: float = 7) -> Point:
+    """Where a line from a to b ends so that the tip of its arrow is at b."""
+    length = max(1e-6, ((b[0] - a[0]) ** 2 + (b[1] - a[1]) ** 2) ** 0.5)
+    return b[0] - tip * (b[0] - a[0]) / length, b[1] - tip * (b[1] - a[1]) / length
 
 
 def _n(value: float, places: int = 2) -> str:

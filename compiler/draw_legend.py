@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from dslc.compiler.describe import MEMORY_KINDS, axis_of, known_count, mesh_text, plural, span_text
 from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, MEMORY_COLOURS, Canvas
@@ -11,6 +12,8 @@ from dslc.compiler.units import byte_text, percent_text, time_text
 
 HEADING = 62  # height of a heading
 CLASSES = 6  # columns of the table of memory
+COLUMNS = (("axis", 68), ("operation", 152), ("what", 164), ("count", 46), ("bytes", 66))  # of the table of traffic
+TRAFFIC_WIDTH = 20 + sum(width for _, width in COLUMNS)
 
 
 def summary(plan: Plan) -> str:
@@ -44,7 +47,7 @@ def memory_table(canvas: Canvas, plan: Plan, x: float, y: float) -> tuple[float,
     canvas.write("memory", x, y, 200, "Memory of a rank, at its peak", size=11, bold=True)
     for column, node in enumerate(nodes):
         left = x + 104 + 78 * column
-        text = f"rank{'s' if node.first != node.last else ''} {span_text(node.first, node.last)}" if node else "…"
+        text = _column_head(plan, node) if node else "…"
         canvas.write(f"memory {column}", left, y + 17, 76, text, size=9, align="r", ink=FAINT)
     for row, kind in enumerate([*kinds, "peak"]):
         top = y + 31 + 14 * row
@@ -56,6 +59,12 @@ def memory_table(canvas: Canvas, plan: Plan, x: float, y: float) -> tuple[float,
             left = x + 104 + 78 * column
             canvas.write(f"memory {kind} {column}", left, top, 76, text, size=9.5, align="r", bold=kind == "peak")
     return 104 + 78 * max(2, len(nodes)), 31 + 14 * (len(kinds) + 1)
+
+
+def _column_head(plan: Plan, node: RankNode) -> str:
+    if plan.world_size > 100 and len(plan.ranks) > 1:
+        return f"pipeline {node.pipeline}"
+    return f"rank{'s' if node.first != node.last else ''} {span_text(node.first, node.last)}"
 
 
 def _some(nodes: Sequence[RankNode]) -> list[RankNode | None]:
@@ -71,29 +80,33 @@ def traffic_table(canvas: Canvas, plan: Plan, x: float, y: float) -> tuple[float
             count, size = most.get((t.axis, t.operation, t.what), (0, 0))
             most[t.axis, t.operation, t.what] = max(count, t.count), max(size, t.bytes)
     canvas.write("traffic", x, y, 300, "Exchanged by a rank in a step, at most", size=11, bold=True)
-    widths, row = (68, 152, 164, 52, 66), 0
+    place = x + 20
+    for n, (name, wide) in enumerate(COLUMNS):
+        canvas.write(f"traffic {name}", place, y + 17, wide - 4, name, size=9, align="r" if n > 2 else "l", ink=FAINT)
+        place += wide
+    row = 0
     for (axis, operation, what), (count, size) in sorted(most.items(), key=lambda item: -item[1][1]):
         if not count:
             continue
         top = y + 31 + 14 * row
         canvas.box(f"traffic {row}", x + 4, top + 3, 12, 4, fill=AXIS_COLOURS.get(axis, FAINT), line="none")
         place = x + 20
-        cells = (f"{axis} x{axis_of(plan, axis).size}", operation, what, f"{count:,} x", byte_text(size))
-        for column, (cell, wide) in enumerate(zip(cells, widths, strict=True)):
-            align = "r" if column > 2 else "l"
+        cells = (f"{axis} x{axis_of(plan, axis).size}", operation, what, f"{count:,}", byte_text(size))
+        for column, (cell, (_, wide)) in enumerate(zip(cells, COLUMNS, strict=True)):
+            align: Literal["l", "r"] = "r" if column > 2 else "l"
             canvas.write(f"traffic {row}.{column}", place, top, wide - 4, cell, size=9.5, align=align)
             place += wide
         row += 1
     if not row:
         canvas.write("traffic none", x + 4, y + 31, 200, "nothing" if plan.ranks else "unknown", size=9.5)
-    return 20 + sum(widths), 31 + 14 * max(1, row)
+    return TRAFFIC_WIDTH, 31 + 14 * max(1, row)
 
 
-def legend(canvas: Canvas, plan: Plan, y: float, width: float) -> None:
-    """Both tables under a picture, side by side where they fit."""
+def legend(canvas: Canvas, plan: Plan, x: float, y: float, width: float) -> None:
+    """Both tables, side by side where they fit into the width."""
     if not plan.ranks:
-        canvas.write("unknown", 0, y, width, "memory and traffic: unknown, the network was not traced", size=10)
+        canvas.write("unknown", x, y, 400, "memory and traffic: unknown, the network was not traced", size=10)
         return
-    wide, high = memory_table(canvas, plan, 0, y)
-    beside = wide + 30 + 522 <= width
-    traffic_table(canvas, plan, wide + 30 if beside else 0, y if beside else y + high + 14)
+    wide, high = memory_table(canvas, plan, x, y)
+    beside = wide + 30 + TRAFFIC_WIDTH <= width
+    traffic_table(canvas, plan, x + wide + 30 if beside else x, y if beside else y + high + 16)

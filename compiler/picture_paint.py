@@ -1,16 +1,17 @@
 """Paints the SVG that Graphviz writes as a PNG, with Pillow.
 
-It knows what Graphviz uses and no more of SVG: one shift of the whole, polygons, polylines, ellipses, paths of `M` and
-`C`, dashes, and lines of text set from the left, the middle or the right. Shapes are painted at twice the size and then
-shrunk, which smooths their edges.
+It knows what Graphviz uses and no more of SVG: one shift of the whole, polygons, polylines, ellipses, paths of `M`
+and `C`, dashes, and lines of text set from the left, the middle or the right. Shapes are painted at twice the size
+and then shrunk, which smooths their edges.
 
-Letters come from a common sans-serif font of the system, or else from the one inside Pillow, so that there is text on any
-machine.
+Letters come from a common sans-serif font of the system, or else from the one inside Pillow, so that there is text on
+any machine.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -149,7 +150,7 @@ def _path(d: str) -> Iterator[Point]:
 def _dashed(points: Sequence[Point], dashes: Sequence[float]) -> Iterator[list[Point]]:
     """A line cut into dashes: on, off, on, … along its length."""
     number, left, piece = 0, dashes[0], [points[0]]
-    for (ax, ay), (bx, by) in zip(points, points[1:], strict=False):
+    for (ax, ay), (bx, by) in itertools.pairwise(points):
         length, done = ((bx - ax) ** 2 + (by - ay) ** 2) ** 0.5, 0.0
         while length - done > left:
             done += left

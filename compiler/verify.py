@@ -1,15 +1,17 @@
 """The second gate, against our own mistakes: proves a plan graph sound after each pass.
 
-A graph that fails is a bug of the compiler, reported as one: `Unsound` names the proposition and what breaks it. It speaks
-of what the plan owns; not of control flow in a user's module that depends on data.
+A graph that fails is a bug of the compiler, reported as one: `Unsound` names the proposition and what breaks it. It
+speaks of what the plan owns; not of control flow in a user's module that depends on data.
 
 Proved, as far as the passes done so far have said something about it:
 
     devices     every rank has a device, every device one rank
     layers      every layer is on exactly one stage, every stage on exactly one process
     samples     every sample of every batch is on exactly one data rank
-    actions     every micro-batch goes forward once and backward once through each stage, on that stage's process
-    order       the actions, by order and data, have no circle: no rank waits for itself
+    actions     every micro-batch goes forward once and backward once through each stage, on that stage's process;
+                each process updates once
+    order       the actions, by order and data, have no circle: no rank waits for itself; an exchange of gradients
+                follows all backwards of its process, an update everything
     memory      the peak is within the limit
 """
 
@@ -21,6 +23,7 @@ import networkx as nx
 
 from dslc.compiler.graph import PlanGraph
 
+BACKWARD = ("B", "I", "W")
 
 class Unsound(Exception):
     """A plan that is not what it must be: a mistake of the compiler, not of the job."""
@@ -103,23 +106,41 @@ def _actions(plan: PlanGraph) -> str:
     for name, data in plan.of_kind("action"):
         if data["what"] not in ("F", "B", "I", "W"):
             continue
-        if homes and homes[data["stage"]] != data["process"]:
-            return f"{name} is on process {data['process']}, its stage on {homes[data['stage']]}"
+        if homes and homes.get(data["stage"]) != data["process"]:
+            return f"{name} is on process {data['process']}, its stage on {homes.get(data['stage'])}"
         seen[data["stage"], data["microbatch"], data["what"]] += 1
     for stage in homes or {0: 0}:
         for m in range(plan.analysis.layout.microbatches):
             once = [seen[stage, m, kind] for kind in "FBIW"]
             if once not in ([1, 1, 0, 0], [1, 0, 1, 1]):
                 return f"micro-batch {m} at stage {stage}: forward {once[0]}, backward {once[1]}, halves {once[2:]}"
+    updates = Counter(data["process"] for _, data in plan.of_kind("action") if data["what"] == "update")
+    for name, data in plan.of_kind("process"):
+        if updates[data["pipeline"]] != 1:
+            return f"{name} has {updates[data['pipeline']]} updates"
     return ""
 
 
 def _order(plan: PlanGraph) -> str:
     actions = plan.actions()
-    if nx.is_directed_acyclic_graph(actions):
-        return ""
-    circle = nx.find_cycle(actions)
-    return "a circle of waits: " + " -> ".join(edge[0] for edge in circle)
+    if not nx.is_directed_acyclic_graph(actions):
+        circle = nx.find_cycle(actions)
+        return "a circle of waits: " + " -> ".join(edge[0] for edge in circle)
+    of_process: dict[int, list[tuple[str, str]]] = {}
+    for name, data in plan.of_kind("action"):
+        of_process.setdefault(data["process"], []).append((name, data["what"]))
+    for name, data in plan.of_kind("action"):
+        if data["what"] == "update":
+            wanted = {what for _, what in of_process[data["process"]]} - {"update"}
+        elif data.get("carries") == "gradients":
+            wanted = set(BACKWARD)
+        else:
+            continue
+        before = nx.ancestors(actions, name)
+        late = [other for other, what in of_process[data["process"]] if what in wanted and other not in before]
+        if late:
+            return f"{name} does not wait for {late[0]}"
+    return ""
 
 
 def _memory(plan: PlanGraph) -> str:

@@ -1,6 +1,9 @@
-"""Plans made by hand, for what reads plans: text and pictures. No job, no rules: the numbers are round, not measured."""
+"""Plans made by hand, for what reads plans: text and pictures. No job, no rules: the numbers are round, not measured.
+"""
 
 from __future__ import annotations
+
+import itertools
 
 from dslc.compiler.cost import MemoryNode, TrafficNode
 from dslc.compiler.facts import TensorFact
@@ -30,7 +33,14 @@ def fact(*shape: int) -> TensorFact:
 def layer(name: str, kind: str, before: TensorFact, after: TensorFact, parameters: int, flops: int) -> LayerPlan:
     kept = 4 * before.shape[0] * 100
     return LayerPlan(
-        name=name, kind=kind, input=before, output=after, parameters=parameters, flops=flops, kept=kept, line="job.plt:3:5"
+        name=name,
+        kind=kind,
+        input=before,
+        output=after,
+        parameters=parameters,
+        flops=flops,
+        kept=kept,
+        line="job.plt:3:5",
     )
 
 
@@ -50,10 +60,7 @@ def gpt_layers(blocks: int, width: int, context: int) -> tuple[LayerPlan, ...]:
     block = 12 * width * width
     return (
         layer("embedding", "embedding", tokens, wide, 128_000 * width, 0),
-        *(
-            layer(f"blocks.{n}", "transformer_block", wide, wide, block, 6 * block * context)
-            for n in range(blocks)
-        ),
+        *(layer(f"blocks.{n}", "transformer_block", wide, wide, block, 6 * block * context) for n in range(blocks)),
         layer("head", "linear", wide, fact(context, 128_000), 0, 6 * 128_000 * width * context),
     )
 
@@ -158,7 +165,7 @@ def _stages(layers: tuple[LayerPlan, ...], rows: ScheduleTable | None) -> tuple[
             parameters=sum(one.parameters for one in layers[a:b]),
             flops=sum(one.flops for one in layers[a:b]),
         )
-        for n, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False))
+        for n, (a, b) in enumerate(itertools.pairwise(bounds))
     )
 
 
@@ -174,7 +181,9 @@ def _schedule(rows: ScheduleTable | None, stages: tuple[StageNode, ...]) -> Sche
     )
 
 
-def _ranks(pipeline: int, each: int, stages: tuple[StageNode, ...], sizes: dict[str, int], scale: int) -> list[RankNode]:
+def _ranks(
+    pipeline: int, each: int, stages: tuple[StageNode, ...], sizes: dict[str, int], scale: int
+) -> list[RankNode]:
     found = []
     for p in range(pipeline):
         mine = tuple(stage.index for stage in stages if stage.pipeline == p)

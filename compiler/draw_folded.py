@@ -1,0 +1,127 @@
+"""Many devices: a box for the ranks of each pipeline coordinate, with a chip for each of their collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dslc.compiler.cost import TrafficNode
+from dslc.compiler.describe import (
+    axis_of,
+    parts,
+    plural,
+    span_text,
+)
+from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, GREY, SKY, Canvas
+from dslc.compiler.draw_legend import HEADING
+from dslc.compiler.draw_parts import Extent, exchanged, memory_bar, operation_text, source_box, stage_lines
+from dslc.compiler.plan import Plan, RankNode
+from dslc.compiler.units import byte_text
+
+
+class Folded:
+    """A box for the ranks of each pipeline coordinate."""
+
+    WIDE = 370
+    MOST = 7
+
+    def __init__(self, canvas: Canvas, plan: Plan) -> None:
+        self.canvas, self.plan = canvas, plan
+        self.count = axis_of(plan, "pipeline").size
+        self.each = plan.world_size // self.count
+        most = max((len(stage_lines(plan, n, 3)) for n in plan.ranks), default=1)
+        chips = max((len(self._chips(n)) for n in plan.ranks), default=0)
+        self.high = max(72 + 12.5 * most, chips * 27 + 4)
+
+    def draw(self) -> Extent:
+        y: float = HEADING + 10
+        source_box(self.canvas, self.plan, y, self.WIDE + 12)
+        self._samples(y + 24)
+        y += 24 + 66
+        before = "share"
+        for p in self._shown():
+            if p is None:
+                name = self.canvas.write("more", 40, y, self.WIDE, self._between(), size=11, ink="#555555")
+                y += 34
+            else:
+                name = self._row(p, y)
+                y += self.high + 48
+            if before != "share":
+                self._arrow(before, name, p, y - (34 if p is None else self.high + 48))
+            before = name
+        return Extent(width=self.WIDE + 390, height=y - 26)
+
+    def _shown(self) -> Sequence[int | None]:
+        if self.count <= self.MOST:
+            return range(self.count)
+        return [0, 1, 2, None, self.count - 2, self.count - 1]
+
+    def _between(self) -> str:
+        hidden = self.plan.ranks[3:-2]
+        peaks = [node.memory.peak for node in hidden]
+        text = (
+            f"… pipeline 3–{self.count - 3}, alike, ranks {span_text(3 * self.each, (self.count - 2) * self.each - 1)}"
+        )
+        return f"{text}: {byte_text(min(peaks))} to {byte_text(max(peaks))}" if peaks else text
+
+    def _samples(self, y: float) -> None:
+        shares = parts(self.plan.data.shares)
+        text = "; ".join(
+            f"{plural(part.ranks, 'data rank')} x {part.samples:,} samples"
+            + (
+                f": {span_text(*part.entries(part.first))}, …, {span_text(*part.entries(part.last))}"
+                if part.ranks > 1
+                else ""
+            )
+            for part in shares
+        )
+        middle = self.WIDE / 2
+        self.canvas.box("share", 20, y + 16, self.WIDE - 40, 18, text, fill="#eaf4fb", line=SKY, size=9.5)
+        self.canvas.line("source", "share", [(middle, y), (middle, y + 16)], colour=SKY, arrow=True)
+        self.canvas.line("share", "pipeline 0", [(middle, y + 34), (middle, y + 66)], colour=SKY, arrow=True)
+
+    def _row(self, p: int, y: float) -> str:
+        """The ranks at one pipeline coordinate; two edges behind the box say that it stands for many."""
+        canvas, plan = self.canvas, self.plan
+        node = next((n for n in plan.ranks if n.pipeline == p), None)
+        first, last = p * self.each, (p + 1) * self.each - 1
+        name = f"pipeline {p}"
+        for n in (2, 1):
+            canvas.box(f"{name} behind {n}", 5 * n, y + 5 * n, self.WIDE, self.high, line=GREY, style="filled,rounded")
+        canvas.box(name, 0, y, self.WIDE, self.high, style="filled,rounded", line="#777777")
+        canvas.write(
+            f"{name} name", 9, y + 5, 210, f"ranks {span_text(first, last)}, x{self.each:,}", size=12, bold=True
+        )
+        processes = plan.topology.processes
+        nodes = range(first // processes, last // processes + 1)
+        where = f"node{'s' if len(nodes) > 1 else ''} {span_text(nodes[0], nodes[-1])}"
+        canvas.write(f"{name} where", 220, y + 7, self.WIDE - 229, where, size=9.5, align="r", ink=FAINT)
+        within = " x ".join(f"{a.name} {a.size}" for a in plan.axes if a.name != "pipeline" and a.size > 1)
+        lines = [(f"pipeline {p}: " if self.count > 1 else "") + within, *stage_lines(plan, node, 3)]
+        canvas.write(f"{name} holds", 9, y + 23, self.WIDE - 18, "\n".join(lines), size=10)
+        memory_bar(canvas, plan, name, 10, y + self.high - 31, self.WIDE - 20, node)
+        self._chip_boxes(name, node, y)
+        return name
+
+    def _chips(self, node: RankNode | None) -> list[tuple[str, TrafficNode]]:
+        return [(axis, t) for axis in ("data", "context", "tensor") for t in exchanged(node, axis)]
+
+    def _chip_boxes(self, name: str, node: RankNode | None, y: float) -> None:
+        """What the ranks of the box exchange among themselves."""
+        for n, (axis, traffic) in enumerate(self._chips(node)):
+            colour, top, left = AXIS_COLOURS[axis], y + 3 + 27 * n, self.WIDE + 44
+            self.canvas.box(f"{name} {axis} {n}", left, top, 336, 22, line=colour, style="filled,rounded", pen=1.3)
+            where = ", between nodes" if axis_of(self.plan, axis).between_nodes else ""
+            text = f"{axis} x{axis_of(self.plan, axis).size}: {operation_text(traffic)}{where}"
+            self.canvas.write(f"{name} {axis} {n} text", left + 6, top + 5, 326, text, size=9)
+            middle = top + 11
+            self.canvas.line(name, f"{name} {axis} {n}", [(self.WIDE, middle), (left, middle)], colour=colour, pen=2)
+
+    def _arrow(self, before: str, name: str, p: int | None, y: float) -> None:
+        above = y - (16 if before == "more" else 48 - 10)
+        middle = 60.0
+        self.canvas.line(before, name, [(middle, above), (middle, y)], arrow=True, back=True, pen=1.6)
+        node = next((n for n in self.plan.ranks if n.pipeline == (p or 0) - 1), None)
+        sent = exchanged(node, "pipeline")
+        if sent and before != "more":
+            text = f"{sent[0].what}, {byte_text(sum(t.bytes for t in sent))} a rank"
+            self.canvas.write(f"{name} sent", middle + 10, (above + y) / 2 - 6, 300, text, size=9.5)

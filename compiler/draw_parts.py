@@ -1,0 +1,85 @@
+"""What pictures of few and of many devices share: bars of memory, names of stages, the source of the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dslc.compiler.cost import TrafficNode
+from dslc.compiler.describe import (
+    MEMORY_KINDS,
+    known,
+    limit_of,
+    plural,
+    stage_layers,
+    stages_of,
+)
+from dslc.compiler.draw_canvas import FAINT, MEMORY_COLOURS, SKY, Canvas
+from dslc.compiler.plan import Plan, RankNode
+from dslc.compiler.units import byte_text, percent_text
+
+WORDS = {"all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter", "all_gather": "all-gather"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extent:
+    width: float
+    height: float
+
+
+def operation_text(traffic: TrafficNode) -> str:
+    """`all-reduce gradients, 3 GiB`."""
+    operation = " + ".join(WORDS.get(word, word) for word in traffic.operation.split(" + "))
+    return f"{operation} {traffic.what}, {byte_text(traffic.bytes)}"
+
+
+def exchanged(node: RankNode | None, axis: str) -> list[TrafficNode]:
+    return [t for t in node.traffic if t.axis == axis and t.count] if node else []
+
+
+def memory_bar(canvas: Canvas, plan: Plan, name: str, x: float, y: float, w: float, node: RankNode | None) -> None:
+    """The bytes of a rank by kind, against what it may hold; else against the rank that holds most."""
+    if node is None:
+        canvas.write(f"{name} memory", x, y, w, "memory unknown", size=9, ink=FAINT)
+        return
+    limit = limit_of(plan)
+    whole = limit or max(other.memory.peak for other in plan.ranks)
+    whole = max(1, whole, node.memory.peak)
+    shares = [(MEMORY_COLOURS[kind], getattr(node.memory, kind) / whole) for kind in MEMORY_KINDS]
+    tip = ", ".join(f"{kind} {byte_text(getattr(node.memory, kind))}" for kind in MEMORY_KINDS)
+    canvas.bar(f"{name} bar", x, y, w, 9, shares, tip)
+    peak = node.memory.peak
+    text = (
+        f"{byte_text(peak)} of {byte_text(limit)}, {percent_text(peak / limit)}"
+        if limit
+        else f"{byte_text(peak)} at the peak"
+    )
+    canvas.write(f"{name} memory", x, y + 11, w, text, size=9)
+
+
+def stage_lines(plan: Plan, node: RankNode | None, most: int) -> list[str]:
+    if node is None:
+        return ["layers unknown"]
+    stages = stages_of(plan, node)
+    if len(plan.stages) == 1:
+        return [stage_layers(plan, stages[0])]
+    lines = [f"stage {s.index}: {stage_layers(plan, s)}" for s in stages[:most]]
+    return lines if len(stages) <= most else [*lines[:-1], f"and {plural(len(stages) - most + 1, 'stage')} more"]
+
+
+def source_box(canvas: Canvas, plan: Plan, y: float, width: float) -> str:
+    """Where the samples come from."""
+    data = plan.data
+    order = "shuffled each epoch" if data.shuffle else "in order"
+    text = f"{data.source}: {known(data.train)} samples, {order}; {data.batch:,} in each batch"
+    return canvas.box(
+        "source",
+        0,
+        y,
+        width,
+        24,
+        text,
+        fill="#eaf4fb",
+        line=SKY,
+        style="filled,rounded",
+        size=10.5 if 5.9 * len(text) < width else 9,
+    )

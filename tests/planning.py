@@ -1,0 +1,28 @@
+"""From the text or the file of a job to its plan, as the commands do it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dslc.compiler.analyse import analyse
+from dslc.compiler.compile import Compiled, compile_plan
+from dslc.compiler.facts import Facts
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.load import load
+
+ROOT = Path(__file__).parent.parent
+JOBS = ROOT / "tests" / "compiler" / "jobs"
+
+# What this version plans and does not yet run: a reason to reject a job, not a hole in its plan.
+NOT_YET = "E0801"
+
+
+def compiled(path: Path, *settings: str) -> Compiled:
+    """The plan and its graph. AssertionError where the job is at fault."""
+    loaded = load(str(path), list(settings))
+    assert loaded.job is not None, loaded.report.found
+    report = Report()
+    analysis = analyse(loaded.job, Facts(), report)
+    wrong = [d for d in report.errors if d.code != NOT_YET]
+    assert analysis is not None and not wrong, wrong
+    return compile_plan(analysis)
