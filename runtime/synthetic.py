@@ -8,7 +8,7 @@ result, real targets are the results scaled to variance 1. The results are whole
 exactly, and no order of summation changes them. Tokens rise by a step of 1 to 4 that the sequence keeps, modulo the
 vocabulary, and one in sixteen is replaced by a random one.
 
-Limits: what takes at most `KEPT` bytes is made once; more is made again for each batch, at about 10 ns a number.
+Limits: what takes at most `KEPT` bytes is made once; more is made again for each batch, at some 20 ns a number.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ FEATURES = 256
 
 Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 
+_AT_ONCE = 1 << 15  # words: what the cache holds, three times as fast as all of a large batch
 _GOLDEN = 0x9E3779B97F4A7C15
 _LOW = np.uint64(0x0000FFFF0000FFFF)
 _DEVIATION = math.sqrt((2**32 - 1) / 3)  # of the sum of four independent uniform numbers 0 … 65535
@@ -49,10 +50,14 @@ def _mix(z: Words) -> Words:
 
 def whole_normals(seed: int, stream: int, positions: Words) -> np.ndarray[Any, np.dtype[np.int32]]:
     """Whole numbers, near to normal, with mean 0 and deviation `_DEVIATION`."""
-    drawn = words(seed, stream, positions)
-    pairs = (drawn & _LOW) + ((drawn >> np.uint64(16)) & _LOW)
-    total = (pairs & np.uint64(0xFFFFFFFF)) + (pairs >> np.uint64(32))
-    return total.astype(np.int32) - np.int32(2 * 65535)
+    made = np.empty(positions.shape, np.int32)
+    flat, places = made.reshape(-1), positions.reshape(-1)
+    for at in range(0, len(flat), _AT_ONCE):
+        drawn = words(seed, stream, places[at : at + _AT_ONCE])
+        pairs = (drawn & _LOW) + ((drawn >> np.uint64(16)) & _LOW)
+        flat[at : at + _AT_ONCE] = (pairs & np.uint64(0xFFFFFFFF)) + (pairs >> np.uint64(32))
+    made -= 2 * 65535
+    return made
 
 
 @dataclass(frozen=True)
@@ -73,8 +78,8 @@ class Numbers:
         numbers: Words = indices.numpy().astype(np.uint64)[:, None]
         positions: Words = np.add(numbers * np.uint64(size), np.arange(size, dtype=np.uint64))
         whole = whole_normals(self.seed, 0, positions)
-        inputs = (whole.astype(np.float32) * np.float32(1 / _DEVIATION)).reshape(-1, *self.shape)
-        return torch.from_numpy(inputs), self._targets(whole)
+        inputs = torch.from_numpy(whole).to(torch.float32).mul_(1 / _DEVIATION)
+        return inputs.view(-1, *self.shape), self._targets(whole)
 
     def _targets(self, whole: np.ndarray[Any, np.dtype[np.int32]]) -> Tensor:
         rows, size = whole.shape
