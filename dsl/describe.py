@@ -73,7 +73,7 @@ def describe(kind: Kind) -> str:
         case CallOf():
             return " or ".join(category(c) for c in kind.categories)
         case Either():
-            return ", or ".join(describe(inner) for inner in kind.kinds)
+            return kind.words or ", or ".join(describe(inner) for inner in kind.kinds)
         case Anything():
             return "a plain value: number, text, truth value, `none` or a list of them"
         case _:

@@ -80,9 +80,11 @@ class Report:
         return [d for d in self.found if d.severity == "error"]
 
     def __iter__(self) -> Iterator[Diagnostic]:
-        def key(diagnostic: Diagnostic) -> tuple[bool, str, int]:
+        def key(diagnostic: Diagnostic) -> tuple[bool, int, str, int]:
             span = diagnostic.span
-            return (span is None, span.source.name if span else "", span.start if span else 0)
+            name = span.source.name if span else ""
+            # Files first; then the settings, `<--set 2>` before `<--set 10>`.
+            return (span is None, len(name) if name.startswith("<") else 0, name, span.start if span else 0)
 
         return iter(sorted(self.found, key=key))
 

@@ -361,7 +361,8 @@ class Evaluator:
         )
         if outside:
             must = limits(low, high, above, below).strip()
-            return self.fail("E0125", f"`{path}` is {shown}, and must be {must.removeprefix('of ')}", expr.span, help=help)
+            must = must.removeprefix("of ")
+            return self.fail("E0125", f"`{path}` is {shown}, and must be {must}", expr.span, help=help)
         return found
 
     def wrong_dimension(self, expr: tree.Expr, found: Quantity, kind: Kind, path: str) -> Bad:

@@ -36,7 +36,8 @@ class Loaded:
 
     `origins` maps every field (`data.batch`), every argument that was written (`train.optimizer.lr`) and every param to
     what set it: `digits.plt:14`, `<--set 1>` or `default`. `combinations` are those of a sweep, each as settings
-    (path, text), to be laid over the job with `--set`; the job itself is the first of them. `files` are those read, absolute, the main one last.
+    (path, text) to be laid over the job with `--set`; the job itself is the first of them. `files` are those read,
+    absolute, the main one last.
     """
 
     report: Report
@@ -73,7 +74,11 @@ def _load(source: Source, full: str, settings: Sequence[str], report: Report) ->
     for number, text in enumerate(settings, 1):
         _set(merged, Source(f"<--set {number}>", text), report)
     name = os.path.basename(full).removesuffix(".plt")
-    found = resolve(merged, report, name, os.path.dirname(full))
+    try:
+        found = resolve(merged, report, name, os.path.dirname(full))
+    except RecursionError:  # one value is at most a hundred deep; only a chain of params gets here
+        report.add("E0143", "the params lean on one another too deeply", None, help="give some of them a plain value")
+        return Loaded(report=report, document=document, files=tuple(reader.files))
     return Loaded(
         report=report, job=found.job, document=document, origins=found.origins, combinations=found.combinations,
         broken=found.broken, files=tuple(reader.files),

@@ -90,7 +90,7 @@ def _object(declaration: type[Node]) -> dict[str, Any]:
 
 
 def _call(call: type[Call]) -> dict[str, Any]:
-    whole = {
+    whole: dict[str, Any] = {
         "type": "object",
         "description": call.doc,
         "properties": {"call": {"const": call.word}, "arguments": _object(call)},

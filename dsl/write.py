@@ -106,7 +106,7 @@ def written(value: Any, kind: Kind) -> str:
 
 
 def _call(call: Call) -> str:
-    arguments = []
+    arguments: list[str] = []
     for field in fields(type(call)):
         value = getattr(call, field.name)
         if call.open and field.name == "arguments":

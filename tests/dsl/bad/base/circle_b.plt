@@ -1,0 +1,1 @@
+import "circle_a.plt"
