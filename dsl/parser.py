@@ -22,10 +22,10 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.parser_build import MAX_DEPTH, Builder, path_of
 from dslc.dsl.parser_layout import COMPARISONS, GaveUp, Laid, Unit, lay_out
 from dslc.dsl.parser_table import load
-from dslc.dsl.parser_tokens import Token, lex
+from dslc.dsl.parser_tokens import UNREAD, Token, lex
 from dslc.dsl.source import Source, Span
 from dslc.dsl.syntax import explain, other_format
-from dslc.dsl.syntax_place import KEYWORDS, Mistakes, Place
+from dslc.dsl.syntax_place import Mistakes, Place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +165,7 @@ class _Run:
         self.unit = -1
         self.back_to: tuple[list[int], list[_Made]] = ([], [])
         self.recovered: set[int] = set()
+        self.tangled: set[int] = set()  # units that begin with a value: the next such one is more of the same
 
     def to_end(self) -> Any:
         """What the start rule makes, or None where the text could not be read to its end."""
@@ -258,12 +259,31 @@ class _Run:
         return after + (last.kind == "COMMA" and tokens[after].kind == "_NL")
 
     def goes_on(self, at: int, number: int) -> bool:
-        """Whether what cannot begin an entry stands after a mistake: then it is taken for more of the same."""
-        unit, tokens = self.laid.units[number], self.laid.tokens
-        if number == 0 or at > unit.start or tokens[at].kind in ("NAME", "STRING", "COMMA", *KEYWORDS):
+        """Whether what stands after a mistake and is no entry is taken for more of the same: because brackets went
+        wrong before it, or because nothing begins like this."""
+        units, tokens = self.laid.units, self.laid.tokens
+        unit, previous = units[number], number - 1
+        while previous > 0 and units[previous].start == units[previous].end:
+            previous -= 1
+        if previous < 0:
             return False
-        before = self.laid.units[number - 1]
-        return self.mistakes.within(tokens[before.start].start, tokens[before.end].start)
+        start, end = tokens[units[previous].start].start, tokens[units[previous].end].start
+        odd = at == unit.start and tokens[at].kind not in ("NAME", "STRING", "COMMA", "PARAM", "IMPORT")
+        tangled = previous in self.tangled or self.mistakes.tangled(start, end)
+        kinds = [token.kind for token in tokens[unit.start : unit.start + 2]]
+        nameless = kinds[0] not in ("NAME", "STRING") or kinds == ["NAME", "LPAR"]
+        begins = self.begins_entry(unit)
+        if not begins and (tangled or nameless):
+            self.tangled.add(number)
+        return (tangled and not begins) or (odd and self.mistakes.within(start, end))
+
+    def begins_entry(self, unit: Unit) -> bool:
+        kinds = [token.kind for token in self.laid.tokens[unit.start : unit.end + 1]]
+        while kinds[:2] == ["NAME", "DOT"]:
+            del kinds[:2]
+        return kinds[:1] in (["PARAM"], ["IMPORT"]) or (
+            kinds[:1] == ["NAME"] and kinds[1] in ("EQUAL", "LBRACE", "FOREIGN", *COMPARISONS)
+        )
 
     def after_block(self, brace: int) -> int:
         """Where the statement after the block begins whose `{` is at `brace`."""
@@ -301,4 +321,4 @@ class _Run:
         where = tokens[last - 1].end
         compares = unit.in_body and last == 1 and sign and sign[0].kind in COMPARISONS
         equals = sign[0] if compares else Token("EQUAL", "=", where, where)
-        return [*tokens[:last], equals, Token("NAME", "odd", where, tokens[-1].end)]
+        return [*tokens[:last], equals, Token("NAME", UNREAD, where, tokens[-1].end)]

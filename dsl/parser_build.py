@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from dslc.dsl import tree
-from dslc.dsl.parser_tokens import NUMBER_PART, Token
+from dslc.dsl.parser_tokens import NUMBER_PART, UNREAD, Token
 from dslc.dsl.source import Span
 from dslc.dsl.syntax_place import ENVIRONMENT, OTHER_LITERALS, Mistakes
 
@@ -35,6 +35,11 @@ class Builder:
     def at(self, token: Token) -> Span:
         return self.mistakes.span(token.start, token.end)
 
+    def unread(self, *names: str) -> bool:
+        """Whether a name could not be read: then nothing can be kept of what it names."""
+        self.complete = self.complete and UNREAD not in names
+        return UNREAD in names
+
     def value(self, written: tree.Expr, whole: Span) -> tree.Expr:
         if self.mistakes.offsets and self.mistakes.within(whole.start, whole.end):
             return tree.Broken(span=written.span)
@@ -45,18 +50,24 @@ class Builder:
     def make_start(self, children: list[Any], span: Span) -> list[Any]:
         return [child for child in children if isinstance(child, tree.Node)]
 
-    def make_block(self, children: list[Any], span: Span) -> tree.Block:
+    def make_block(self, children: list[Any], span: Span) -> tree.Block | None:
+        if self.unread(children[0].text):
+            return None
         entries = tuple(child for child in children if isinstance(child, tree.Entry | tree.Comparison))
         return tree.Block(span=span, name=children[0].text, name_span=self.at(children[0]), entries=entries)
 
-    def make_setting(self, children: list[Any], span: Span) -> tree.Statement:
+    def make_setting(self, children: list[Any], span: Span) -> tree.Statement | None:
         name, _, value = children
+        if self.unread(name.text):
+            return None
         if name.text == "language":
             return tree.Language(span=span, value=self.value(value, span))
         return tree.Whole(span=span, name=name.text, name_span=self.at(name), value=self.value(value, span))
 
-    def make_param(self, children: list[Any], span: Span) -> tree.Param:
+    def make_param(self, children: list[Any], span: Span) -> tree.Param | None:
         name = children[1]
+        if self.unread(name.text):
+            return None
         value = self.value(children[3], span) if len(children) > 2 else None
         return tree.Param(span=span, name=name.text, name_span=self.at(name), value=value)
 
@@ -66,13 +77,17 @@ class Builder:
             return None
         return tree.Import(span=span, path=unescaped(children[1].text), path_span=self.at(children[1]))
 
-    def make_entry(self, children: list[Any], span: Span) -> tree.Entry:
+    def make_entry(self, children: list[Any], span: Span) -> tree.Entry | None:
         path, _, value = children
         names, name_span = path_of(path)
+        if self.unread(*names):
+            return None
         return tree.Entry(span=span, path=names, name_span=name_span, value=self.value(value, span))
 
-    def make_comparison(self, children: list[Any], span: Span) -> tree.Comparison:
+    def make_comparison(self, children: list[Any], span: Span) -> tree.Comparison | None:
         name, operator, value = children
+        if self.unread(name.text):
+            return None
         return tree.Comparison(
             span=span, name=name.text, name_span=self.at(name), operator=operator.text, value=self.value(value, span)
         )

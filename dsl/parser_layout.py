@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dslc.dsl.diagnostics import Note
-from dslc.dsl.parser_tokens import Token
+from dslc.dsl.parser_tokens import UNREAD, Token
 from dslc.dsl.syntax_place import Mistakes
 
 PAIRS = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
@@ -80,6 +80,8 @@ class _Layout:
         self.kept: list[Token] = []
         self.open: list[Open] = []
         self.complete = True
+        self.closed_at = mistakes.start  # where the last block ended
+        self.ended_early = False  # a `}` came before a bracket was closed
         self.end = read[-1].end if read else mistakes.start
 
     def run(self) -> None:
@@ -116,6 +118,9 @@ class _Layout:
         if not (self.one_value or inside or not self.kept or self.kept[-1].kind == "_NL"):
             self.kept.append(token)
 
+    def written(self, token: Token) -> str:
+        return self.mistakes.source.text[token.start : token.end]
+
     # ------------------------------------------------------------------------------------------------- closers
 
     def closer(self, at: int) -> int:
@@ -124,21 +129,35 @@ class _Layout:
         if self.open and self.open[-1].token.kind == wanted:
             self.open.pop()
             self.kept.append(token)
+            self.closed_at = token.end if wanted == "LBRACE" else self.closed_at
             return at + 1
         depth = max((i for i, entry in enumerate(self.open) if entry.token.kind == wanted), default=-1)
         top = self.open[-1].token if self.open else None
-        if top and top.kind != "LBRACE" and wanted != "LBRACE" and (depth < 0 or self.fits_after(at + 1)):
-            self.wrong_closer(top, token)
-            return at + 1
+        if top and top.kind != "LBRACE" and wanted != "LBRACE":
+            stray = depth < 0 and self.fits_after(at + 1, self.open)
+            if not stray and (depth < 0 or self.fits_after(at + 1, self.open[:-1])):
+                self.wrong_closer(top, token)
+                return at + 1
         if depth >= 0:
             return self.unclosed(self.open[depth + 1 :], at, token)
         if wanted == "LBRACE" and not self.open and self.missing_brace(token):
+            return at + 1
+        if self.is_consequence(token):
+            self.complete = False
             return at + 1
         message = f"nothing is open that this `{token.text}` could close"
         self.mistakes.add(
             "E0011", message, token.start, token.end, help=f"remove it, or write the `{_sign(wanted)}` it belongs to"
         )
         return at + 1
+
+    def is_consequence(self, closer: Token) -> bool:
+        """Whether a closer with nothing to close follows from an earlier mistake: in its block, or on its line."""
+        if closer.kind == "RBRACE" and self.ended_early:
+            self.ended_early = False
+            return True
+        line = self.mistakes.source.text.rfind("\n", 0, closer.start) + 1
+        return self.mistakes.tangled(min(self.closed_at, line), closer.start)
 
     def missing_brace(self, closer: Token) -> bool:
         """Whether a brace closes what a name alone on its line was meant to open; then it is opened there."""
@@ -149,7 +168,7 @@ class _Layout:
             for i in range(last + 1, len(kinds) - 1)
             if kinds[i - 1 : i + 2] in (["_NL", "NAME", "_NL"], ["RBRACE", "NAME", "_NL"])
         ]
-        if not alone:
+        if not alone or self.kept[alone[0] - 1].text == UNREAD:
             return False
         name = self.kept[alone[0] - 1]
         self.mistakes.add(
@@ -164,9 +183,9 @@ class _Layout:
         self.kept.append(closer)
         return True
 
-    def fits_after(self, at: int) -> bool:
-        """Whether the brackets around the innermost one are closed rightly from `at` on."""
-        waiting = [PAIRS[entry.token.kind] for entry in self.open[:-1] if entry.token.kind != "LBRACE"]
+    def fits_after(self, at: int, entries: list[Open]) -> bool:
+        """Whether these brackets are closed rightly from `at` on."""
+        waiting = [PAIRS[entry.token.kind] for entry in entries if entry.token.kind != "LBRACE"]
         for token in self.read[at:]:
             if not waiting or token.kind in ("LBRACE", "RBRACE"):
                 break
@@ -179,21 +198,25 @@ class _Layout:
     def wrong_closer(self, opener: Token, token: Token) -> None:
         self.open.pop()
         right = _sign(PAIRS[opener.kind])
-        self.mistakes.add(
-            "E0012",
-            f"`{opener.text}` is closed by `{token.text}`",
-            token.start,
-            token.end,
-            label=f"expected `{right}`",
-            notes=[Note(message="it is opened here", span=self.mistakes.span(opener.start, opener.end))],
-        )
+        if not self.mistakes.tangled(opener.start, token.start):
+            self.mistakes.add(
+                "E0012",
+                f"`{opener.text}` is closed by `{token.text}`",
+                token.start,
+                token.end,
+                label=f"expected `{right}`",
+                notes=[Note(message="it is opened here", span=self.mistakes.span(opener.start, opener.end))],
+            )
         self.kept.append(Token(PAIRS[opener.kind], right, token.start, token.end))
 
     def unclosed(self, entries: list[Open], at: int, noticed: Token | None) -> int:
         """Reports openers that are never closed, gives up their value, and returns where to go on."""
         for entry in entries:
             note = (
-                Note(message=f"this `{noticed.text}` comes first", span=self.mistakes.span(noticed.start, noticed.end))
+                Note(
+                    message=f"this `{self.written(noticed)}` comes first",
+                    span=self.mistakes.span(noticed.start, noticed.end),
+                )
                 if noticed
                 else None
             )
@@ -206,11 +229,12 @@ class _Layout:
                 notes=[note] if note else [],
                 help=f"write `{_sign(PAIRS[entry.token.kind])}` where it ends",
             )
+        self.ended_early = self.ended_early or (noticed is not None and noticed.kind == "RBRACE")
         first = entries[0]
         stop = self.value_end(first.read, at)
         del self.kept[first.kept :]
         del self.open[self.open.index(first) :]
-        self.kept.append(Token("NAME", "odd", first.token.start, self.read[stop - 1].end))
+        self.kept.append(Token("NAME", UNREAD, first.token.start, self.read[stop - 1].end))
         self.complete = False
         return stop
 
@@ -285,7 +309,7 @@ class _Layout:
             raise GaveUp
         elif len(self.kept) > 1 and self.kept[-1].text in ("=", ":") and self.kept[-2].kind == "NAME":
             sign = self.kept.pop()
-            block = self.kept[-1].text
+            block = self.written(self.kept[-1])
             self.mistakes.add(
                 "E0019",
                 f"a block has no `{sign.text}` before its brace",
@@ -317,12 +341,13 @@ class _Layout:
         inner, outer = self.kept.pop(), self.kept[self.open[0].kept - 1]
         if self.kept[-1].kind not in ("LBRACE", "COMMA"):
             self.kept.append(Token("_NL", "", inner.start, inner.start))
+        name, around = self.written(inner), self.written(outer)
         self.mistakes.add(
             "E0018",
-            f"`{inner.text}` is a block inside the block `{outer.text}`: blocks do not nest",
+            f"`{name}` is a block inside the block `{around}`: blocks do not nest",
             inner.start,
             inner.end,
-            help=f"close `{outer.text}` first, or write a value: `{inner.text} = …`",
+            help=f"close `{around}` first, or write a value: `{name} = …`",
         )
         self.complete = False
         after = self.after_brace(at)
@@ -338,7 +363,7 @@ class _Layout:
             help="a list is written `[a, b]`, named values are a call's: `name(a = 1, b = 2)`",
         )
         after = self.after_brace(at)
-        self.kept.append(Token("NAME", "odd", token.start, self.read[after - 1].end))
+        self.kept.append(Token("NAME", UNREAD, token.start, self.read[after - 1].end))
         return after
 
     def after_brace(self, at: int) -> int:
@@ -355,7 +380,7 @@ class _Layout:
         opener = self.open.pop().token
         note = (
             Note(
-                message=f"`{noticed.text}` begins here, still inside of it",
+                message=f"`{self.written(noticed)}` begins here, still inside of it",
                 span=self.mistakes.span(noticed.start, noticed.end),
             )
             if noticed

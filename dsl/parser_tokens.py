@@ -28,6 +28,9 @@ class Token(NamedTuple):
     end: int
 
 
+UNREAD = "?"  # the text of a NAME that stands for what could not be read
+
+
 class Lexed(NamedTuple):
     tokens: list[Token]
     comments: list[Comment]
@@ -292,7 +295,9 @@ class _Lexer:
             help=f"write `{plain}`" if plain else "",
         )
         kind, start = substitute or ("NAME", at)
-        return self.take(kind, start, word.end(), "0" if kind == "NUMBER" else "odd")
+        known = self.match(plain) if plain else None
+        name = plain if known and known.lastgroup == "NAME" and known.end() == len(plain) else UNREAD
+        return self.take(kind, start, word.end(), "0" if kind == "NUMBER" else name)
 
     def odd_character(self, at: int) -> int:
         char = self.text[at]

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 MAX_MISTAKES = 50  # of one text; more than that is not read by anyone
 
+# Strings and brackets that are not closed rightly: what follows is likely to be read at the wrong depth.
+TANGLES = frozenset({"E0004", "E0010", "E0011", "E0012"})
+
 OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "DOUBLE_SLASH", "DOUBLE_STAR", "RANGE"})
 COMPARISONS = frozenset({"LESS", "AT_MOST", "EQUALS", "AT_LEAST", "MORE"})
 KEYWORDS = frozenset({"PARAM", "IMPORT", "TRUE", "FALSE", "NONE"})
@@ -43,6 +46,7 @@ class Mistakes:
     def __init__(self, source: Source, report: Report, start: int = 0) -> None:
         self.source, self.report, self.start = source, report, start
         self.offsets: list[int] = []
+        self.tangles: list[int] = []
 
     def add(
         self,
@@ -58,6 +62,8 @@ class Mistakes:
         if len(self.offsets) < MAX_MISTAKES:
             self.report.add(code, message, self.span(start, end), label=label, notes=notes, help=help)
         self.offsets.append(start)
+        if code in TANGLES:
+            self.tangles.append(start)
 
     def span(self, start: int, end: int) -> Span:
         return Span(self.source, start, end)
@@ -68,6 +74,10 @@ class Mistakes:
     def within(self, start: int, end: int) -> bool:
         """Whether a mistake lies there; at the end counts, as what is missing is missed there."""
         return any(start <= offset <= end for offset in self.offsets)
+
+    def tangled(self, start: int, end: int) -> bool:
+        """Whether a mistake lies there after which brackets cannot be trusted."""
+        return any(start <= offset <= end for offset in self.tangles)
 
 
 class Place(NamedTuple):

@@ -26,7 +26,7 @@ from dslc.dsl.codes import FOLDER, explain, titles
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.parser import Setting, parse, parse_expression, parse_setting
 from dslc.dsl.parser_layout import GaveUp, lay_out
-from dslc.dsl.parser_tokens import lex
+from dslc.dsl.parser_tokens import UNREAD, lex
 from dslc.dsl.show import render, to_json
 from dslc.dsl.source import Source
 from dslc.dsl.syntax_place import Mistakes
@@ -298,6 +298,8 @@ def check_anything(text: str) -> None:
     assert document is not None or report.errors
     render(report, color=False)
     to_json(report)
+    names = [getattr(node, "name", "") for node in (document.statements if document else ())]
+    assert UNREAD not in names
     for diagnostic in report:
         assert diagnostic.span is not None
         assert 0 <= diagnostic.span.start <= diagnostic.span.end <= len(text)
