@@ -191,7 +191,8 @@ def _keep_states(length: int, inputs: int, width: int, t: Tape) -> None:
 def last_step(spec: s.LastStep, x: Value, t: Tape) -> Value:
     wants_sequence(spec, x, t)
     t.module(".LastStep")
-    return x.view(x.shape[1])
+    length, width = x.shape
+    return x.view(width) if length == 1 else x.new(width, sequence=False)
 
 
 @layer(s.MeanSteps)

@@ -181,14 +181,14 @@ class LSTM(nn.LSTM):
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         states: Tensor = super().forward(x)[0]
-        return states.contiguous()
+        return states.contiguous()  # the kernel's own order is length first; a stage can only send what is contiguous
 
 
 class LastStep(nn.Module):
-    """(batch, length, width) -> (batch, width), the last position."""
+    """(batch, length, width) -> (batch, width), the last position: a copy, which does not hold on to the others."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x[:, -1]
+        return x[:, -1].contiguous()
 
 
 class MeanSteps(nn.Module):

@@ -120,6 +120,10 @@ def test_each_layer_alone_is_torchs(layer: Call, source: SourceFacts) -> None:
         assert counted(graph, source) == (graph.output.shape, graph.forward_flops, graph.backward_flops)
         assert graph.saved == kept(graph, source, low=False)
         assert graph.saved_low == kept(graph, source, low=True)
+        x = batch(source, 3, "cpu")
+        for part in build_model(step_of(graph), "cpu").children():
+            x = part(x)
+            assert x.is_contiguous(), "a pipeline can cut after any layer, and sends what is contiguous alone"
 
 
 @pytest.mark.parametrize("length, width, state", [(32, 64, 64), (64, 32, 256), (16, 256, 64), (20, 100, 100)])
@@ -127,6 +131,8 @@ def test_each_layer_alone_is_torchs(layer: Call, source: SourceFacts) -> None:
 def test_an_lstm_keeps_what_its_kernel_does(length: int, width: int, state: int, more: dict[str, Any]) -> None:
     source = tokens(length, VOCAB)
     graph = built((of(s.Embedding, width=width), of(s.LSTM, width=state, **more), of(s.Linear, features=2)), source)
+    model = build_model(step_of(graph), "cpu")
+    assert model.get_submodule("1")(torch.rand(3, length, width)).is_contiguous()
     assert graph.saved == pytest.approx(kept(graph, source, low=False), rel=0.1)
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         assert graph.saved_low == pytest.approx(kept(graph, source, low=True), rel=0.1)
