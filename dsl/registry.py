@@ -23,8 +23,9 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
 
+from dslc.dsl.record import Record, record
 from dslc.dsl.source import Span
 
 Dimension = Literal["bytes", "time", "steps", "epochs", "ratio", "bandwidth", "flops"]
@@ -199,26 +200,8 @@ def arg(kind: Kind, doc: str, *, default: Any = REQUIRED, shown: str = "") -> An
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def _set(node: Node, name: str, value: object) -> None:
-    raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
-
-
-def _delete(node: Node, name: str) -> None:
-    raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
-
-
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(arg, dataclasses.field))
-def declared(cls: type[T]) -> type[T]:
-    """A frozen, keyword-only dataclass whose methods are `Node`'s.
-
-    A dataclass normally compiles its methods anew for each class: 50 ms for the hundred declarations here, of the 120
-    that a whole `dslc check` may take. One set of methods that reads the fields serves them all.
-    """
-    return dataclass(init=False, repr=False, eq=False, kw_only=True)(cls)
-
-
-@declared
-class Node:
+@record
+class Node(Record):
     """What every resolved block and call has: where it stands. Equality is by value, not by place."""
 
     word: ClassVar[str]
@@ -227,40 +210,6 @@ class Node:
     one_of: ClassVar[tuple[tuple[str, ...], ...]] = ()  # groups of which one must be given
     span: Span | None = dataclasses.field(default=None, compare=False, repr=False)
     places: Mapping[str, Place] = dataclasses.field(default_factory=dict, compare=False, repr=False)
-
-    if not TYPE_CHECKING:
-
-        def __init__(self, **given: Any) -> None:
-            values = self.__dict__
-            for f in dataclasses.fields(self):
-                if f.name in given:
-                    values[f.name] = given.pop(f.name)
-                elif f.default is not dataclasses.MISSING:
-                    values[f.name] = f.default
-                elif f.default_factory is not dataclasses.MISSING:
-                    values[f.name] = f.default_factory()
-                else:
-                    raise TypeError(f"{type(self).__name__} needs {f.name!r}")
-            if given:
-                raise TypeError(f"{type(self).__name__} takes no {', '.join(map(repr, given))}")
-
-        __setattr__ = _set
-        __delattr__ = _delete
-
-    def _values(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.compare)
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
-            return NotImplemented
-        return self._values() == other._values()
-
-    def __hash__(self) -> int:
-        return hash((type(self), self._values()))
-
-    def __repr__(self) -> str:
-        shown = (f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.repr)
-        return f"{type(self).__name__}({', '.join(shown)})"
 
     def at(self, name: str) -> Span | None:
         """The value of the entry `name` where the user wrote one, else the block's header or the call."""
@@ -276,14 +225,14 @@ class Node:
         return name in self.places
 
 
-@declared
+@record
 class Block(Node):
     """`whole` is the word that sets the block as a whole (`parallelism = auto`), and the field that it makes true."""
 
     whole: ClassVar[str] = ""
 
 
-@declared
+@record
 class Call(Node):
     category: ClassVar[str]
     open: ClassVar[bool] = False  # takes further arguments of any name, kept in `arguments`
@@ -296,7 +245,7 @@ CALLS: dict[str, dict[str, type[Call]]] = {}
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(arg,))
 def block(cls: type[T]) -> type[T]:
     """Declares a block; its word is the class's name without `Spec`, in lower case, its doc the class's docstring."""
-    made: Any = declared(cls)
+    made: Any = record(cls)
     made.word = cls.__name__.removesuffix("Spec").lower()
     made.doc = " ".join((cls.__doc__ or "").split())
     BLOCKS[made.word] = made
@@ -308,7 +257,7 @@ def call(category: str, word: str = "", *, open: bool = False) -> Callable[[type
     """Declares a call of a category; its word is the class's name in snake case unless given."""
 
     def declare(cls: type[T]) -> type[T]:
-        made: Any = declared(cls)
+        made: Any = record(cls)
         made.word = word or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
         made.doc = " ".join((cls.__doc__ or "").split())
         made.category, made.open = category, open

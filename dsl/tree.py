@@ -5,21 +5,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from dslc.dsl.record import Record, record
 from dslc.dsl.source import Source, Span
 
 
-@dataclass(frozen=True, kw_only=True)
-class Node:
+@record
+class Node(Record):
     span: Span
 
 
 # --------------------------------------------------------------------------------------------------- expressions
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Number(Node):
     """`20_000`, `3e-4`. `text` is how it was written."""
 
@@ -27,7 +27,7 @@ class Number(Node):
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Measured(Node):
     """A number and what follows it: `76GiB`, `20 %`, `1 epoch`, and also `1f1b`, which a field may accept as a word.
 
@@ -41,42 +41,42 @@ class Measured(Node):
     joined: bool
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Text(Node):
     """A string; `value` has its escapes replaced."""
 
     value: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Boolean(Node):
     value: bool
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Nothing(Node):
     """`none`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Name(Node):
     """A param, or a word that the field accepts."""
 
     name: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class List(Node):
     items: tuple[Expr, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class RangeOf(Node):
     first: Expr
     last: Expr
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Argument(Node):
     """`0.1` or `lr = 0.1`."""
 
@@ -85,34 +85,34 @@ class Argument(Node):
     value: Expr
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class CallOf(Node):
     name: str
     name_span: Span
     arguments: tuple[Argument, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Unary(Node):
     operator: Literal["-", "+"]
     operand: Expr
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Binary(Node):
     operator: Literal["+", "-", "*", "/", "//", "**"]
     left: Expr
     right: Expr
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Group(Node):
     """`( … )`: kept, so that `format` prints what was written."""
 
     inner: Expr
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Broken(Node):
     """A value that could not be read. The mistake is reported already: whoever meets it says nothing more."""
 
@@ -123,7 +123,7 @@ Expr = Number | Measured | Text | Boolean | Nothing | Name | List | RangeOf | Ca
 # ------------------------------------------------------------------------------------------------------ statements
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Entry(Node):
     """`batch = 64`; in `sweep` the name is a path, `train.optimizer.lr`."""
 
@@ -132,7 +132,7 @@ class Entry(Node):
     value: Expr
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Comparison(Node):
     """`peak_memory < 76GiB`: an entry of `expect`."""
 
@@ -142,14 +142,14 @@ class Comparison(Node):
     value: Expr
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Block(Node):
     name: str
     name_span: Span
     entries: tuple[Entry | Comparison, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Whole(Node):
     """`parallelism = auto`: a block set as a whole."""
 
@@ -158,7 +158,7 @@ class Whole(Node):
     value: Expr
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Param(Node):
     """`param width = 256`, or `param width`, which must be given."""
 
@@ -167,13 +167,13 @@ class Param(Node):
     value: Expr | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Import(Node):
     path: str
     path_span: Span
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Language(Node):
     """`language = 1`."""
 
@@ -183,7 +183,7 @@ class Language(Node):
 Statement = Language | Import | Param | Block | Whole
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Comment(Node):
     """`# …`, without its line end. `own_line` tells that nothing stands before it on its line."""
 
@@ -191,7 +191,7 @@ class Comment(Node):
     own_line: bool
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Document(Node):
     """A file, in the order in which it was written.
 
