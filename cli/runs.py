@@ -56,7 +56,7 @@ def make_folder(job: str, out: str | None) -> str:
         while os.path.exists(folder):
             n += 1
             folder = f"{stem}-{n}"
-    os.makedirs(os.path.join(folder, "logs"), exist_ok=True)
+    os.makedirs(folder, exist_ok=True)
     return folder
 
 
