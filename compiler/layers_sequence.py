@@ -207,7 +207,7 @@ def patch_embedding(spec: s.PatchEmbedding, x: Value, t: Tape) -> Value:
     wants_numbers(spec, x, t)
     if len(x.shape) != 3:
         t.fail("E0201", f"`patch_embedding` works on (channels, height, width), and {x} comes in", spec)
-    channels, height, width = x.shape
+    _, height, width = x.shape
     if height % spec.patch or width % spec.patch:
         sides = [p for p in range(1, min(height, width) + 1) if height % p == 0 and width % p == 0]
         t.fail(
@@ -218,11 +218,10 @@ def patch_embedding(spec: s.PatchEmbedding, x: Value, t: Tape) -> Value:
             help=f"a side that divides both: {', '.join(map(str, sides))}",
         )
     patches = (height // spec.patch) * (width // spec.patch)
-    t.module(".PatchEmbedding", patch=spec.patch, patches=patches, width=spec.width)
+    t.module(".PatchEmbedding", patches=patches, width=spec.width)
     t.parameter("position", (patches, spec.width), "normal", 0.0, 0.02)
-    flat = x.new(patches, channels * spec.patch**2, sequence=True)
-    y = t.child("projection", s.Linear(features=spec.width, **at(spec)), flat)
-    return y.new(*y.shape, low=False)
+    projection = s.Conv2d(channels=spec.width, kernel=spec.patch, stride=spec.patch, **at(spec))
+    return t.child("projection", projection, x).new(patches, spec.width, low=False, sequence=True)
 
 
 # -------------------------------------------------------------------------------------------------- composition

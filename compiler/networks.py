@@ -17,7 +17,8 @@ from dslc.compiler.layers_sequence import added
 from dslc.compiler.tape import Initialise, Misfit, Tape, Value, at, layer
 from dslc.dsl import layers as s
 from dslc.dsl.diagnostics import Diagnostic
-from dslc.dsl.registry import Call, declared
+from dslc.dsl.record import record
+from dslc.dsl.registry import Call
 
 Named = tuple[tuple[str, Call], ...]
 
@@ -106,7 +107,7 @@ def convnet(network: s.ConvNet, source: SourceFacts) -> Expansion:
 # -------------------------------------------------------------------------------------------------------- resnet
 
 
-@declared
+@record
 class ResNetBlock(Call):
     """Two 3x3 convolutions, or with `bottleneck` 1x1, 3x3 and 1x1 to four times `channels`, beside a shortcut."""
 

@@ -44,8 +44,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, _ = x.shape
-        q, k, v = self.qkv(x).view(batch, length, -1, 3, self.head_dim).transpose(1, 2).unbind(3)
-        y = self.attend(q, k, v, is_causal=self.causal).transpose(1, 2).reshape(batch, length, -1)
+        # Taken apart before the heads come forward: the gradients are then put together where they belong.
+        q, k, v = self.qkv(x).view(batch, length, -1, 3, self.head_dim).unbind(3)
+        y = self.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=self.causal)
+        y = y.transpose(1, 2).reshape(batch, length, -1)
         out: Tensor = self.output(y)
         if self.dropout is not None:
             out = self.dropout(out)
@@ -145,24 +147,19 @@ class PositionalEmbedding(nn.Module):
 class PatchEmbedding(nn.Module):
     """Square patches of (batch, channels, height, width), row by row, each mapped to a vector; positions are added.
 
-    Part: `projection`, over a patch's numbers in the order of channels, rows, columns: the same as a convolution whose
-    stride is its kernel, without having to transpose the result.
+    Part: `projection`, a convolution whose stride is its kernel.
     """
 
     projection: nn.Module
 
-    def __init__(self, patch: int, patches: int, width: int) -> None:
+    def __init__(self, patches: int, width: int) -> None:
         super().__init__()
-        self.patch = patch
         self.position = nn.Parameter(torch.empty(patches, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, channels, height, width = x.shape
-        side = self.patch
-        rows, columns = height // side, width // side
-        x = x.reshape(batch, channels, rows, side, columns, side).permute(0, 2, 4, 1, 3, 5)
-        out: Tensor = self.projection(x.reshape(batch, rows * columns, channels * side * side)) + self.position
-        return out
+        # One copy into the order of sequences, before all that works on it, is quicker than strides that stay.
+        patches: Tensor = self.projection(x).flatten(2).transpose(1, 2).contiguous()
+        return patches + self.position
 
 
 class RMSNorm(nn.RMSNorm):

@@ -166,7 +166,7 @@ def image(draw: Draw, shape: Shape) -> Drawn:
             return (of(s.Residual, layers=layers, shortcut=straight),), (4, *size), "image"
         case "patch":
             patch = next((p for p in (3, 2) if height % p == 0 and width % p == 0), 0)
-            if patch and width > patch:  # of one column of patches the reshape would be a view
+            if patch:
                 made = of(s.PatchEmbedding, patch=patch, width=8)
                 return (made,), (height // patch * (width // patch), 8), "sequence"
     return (of(s.Flatten),), (channels * height * width,), "vector"
