@@ -341,13 +341,13 @@ class _Layout:
         inner, outer = self.kept.pop(), self.kept[self.open[0].kept - 1]
         if self.kept[-1].kind not in ("LBRACE", "COMMA"):
             self.kept.append(Token("_NL", "", inner.start, inner.start))
-        name, around = self.written(inner), self.written(outer)
+        said, around = self.written(inner), self.written(outer)
         self.mistakes.add(
             "E0018",
-            f"`{name}` is a block inside the block `{around}`: blocks do not nest",
+            f"`{said}` is a block inside the block `{around}`: blocks do not nest",
             inner.start,
             inner.end,
-            help=f"close `{around}` first, or write a value: `{name} = …`",
+            help=f"close `{around}` first, or write a value: `{said} = …`",
         )
         self.complete = False
         after = self.after_brace(at)
