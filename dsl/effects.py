@@ -135,7 +135,7 @@ def step_never_taken(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
         if total is not None and every.value >= total:
             yield no_effect(
                 "train.lr_schedule", f"the training ends before its first step, after {total} {every.dimension}",
-                train.lr_schedule.named("every"),
+                train.named("lr_schedule"),
             )  # fmt: skip
 
 

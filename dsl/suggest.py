@@ -151,10 +151,12 @@ def _argument(block: str, name: str) -> str:
     for field in fields(BLOCKS[block]):
         for category in categories(field.kind):
             having = [call for call in CALLS[category].values() if name in words_of(call)]
-            if having and category not in ("layer", "network", "source"):
-                shown = next((call for call in having if call.word in ("adamw", "warmup_cosine")), having[0])
-                what = "the optimizer" if category == "optimizer" else f"`{field.word}`"
-                return f"`{name}` is an argument of {what}: `{field.word} = {shown.word}({name} = …)`"
+            usual = [call for call in having if call.word in ("adamw", "warmup_cosine")] or having
+            # `warmup` is QAdam's too, but who asks for one means the schedule's.
+            if not having or category in ("layer", "network", "source") or (name == "warmup" and usual == having):
+                continue
+            what = "the optimizer" if category == "optimizer" else f"`{field.word}`"
+            return f"`{name}` is an argument of {what}: `{field.word} = {usual[0].word}({name} = …)`"
     return ""
 
 
