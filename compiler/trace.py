@@ -26,6 +26,8 @@ class TraceError(Exception):
 def trace_source(make: Callable[[], Any]) -> SourceFacts:
     """What `make()` gives: a map-style data set, or a pair (train, validation). Samples are pairs (input, target)."""
     made = make()
+    if isinstance(made, tuple) and len(made) == 2 and all(hasattr(part, "shape") for part in made):
+        made = list(zip(*made, strict=True))  # a pair of arrays is one data set
     train, validation = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not hasattr(train, "__len__") or not hasattr(train, "__getitem__"):
         raise TraceError(f"a data set has `len` and indexing, and `{type(train).__name__}` lacks them")
