@@ -23,7 +23,7 @@ from dslc.dsl.registry import Call
 Named = tuple[tuple[str, Call], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Expansion:
     layers: Named
     initialise: Initialise | None = None

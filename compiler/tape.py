@@ -49,7 +49,7 @@ class Store:
         self.kept = kept
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Value:
     """What flows between layers. `low`: 16 bits under autocast; `grad`: a parameter comes before it."""
 
@@ -118,7 +118,7 @@ def entry(fact: TensorFact) -> Value:
     return Value(fact.shape, tokens, low, False, tokens, held, held)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Surroundings:
     """What all layers of a model know, and collect."""
 
@@ -136,7 +136,7 @@ class Surroundings:
     steps: list[tuple[str, ModuleStep]] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _Frame:
     prefix: str
     kind: str = ""
