@@ -48,7 +48,6 @@ _LOST = re.compile(
     r"closure|failed to recv|recvValue failed|sendBytes failed|remote process exited|Connection was likely closed",
 )
 _TIMEOUT = re.compile(r"Timed out waiting|[Tt]imed out after|Watchdog caught collective operation timeout")
-_ENDED = -1  # an exit status that is not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +172,8 @@ def _within_torch(error: BaseException) -> bool:
 def _message(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"the user's code left by sys.exit({error.code!r})"
+    if _explains_itself(error):
+        return str(error)
     lines = "".join(traceback.format_exception_only(error)).rstrip().splitlines()
     more = [f"… ({len(lines) - _LINES} lines more)"] if len(lines) > _LINES else []
     return "\n".join(lines[:_LINES] + more)
@@ -190,8 +191,15 @@ def _is_ours(file: str) -> bool:
     return os.path.abspath(file).startswith(_OURS) or os.path.realpath(file).startswith(_OURS)
 
 
+def _explains_itself(error: BaseException) -> bool:
+    """Whether it is one of our own, whose text is meant for the user."""
+    return type(error).__module__.startswith("dslc.")
+
+
 def _frames(error: BaseException) -> tuple[str, ...]:
     """The innermost frames of the user's own, else the innermost of all, as a traceback prints them."""
+    if _explains_itself(error):
+        return ()
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not _is_torch(f.filename) and not _is_ours(f.filename) and f.filename[:1] != "<"]
     lines: list[str] = []

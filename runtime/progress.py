@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterator
 from typing import Any, Protocol, TextIO
 
 from dslc.compiler.program import JobProgram
@@ -44,25 +45,37 @@ class Watch:
         """Shows what is new. Called often; costs some microseconds where nothing is."""
         for record in self._follower.new():
             self._last[record["split"]] = record
-            self._shown().record(record)
+            with self._screened():
+                self._shown().record(record)
             if self._tensorboard is not None:
                 self._tensorboard.write(record)
-        if self._board.stop_requested and not self._warned:
-            self._warned = True
-            if self._board.stop_at != self._job.steps:
-                self._shown().say("stopping after this step (Ctrl-C once more: at once)")
-        if self._display is not None:
-            self._display.tick(self._board.step(0))
+        with self._screened():
+            if self._board.stop_requested and not self._warned:
+                self._warned = True
+                if self._board.stop_at != self._job.steps:
+                    self._shown().say("stopping after this step (Ctrl-C once more: at once)")
+            if self._display is not None:
+                self._display.tick(self._board.step(0))
 
     def close(self, outcome: Outcome) -> None:
         """The last records, and a summary where the training did not fail."""
         self.look()
         if self._tensorboard is not None:
             self._tensorboard.close()
-        if self._display is not None:
-            self._display.close(outcome.steps)
-        if outcome.failure is None:
-            print(self._summary(outcome), file=self._screen, flush=True)
+        with self._screened():
+            if self._display is not None:
+                self._display.close(outcome.steps)
+            if outcome.failure is None:
+                print(self._summary(outcome), file=self._screen, flush=True)
+
+    @contextlib.contextmanager
+    def _screened(self) -> Iterator[None]:
+        """A terminal that was closed, or a pipe that no one reads, is no reason to end a training: it goes on unseen."""
+        try:
+            yield
+        except (OSError, ValueError):
+            self._screen = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+            self._display = _Lines(self._job.steps, 1, "", self._screen)
 
     def _shown(self) -> _Display:
         if self._display is None:

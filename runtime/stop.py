@@ -115,17 +115,18 @@ def listening(board: Board, at_once: type[BaseException] | None = None) -> Itera
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    owner, first = os.getpid(), 0.0
+    owner, first, ending = os.getpid(), 0.0, False
 
     def heard(number: int, frame: FrameType | None) -> None:
-        nonlocal first
+        nonlocal first, ending
         if os.getpid() != owner:
             return  # a rank that has just been forked and has not yet set its own
         now = time.monotonic()
         if not first:
             first = now
             board.request_stop()
-        elif now - first > SECOND:
+        elif now - first > SECOND and not ending:
+            ending = True  # any more would only be in the way
             raise (at_once or KeyboardInterrupt)(f"{signal.Signals(number).name} for the second time")
 
     before = {}

@@ -6,14 +6,17 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from dslc.compiler.program import JobProgram, RankPlace
+from dslc.compiler.program import JobProgram, RankPlace, to_json
 
 TESTS = Path(__file__).parent
 
@@ -40,8 +43,6 @@ class Launcher:
 
 def serve() -> None:
     """Takes (program, places, run directory) from standard input, one after another, until it ends."""
-    import io
-
     from dslc.runtime.launch import launch
 
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
@@ -60,3 +61,62 @@ def serve() -> None:
             os._exit(0)
         _, status = os.waitpid(child, 0)
         assert status == 0, f"the launcher ended with {status}"
+
+
+# ------------------------------------------------------------------------------------------- by a command of its own
+
+
+def write_program(program: JobProgram, places: tuple[RankPlace, ...], folder: Path) -> Path:
+    """A run directory that `python -m dslc.runtime.launch` takes."""
+    folder.mkdir()
+    (folder / "program.json").write_text(json.dumps({"job": to_json(program), "places": to_json(places)}))
+    return folder
+
+
+class Command:
+    """`python -m dslc.runtime.launch` in a process group of its own, and every process that comes from it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._mark = f"DSLC_TEST={folder}"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "dslc.runtime.launch", str(folder)],
+            env=dict(os.environ, DSLC_TEST=str(folder), CI="1"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def wait_for(self, words: str) -> None:
+        """Until a line with these words has been shown."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if words in line:
+                return
+        raise AssertionError(f"ended without saying {words!r}")
+
+    def end(self) -> tuple[int, str]:
+        """The exit status, and what was shown since."""
+        output, _ = self.process.communicate()
+        return self.process.returncode, output
+
+    def left(self) -> list[str]:
+        """What is still there of it (Linux): processes that have inherited its environment."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and self._mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(f"{entry.name} {(entry / 'cmdline').read_bytes().replace(bytes(1), b' ').decode()}")
+            except OSError:
+                continue  # it ended while we looked
+        return found

@@ -1,0 +1,110 @@
+"""Ctrl-C stops all ranks after one and the same step, with everything written and no process left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launcher import Command, write_program
+from made_programs import images, places, program, python
+from safetensors.numpy import load_file
+
+from dslc.compiler import program as p
+from dslc.runtime.records import read_metrics
+from dslc.runtime.stop import SECOND, Board
+
+MODEL = """
+import os, time, torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 10)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.step = 0
+
+    def forward(self, x):
+        if self.training:
+            self.step += 1
+            self.steps += 1
+            print("forward", self.step, flush=True)
+            if self.step == {hang}:
+                time.sleep(10**6)
+        return self.linear(x.flatten(1))
+"""
+
+
+def start(folder: Path, ranks: int, hang: int = 0, **changed: Any) -> Command:
+    (folder / "net.py").write_text(MODEL.format(hang=hang))
+    values: dict[str, Any] = {
+        "model": p.ModelStep(python=python("net:Net", folder)),
+        "sync_batch_norm": False,
+        "steps": 10**6,
+        "log_every": 50,
+    }
+    job = program(ranks, images(folder), **(values | changed))
+    return Command(write_program(job, places(ranks), folder / "run"))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("how", ["a Ctrl-C to all of them", "a SIGTERM to the launcher"])
+def test_all_ranks_stop_after_the_same_step(tmp_path: Path, ranks: int, how: str) -> None:
+    with start(tmp_path, ranks) as command:
+        command.wait_for("step       1/1000000")
+        if how == "a Ctrl-C to all of them":
+            os.killpg(command.process.pid, signal.SIGINT)
+        else:
+            command.process.send_signal(signal.SIGTERM)
+        status, output = command.end()
+        assert (status, command.left()) == (130, []), output
+    logs = [(tmp_path / "run" / "logs" / f"rank-{rank}.log").read_text() for rank in range(ranks)]
+    (last,) = {log.splitlines()[-1] for log in logs}
+    step = int(last.removeprefix("forward "))
+    assert f"stopped after {step} steps" in output
+    record = read_metrics(str(tmp_path / "run"))[-1]
+    assert (record["step"], record["split"], record["samples"]) == (step, "train", 16 * step)
+    assert load_file(tmp_path / "run" / "weights.safetensors")["steps"] == step
+
+
+def test_a_second_time_ends_at_once(tmp_path: Path) -> None:
+    with start(tmp_path, 2, hang=2) as command:
+        command.wait_for("step       1/1000000")
+        os.killpg(command.process.pid, signal.SIGINT)
+        command.wait_for("stopping after this step")
+        time.sleep(1.5 * SECOND)  # sooner it counts as the same
+        os.killpg(command.process.pid, signal.SIGINT)
+        status, output = command.end()
+        assert (status, command.left()) == (130, []), output
+    assert "ended at once" in output
+    assert not (tmp_path / "run" / "weights.safetensors").exists()
+
+
+def test_a_job_in_the_background_ignores_what_its_shell_ignores(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as `sh -c 'command &'` does, and the child inherits it
+    try:
+        command = start(tmp_path, 2, steps=20)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with command:
+        command.wait_for("step  1/20")
+        os.killpg(command.process.pid, signal.SIGINT)
+        status, output = command.end()
+    assert status == 0 and "trained 20 steps" in output
+
+
+def test_the_board() -> None:
+    board = Board(3)
+    board.answer(4)
+    assert board.stop_at == 0, "nobody has asked"
+    board.request_stop()
+    board.answer(5)
+    board.answer(6)
+    assert board.stop_at == 5, "said once, it stays"
+    board.enter(2, 7)
+    board.leave(1)
+    assert [board.step(rank) for rank in range(3)] == [0, 0, 7]
+    assert [board.done(rank) for rank in range(3)] == [False, True, False]
