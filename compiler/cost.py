@@ -223,7 +223,11 @@ def _activations(
     between = [1.7 * b for b in kept] if schedule and schedule.name in SPLITS_BACKWARD else None
     held = peak_held(schedule, kept, between)[pipeline] if schedule else kept[0]
     loss = 4 * _numbers(model.output) if placement[-1] == pipeline else 0  # log-probabilities, in float32
-    return int((held + again + loss) * workload.microbatch / split)
+    mine = [model.layers[n] for stage, rank in zip(stages, placement, strict=True) if rank == pipeline for n in stage]
+    # Under O1 autocast keeps a 16-bit copy of each matrix until the backward pass is over.
+    matrices = [q.count for layer in mine for q in layer.parameters if len(q.shape) > 1]
+    copies = 2 * sum(matrices) // layout.sizes["tensor"] if low else 0
+    return int((held + again + loss) * workload.microbatch / split) + copies
 
 
 def _numbers(fact: TensorFact) -> int:

@@ -41,6 +41,8 @@ def check_job(
     _check_length(job, workload, report)
     _check_optimizer(job, report)
     _check_metrics(job, source, report)
+    if layout and workload and model:
+        _check_batch_norm(job, layout, workload, model, report)
     if layout:
         _check_axes(job, layout, source, model, report)
         _warn_of_invariants(job, layout, model, report)
@@ -51,22 +53,34 @@ def check_job(
 
 def _check_context(job: JobSpec, report: Report) -> None:
     source, network = job.data.source, job.model.network
-    length = getattr(source, "context", None)
-    if length is None and isinstance(source, c.Stdlib | c.Text | c.Tokens):
-        if not hasattr(network, "context"):
-            report.add(
-                "E0310",
-                f"how long is a sequence? neither `{source.word}` nor the network says",
-                job.data.at("source"),
-                help=f"`{source.word}(context = 128, …)`",
-            )
-    elif length is not None and isinstance(network, GPT) and length > network.context:
+    if not isinstance(source, c.Stdlib | c.Text | c.Tokens) or source.context is not None:
+        return
+    if not hasattr(network, "context"):
         report.add(
-            "E0311",
-            f"sequences of {length} tokens do not fit a network with a context of {network.context}",
-            source.at("context"),
-            notes=[Note(message="the network's context is set here", span=network.at("context"))],
-            help=f"`context = {network.context}` in the source, or leave it out",
+            "E0310",
+            f"how long is a sequence? neither `{source.word}` nor the network says",
+            job.data.at("source"),
+            help=f"`{source.word}(context = 128, …)`",
+        )
+
+
+def _check_batch_norm(job: JobSpec, layout: Layout, workload: Workload, model: ModelGraph, report: Report) -> None:
+    """A batch norm needs two numbers for each channel, of all ranks or of each alone."""
+    if model.batch_norm_values is None:
+        return
+    smallest = workload.share // layout.microbatches
+    if workload.last:
+        smallest = min(smallest, workload.last // layout.sizes["data"])
+    alone = model.unsynced_batch_norm or layout.sizes["data"] == 1
+    numbers = model.batch_norm_values * max(1, smallest) * (1 if alone else layout.sizes["data"])
+    if numbers < 2:
+        report.add(
+            "E0314",
+            "batch norm takes the statistics of one number for each channel",
+            job.parallelism.at("microbatches") if layout.microbatches > 1 else job.data.at("batch"),
+            label="one sample at a time",
+            notes=[Note(message="the network", span=job.model.at("network"))],
+            help="more samples in a micro-batch, or `layer_norm`",
         )
 
 

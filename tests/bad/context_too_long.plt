@@ -1,5 +1,5 @@
 import "base/gpt.plt"
 
 data {
-  source = stdlib(context = 64) #! E0311
+  source = stdlib(context = 64)
 }
