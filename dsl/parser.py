@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 from dslc.dsl import tree
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.parser_build import MAX_DEPTH, Builder, path_of
-from dslc.dsl.parser_layout import COMPARISONS, GaveUp, Laid, Unit, lay_out
+from dslc.dsl.parser_layout import COMPARISONS, Laid, Unit, lay_out
 from dslc.dsl.parser_table import load
 from dslc.dsl.parser_tokens import UNREAD, Token, lex
 from dslc.dsl.source import Source, Span
 from dslc.dsl.syntax import explain, other_format
-from dslc.dsl.syntax_place import Mistakes, Place
+from dslc.dsl.syntax_place import GaveUp, Mistakes, Place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,13 @@ def parse(source: Source, report: Report) -> tree.Document | None:
     where something was left out.
     """
     mistakes = Mistakes(source, report)
+    try:
+        return _document(source, mistakes)
+    except GaveUp:
+        return None
+
+
+def _document(source: Source, mistakes: Mistakes) -> tree.Document | None:
     if "\0" in source.text:
         at = source.text.index("\0")
         mistakes.add("E0001", "this is not a text file", at, at + 1, label="a zero byte stands here")
@@ -63,10 +70,7 @@ def parse(source: Source, report: Report) -> tree.Document | None:
         return None
     if other_format(lexed.tokens, mistakes):
         return None
-    try:
-        laid = lay_out(lexed.tokens, mistakes)
-    except GaveUp:
-        return None
+    laid = lay_out(lexed.tokens, mistakes)
     run = _Run(laid, mistakes, "start")
     statements = run.to_end()
     if statements is None:
@@ -134,9 +138,11 @@ def parse_setting(source: Source, report: Report) -> Setting | None:
 
 def _one(source: Source, mistakes: Mistakes, start_rule: str, start: int) -> Any:
     """What one rule makes of a text in which no line end counts; None after a mistake."""
-    lexed = lex(source, mistakes, start)
-    laid = lay_out(lexed.tokens, mistakes, one_value=True)
-    made = _Run(laid, mistakes, start_rule).to_end()
+    try:
+        laid = lay_out(lex(source, mistakes, start).tokens, mistakes, one_value=True)
+        made = _Run(laid, mistakes, start_rule).to_end()
+    except GaveUp:
+        return None
     return None if mistakes.offsets else made
 
 

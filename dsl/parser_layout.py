@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from dslc.dsl.diagnostics import Note
 from dslc.dsl.parser_tokens import UNREAD, Token
-from dslc.dsl.syntax_place import Mistakes
+from dslc.dsl.syntax_place import GaveUp, Mistakes
 
 PAIRS = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
 OPENERS = {closer: opener for opener, closer in PAIRS.items()}
@@ -46,10 +46,6 @@ class Open(NamedTuple):
     token: Token
     kept: int
     read: int
-
-
-class GaveUp(Exception):
-    """The text is no job at all; why is reported."""
 
 
 def lay_out(read: list[Token], mistakes: Mistakes, *, one_value: bool = False) -> Laid:

@@ -43,7 +43,6 @@ OTHER_BASE = r"0[xXoObB][0-9A-Fa-f_]+"
 SINGLE_QUOTED = r"'([^'\\\n]|\\[^\n])*'"
 SMART_QUOTED = '[“”„‟«»‘’‚]([^“”„‟«»‘’‚"\n]*)[“”‟«»‘’"]'
 TRIPLE_QUOTED = r'(?s:"""(.*?)("""|\Z)|\'\'\'(.*?)(\'\'\'|\Z))'
-REST_OF_STRING = r"[\"'](?:[^\n]*?)(?=[)\]}, \t\r]*(?:#[^\n]*)?(?:\n|\Z))"
 OTHER_COMMENT = r"(?s://[^\n]*|/\*.*?(\*/|\Z)|--[^\n]*)"
 CONTINUED = r"\\[ \t]*\r?\n"
 CONTROL_SEQUENCE = r"\x1b\[[0-9;]*[A-Za-z]"
@@ -261,8 +260,7 @@ class _Lexer:
                 help=f'write `"{plain}"`',
             )
             return self.take("STRING", at, found.end(), '""')
-        rest = _rare(REST_OF_STRING).match(self.text, at)
-        if not rest:
+        if self.text[at] in SMART_QUOTES:
             return self.odd_character(at)
         self.mistakes.add(
             "E0004",
@@ -272,7 +270,9 @@ class _Lexer:
             label="opened here",
             help='write `"` where it ends; a line end inside a string is written `\\n`',
         )
-        return self.take("STRING", at, max(rest.end(), at + 1), '""')
+        # What ends the line is taken for the end of the value around the string: `text("corpus.txt),`.
+        line = self.text[at + 1 :].partition("\n")[0]
+        return self.take("STRING", at, at + 1 + len(line.rstrip(")]}, \t\r")), '""')
 
     def other_comment(self, found: re.Match[str]) -> int:
         mark = found.group()[:2]

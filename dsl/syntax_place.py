@@ -40,6 +40,11 @@ UNITS = frozenset(
 )
 
 
+class GaveUp(Exception):
+    """The text is no job, or holds more mistakes than anyone would read; it is read no further. What is wrong is
+    reported."""
+
+
 class Mistakes:
     """The syntax mistakes of one text, added to a report, with the places where they are."""
 
@@ -59,8 +64,9 @@ class Mistakes:
         notes: Iterable[Note] = (),
         help: str = "",
     ) -> None:
-        if len(self.offsets) < MAX_MISTAKES:
-            self.report.add(code, message, self.span(start, end), label=label, notes=notes, help=help)
+        if len(self.offsets) == MAX_MISTAKES:
+            raise GaveUp
+        self.report.add(code, message, self.span(start, end), label=label, notes=notes, help=help)
         self.offsets.append(start)
         if code in TANGLES:
             self.tangles.append(start)

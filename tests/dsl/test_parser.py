@@ -25,11 +25,11 @@ from dslc.dsl import tree
 from dslc.dsl.codes import FOLDER, explain, titles
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.parser import Setting, parse, parse_expression, parse_setting
-from dslc.dsl.parser_layout import GaveUp, lay_out
+from dslc.dsl.parser_layout import lay_out
 from dslc.dsl.parser_tokens import UNREAD, lex
 from dslc.dsl.show import render, to_json
 from dslc.dsl.source import Source
-from dslc.dsl.syntax_place import Mistakes
+from dslc.dsl.syntax_place import MAX_MISTAKES, GaveUp, Mistakes
 
 GRAMMAR = Path(next(iter(dslc.grammar.__path__)))
 MALFORMED = sorted((GRAMMAR / "malformed").glob("*.plt"))
@@ -259,6 +259,12 @@ def test_what_is_left_out_is_told() -> None:
     document, _ = read("data {\n  3 = batch\n}\n")
     assert document is not None
     assert not document.complete
+
+
+def test_after_fifty_mistakes_a_text_is_read_no_further() -> None:
+    document, report = read("a {\n" + "b 1\n" * 5000 + "}\n")
+    assert document is None
+    assert len(report.found) == MAX_MISTAKES
 
 
 @given(st.sampled_from(JOBS).flatmap(mutated))
