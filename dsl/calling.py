@@ -222,7 +222,7 @@ def _together(
 
 def missing(ev: Evaluator, declaration: type[Node], name: str, path: str, span: Span | None) -> None:
     """A required field or argument is not there."""
-    if not ev.merged.main.complete and not issubclass(declaration, Call):
+    if not ev.merged.complete and not issubclass(declaration, Call):
         return  # it may stand in what could not be read
     what = declaration.word
     if issubclass(declaration, Call):

@@ -20,9 +20,9 @@ from dslc.dsl import arithmetic, tree, units
 from dslc.dsl.arithmetic import Amount, Impossible
 from dslc.dsl.describe import describe, form, limits
 from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.forms import accepts, bare_words, fits, inside, numeric, rewrite, spelt, with_unit, words_in
 from dslc.dsl.layering import Merged, names_in
 from dslc.dsl.registry import (
-    CALLS,
     Anything,
     Bool,
     CallOf,
@@ -75,13 +75,13 @@ class Evaluator:
 
     def mismatch(self, expr: tree.Expr, kind: Kind, path: str, help: str = "") -> Bad:
         """The value is of another form than the field takes."""
-        inner = _inside(expr)
-        if isinstance(inner, tree.Name) and not _rewrite(inner, kind):
+        inner = inside(expr)
+        if isinstance(inner, tree.Name) and not rewrite(inner, kind):
             return self.unknown_name(inner, kind, path)
         if isinstance(inner, tree.CallOf) and inner.name in self.params:
             return self.fail("E0121", f"`{inner.name}` is a param and cannot be called", inner.span)
         return self.fail(
-            "E0121", f"`{path}` takes {describe(kind)}, not {form(expr)}", expr.span, help=help or _rewrite(inner, kind)
+            "E0121", f"`{path}` takes {describe(kind)}, not {form(expr)}", expr.span, help=help or rewrite(inner, kind)
         )
 
     def unknown_name(self, name: tree.Name, kind: Kind, path: str) -> Bad:
@@ -90,12 +90,12 @@ class Evaluator:
             return self.fail("E0108", f"`{word}` is reserved for a later version of the language", name.span)
         literal = {"True": "true", "False": "false", "None": "none", "yes": "true", "no": "false", "on": "true",
                    "off": "false", "null": "none"}.get(word)  # fmt: skip
-        if literal and (literal == "none" or _accepts(kind, Bool)):
+        if literal and (literal == "none" or accepts(kind, Bool)):
             return self.fail("E0120", f"there is no `{word}`", name.span, help=f"write `{literal}`")
         words = words_in(kind)
         found = near(word, [*words, *self.params])
         wants = f"`{path}` takes {listed(words) if words else describe(kind)}"
-        if not found and _accepts(kind, Str, Path, Anything):
+        if not found and accepts(kind, Str, Path, Anything):
             return self.fail("E0120", f"`{word}` is neither a param nor text in quotes", name.span,
                              help=f'write `"{word}"` if it is text')  # fmt: skip
         return self.fail(
@@ -140,7 +140,7 @@ class Evaluator:
         return lost
 
     @contextmanager
-    def inside(self, name: tree.Name) -> Iterator[tree.Expr | None]:
+    def opened(self, name: tree.Name) -> Iterator[tree.Expr | None]:
         """The expression that a param stands for; None where it has none that could be used."""
         if name.name in self.circular:
             yield None
@@ -183,7 +183,7 @@ class Evaluator:
                              help=f"write `{expr.name}`")  # fmt: skip
         if isinstance(expr, tree.Name) and expr.name in self.params:
             self._shadow(expr, kind)
-            with self.inside(expr) as inner:
+            with self.opened(expr) as inner:
                 return BAD if inner is None else self.value(inner, kind, path)
         match kind:
             case Either():
@@ -208,7 +208,7 @@ class Evaluator:
             case ListOf():
                 return self.list(expr, kind, path)
             case CallOf():
-                from dslc.dsl.calling import call
+                from dslc.dsl.calling import call  # which evaluates arguments in turn
 
                 return call(self, expr, kind, path, {})
             case Anything():
@@ -244,7 +244,7 @@ class Evaluator:
             case tree.Group():
                 return self.amount(expr.inner)
             case tree.Name() if expr.name in self.params:
-                with self.inside(expr) as inner:
+                with self.opened(expr) as inner:
                     return BAD if inner is None else self.amount(inner)
             case tree.Name():
                 return self.fail("E0120", f"there is no param `{expr.name}`", expr.span,
@@ -293,7 +293,7 @@ class Evaluator:
         if isinstance(found, Quantity):
             return self.wrong_dimension(expr, found, kind, path)
         if isinstance(found, float):
-            if found != int(found) or not isinstance(_inside(expr), tree.Binary):
+            if found != int(found) or not isinstance(inside(expr), tree.Binary):
                 return self.fail(
                     "E0121", f"`{path}` takes {describe(kind)}, not {units.number(found)}", expr.span,
                     help=f"write `{units.number(int(found))}`" if found == int(found) and abs(found) < 2**63 else "",
@@ -451,129 +451,3 @@ class Evaluator:
         if isinstance(found, Quantity):
             return self.wrong_dimension(expr, found, kind, path)
         return found
-
-
-# ------------------------------------------------------------------------------------------------------ forms
-
-
-def spelt(expr: tree.Expr) -> str:
-    """The word that an expression is: `none`, `gpipe`, and `1f1b`, which the grammar takes for a quantity."""
-    match expr:
-        case tree.Name():
-            return expr.name
-        case tree.Measured() if expr.joined:
-            return expr.text + expr.unit if not expr.text.endswith(expr.unit) else expr.text
-        case tree.Nothing():
-            return "none"
-        case tree.Boolean():
-            return "true" if expr.value else "false"
-    return ""
-
-
-def numeric(expr: tree.Expr) -> bool:
-    return isinstance(expr, tree.Number | tree.Measured | tree.Unary | tree.Binary | tree.Group)
-
-
-def fits(expr: tree.Expr, kind: Kind) -> bool:
-    """Whether the form of a value is one that the kind takes; params and parentheses are looked behind before."""
-    match kind:
-        case Int() | Float() | Measure():
-            return numeric(expr)
-        case Bool():
-            return isinstance(expr, tree.Boolean)
-        case Str() | Path():
-            return isinstance(expr, tree.Text)
-        case Word():
-            return spelt(expr) in kind.choices
-        case Name():
-            return isinstance(expr, tree.Text) or bool(spelt(expr))
-        case Span1():
-            return isinstance(expr, tree.RangeOf)
-        case ListOf():
-            return isinstance(expr, tree.List) or (kind.single and fits(expr, kind.item))
-        case CallOf():
-            if isinstance(expr, tree.CallOf):
-                return True
-            return isinstance(expr, tree.Name) and expr.name in words_in(kind)
-        case Either():
-            return any(fits(expr, inner) for inner in kind.kinds)
-    return True
-
-
-def words_in(kind: Kind) -> list[str]:
-    """The words, and the names of calls, that a value of this kind may be."""
-    match kind:
-        case Word():
-            return list(kind.choices)
-        case CallOf():
-            return [word for category in kind.categories for word in CALLS[category]]
-        case Either():
-            return [word for inner in kind.kinds for word in words_in(inner)]
-        case ListOf() if kind.single:
-            return words_in(kind.item)
-    return []
-
-
-def bare_words(kind: Kind) -> list[str]:
-    """Those of the words that are no calls."""
-    if isinstance(kind, Either):
-        return [word for inner in kind.kinds for word in bare_words(inner)]
-    if isinstance(kind, ListOf) and kind.single:
-        return bare_words(kind.item)
-    return list(kind.choices) if isinstance(kind, Word) else []
-
-
-def with_unit(found: int | float, kind: Measure) -> str:
-    """The bare number with the units that may have been meant."""
-    written = units.number(found)
-    if "ratio" in kind.dimensions and 0 < found < 1:
-        return f"`{units.write(float(found), 'ratio')}`"
-    match kind.dimensions[0]:
-        case "bytes":
-            return f"`{written}GiB`, `{written}MiB` or another unit"
-        case "time":
-            return f"`{written}s`, `{written}min` or `{written}h`"
-        case "steps" | "epochs" as dimension:
-            return f"`{units.write(found, dimension)}`"
-        case dimension:
-            return f"it as `{units.EXAMPLES[dimension]}` is written"
-
-
-def _accepts(kind: Kind, *types: type[Kind]) -> bool:
-    if isinstance(kind, Either):
-        return any(_accepts(inner, *types) for inner in kind.kinds)
-    return isinstance(kind, types)
-
-
-def _inside(expr: tree.Expr) -> tree.Expr:
-    while isinstance(expr, tree.Group):
-        expr = expr.inner
-    return expr
-
-
-def _rewrite(expr: tree.Expr, kind: Kind) -> str:
-    """How the same is likely written as this kind."""
-    if isinstance(kind, Either):
-        return next((help for inner in kind.kinds if (help := _rewrite(expr, inner))), "")
-    text = expr.span.text()
-    if len(text) > 60 or "\n" in text:
-        return ""
-    if isinstance(kind, ListOf) and not isinstance(expr, tree.List) and fits(expr, kind.item):
-        return f"write `[{text}]`"
-    if isinstance(expr, tree.List) and len(expr.items) == 1 and fits(expr.items[0], kind):
-        return f"write `{expr.items[0].span.text()}`"
-    if isinstance(expr, tree.Text):
-        inner = expr.value
-        if isinstance(kind, Int) and re.fullmatch(r"-?\d+", inner):
-            return f"write `{inner}`, without quotes"
-        if isinstance(kind, Float) and re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", inner):
-            return f"write `{inner}`, without quotes"
-        if isinstance(kind, Bool) and inner.lower() in ("true", "false"):
-            return f"write `{inner.lower()}`, without quotes"
-        if inner in words_in(kind):
-            return f"write `{inner}`, without quotes"
-    if isinstance(kind, Bool) and isinstance(expr, tree.Number) and expr.value in (0, 1):
-        return f"write `{'true' if expr.value else 'false'}`"
-    if isinstance(kind, Str | Path) and isinstance(expr, tree.Number | tree.Measured):
-        return f'write `"{text}"`'
-    return ""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from dslc.dsl import tree
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.registry import BLOCKS
-from dslc.dsl.source import Source, Span
+from dslc.dsl.source import Span
 from dslc.dsl.suggest import did_you_mean
 
 
@@ -52,19 +52,20 @@ class Merged:
     promises: dict[str, list[tree.Comparison]] = field(default_factory=dict)
     sweeps: dict[tuple[str, ...], Setting] = field(default_factory=dict)
     spoken: set[str] = field(default_factory=set)  # every name that stands in some value, overridden or not
-    sources: list[Source] = field(default_factory=list)
+    complete: bool = True  # false where a file could not be read to its end: what seems missing may be there
 
     def copy(self) -> Merged:
         """A copy that `put` may change."""
         return Merged(
             main=self.main, folders=self.folders, params=dict(self.params), fields=dict(self.fields),
-            headers=self.headers, promises=self.promises, sweeps=self.sweeps, spoken=self.spoken, sources=self.sources,
+            headers=dict(self.headers), promises=dict(self.promises), sweeps=dict(self.sweeps), spoken=self.spoken,
+            complete=self.complete,
         )  # fmt: skip
 
 
 def merge(documents: list[tree.Document], main: tree.Document, folders: dict[int, str], report: Report) -> Merged:
     """The files, in the order in which they count."""
-    merged = Merged(main=main, folders=folders, sources=[document.source for document in documents])
+    merged = Merged(main=main, folders=folders)
     for document in documents:
         _add(merged, document, report)
     return merged

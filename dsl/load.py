@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 
 from dslc.dsl import tree
 from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.forms import words_in
 from dslc.dsl.job import JobSpec
-from dslc.dsl.layering import Merged, Setting, merge, put, put_promise
+from dslc.dsl.layering import Merged, Setting, merge, names_in, put, put_promise
 from dslc.dsl.parser import parse, parse_expression, parse_setting
 from dslc.dsl.registry import BLOCKS, CALLS, Anything, Either, Kind, ListOf, Name, Path, Str, fields
 from dslc.dsl.resolve import Combination, resolve
@@ -71,6 +72,7 @@ def _load(source: Source, full: str, settings: Sequence[str], report: Report) ->
     if document is None:
         return Loaded(report=report, files=tuple(reader.files))
     merged = merge(reader.documents, document, reader.folders, report)
+    merged.complete = reader.complete
     for number, text in enumerate(settings, 1):
         _set(merged, Source(f"<--set {number}>", text), report)
     name = os.path.basename(full).removesuffix(".plt")
@@ -97,6 +99,7 @@ class _Reader:
         self.folders: dict[int, str] = {}
         self.files: list[str] = []
         self.read: set[str] = set()
+        self.complete = True  # false where something could not be read, and so may only seem to be missing
 
     def take(self, source: Source, full: str, chain: list[tuple[str, Span]]) -> tree.Document | None:
         """Parses a text and all it imports. `chain` holds the files that led here, each with its import."""
@@ -104,7 +107,9 @@ class _Reader:
         self.folders[id(source)] = os.path.dirname(full)
         document = parse(source, self.report)
         if document is None:
+            self.complete = False
             return None
+        self.complete = self.complete and document.complete
         early = True
         for statement in document.statements:
             if isinstance(statement, tree.Import):
@@ -138,7 +143,9 @@ class _Reader:
         if real in self.read:
             return
         text = _read(target, statement.path, statement.path_span, self.report)
-        if text is not None:
+        if text is None:
+            self.complete = False
+        else:
             shown = given if os.path.isabs(given) else os.path.join(os.path.dirname(source.name), given)
             self.take(Source(os.path.normpath(shown), text), target, here)
 
@@ -184,7 +191,6 @@ def _languages(document: tree.Document, report: Report) -> None:
 
 def _set(merged: Merged, source: Source, report: Report) -> None:
     """Lays one `--set` over the job."""
-    merged.sources.append(source)
     compared = _COMPARED.match(source.text)
     if compared:
         value = parse_expression(source, report, compared.end())
@@ -211,16 +217,10 @@ def _set(merged: Merged, source: Source, report: Report) -> None:
     if literal and unread:
         value = tree.Text(span=given.text_span, value=given.text)
     assert value is not None
-    merged.spoken.update(_names(value))
+    merged.spoken.update(name.name for name in names_in(value))
     for swept in [path for path in merged.sweeps if path == given.path]:
         del merged.sweeps[swept]
     put(merged, given.path, Setting(name=given.path_span, value=value), report)
-
-
-def _names(value: tree.Expr) -> set[str]:
-    from dslc.dsl.layering import names_in
-
-    return {name.name for name in names_in(value)}
 
 
 def _targets(merged: Merged, path: tuple[str, ...]) -> list[Kind]:
@@ -274,8 +274,6 @@ def _textual(kind: Kind) -> bool:
 
 def _is_word(merged: Merged, path: tuple[str, ...], name: tree.Name) -> bool:
     """Whether a bare name means a word of the target, and not text."""
-    from dslc.dsl.evaluate import words_in
-
     kinds = _targets(merged, path)
     if len(path) == 1:
         # A param without a value may stand for a word as well as for text: `--set mode=bf16`.
@@ -285,6 +283,4 @@ def _is_word(merged: Merged, path: tuple[str, ...], name: tree.Name) -> bool:
 
 
 def _some_word(name: str) -> bool:
-    from dslc.dsl.evaluate import words_in
-
     return any(name in words_in(f.kind) for block in BLOCKS.values() for f in fields(block))

@@ -8,6 +8,7 @@ wrong with it alone is reported at it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +46,7 @@ PROMISE_DOCS = {
     "mfu": "the share of the devices' FLOP/s that the model's own arithmetic uses",
 }
 
+MOST = 10_000  # combinations of a sweep
 Combination = tuple[tuple[str, str], ...]
 
 
@@ -82,6 +84,12 @@ def resolve(merged: Merged, report: Report, name: str, folder: str) -> Resolved:
             put(other, path, Setting(name=merged.sweeps[path].name, value=item), report)
             attempts.append(_attempt(other))
     base = attempts[0]
+    count = math.prod(len(items) for items in lists.values())
+    if count > MOST:
+        span = merged.sweeps[next(iter(lists))].name
+        message = f"the sweep has {count:,} combinations, and {MOST:,} are the most"
+        report.add("E0142", message, span, help="sweep fewer paths at once")
+        lists = {}
     # A mistake of one alternative is a mistake; a field without effect in one of them has one in another.
     for attempt in attempts:
         report.extend(d for d in attempt.report.found if d.severity == "error" or d.code != "W0103")
@@ -129,7 +137,7 @@ def _attempt(merged: Merged) -> _Attempt:
 
 
 def _missing_block(evaluator: Evaluator, word: str, required: list[str]) -> None:
-    if evaluator.merged.main.complete:
+    if evaluator.merged.complete:
         needs = " and ".join(f"`{name}`" for name in required)
         evaluator.fail(
             "E0109", f"the block `{word}` is missing", end_of(evaluator),
@@ -165,9 +173,10 @@ def _unknown(evaluator: Evaluator, report: Report) -> None:
 
 
 def _unused(merged: Merged, report: Report) -> None:
-    spoken = merged.spoken
+    if not merged.complete or any(d.code.startswith("E00") for d in report.found):
+        return  # it may be used in what could not be read
     for name, param in merged.params.items():
-        if name not in spoken and param.setting is not None:
+        if name not in merged.spoken and param.setting is not None:
             report.add("W0101", f"param `{name}` is never used", param.declared, help="remove it, or use it")
 
 

@@ -97,8 +97,10 @@ def test_a_mistake_of_an_imported_file_points_into_it(tmp_path: Path, monkeypatc
 
 def test_what_could_not_be_read_is_not_said_to_be_missing(tmp_path: Path) -> None:
     loaded = load_text(BASE.replace("optimizer =", "optimizer ?").replace("batch = 8", "batch = "))
-    assert not {"E0109"} & {d.code for d in loaded.report}
+    assert not {"E0109", "W0101"} & {d.code for d in loaded.report}
     assert loaded.job is None
+    loaded = load_text('import "missing.plt"\ndata { batch = 4 }', folder=str(tmp_path))
+    assert codes(loaded) == ["E0101 job.plt:1:8"]
 
 
 # ---------------------------------------------------------------------------------------------- one of a pair, none
@@ -296,6 +298,12 @@ def test_every_alternative_is_checked() -> None:
     sweep = "train.optimizer.lr = [1e-3, -1, 2GiB], train.optimizer.monentum = [1, 2], data.batch = [0, 1]"
     found = codes(load_text(f"{BASE}sweep {{ {sweep} }}"))
     assert found == ["E0125 job.plt:5:37", "E0122 job.plt:5:41", "E0131 job.plt:5:48", "E0125 job.plt:5:97"]
+
+
+def test_a_sweep_has_an_end() -> None:
+    lists = ", ".join(f"train.{name} = {list(range(1, 30))}" for name in ("seed", "clip", "epochs"))
+    loaded = load_text(f"{BASE}sweep {{ {lists} }}")
+    assert codes(loaded) == ["E0142 job.plt:5:9"] and not loaded.combinations
 
 
 def test_a_field_has_an_effect_if_it_has_one_in_some_combination() -> None:

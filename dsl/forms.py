@@ -1,0 +1,149 @@
+"""Forms of expressions against kinds: what fits, which words a kind knows, how one form is written as another.
+
+Nothing here evaluates: params and parentheses are looked behind before.
+"""
+
+from __future__ import annotations
+
+import re
+
+from dslc.dsl import tree, units
+from dslc.dsl.registry import (
+    CALLS,
+    Bool,
+    CallOf,
+    Either,
+    Float,
+    Int,
+    Kind,
+    ListOf,
+    Measure,
+    Name,
+    Path,
+    Span1,
+    Str,
+    Word,
+)
+
+
+def spelt(expr: tree.Expr) -> str:
+    """The word that an expression is: `none`, `gpipe`, and `1f1b`, which the grammar takes for a quantity."""
+    match expr:
+        case tree.Name():
+            return expr.name
+        case tree.Measured() if expr.joined:
+            return expr.text + expr.unit
+        case tree.Nothing():
+            return "none"
+        case tree.Boolean():
+            return "true" if expr.value else "false"
+    return ""
+
+
+def numeric(expr: tree.Expr) -> bool:
+    return isinstance(expr, tree.Number | tree.Measured | tree.Unary | tree.Binary | tree.Group)
+
+
+def fits(expr: tree.Expr, kind: Kind) -> bool:
+    """Whether the form of a value is one that the kind takes; params and parentheses are looked behind before."""
+    match kind:
+        case Int() | Float() | Measure():
+            return numeric(expr)
+        case Bool():
+            return isinstance(expr, tree.Boolean)
+        case Str() | Path():
+            return isinstance(expr, tree.Text)
+        case Word():
+            return spelt(expr) in kind.choices
+        case Name():
+            return isinstance(expr, tree.Text) or bool(spelt(expr))
+        case Span1():
+            return isinstance(expr, tree.RangeOf)
+        case ListOf():
+            return isinstance(expr, tree.List) or (kind.single and fits(expr, kind.item))
+        case CallOf():
+            if isinstance(expr, tree.CallOf):
+                return True
+            return isinstance(expr, tree.Name) and expr.name in words_in(kind)
+        case Either():
+            return any(fits(expr, inner) for inner in kind.kinds)
+    return True
+
+
+def words_in(kind: Kind) -> list[str]:
+    """The words, and the names of calls, that a value of this kind may be."""
+    match kind:
+        case Word():
+            return list(kind.choices)
+        case CallOf():
+            return [word for category in kind.categories for word in CALLS[category]]
+        case Either():
+            return [word for inner in kind.kinds for word in words_in(inner)]
+        case ListOf() if kind.single:
+            return words_in(kind.item)
+    return []
+
+
+def bare_words(kind: Kind) -> list[str]:
+    """Those of the words that are no calls."""
+    if isinstance(kind, Either):
+        return [word for inner in kind.kinds for word in bare_words(inner)]
+    if isinstance(kind, ListOf) and kind.single:
+        return bare_words(kind.item)
+    return list(kind.choices) if isinstance(kind, Word) else []
+
+
+def with_unit(found: int | float, kind: Measure) -> str:
+    """The bare number with the units that may have been meant."""
+    written = units.number(found)
+    if "ratio" in kind.dimensions and 0 < found < 1:
+        return f"`{units.write(float(found), 'ratio')}`"
+    match kind.dimensions[0]:
+        case "bytes":
+            return f"`{written}GiB`, `{written}MiB` or another unit"
+        case "time":
+            return f"`{written}s`, `{written}min` or `{written}h`"
+        case "steps" | "epochs" as dimension:
+            return f"`{units.write(found, dimension)}`"
+        case dimension:
+            return f"it as `{units.EXAMPLES[dimension]}` is written"
+
+
+def accepts(kind: Kind, *types: type[Kind]) -> bool:
+    if isinstance(kind, Either):
+        return any(accepts(inner, *types) for inner in kind.kinds)
+    return isinstance(kind, types)
+
+
+def inside(expr: tree.Expr) -> tree.Expr:
+    while isinstance(expr, tree.Group):
+        expr = expr.inner
+    return expr
+
+
+def rewrite(expr: tree.Expr, kind: Kind) -> str:
+    """How the same is likely written as this kind."""
+    if isinstance(kind, Either):
+        return next((help for inner in kind.kinds if (help := rewrite(expr, inner))), "")
+    text = expr.span.text()
+    if len(text) > 60 or "\n" in text:
+        return ""
+    if isinstance(kind, ListOf) and not isinstance(expr, tree.List) and fits(expr, kind.item):
+        return f"write `[{text}]`"
+    if isinstance(expr, tree.List) and len(expr.items) == 1 and fits(expr.items[0], kind):
+        return f"write `{expr.items[0].span.text()}`"
+    if isinstance(expr, tree.Text):
+        inner = expr.value
+        if isinstance(kind, Int) and re.fullmatch(r"-?\d+", inner):
+            return f"write `{inner}`, without quotes"
+        if isinstance(kind, Float) and re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", inner):
+            return f"write `{inner}`, without quotes"
+        if isinstance(kind, Bool) and inner.lower() in ("true", "false"):
+            return f"write `{inner.lower()}`, without quotes"
+        if inner in words_in(kind):
+            return f"write `{inner}`, without quotes"
+    if isinstance(kind, Bool) and isinstance(expr, tree.Number) and expr.value in (0, 1):
+        return f"write `{'true' if expr.value else 'false'}`"
+    if isinstance(kind, Str | Path) and isinstance(expr, tree.Number | tree.Measured):
+        return f'write `"{text}"`'
+    return ""
