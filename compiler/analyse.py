@@ -1,8 +1,8 @@
 """The first gate: everything that can be said of a job without a plan graph, and every reason to reject it.
 
 `analyse` is what `dslc check` does. It is complete: what it accepts, no later step refuses, but for what only the
-machine can tell. Each step needs those before it, and a step that fails leaves what follows from it unsaid. Plain Python;
-neither torch nor networkx.
+machine can tell. Each step needs those before it, and a step that fails leaves what follows from it unsaid. Plain
+Python; neither torch nor networkx.
 """
 
 from __future__ import annotations

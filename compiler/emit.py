@@ -133,8 +133,8 @@ def _loss(analysis: Analysis) -> p.LossStep:
             line=line,
         )
     if isinstance(loss, c.CrossEntropy):
-        # Targets that dslc makes itself are classes from 0 up: unless one of those is ignored, their count is arithmetic
-        # and costs no agreement.
+        # Targets that dslc makes itself are classes from 0 up: unless one of those is ignored, their count is
+        # arithmetic and costs no agreement.
         own = isinstance(analysis.job.data.source, c.Digits | c.Stdlib | c.Text | c.Synthetic) and loss.ignore < 0
         per_token = target is not None and len(target.shape) > 0
         return p.LossStep(

