@@ -30,7 +30,14 @@ def record(cls: type[T]) -> type[T]:
     return made
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,))
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def positional(cls: type[T]) -> type[T]:
+    """The same for one whose fields may be given in their order."""
+    made: Any = dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
+    made.record_fields = dataclasses.fields(made)
+    return made
+
+
 class Record:
     """What records share: equality by class and by the fields that compare, and a hash to go with it."""
 
@@ -38,8 +45,13 @@ class Record:
 
     if not TYPE_CHECKING:
 
-        def __init__(self, **given: Any) -> None:
+        def __init__(self, *in_order: Any, **given: Any) -> None:
             values = self.__dict__
+            if in_order:
+                names = self.__match_args__[: len(in_order)]
+                if len(names) < len(in_order) or given.keys() & names:
+                    raise TypeError(f"{type(self).__name__} takes its fields by name, each once")
+                given |= zip(names, in_order, strict=True)
             for f in self.record_fields:
                 name = f.name
                 if name in given:

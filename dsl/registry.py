@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
 
-from dslc.dsl.record import Record, record
+from dslc.dsl.record import Record, positional, record
 from dslc.dsl.source import Span
 
 Dimension = Literal["bytes", "time", "steps", "epochs", "ratio", "bandwidth", "flops"]
@@ -63,19 +63,19 @@ class Place:
 # ----------------------------------------------------------------------------------------------------- kinds
 
 
-@dataclass(frozen=True)
-class Kind:
+@positional
+class Kind(Record):
     """Which values a field takes."""
 
 
-@dataclass(frozen=True)
+@positional
 class Int(Kind):
     min: int | None = None
     max: int | None = None
     choices: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@positional
 class Float(Kind):
     """A number; `above` and `below` are limits not included."""
 
@@ -85,12 +85,12 @@ class Float(Kind):
     below: float | None = None
 
 
-@dataclass(frozen=True)
+@positional
 class Bool(Kind):
     pass
 
 
-@dataclass(frozen=True)
+@positional
 class Str(Kind):
     """Text in quotes. `pattern` is a regular expression it must match, `hint` says so in words."""
 
@@ -98,7 +98,7 @@ class Str(Kind):
     hint: str = ""
 
 
-@dataclass(frozen=True)
+@positional
 class Path(Kind):
     """Text in quotes naming a file, made absolute: read from beside the file that wrote it, written in the current
     folder. `glob` allows `*`."""
@@ -107,19 +107,19 @@ class Path(Kind):
     glob: bool = False
 
 
-@dataclass(frozen=True)
+@positional
 class Word(Kind):
     """One of some bare words. `1f1b` is a word too."""
 
     choices: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@positional
 class Name(Kind):
     """A bare word that is looked up later, or text: the kind of a device."""
 
 
-@dataclass(frozen=True)
+@positional
 class Measure(Kind):
     """A quantity of one of these dimensions. Of one alone (steps, epochs, ratio), a bare number will do."""
 
@@ -130,14 +130,14 @@ class Measure(Kind):
     below: float | None = None
 
 
-@dataclass(frozen=True)
+@positional
 class Span1(Kind):
     """A range of whole numbers `1..4`."""
 
     min: int = 1
 
 
-@dataclass(frozen=True)
+@positional
 class ListOf(Kind):
     """A list; with `single`, one item may stand without its brackets."""
 
@@ -147,14 +147,14 @@ class ListOf(Kind):
     single: bool = False
 
 
-@dataclass(frozen=True)
+@positional
 class CallOf(Kind):
     """A call of the named categories; `f` means `f()`."""
 
     categories: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@positional
 class Either(Kind):
     """`words` says in messages what would be a long list."""
 
@@ -162,7 +162,7 @@ class Either(Kind):
     words: str = ""
 
 
-@dataclass(frozen=True)
+@positional
 class Anything(Kind):
     """Any plain value: number, text, truth value, none, list. For what is handed to a user's own function."""
 
