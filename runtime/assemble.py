@@ -1,4 +1,4 @@
-"""The order in which the techniques are applied to a model. Each has a file of its own; this one shows how they meet."""
+"""The order in which the techniques are applied to a model. Each has a file of its own; here they meet."""
 
 from __future__ import annotations
 

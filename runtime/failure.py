@@ -52,7 +52,7 @@ _TIMEOUT = re.compile(r"Timed out waiting|[Tt]imed out after|Watchdog caught col
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One rank's failure. `step` counts from 1; 0 is before the first step. `frames` are lines as a traceback has them."""
+    """One rank's failure. `step` counts from 1; 0 is before the first step. `frames` are lines of its traceback."""
 
     rank: int
     step: int
@@ -120,8 +120,10 @@ def _of_a_failure(failure: Failure) -> str:
 # ------------------------------------------------------------------------------------------------------- on a rank
 
 
-def record(run_dir: str, rank: int, step: int, error: BaseException, job: JobProgram, model: nn.Module | None) -> Failure:
-    """Writes down why this rank fails, and all of it into the log. Never raises but for a log that cannot be written."""
+def record(
+    run_dir: str, rank: int, step: int, error: BaseException, job: JobProgram, model: nn.Module | None
+) -> Failure:
+    """Writes down why this rank fails, and all of it into the log. Raises OSError where that cannot be written."""
     now = time.time()
     traceback.print_exception(error)
     sys.stderr.flush()

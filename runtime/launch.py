@@ -56,8 +56,8 @@ def launch(
 ) -> Outcome:
     """Trains `program` on this node and leaves metrics, logs and weights in `run_dir`, which may exist.
 
-    `screen` is where progress and a summary go (standard output if None); `before` is called by each rank first. Call it
-    from a process that has not used torch. Raises OSError where processes or files cannot be made.
+    `screen` is where progress and a summary go (standard output if None); `before` is called by each rank first. To be
+    called from a process that has not used torch. Raises OSError where processes or files cannot be made.
     """
     assert program.world_size == program.processes == len(places), "one node"
     os.makedirs(os.path.join(run_dir, "logs"), exist_ok=True)
@@ -250,7 +250,7 @@ def _hand_over(program: JobProgram, path: str) -> None:
     named = {function.function for function in _functions(program) if function.function.startswith("__main__:")}
     names = sorted({name.partition(":")[2].partition(".")[0] for name in named})
     if names:
-        import cloudpickle
+        import cloudpickle  # type: ignore[import-untyped]
 
         with open(path, "wb") as file:
             cloudpickle.dump({name: getattr(main, name) for name in names if hasattr(main, name)}, file)

@@ -70,7 +70,7 @@ class Watch:
 
     @contextlib.contextmanager
     def _screened(self) -> Iterator[None]:
-        """A terminal that was closed, or a pipe that no one reads, is no reason to end a training: it goes on unseen."""
+        """A closed terminal, or a pipe that no one reads, is no reason to end a training: it goes on unseen."""
         try:
             yield
         except (OSError, ValueError):
@@ -189,7 +189,9 @@ class _Bar:
         if step > earlier and now > then:
             rate = f"{_number((step - earlier) * self._batch / (now - then))} {self._units}/s"
         # The board says which step is being worked on; one less is done.
-        self._progress.update(self._task, completed=max(0, step - 1), **({"rate": rate} if rate else {}))
+        self._progress.update(self._task, completed=max(0, step - 1))
+        if rate:
+            self._progress.update(self._task, rate=rate)
         with contextlib.suppress(BlockingIOError):
             self._progress.refresh()
 

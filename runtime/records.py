@@ -69,7 +69,7 @@ class TensorBoard:
     def __init__(self, run_dir: str) -> None:
         from torch.utils.tensorboard import SummaryWriter  # 0.1 s: not before the first step is done
 
-        self._writer: Any = SummaryWriter(os.path.join(run_dir, "tensorboard"))  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(os.path.join(run_dir, "tensorboard"))
 
     def write(self, record: Record) -> None:
         for name, value in record.items():

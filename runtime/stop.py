@@ -142,7 +142,7 @@ def listening(board: Board, at_once: type[BaseException] | None = None) -> Itera
 
 
 def deaf() -> None:
-    """For a rank: Ctrl-C is the launcher's business, SIGTERM ends it at once (the launcher sends it, after a failure)."""
+    """For a rank: Ctrl-C is the launcher's business, SIGTERM ends it at once (the agent sends it)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for name in ("SIGHUP", "SIGQUIT"):

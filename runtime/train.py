@@ -100,7 +100,7 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts) -> Callable[[StepBa
     def backward(loss: Tensor, number: int | Tensor) -> Tensor:
         # Not by an argument of `backward`: torch loads sympy to compare its shape, 0.3 s.
         scale = ranks / (number.clamp(min=1) if isinstance(number, Tensor) else number)
-        scaler.scale(loss * scale).backward()  # type: ignore[no-untyped-call]
+        scaler.scale(loss * scale).backward()
         return loss.detach()
 
     def step(batch: StepBatch) -> tuple[Tensor, int | Tensor]:

@@ -2,7 +2,7 @@
 
 Contract: `save_weights` writes parameters and persistent buffers, a tied weight once under the name it has first in the
 model, contiguous, on the CPU; beside the file's place first, then renamed, so that a file is whole or not there.
-`load_weights` puts them into a model of the same shape and fails where a name is missing, left over, or of another shape.
+`load_weights` puts them into a model of the same shape; a name missing, left over, or of another shape is an error.
 
 Limits: extra state that a user's module keeps outside its tensors is not written.
 """

@@ -49,7 +49,7 @@ def work(
     launcher: int,
     before: Callable[[], None] | None = None,
 ) -> End:
-    """Runs the rank that the environment names. `launcher` is the process id of what forked it; `before` is called first.
+    """Runs the rank that the environment names. `launcher` is the process that forked it; `before` is called first.
 
     Raises what the training raises, after writing it down; the process then has to end with a status other than 0.
     """

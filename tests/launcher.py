@@ -74,12 +74,12 @@ def write_program(program: JobProgram, places: tuple[RankPlace, ...], folder: Pa
 
 
 class Command:
-    """`python -m dslc.runtime.launch` in a process group of its own, and every process that comes from it."""
+    """`python -m dslc.runtime.launch FOLDER`, or another command, as a process group, and all that comes of it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, command: list[str] | None = None) -> None:
         self._mark = f"DSLC_TEST={folder}"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dslc.runtime.launch", str(folder)],
+            command or [sys.executable, "-m", "dslc.runtime.launch", str(folder)],
             env=dict(os.environ, DSLC_TEST=str(folder), CI="1"),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

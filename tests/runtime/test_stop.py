@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,35 @@ def test_a_job_in_the_background_ignores_what_its_shell_ignores(tmp_path: Path) 
         os.killpg(command.process.pid, signal.SIGINT)
         status, output = command.end()
     assert status == 0 and "trained 20 steps" in output
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from made_programs import images, places, program, python
+from dslc.compiler import program as p
+from dslc.runtime.launch import run_in_subprocess
+
+folder = Path({folder!r})
+model = p.ModelStep(python=python("net:Net", folder))
+job = program(2, images(folder), model=model, sync_batch_norm=False, steps=10**6)
+outcome = run_in_subprocess(job, places(2), str(folder / "run"))
+print("outcome", outcome.stopped_at, flush=True)
+"""
+
+
+def test_ctrl_c_in_a_program_stops_the_training_that_it_runs(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(MODEL.format(hang=0))
+    tests = str(Path(__file__).parent.parent)
+    script = SCRIPT.format(tests=tests, folder=str(tmp_path))
+    with Command(tmp_path, [sys.executable, "-c", script]) as command:
+        command.wait_for("step       1/1000000")
+        command.process.send_signal(signal.SIGINT)
+        status, output = command.end()
+        assert (status, command.left()) == (0, []), output
+    steps = read_metrics(str(tmp_path / "run"))[-1]["step"]
+    assert output.endswith(f"outcome {steps}\n"), output
 
 
 def test_the_board() -> None:

@@ -67,7 +67,7 @@ def test_a_conv_net_over_an_uneven_last_batch(launcher: Launcher, tmp_path: Path
 
 def test_ignored_tokens_in_pieces_and_clipped(launcher: Launcher, tmp_path: Path) -> None:
     data = tokens(tmp_path, train=42, batch=9, last=True, ignored=0.4)
-    changed = {"model": gpt_model(), "loss": KEPT, "clip": 0.3, "steps": 10, "microbatches": 2}
+    changed: dict[str, Any] = {"model": gpt_model(), "loss": KEPT, "clip": 0.3, "steps": 10, "microbatches": 2}
     one, others = over_ranks(launcher, tmp_path, data, **changed)
     whole = train(launcher, tmp_path / "whole", 1, data, **changed | {"microbatches": 1})
     free = train(launcher, tmp_path / "free", 1, data, **changed | {"clip": None})
@@ -102,7 +102,7 @@ def test_mixed_precision(launcher: Launcher, tmp_path: Path, dtype: Any, close: 
 
 def test_a_schedule_and_an_adaptive_optimizer(launcher: Launcher, tmp_path: Path) -> None:
     # Without batch norm: the bias before one has no gradient but rounding, of which Adam makes whole steps.
-    changed = {
+    changed: dict[str, Any] = {
         "model": _linear(),
         "sync_batch_norm": False,
         "optimizer": p.OptimizerStep(kind="AdamW", lr=0.01),
