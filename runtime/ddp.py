@@ -58,7 +58,7 @@ def without_exchange(model: nn.Module) -> Callable[[], contextlib.AbstractContex
 
 
 def agree_on_buffers(model: nn.Module) -> None:
-    """Gives all ranks rank 0's buffers where they may differ (statistics per rank), before they are used or written."""
+    """Gives all ranks rank 0's buffers where they may differ (statistics per rank), before they are used."""
     if isinstance(model, DistributedDataParallel) and model.broadcast_buffers:
         for buffer in model.module.buffers():
             dist.broadcast(buffer, 0)

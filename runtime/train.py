@@ -78,7 +78,6 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
             if records is not None:
                 passed = time.monotonic() - began
                 records.write({"step": step, "split": "validation", **found, "samples": seen, "seconds": passed})
-    ddp.agree_on_buffers(parts.model)
     if records is not None:
         records.close()
         weights.save_weights(parts.plain, run_dir)

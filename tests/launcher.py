@@ -25,7 +25,9 @@ class Launcher:
     def __init__(self) -> None:
         command = [sys.executable, "-c", "import launcher; launcher.serve()"]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, sys.path)])}
-        self._server = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._server = subprocess.Popen(
+            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
 
     def launch(self, program: JobProgram, places: tuple[RankPlace, ...], folder: Path) -> Any:
         """The outcome, and what was shown."""
@@ -36,6 +38,7 @@ class Launcher:
 
     def close(self) -> None:
         assert self._server.stdin is not None and self._server.stdout is not None
+        os.killpg(self._server.pid, signal.SIGKILL)  # a training that hangs must not hang the tests
         self._server.stdin.close()
         self._server.stdout.close()
         self._server.wait()

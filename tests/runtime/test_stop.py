@@ -87,14 +87,14 @@ def test_a_second_time_ends_at_once(tmp_path: Path) -> None:
 def test_a_job_in_the_background_ignores_what_its_shell_ignores(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as `sh -c 'command &'` does, and the child inherits it
     try:
-        command = start(tmp_path, 2, steps=20)
+        command = start(tmp_path, 2, steps=1000)
     finally:
         signal.signal(signal.SIGINT, before)
     with command:
-        command.wait_for("step  1/20")
+        command.wait_for("step    1/1000")
         os.killpg(command.process.pid, signal.SIGINT)
         status, output = command.end()
-    assert status == 0 and "trained 20 steps" in output
+    assert status == 0 and "trained 1000 steps" in output
 
 
 SCRIPT = """

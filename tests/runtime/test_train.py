@@ -87,17 +87,24 @@ def test_the_loss_is_the_mean_over_what_counts(launcher: Launcher, tmp_path: Pat
     assert [line["split"] for line in two.lines] == ["train"]
 
 
-@pytest.mark.parametrize(("dtype", "close"), [("bfloat16", 2e-2), ("float16", 5e-3)])
-def test_mixed_precision(launcher: Launcher, tmp_path: Path, dtype: Any, close: float) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_mixed_precision(launcher: Launcher, tmp_path: Path, dtype: Any) -> None:
     data = images(tmp_path)
-    exact = train(launcher, tmp_path / "exact", 1, data)
-    low = {"precision": p.PrecisionStep(dtype=dtype, scaled=dtype == "float16"), "clip": 1.0}
-    for ranks in (1, 2):
-        found = train(launcher, tmp_path / f"{dtype}-{ranks}", ranks, data, **low)
-        np.testing.assert_allclose(found.losses()[:1], exact.losses()[:1], rtol=0, atol=close)
+    exact = train(launcher, tmp_path / "exact", 1, data, clip=1.0)
+    low = p.PrecisionStep(dtype=dtype, scaled=dtype == "float16")
+    one, (two,) = over_ranks(launcher, tmp_path, data, (2,), clip=1.0, precision=low)
+    for found in (one, two):
+        # With float16 the first updates are left out, until the scale of the loss fits.
+        np.testing.assert_allclose(found.losses()[:2], exact.losses()[:2], rtol=0, atol=2e-2)
         assert found.losses() != exact.losses()
         assert all(value.dtype == np.float32 for value in found.weights.values() if value.dtype.kind == "f")
-        assert found.losses()[-1] < found.losses()[0]
+        assert 0.5 < _moved(found) / _moved(exact) < 1.5
+
+
+def _moved(found: Trained) -> float:
+    """How far the last layer has come from its initial values."""
+    begun = build_model(conv_model(), "cpu").get_parameter("9.weight").detach().numpy()
+    return float(np.linalg.norm(found.weights["9.weight"] - begun))
 
 
 def test_a_schedule_and_an_adaptive_optimizer(launcher: Launcher, tmp_path: Path) -> None:
@@ -191,37 +198,45 @@ def test_tied_weights_are_written_once_and_load(launcher: Launcher, tmp_path: Pa
         load_weights(other, str(found.folder))
 
 
-def test_a_users_own_model_loss_and_noise(launcher: Launcher, tmp_path: Path) -> None:
-    """A model with other numbers on each rank begins with those of rank 0; noise is drawn differently by each rank."""
-    (tmp_path / "mine.py").write_text(
-        "import os, torch\n"
-        "class Net(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        torch.manual_seed(int(os.environ['RANK']))\n"
-        "        self.one, self.unused = torch.nn.Linear(64, 10), torch.nn.Linear(3, 3)\n"
-        "    def forward(self, x):\n"
-        "        print('noise', float(torch.rand(())))\n"
-        "        return self.one(x.flatten(1))\n"
-        "def loss(output, target):\n"
-        "    return torch.nn.functional.cross_entropy(output, target, reduction='none')\n"
-    )
-    found = train(
-        launcher,
-        tmp_path / "run",
-        2,
-        images(tmp_path),
-        model=p.ModelStep(python=python("mine:Net", tmp_path), seed=3),
-        loss=p.LossStep(kind="python", python=python("mine:loss", tmp_path)),
-        gradients=p.GradientStep(kind="ddp", find_unused=True),
-        sync_batch_norm=False,
-    )
-    torch.manual_seed(0)
-    start, unused = torch.nn.Linear(64, 10), torch.nn.Linear(3, 3)
-    assert not np.allclose(found.weights["one.weight"], start.weight.detach().numpy())
-    np.testing.assert_array_equal(found.weights["unused.weight"], unused.weight.detach().numpy())
-    noise = [(found.folder / "logs" / f"rank-{rank}.log").read_text().splitlines()[0] for rank in range(2)]
-    assert noise[0].startswith("noise") and noise[0] != noise[1]
+MINE = """
+import os, torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(int(os.environ["RANK"]))
+        self.one, self.unused = torch.nn.Linear(64, 10), torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        gradient = self.one.weight.grad
+        print("noise", float(torch.rand(())), "gradient", None if gradient is None else float(gradient.sum()))
+        return self.one(x.flatten(1))
+
+def loss(output, target):
+    return torch.nn.functional.cross_entropy(output, target, reduction="none")
+"""
+
+
+def test_a_users_own_model_and_loss(launcher: Launcher, tmp_path: Path) -> None:
+    """Each rank makes other numbers: all begin with those of rank 0. Noise differs from rank to rank."""
+    (tmp_path / "mine.py").write_text(MINE)
+    changed: dict[str, Any] = {
+        "model": p.ModelStep(python=python("mine:Net", tmp_path), seed=3),
+        "loss": p.LossStep(kind="python", python=python("mine:loss", tmp_path)),
+        "sync_batch_norm": False,
+        "microbatches": 2,
+    }
+    data = images(tmp_path)
+    one = train(launcher, tmp_path / "one", 1, data, **changed)
+    unused = p.GradientStep(kind="ddp", find_unused=True)
+    two = train(launcher, tmp_path / "two", 2, data, **changed, gradients=unused)
+    agree(one, two)
+    assert "unused.weight" in two.weights
+    logs = [(two.folder / "logs" / f"rank-{rank}.log").read_text().splitlines() for rank in range(2)]
+    words = [[line.split() for line in log if line.startswith("noise")] for log in logs]
+    assert words[0][0][1] != words[1][0][1], "noise"
+    assert {words[0][0][3], words[1][0][3], words[0][2][3]} == {"None"}, "before the first micro-batch of a step"
+    assert words[0][1][3] != words[1][1][3], "between micro-batches each rank has its own"
 
 
 def test_records_without_finite_numbers_are_still_json(launcher: Launcher, tmp_path: Path) -> None:
