@@ -50,7 +50,7 @@ def unreadable(path: str, error: Exception) -> None:
 def load_each(path: str, settings: Sequence[str]) -> tuple[Loaded, list[Loaded]]:
     """The job, and one job for each combination of its `sweep` (the job itself where there is none)."""
     loaded = load(path, settings)
-    if loaded.job is None or not loaded.combinations:
+    if loaded.job is None or loaded.report.errors or not loaded.combinations:
         return loaded, [loaded]
     chosen = [load(path, [*settings, *(f"{name}={text}" for name, text in c)]) for c in loaded.combinations]
     return loaded, chosen
