@@ -14,6 +14,8 @@ per worker, not per sample.
 
 from __future__ import annotations
 
+import functools
+import os
 import queue
 import threading
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dslc.compiler.program import DataStep, RankPlace
+from dslc.runtime.lifetime import end_with
 from dslc.runtime.sampler import (
     batch_samples,
     generator,
@@ -202,9 +205,15 @@ def _loader(
         prefetch_factor=AHEAD,
         generator=generator(step.seed, f"workers of rank {place.data_rank}"),
         multiprocessing_context=_context(),
+        worker_init_fn=functools.partial(_begin, os.getpid()),
     )
     for inputs, targets in loader:
         yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+
+
+def _begin(rank: int, worker: int) -> None:
+    """In a worker: it is to end with its rank, however that ends."""
+    end_with(rank)
 
 
 def _as_it_is(item: Any) -> Any:

@@ -39,6 +39,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from dslc.compiler.program import JobProgram, PythonFunction, RankPlace, from_json, to_json
 from dslc.runtime import failure, worker
 from dslc.runtime.failure import Outcome
+from dslc.runtime.lifetime import end_with
 from dslc.runtime.progress import Watch
 from dslc.runtime.stop import Board, listening
 
@@ -280,7 +281,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--report", type=int, help="file descriptor that the outcome is written to, as JSON")
     options = parser.parse_args(arguments)
     if options.parent is not None:
-        worker.end_with(options.parent)
+        end_with(options.parent)
     with open(os.path.join(options.run_dir, _PROGRAM), encoding="utf-8") as file:
         told = json.load(file)
     program = from_json(JobProgram, told["job"])

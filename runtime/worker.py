@@ -4,8 +4,8 @@ Model: what the rank prints goes to `logs/rank-N.log`. It finds its place by the
 gives (RANK, MASTER_ADDR, …), opens the process group where there are several ranks, assembles the parts, trains, and
 returns how far it came. An exception is written down for the launcher (failure.py) and ends the process.
 
-Contract: a rank never outlives its launcher, and ignores Ctrl-C (stop.py). It never closes a gloo group and leaves by
-`os._exit`, as forked processes do; the system closes its connections. This is because of what gloo's own thread does
+Contract: a rank never outlives its launcher, and ignores Ctrl-C (stop.py). It never closes its process group and leaves
+by `os._exit`, as forked processes do; the system closes its connections. This is because of what gloo's own thread does
 (torch 2.13, `ProcessGroupGloo::runLoop`): it drops the last reference to a finished all-reduce while it holds the
 group's lock, and with it a tensor that Python has seen, for which it takes the interpreter's lock. So
 
@@ -18,15 +18,13 @@ Limits: seeds make noise (dropout) differ from rank to rank, as it has to, so it
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import datetime
 import faulthandler
 import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -35,10 +33,9 @@ import torch.distributed as dist
 from dslc.compiler.program import JobProgram, RankPlace
 from dslc.runtime import failure, stop
 from dslc.runtime.assemble import Parts, assemble
+from dslc.runtime.lifetime import end_with
 from dslc.runtime.sources import open_source
 from dslc.runtime.train import End, train
-
-_PR_SET_PDEATHSIG = 1
 
 
 def work(
@@ -63,11 +60,13 @@ def work(
         if before is not None:
             before()
         device = _prepare(job, place)
-        with _process_group(job, place):
-            splits = open_source(job.data)
-            parts = assemble(job, device)
-            _seed(job.seed, place.rank)
-            end = train(job, place, parts, splits, board, run_dir)
+        _open_group(job)
+        splits = open_source(job.data)
+        parts = assemble(job, device)
+        _seed(job.seed, place.rank)
+        end = train(job, place, parts, splits, board, run_dir)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         board.leave(place.rank)
         return end
     except BaseException as error:
@@ -80,15 +79,6 @@ def work(
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-
-
-def end_with(parent: int) -> None:
-    """Has the system kill this process when `parent`, which forked it, ends in whatever way (Linux; else nothing)."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before the line above
-        os._exit(1)
 
 
 def _print_to(path: str) -> None:
@@ -131,19 +121,11 @@ def _seed(seed: int, rank: int) -> None:
     torch.manual_seed(number)
 
 
-@contextlib.contextmanager
-def _process_group(job: JobProgram, place: RankPlace) -> Iterator[None]:
+def _open_group(job: JobProgram) -> None:
+    """Opens the process group, over the store that the agent keeps. It is never closed: see above."""
     if job.world_size == 1:
-        yield
         return
     if sys.platform == "linux" and job.world_size == job.processes:
         # One node: what the machine's name resolves to, if to anything, does not matter.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group(
-        job.backend,
-        timeout=datetime.timedelta(seconds=job.timeout),
-        device_id=torch.device("cuda", torch.cuda.current_device()) if job.device == "cuda" else None,
-    )
-    yield
-    if "nccl" in job.backend:
-        dist.destroy_process_group()  # not gloo's: see above. Not after a failure either: others may wait in it
+    dist.init_process_group(job.backend, timeout=datetime.timedelta(seconds=job.timeout))

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,51 @@ def test_a_training_goes_on_where_no_one_reads_what_it_shows(tmp_path: Path) -> 
         command.process.stdout.close()
         assert command.process.wait() == 0
     assert (tmp_path / "run" / "weights.safetensors").exists()
+
+
+WORKERS = """
+import torch
+
+class Samples:
+    def __len__(self): return 64
+    def __getitem__(self, k): return torch.full((1, 8, 8), k / 64), k % 10
+
+def trouble(output, target):
+    trouble.calls = getattr(trouble, "calls", 0) + 1
+    if trouble.calls == 3:
+        raise ValueError("trouble")
+    return torch.nn.functional.cross_entropy(output, target, reduction="none")
+"""
+
+
+@pytest.mark.parametrize("how", ["done", "failed", "killed"])
+def test_workers_that_fetch_samples_end_as_well(tmp_path: Path, how: str) -> None:
+    (tmp_path / "fetched.py").write_text(WORKERS)
+    data = p.DataStep(
+        source="python",
+        python=python("fetched:Samples", tmp_path),
+        train_samples=64,
+        validation_samples=0,
+        split="none",
+        seed=0,
+        shuffle=True,
+        batch=16,
+        last=0,
+        workers=2,
+        line="made.plt:7:12",
+    )
+    job = program(2, data, steps=10**6 if how == "killed" else 6)
+    if how == "failed":
+        job = replace(job, loss=p.LossStep(kind="python", python=python("fetched:trouble", tmp_path)))
+    with Command(write_program(job, places(2), tmp_path / "run")) as command:
+        if how == "killed":
+            command.wait_for("step       1/1000000")
+            assert len(command.left()) >= 3 + 4
+            command.process.send_signal(signal.SIGKILL)
+        status, output = command.end()
+        assert status == {"done": 0, "failed": 3, "killed": -signal.SIGKILL}[how], output
+        while command.left():  # the test's own time limit ends this
+            time.sleep(0.01)
 
 
 @pytest.mark.parametrize("model", ["conv", "gpt"])
