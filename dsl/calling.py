@@ -12,7 +12,7 @@ from dslc.dsl.evaluate import BAD, Bad, Evaluator
 from dslc.dsl.layering import Setting
 from dslc.dsl.registry import CALLS, Anything, Call, CallOf, Either, Field, Node, Place, fields
 from dslc.dsl.source import Span
-from dslc.dsl.suggest import ARGUMENTS, RESERVED, listed, near, words_of
+from dslc.dsl.suggest import ARGUMENTS, RESERVED, for_field, listed, near, words_of
 
 EXTRA = "arguments"  # the field of an open call that keeps its further arguments
 
@@ -225,6 +225,8 @@ def missing(ev: Evaluator, declaration: type[Node], name: str, path: str, span: 
     if not ev.merged.complete and not issubclass(declaration, Call):
         return  # it may stand in what could not be read
     what = declaration.word
+    if not issubclass(declaration, Call) and _misnamed(ev, declaration, name.split("` or `")):
+        return
     if issubclass(declaration, Call):
         noun = CATEGORIES.get(declaration.category, declaration.category)
         message = f"{noun} `{what}` needs `{name}`"
@@ -235,6 +237,13 @@ def missing(ev: Evaluator, declaration: type[Node], name: str, path: str, span: 
     if span is None:
         span = end_of(ev)
     ev.fail("E0109", message, span, help=help)
+
+
+def _misnamed(ev: Evaluator, declaration: type[Node], names: list[str]) -> bool:
+    """Whether the block has an unknown field that is taken for one of these: that is the cause, and reported there."""
+    block = declaration.word
+    unknown = [name for where, name in ev.merged.fields if where == block and name not in words_of(declaration)]
+    return any(for_field(block, wrong) == f"did you mean `{name}`?" for wrong in unknown for name in names)
 
 
 def end_of(ev: Evaluator) -> Span:
