@@ -11,7 +11,7 @@ group's lock, and with it a tensor that Python has seen, for which it takes the 
 
 - a thread that destroys the group, holding the interpreter's lock, waits for the group's lock for ever;
 - an interpreter that takes its own way out answers the thread, up to Python 3.13, by ending it with an exception, which
-  passes through a destructor: "terminate called without an active exception", SIGABRT, in a third of plain scripts.
+  passes through a destructor: "terminate called without an active exception", SIGABRT, in one plain process of ten.
 
 Limits: seeds make noise (dropout) differ from rank to rank, as it has to, so it is not the noise of one process.
 """
