@@ -6,8 +6,8 @@ returns how far it came. An exception is written down for the launcher (failure.
 
 Contract: a rank never outlives its launcher, and ignores Ctrl-C (stop.py). It never closes its process group and leaves
 by `os._exit`, as forked processes do; the system closes its connections. This is because of what gloo's own thread does
-(torch 2.13, `ProcessGroupGloo::runLoop`): it drops the last reference to a finished all-reduce while it holds the
-group's lock, and with it a tensor that Python has seen, for which it takes the interpreter's lock. So
+(torch 2.13, `ProcessGroupGloo::runLoop`; pytorch/pytorch#190489): holding the group's lock, it drops the last reference
+to a finished all-reduce, and with it a tensor that Python has seen, for which it takes the interpreter's lock. So
 
 - a thread that destroys the group, holding the interpreter's lock, waits for the group's lock for ever;
 - an interpreter that takes its own way out answers the thread, up to Python 3.13, by ending it with an exception, which
