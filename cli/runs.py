@@ -63,6 +63,7 @@ def make_folder(job: str, out: str | None) -> str:
 def lay_down(ready: Ready, folder: str) -> None:
     """Writes what is known before the start: the job as resolved, the plan, the program."""
     assert ready.loaded.job is not None
+    os.makedirs(os.path.join(folder, "logs"), exist_ok=True)
     for name, text in (
         ("job.plt", write(ready.loaded.job)),
         ("plan.json", ready.compiled.plan.text()),

@@ -26,6 +26,6 @@ evaluate {
 }
 
 expect {
-  devices    == 2
-  parameters <  1_000_000
+  devices == 2
+  parameters < 1_000_000
 }

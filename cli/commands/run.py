@@ -43,7 +43,6 @@ def run_one(ready: Ready, folder: str) -> int:
     from dslc.runtime.failure import describe
     from dslc.runtime.launch import launch
 
-    os.makedirs(os.path.join(folder, "logs"), exist_ok=True)
     lay_down(ready, folder)
     drawing = start_drawing(folder)
     try:

@@ -1,5 +1,5 @@
 # Handwritten digits on two processes. `dslc check`, `dslc plan` and `dslc run` take this file as it is.
-param rate = 0.05 # try: dslc run … --set rate=0.1
+param rate = 0.05  # try: dslc run … --set rate=0.1
 
 model {
   network = [
@@ -11,13 +11,13 @@ model {
 }
 
 data {
-  source     = digits() # yours: arrays("file.npz"), text("file.txt"), python("module:function")
-  batch      = 64       # of one optimizer step, whatever the number of processes
+  source     = digits()  # yours: arrays("file.npz"), text("file.txt"), python("module:function")
+  batch      = 64  # of one optimizer step, whatever the number of processes
   validation = 20%
 }
 
 devices {
-  cpus = 2 # or gpus = 2
+  cpus = 2  # or gpus = 2
 }
 
 train {

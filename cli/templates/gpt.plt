@@ -7,8 +7,8 @@ model {
 }
 
 data {
-  source     = stdlib() # yours: text("file.txt")
-  batch      = 16       # sequences
+  source     = stdlib()  # yours: text("file.txt")
+  batch      = 16  # sequences
   validation = 1%
 }
 

@@ -1,0 +1,130 @@
+"""The commands as a user types them: what they print, what they leave, and their exit status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dslc.main import build_parser
+
+ROOT = Path(__file__).parent.parent
+DSLC = Path(sys.executable).parent / "dslc"
+DIGITS = ROOT / "examples" / "digits.plt"
+CLUSTER = ROOT / "examples" / "cluster.plt"
+EXAMPLES = [*sorted((ROOT / "examples").glob("*.plt")), ROOT / "examples" / "own" / "own.plt"]
+
+
+def dslc(*arguments: object, cwd: Path | None = None, input: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(DSLC), *map(str, arguments)], cwd=cwd, input=input, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("job", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_good_and_formatted_and_says_what_it_teaches(job: Path) -> None:
+    assert job.read_text().startswith("# ")
+    run = dslc("check", job)
+    assert run.returncode == 0, run.stderr
+    assert "is good" in run.stdout
+    assert dslc("fmt", "--check", job).returncode == 0
+
+
+def test_check_names_the_mistake_and_the_remedy() -> None:
+    run = dslc("check", DIGITS, "--set", "data.batch=63")
+    assert run.returncode == 1
+    assert run.stdout == ""
+    assert "error[E0301]: a global batch of 63 cannot be shared out over 2 data-parallel ranks" in run.stderr
+    assert "--> <--set 1>:1:12" in run.stderr
+    assert "help: use 62 or 64" in run.stderr
+    assert "\x1b" not in run.stderr, "plain in a pipe"
+
+
+def test_check_for_machines() -> None:
+    run = dslc("check", DIGITS, CLUSTER, "--json", "--set", "data.batch=63")
+    found = json.loads(run.stdout)
+    assert run.returncode == 1
+    assert {"E0301"} <= {d["code"] for d in found}
+    keys = {"code", "severity", "message", "file", "line", "column", "end_line", "end_column", "notes", "help"}
+    assert all(set(d) == keys for d in found)
+
+
+def test_a_file_that_is_not_there() -> None:
+    run = dslc("check", "nowhere.plt")
+    assert run.returncode == 1
+    assert "error[E0101]" in run.stderr
+
+
+def test_plan_for_people_and_for_machines() -> None:
+    text = dslc("plan", CLUSTER)
+    assert text.returncode == 0
+    for part in ("Topology", "16 h100", "bubble 1.49%", "7.51 B parameters", "Memory of a rank"):
+        assert part in text.stdout
+    plan = json.loads(dslc("plan", CLUSTER, "--json").stdout)
+    assert plan["parameters"] == 7_511_613_440
+    assert plan["hash"] in text.stdout
+    assert "rank 9" in dslc("plan", CLUSTER, "--rank", 9).stdout.lower()
+    assert dslc("plan", CLUSTER, "--rank", 16).returncode == 2
+    origins = dslc("plan", DIGITS, "--origins", "--set", "rate=0.1").stdout
+    assert "<--set 1>" in origins
+    assert "digits.plt:15" in origins
+
+
+def test_render_draws_into_every_kind_of_file(tmp_path: Path) -> None:
+    for name, start in (("a.svg", b"<?xml"), ("a.png", b"\x89PNG"), ("a.dot", b"digraph"), ("a.html", b"<!DOCTYPE")):
+        assert dslc("render", DIGITS, "-o", tmp_path / name).returncode == 0
+        assert (tmp_path / name).read_bytes().lstrip().startswith(start), name
+    for view in ("placement", "graph", "schedule"):
+        assert dslc("render", CLUSTER, "-o", tmp_path / f"{view}.svg", "--view", view).returncode == 0
+    assert dslc("render", DIGITS, "-o", tmp_path / "a.gif").returncode == 2
+
+
+def test_fmt_writes_one_layout(tmp_path: Path) -> None:
+    job = tmp_path / "a.plt"
+    job.write_text("data{batch=64,source=digits()} # mine\n")
+    assert dslc("fmt", "--check", job).returncode == 1
+    assert job.read_text().startswith("data{")
+    assert dslc("fmt", job).returncode == 0
+    assert job.read_text() == "data {\n  batch  = 64\n  source = digits()\n}  # mine\n"
+    assert dslc("fmt", "-", input="a{b=1}").stdout == "a {\n  b = 1\n}\n"
+    assert dslc("fmt", "-", input="a{b=").returncode == 1
+
+
+def test_explain() -> None:
+    assert "does not divide" in dslc("explain", "e0301").stdout
+    assert "E0301" in dslc("explain").stdout
+    unknown = dslc("explain", "E9301")
+    assert unknown.returncode == 2
+    assert "E0301" in unknown.stderr
+
+
+@pytest.mark.parametrize("template", ["digits", "gpt", "python"])
+def test_a_new_job_is_good_as_it_is(tmp_path: Path, template: str) -> None:
+    assert dslc("new", "mine", "--template", template, cwd=tmp_path).returncode == 0
+    assert dslc("check", "mine.plt", "--trace", cwd=tmp_path).returncode == 0
+    assert dslc("fmt", "--check", "mine.plt", cwd=tmp_path).returncode == 0
+    assert dslc("new", "mine", cwd=tmp_path).returncode == 2, "nothing is written over"
+
+
+def test_a_users_function_that_fails_is_named(tmp_path: Path) -> None:
+    dslc("new", "mine", "--template", "python", cwd=tmp_path)
+    net = tmp_path / "net.py"
+    net.write_text(net.read_text().replace("nn.Linear(2, width)", "nn.Linear(2, widht)"))
+    assert dslc("check", "mine.plt", cwd=tmp_path).returncode == 0, "nothing of the user's is run"
+    run = dslc("check", "mine.plt", "--trace", cwd=tmp_path)
+    assert run.returncode == 1
+    assert "error[E0802]" in run.stderr
+    assert "widht" in run.stderr
+    assert "net.py, line " in run.stderr
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    (choices,) = (a.choices for a in build_parser()._subparsers._group_actions)  # type: ignore[union-attr]
+    assert choices is not None
+    for name, command in choices.items():
+        assert f"example:\n  dslc {name}" in command.format_help()
+    assert dslc().returncode == 2
+    assert dslc("nonsense").returncode == 2
