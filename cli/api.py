@@ -70,6 +70,8 @@ def run(path: str, settings: Sequence[str] = (), *, out: str | None = None) -> R
         finish_drawing(drawing, folder)
     if outcome.failure is not None:
         raise TrainingError(describe(outcome))
+    if outcome.stopped_at == 0:  # asked twice: ended at once, without weights
+        raise KeyboardInterrupt
     module = build_model(ready.program.model, "cpu")
     load_weights(module, folder)
     return RunResult(
