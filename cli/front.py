@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dslc.compiler.analyse import Analysis, analyse
+from dslc.compiler.analyse import Analysis, analyse, context_of
 from dslc.compiler.facts import Facts, MachineFacts, ModelFacts, SourceFacts
 from dslc.compiler.sources import source_facts
-from dslc.dsl.calls import PythonSource
+from dslc.dsl.calls import PythonLoss, PythonSource
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import PythonNetwork
@@ -78,14 +78,14 @@ def inspect(loaded: Loaded, report: Report, *, trace: bool = False, run: bool = 
 
 def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
     """What the job does not say: of its data, of the user's own functions (only with `trace`), of this machine."""
-    from dslc.compiler.analyse import context_of
-
     source = source_facts(job.data.source, context_of(job))
     model: ModelFacts | None = None
     if trace and isinstance(job.data.source, PythonSource):
         source = _traced(job, job.data.source, "source", None, report, SourceFacts) or source
     if trace and isinstance(job.model.network, PythonNetwork) and source.input is not None:
         model = _traced(job, job.model.network, "model", source, report, ModelFacts)
+    if trace and isinstance(job.model.loss, PythonLoss):
+        _traced(job, job.model.loss, "loss", source, report, None)
     return Facts(source=source, model=model, machine=_machine(job) if run else None)
 
 
@@ -104,18 +104,22 @@ def _machine(job: JobSpec) -> MachineFacts:
 
 
 def _traced(
-    job: JobSpec, call: PythonSource | PythonNetwork, what: str, source: SourceFacts | None, report: Report, kind: Any
+    job: JobSpec,
+    call: PythonSource | PythonNetwork | PythonLoss,
+    what: str,
+    source: SourceFacts | None,
+    report: Report,
+    kind: type[SourceFacts] | type[ModelFacts] | None,
 ) -> Any:
-    """Calls a user's function in a child, so that nothing it does stays, and reports what it raised."""
+    """Calls a user's function in a child, so that nothing it does stays, and reports what it raised.
+
+    A loss, which wants an output first, is only looked up; then `kind`, what the call tells, is None.
+    """
     from dslc.compiler.program import PythonFunction, from_json, to_json
 
-    named = PythonFunction(
-        function=call.function, arguments=dict(call.arguments), folder=job.folder, line=str(call.span or "")
-    )
+    named = PythonFunction(function=call.function, arguments=dict(call.arguments), folder=job.folder)
 
     def work() -> Any:
-        import functools
-
         import torch
 
         from dslc.compiler import trace
@@ -123,7 +127,9 @@ def _traced(
 
         torch.set_num_threads(1)  # a parent that ran parallel operations leaves no threads to its child
         torch.manual_seed(job.train.seed)
-        make: Callable[[], Any] = functools.partial(load_function(replace(named, line="")))
+        make = load_function(named)
+        if kind is None:
+            return None
         if source is None:
             return to_json(trace.trace_source(make))
         assert source.input is not None
@@ -131,7 +137,7 @@ def _traced(
 
     answer = in_child(work)
     if "made" in answer:
-        return from_json(kind, answer["made"])
+        return from_json(kind, answer["made"]) if kind else None
     report.add(
         "E0802",
         f"`{call.function}` cannot be used as a {what}: {answer['error']}",

@@ -450,6 +450,8 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
         yield "`parallelism = auto`", parallelism.span, "name the axes: `data = …`"
     if job.devices.nodes != 1:
         yield "more than one node", job.devices.at("nodes"), "`nodes = 1`"
+    if isinstance(job.devices.gpus, c.Free):
+        yield "`gpus = free(…)`", job.devices.at("gpus"), "a count, a list or `all`"
     if job.devices.backend == "mpi":
         yield "`backend = mpi`", job.devices.at("backend"), "`gloo` on CPUs, `nccl` on GPUs"
     for axis in ("pipeline", "tensor", "context"):

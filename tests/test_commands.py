@@ -121,6 +121,13 @@ def test_a_users_function_that_fails_is_named(tmp_path: Path) -> None:
     assert "net.py, line " in run.stderr
 
 
+def test_a_loss_that_is_not_there_is_named_before_a_run(tmp_path: Path) -> None:
+    run = dslc("run", DIGITS, "--set", 'model.loss=python("nowhere:loss")', "--out", tmp_path / "run")
+    assert run.returncode == 1
+    assert "error[E0802]" in run.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_every_command_has_help_with_an_example() -> None:
     (choices,) = (a.choices for a in build_parser()._subparsers._group_actions)  # type: ignore[union-attr]
     assert choices is not None
