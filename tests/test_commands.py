@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -129,9 +130,8 @@ def test_a_loss_that_is_not_there_is_named_before_a_run(tmp_path: Path) -> None:
 
 
 def test_every_command_has_help_with_an_example() -> None:
-    (choices,) = (a.choices for a in build_parser()._subparsers._group_actions)  # type: ignore[union-attr]
-    assert choices is not None
-    for name, command in choices.items():
+    (commands,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    for name, command in commands.choices.items():
         assert f"example:\n  dslc {name}" in command.format_help()
     assert dslc().returncode == 2
     assert dslc("nonsense").returncode == 2
