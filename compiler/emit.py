@@ -12,10 +12,11 @@ from dslc.compiler.analyse import Analysis, context_of
 from dslc.compiler.cost import BUCKET_BYTES
 from dslc.compiler.plan import Plan
 from dslc.compiler.rules import warmup_steps
+from dslc.compiler.sharding import recomputed, sharding_of, units
 from dslc.compiler.sources import source_key
 from dslc.compiler.workload import in_steps
 from dslc.dsl import calls as c
-from dslc.dsl.layers import PythonNetwork
+from dslc.dsl.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.registry import Call, Quantity, fields
 from dslc.dsl.source import Span
 
@@ -27,7 +28,6 @@ def emit(analysis: Analysis, plan: Plan) -> p.JobProgram:
     """The program of a job that `check_supported` let pass and whose sizes are all known."""
     job, layout, workload = analysis.job, analysis.layout, analysis.workload
     assert workload.steps is not None and workload.steps_per_epoch is not None, "sizes are known before a run"
-    python = isinstance(job.model.network, PythonNetwork)
     data_ranks = layout.sizes["data"]
     every = job.evaluate.every
     return p.JobProgram(
@@ -53,22 +53,68 @@ def emit(analysis: Analysis, plan: Plan) -> p.JobProgram:
         clip=job.train.clip,
         precision=p.PrecisionStep(
             dtype=_DTYPES[job.train.precision.word],  # type: ignore[arg-type]
+            level=getattr(job.train.precision, "level", "O1"),
             scaled=isinstance(job.train.precision, c.Fp16),
         ),
-        gradients=p.GradientStep(
-            kind="none" if layout.world_size == 1 else "ddp",
-            bucket_megabytes=BUCKET_BYTES / 2**20,
-            # A static graph lets DDP skip the search for unused parameters; it cannot be joined with `no_sync`, and
-            # control flow in a user's module may depend on data.
-            static_graph=not python and layout.microbatches == 1,
-            find_unused=python and bool(analysis.model and analysis.model.unused),
-        ),
+        gradients=_gradients(analysis),
+        recompute=_recompute(analysis),
+        offload=job.memory.offload if layout.device == "cuda" else (),
+        compiled=_compiled(analysis),
+        checkpoint=_checkpoint(analysis),
         evaluate_every=(in_steps(every, workload) or 0) if every else 0,
         metrics=tuple(_metric(metric) for metric in job.evaluate.metrics),
         log_every=in_steps(job.log.every, workload) or 1,
         tensorboard=job.log.tensorboard,
         deterministic=job.train.deterministic,
         seed=job.train.seed,
+    )
+
+
+def _gradients(analysis: Analysis) -> p.GradientStep:
+    job, layout, model = analysis.job, analysis.layout, analysis.model
+    plan = sharding_of(job, layout)
+    own = isinstance(job.model.network, PythonNetwork | TransformersNetwork)
+    return p.GradientStep(
+        kind=plan.engine,
+        bucket_megabytes=BUCKET_BYTES / 2**20,
+        # A static graph lets DDP skip the search for unused parameters; it cannot be joined with `no_sync`, and
+        # control flow in a user's module may depend on data.
+        static_graph=not own and layout.microbatches == 1,
+        find_unused=own and bool(model and model.unused),
+        replicas=plan.replicas,
+        units=tuple(unit.name for unit in units(model) if unit.name) if plan.engine == "fsdp" and model else (),
+        reshard=plan.reshard,
+        accumulate=plan.accumulate,
+    )
+
+
+def _recompute(analysis: Analysis) -> p.RecomputeStep:
+    recompute = analysis.job.memory.recompute
+    modules = recomputed(analysis.job, analysis.model) if analysis.model else ()
+    kind = recompute if isinstance(recompute, str) else "full"
+    return p.RecomputeStep(kind=kind if modules else "none", modules=modules)  # type: ignore[arg-type]
+
+
+def _compiled(analysis: Analysis) -> tuple[str, ...]:
+    """Blocks one by one, as equal blocks are compiled once; the whole model where it has none."""
+    if not analysis.job.train.compile:
+        return ()
+    blocks = tuple(layer.name for layer in analysis.model.layers if layer.recomputable) if analysis.model else ()
+    return blocks or ("",)
+
+
+def _checkpoint(analysis: Analysis) -> p.CheckpointStep:
+    checkpoint = analysis.job.checkpoint
+    every = checkpoint.every
+    timed = every is not None and every.dimension == "time"
+    return p.CheckpointStep(
+        every=(in_steps(every, analysis.workload) or 0) if every and not timed else 0,
+        seconds=float(every.value) if every and timed else 0.0,
+        keep=checkpoint.keep,
+        asynchronous=checkpoint.asynchronous,
+        folder=checkpoint.dir or "",
+        resume=checkpoint.resume or "none",
+        line=short_line(checkpoint.at("every") if checkpoint.is_set("every") else None),
     )
 
 
@@ -114,11 +160,25 @@ def _python(call: Call, folder: str) -> p.PythonFunction:
 
 def _model(analysis: Analysis) -> p.ModelStep:
     job, model = analysis.job, analysis.model
-    if isinstance(job.model.network, PythonNetwork):
-        return p.ModelStep(python=_python(job.model.network, job.folder), seed=job.train.seed)
+    network, seed = job.model.network, job.train.seed
+    common: dict[str, Any] = {
+        "seed": seed,
+        "weights": job.model.weights or "",
+        "weights_line": short_line(job.model.at("weights")) if job.model.weights else "",
+        "frozen": job.model.freeze,
+    }
+    if isinstance(network, PythonNetwork):
+        return p.ModelStep(python=_python(network, job.folder), ties=model.ties if model else (), **common)
+    if isinstance(network, TransformersNetwork):
+        step = p.TransformersStep(
+            name=network.path, arguments=dict(network.arguments), folder=job.folder, line=short_line(network.span)
+        )
+        return p.ModelStep(transformers=step, ties=model.ties if model else (), **common)
     assert model is not None and model.root is not None
     image = len(model.input.shape) == 3 and any(layer.kind in ("conv2d", "residual") for layer in model.layers)
-    return p.ModelStep(root=model.root, inits=model.inits, ties=model.ties, seed=job.train.seed, channels_last=image)
+    # `fully_shard` cuts rows of contiguous tensors, so it leaves the memory format as it is.
+    channels_last = image and sharding_of(job, analysis.layout).engine != "fsdp"
+    return p.ModelStep(root=model.root, inits=model.inits, ties=model.ties, channels_last=channels_last, **common)
 
 
 def _loss(analysis: Analysis) -> p.LossStep:
@@ -189,6 +249,7 @@ def _optimizer(analysis: Analysis) -> p.OptimizerStep:
     return p.OptimizerStep(
         kind=TORCH_OPTIMIZERS[optimizer.word],
         lr=scaled_lr(analysis),
+        no_decay=analysis.job.train.no_decay,
         arguments=arguments_of(optimizer, without=("lr",)),
         line=short_line(optimizer.span),
     )

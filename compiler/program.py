@@ -58,15 +58,35 @@ class PythonFunction:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TransformersStep:
+    """A network of the `transformers` library: from a folder or a config, whose `arguments` override its own."""
+
+    name: str  # what `AutoConfig.from_pretrained` takes
+    arguments: Arguments = field(default_factory=dict)
+    folder: str = ""  # a relative path is of this folder
+    line: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelStep:
-    """The model: `root` with `inits` and `ties`, or `python`."""
+    """The model: `root` with `inits` and `ties`, or `python`, or `transformers`.
+
+    `frozen` are patterns (`fnmatch`, over full names) of parameters that do not train. `weights` is a file whose values
+    take the place of the initial ones. `reset` asks for a user's own model to be built on the meta device and given its
+    numbers module by module, by `reset_parameters`, because it is too large to be made whole.
+    """
 
     root: ModuleStep | None = None
     inits: tuple[InitStep, ...] = ()
     ties: tuple[tuple[str, str], ...] = ()  # (parameter, the parameter whose tensor it is)
     python: PythonFunction | None = None
+    transformers: TransformersStep | None = None
     seed: int = 0
     channels_last: bool = False
+    weights: str = ""
+    weights_line: str = ""
+    frozen: tuple[str, ...] = ()
+    reset: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +115,7 @@ class DataStep:
     micro-batches in the same way.
     """
 
-    source: str  # digits, stdlib, text, arrays, synthetic, python
+    source: str  # digits, stdlib, text, tokens, images, mnist, cifar10, arrays, parquet, datasets, synthetic, python
     arguments: Arguments = field(default_factory=dict)
     python: PythonFunction | None = None
     train_samples: int
@@ -111,10 +131,14 @@ class DataStep:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerStep:
-    """A class of `torch.optim` and its arguments; `lr` is already scaled."""
+    """A class of `torch.optim` and its arguments; `lr` is already scaled.
+
+    `no_decay` are patterns (`fnmatch`, over full names) of parameters that decay by nothing.
+    """
 
     kind: str
     lr: float
+    no_decay: tuple[str, ...] = ()
     arguments: Arguments = field(default_factory=dict)
     line: str = ""
 
@@ -146,20 +170,58 @@ class MetricStep:
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionStep:
-    """`dtype` of autocast; `scaled` asks for loss scaling."""
+    """O1: autocast to `dtype` over float32 parameters. O2: the forward and backward pass in `dtype`, on a copy of
+    float32 parameters, which the optimizer updates. `scaled` asks for loss scaling."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    level: Literal["O1", "O2"] = "O1"
     scaled: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientStep:
-    """How gradients are agreed over the data axis. `none` for one rank, else DistributedDataParallel."""
+    """How parameters, gradients and optimizer state are laid over the data axis, and gradients agreed.
 
-    kind: Literal["none", "ddp"]
-    bucket_megabytes: float = 25.0
+    `none`: one rank. `ddp`: DistributedDataParallel. `zero1`: that, with the optimizer's state dealt out by
+    ZeroRedundancyOptimizer. `fsdp`: `fully_shard` over a mesh of `replicas` x (ranks / replicas), also of one rank.
+    """
+
+    kind: Literal["none", "ddp", "zero1", "fsdp"]
+    bucket_megabytes: float = 25.0  # ddp, zero1
     static_graph: bool = False
     find_unused: bool = False
+    replicas: int = 1  # fsdp: full copies kept
+    units: tuple[str, ...] = ()  # fsdp: modules gathered and scattered one by one; the root takes what is left
+    reshard: bool = False  # fsdp: parameters are let go after the forward pass and gathered again (ZeRO-3)
+    accumulate: bool = False  # fsdp: gradients stay whole until the last micro-batch (ZeRO-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecomputeStep:
+    """Modules whose forward pass runs again in the backward pass. `selective` keeps the results of products and of
+    attention."""
+
+    kind: Literal["none", "full", "selective"] = "none"
+    modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointStep:
+    """When the state of the training is written down, and where.
+
+    One is due after a step that is a multiple of `every`, or, with `seconds`, after the first step that ends so long
+    after the last; and after the last step, where either is set. `resume`: `none` (a folder that holds checkpoints is
+    refused), `auto` (the newest whole one in `folder`, or the beginning), or the path of a checkpoint or of a folder of
+    them, one of which has to be there.
+    """
+
+    every: int = 0  # steps; 0: never
+    seconds: float = 0.0
+    keep: int = 2
+    asynchronous: bool = True
+    folder: str = ""  # "": `checkpoints` in the run directory
+    resume: str = "none"
+    line: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +250,16 @@ class JobProgram:
     clip: float | None
     precision: PrecisionStep
     gradients: GradientStep
+    recompute: RecomputeStep = field(default_factory=RecomputeStep)
+    offload: tuple[str, ...] = ()  # optimizer, parameters, activations: kept in the host's memory; () on a CPU
+    compiled: tuple[str, ...] = ()  # modules that torch.compile takes one by one; ("",): the whole model
+    checkpoint: CheckpointStep = field(default_factory=CheckpointStep)
+    profile: bool = False  # measures memory and collectives of the first steps
+    observe: bool = False  # writes down, for `dslc verify`, what each rank did in each step
+    task: Literal["train", "evaluate", "predict"] = "train"
+    use: str = ""  # evaluate, predict: the checkpoint, or the file of weights, that is used
+    split: Literal["train", "validation", "all"] = "validation"  # predict: over which samples
+    output: str = ""  # predict: the file that is written
     evaluate_every: int  # steps; 0: at the end only, and nothing where there is no validation split
     metrics: tuple[MetricStep, ...]
     log_every: int

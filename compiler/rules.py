@@ -445,7 +445,7 @@ def check_supported(job: JobSpec, report: Report) -> None:
 
 def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
     """(what, where, what runs instead)"""
-    parallelism, memory, train = job.parallelism, job.memory, job.train
+    parallelism, train = job.parallelism, job.train
     if parallelism.auto:
         yield "`parallelism = auto`", parallelism.span, "name the axes: `data = …`"
     if job.devices.nodes != 1:
@@ -457,39 +457,14 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
     for axis in ("pipeline", "tensor", "context"):
         if getattr(parallelism, axis) > 1:
             yield f"`parallelism.{axis} = {getattr(parallelism, axis)}`", parallelism.at(axis), "the data axis runs"
-    if parallelism.zero:
-        yield f"`parallelism.zero = {parallelism.zero}`", parallelism.at("zero"), "`zero = 0` runs"
     if not isinstance(parallelism.gradients, c.Allreduce):
         yield f"`gradients = {parallelism.gradients.word}()`", parallelism.at("gradients"), "`allreduce()` runs"
-    if memory.recompute != "none":
-        yield "`memory.recompute`", memory.at("recompute"), "`recompute = none` runs"
-    if memory.offload:
-        yield "`memory.offload`", memory.at("offload"), "`offload = []` runs"
-    if train.compile:
-        yield "`train.compile`", train.at("compile"), "`compile = false` runs"
-    if train.no_decay:
-        yield "`train.no_decay`", train.at("no_decay"), "weight decay on all parameters runs"
-    if getattr(train.precision, "level", "O1") == "O2":
-        yield "`level = O2`", train.at("precision"), "`level = O1` runs"
     if isinstance(train.optimizer, c.QAdam | c.OnebitAdam):
         yield f"`{train.optimizer.word}`", train.at("optimizer"), "`adam` runs"
-    for name in ("weights", "freeze"):
-        if getattr(job.model, name):
-            yield f"`model.{name}`", job.model.at(name), ""
     if isinstance(job.model.loss, c.Contrastive):
         yield "`contrastive`", job.model.at("loss"), ""
-    if isinstance(job.model.network, TransformersNetwork):
-        yield "`transformers(…)`", job.model.at("network"), "`python(…)` takes any module"
-    if not isinstance(job.data.source, _SOURCES):
-        yield f"`{job.data.source.word}(…)`", job.data.at("source"), "`python(…)` takes any data set"
-    if job.checkpoint.every is not None:
-        yield "`checkpoint.every`", job.checkpoint.at("every"), "the final weights are always kept"
-    if job.checkpoint.resume is not None:
-        yield "`checkpoint.resume`", job.checkpoint.at("resume"), ""
     if not isinstance(job.launch.with_, c.Local):
         yield f"`launch.with = {job.launch.with_.word}(…)`", job.launch.at("with_"), "`local()` runs"
     if job.launch.restarts:
         yield "`launch.restarts`", job.launch.at("restarts"), "`restarts = 0` runs"
 
-
-_SOURCES = (c.Digits, c.Stdlib, c.Text, c.Arrays, c.Synthetic, c.PythonSource)

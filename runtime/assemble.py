@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dslc.compiler.program import JobProgram
-from dslc.runtime import batch_norm, ddp, dynamo
+from dslc.runtime import batch_norm, compiling, ddp, dynamo, frozen, initial_weights, recompute
 from dslc.runtime.losses import LossSum, loss_sum
 from dslc.runtime.model import build_model
 from dslc.runtime.optimizers import build_optimizer
@@ -30,8 +30,12 @@ class Parts:
 def assemble(job: JobProgram, device: torch.device) -> Parts:
     """Makes the parts on `device`. Where there are several ranks, the process group has to be there."""
     plain = build_model(job.model, device)  # with its memory format, which has to be fixed before buckets are laid out
+    initial_weights.load(job.model, plain)
+    frozen.freeze(job.model, plain)  # before any engine, which sees to what trains
     if job.sync_batch_norm:
         batch_norm.synchronise(plain)  # before DDP, which takes the module as it finds it
+    recompute.apply(job.recompute, plain)  # inside what gathers parameters, which are there when it runs again
+    compiling.apply(job.compiled, plain)  # around recomputation, so that the compiler sees it
     with dynamo.leave_out():
         model = ddp.wrap(job, plain)
         optimizer = build_optimizer(job.optimizer, plain)  # after DDP, which may hand out rank 0's numbers

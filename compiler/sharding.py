@@ -1,0 +1,91 @@
+"""How the model is laid over the data axis: which of torch's engines, and what is gathered and scattered as one.
+
+Model: ZeRO-1 under O1 is `ZeroRedundancyOptimizer` beside DistributedDataParallel; ZeRO-2 and -3, full copies within
+the data axis, and every O2 (whose low-precision copy is a matter of `MixedPrecisionPolicy`) are `fully_shard`. Its unit
+is a module whose parameters are gathered by one all-gather and whose gradients are agreed by one reduce-scatter. Units
+are the model's blocks and every other layer of 1 MiB or more; the root is a unit of what is left, and of tied weights,
+which two units cannot share.
+
+Contract: the account, the predicted collectives and the program all ask here, so that they cannot differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dslc.compiler.layout import Layout
+from dslc.compiler.nodes import LayerNode, ModelGraph, ParameterNode
+from dslc.dsl.calls import Every
+from dslc.dsl.job import JobSpec
+
+UNIT_NUMBERS = 2**18  # parameters (1 MiB in float32) from which on a layer is gathered by itself
+
+Engine = Literal["none", "ddp", "zero1", "fsdp"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """`replicas` full copies of `shards` parts each; their product is the data axis.
+
+    `reshard`: parameters are let go after the forward pass. `accumulate`: gradients stay whole, on each rank, until the
+    last micro-batch.
+    """
+
+    engine: Engine
+    replicas: int
+    shards: int
+    reshard: bool
+    accumulate: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """Modules' parameters that go together. `name` is the module's; the root's is empty."""
+
+    name: str
+    parameters: tuple[ParameterNode, ...]  # in the model's order, each tied weight once
+
+
+def sharding_of(job: JobSpec, layout: Layout) -> Sharding:
+    """The engine for `job`, and what it does."""
+    data, zero = layout.sizes["data"], job.parallelism.zero
+    low_copy = getattr(job.train.precision, "level", "O1") == "O2"
+    if not low_copy and (data == 1 or zero == 0):
+        return Sharding(engine="none" if data == 1 else "ddp", replicas=data, shards=1, reshard=False, accumulate=True)
+    alone = layout.world_size == data
+    if zero == 1 and not low_copy and alone and job.parallelism.replicas == 1:
+        return Sharding(engine="zero1", replicas=1, shards=data, reshard=False, accumulate=True)
+    replicas = data if zero == 0 else job.parallelism.replicas
+    return Sharding(
+        engine="fsdp", replicas=replicas, shards=data // replicas, reshard=zero == 3 and data > 1, accumulate=zero <= 1
+    )
+
+
+def units(model: ModelGraph) -> tuple[Unit, ...]:
+    """The units in the order of the model, the root, which may hold nothing, last."""
+    shared = {name for pair in model.ties for name in pair}
+    apart: list[Unit] = []
+    left: list[ParameterNode] = []
+    for layer in model.layers:
+        own = tuple(q for q in layer.parameters if q.tied_to is None)
+        if _is_unit(layer, shared):
+            apart.append(Unit(name=layer.name, parameters=own))
+        else:
+            left.extend(own)
+    return (*apart, Unit(name="", parameters=tuple(left)))
+
+
+def _is_unit(layer: LayerNode, shared: set[str]) -> bool:
+    if not layer.name or not layer.parameters or any(q.name in shared for q in layer.parameters):
+        return False
+    return layer.recomputable or sum(q.count for q in layer.parameters) >= UNIT_NUMBERS
+
+
+def recomputed(job: JobSpec, model: ModelGraph) -> tuple[str, ...]:
+    """The blocks whose forward pass runs again, whole or in part, in the backward pass."""
+    blocks = [layer.name for layer in model.layers if layer.recomputable]
+    recompute = job.memory.recompute
+    if recompute == "none":
+        return ()
+    return tuple(blocks[:: recompute.n]) if isinstance(recompute, Every) else tuple(blocks)
