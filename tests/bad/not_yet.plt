@@ -1,14 +1,10 @@
 import "base/gpt.plt"
 
 parallelism {
-  zero = 3 #! E0801
+  tensor    = 2 #! E0801
+  gradients = powersgd(rank = 2)
 }
 
-memory {
-  recompute = full
-  offload   = [optimizer] #! W0103
-}
-
-checkpoint {
-  every = 5 steps
+launch {
+  restarts = 3
 }

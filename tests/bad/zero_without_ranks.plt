@@ -5,5 +5,5 @@ devices {
 }
 
 parallelism {
-  zero = 2 #! W0402 E0801
+  zero = 2 #! W0402
 }
