@@ -52,10 +52,10 @@ def step_of_dslc(job: str, *settings: str) -> float:
         return float(1000 * (last["seconds"] - first["seconds"]) / (last["step"] - first["step"]))
 
 
-def step_by_hand(what: str) -> float:
+def step_by_hand(what: str, *flags: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "result.json")
-        finish(torchrun(what, "--out", out))
+        finish(torchrun(what, "--out", out, *flags))
         with open(out) as file:
             found = json.load(file)
         return float(1000 * (found["last"] - found["first"]) / (found["steps"] - 1))
@@ -112,6 +112,39 @@ def bench_convnet(pairs: int) -> None:
     show(compare(name, lambda: step_of_dslc("convnet", "sync=true"), by_hand, pairs=max(6, pairs // 5), unit="ms"))
 
 
+def bench_zero(pairs: int) -> None:
+    for zero, flags in ((1, ()), (1, ("--fully-shard",)), (2, ()), (3, ())):
+
+        def ours(zero: int = zero) -> float:
+            return step_of_dslc("gpt", f"parallelism.zero={zero}")
+
+        def by_hand(zero: int = zero, flags: tuple[str, ...] = flags) -> float:
+            return step_by_hand("gpt", "--zero", str(zero), *flags)
+
+        name = f"step, gpt, zero {zero}" + (" against fully_shard" if flags else "")
+        show(compare(name, ours, by_hand, pairs=pairs, unit="ms", target=1.02))
+
+
+def bench_checkpoint(pairs: int) -> None:
+    """What a save in every fifth step costs, as a share of a step's time."""
+    for way in ("true", "false"):
+        settings = ("checkpoint.every=5 steps", f"checkpoint.asynchronous={way}", "parallelism.zero=3")
+        stalls, steps = [], []
+        for _ in range(max(6, pairs // 5)):
+            plain = step_of_dslc("gpt", "parallelism.zero=3")
+            saving = step_of_dslc("gpt", *settings)
+            stalls.append(5 * (saving - plain))
+            steps.append(plain)
+        shares = sorted(stall / step for stall, step in zip(stalls, steps, strict=True))
+        low, high = interval(shares)
+        kind = "asynchronous" if way == "true" else "synchronous"
+        print(
+            f"checkpoint, {kind}: a save costs {statistics.median(stalls):.1f} ms, {statistics.median(shares):.2f} "
+            f"[{low:.2f}, {high:.2f}] of a step ({statistics.median(steps):.1f} ms, {len(shares)} pairs)",
+            flush=True,
+        )
+
+
 def bench_start(pairs: int) -> None:
     folder = tempfile.mkdtemp()
 
@@ -146,6 +179,8 @@ BENCHMARKS: dict[str, Callable[[int], None]] = {
     "start": bench_start,
     "gpt": bench_gpt,
     "convnet": bench_convnet,
+    "zero": bench_zero,
+    "checkpoint": bench_checkpoint,
 }
 
 

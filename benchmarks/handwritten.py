@@ -1,8 +1,11 @@
-"""The loops that dslc is measured against: DistributedDataParallel by hand, as tight as an expert writes them.
+"""The loops that dslc is measured against: torch's own pieces by hand, as tight as an expert writes them.
 
     torchrun --nproc-per-node 2 benchmarks/handwritten.py gpt --steps 60 --out result.json
+    torchrun --nproc-per-node 2 benchmarks/handwritten.py gpt --zero 3 --out result.json
 
-Samples are gathered from tensors in memory, the optimizer is fused, buckets are views, the graph is static, and the
+Zero 0 is DistributedDataParallel; 1 is ZeroRedundancyOptimizer beside it; 2 and 3 are `fully_shard` of each block and
+of the whole, which keeps or lets go the parameters after the forward pass. `--fully-shard` has zero 1 by it as well,
+which with one micro-batch is zero 2. Samples are gathered from tensors in memory, the optimizer is fused, buckets are views, the graph is static, and the
 host waits for nothing in a step. Rank 0 writes {"first": …, "last": …, "steps": …}: seconds since the first step began.
 """
 
@@ -20,6 +23,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -70,10 +75,24 @@ def library() -> Tensor:
     return torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8)
 
 
+def share_out(model: nn.Module, zero: int) -> nn.Module:
+    """What the loop calls."""
+    if zero < 2:
+        return DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True, broadcast_buffers=False)
+    for module in model.modules():
+        if isinstance(module, Block):
+            fully_shard(module, reshard_after_forward=zero == 3)
+    if zero == 3:
+        return fully_shard(model)
+    return fully_shard(model, reshard_after_forward=False)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("gpt", "convnet"))
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--zero", type=int, default=0, choices=(0, 1, 2, 3))
+    parser.add_argument("--fully-shard", action="store_true", help="zero 1 by fully_shard too")
     parser.add_argument("--out")
     arguments = parser.parse_args()
     dist.init_process_group("gloo")
@@ -85,14 +104,22 @@ def main() -> None:
         tokens, context, batch = library(), 128, 16
         samples = (len(tokens) - 1) // context
         window = torch.arange(context + 1)
-        optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     else:
         model = convnet().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         images = torch.randn(4096, 3, 32, 32).to(memory_format=torch.channels_last)
         labels = torch.randint(10, (4096,))
         samples, batch = 4096, 64
+    zero = 2 if arguments.zero == 1 and arguments.fully_shard else arguments.zero
+    wrapped = share_out(model, zero)
+    optimizer: torch.optim.Optimizer
+    if arguments.what == "convnet":
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=True)
-    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True, broadcast_buffers=False)
+    elif zero == 1:
+        optimizer = ZeroRedundancyOptimizer(
+            model.parameters(), torch.optim.AdamW, parameters_as_bucket_view=True, lr=1e-3, fused=True
+        )
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     order = torch.randperm(samples, generator=torch.Generator().manual_seed(1))
     share = batch // world
     first = 0.0
