@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dslc.compiler.cost import TrafficNode
 from dslc.compiler.describe import (
     axis_of,
     parts,
@@ -15,6 +14,7 @@ from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, GREY, SKY, Canvas
 from dslc.compiler.draw_legend import HEADING
 from dslc.compiler.draw_parts import Extent, exchanged, memory_bar, operation_text, source_box, stage_lines
 from dslc.compiler.plan import Plan, RankNode
+from dslc.compiler.traffic import TrafficNode
 from dslc.compiler.units import byte_text
 
 

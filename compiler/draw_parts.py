@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dslc.compiler.cost import TrafficNode
 from dslc.compiler.describe import (
     MEMORY_KINDS,
     known,
@@ -15,6 +14,7 @@ from dslc.compiler.describe import (
 )
 from dslc.compiler.draw_canvas import FAINT, MEMORY_COLOURS, SKY, Canvas
 from dslc.compiler.plan import Plan, RankNode
+from dslc.compiler.traffic import TrafficNode
 from dslc.compiler.units import byte_text, percent_text
 
 WORDS = {"all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter", "all_gather": "all-gather"}

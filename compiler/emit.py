@@ -9,10 +9,9 @@ from typing import Any
 
 from dslc.compiler import program as p
 from dslc.compiler.analyse import Analysis, context_of
-from dslc.compiler.cost import BUCKET_BYTES
 from dslc.compiler.plan import Plan
 from dslc.compiler.rules import warmup_steps
-from dslc.compiler.sharding import recomputed, sharding_of, units
+from dslc.compiler.sharding import BUCKET_BYTES, recomputed, sharding_of, units
 from dslc.compiler.sources import source_key
 from dslc.compiler.workload import in_steps
 from dslc.dsl import calls as c

@@ -8,6 +8,7 @@ learnt is None, and what depends on it is shown as unknown.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 DType = Literal["float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool"]
@@ -29,6 +30,14 @@ class TensorFact:
 
     shape: tuple[int, ...]
     dtype: DType
+
+    @property
+    def numbers(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.numbers * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,10 +16,12 @@ from typing import Literal
 
 from dslc.compiler.layout import Layout
 from dslc.compiler.nodes import LayerNode, ModelGraph, ParameterNode
-from dslc.dsl.calls import Every
+from dslc.dsl.calls import Every, Fp32
 from dslc.dsl.job import JobSpec
 
 UNIT_NUMBERS = 2**18  # parameters (1 MiB in float32) from which on a layer is gathered by itself
+
+BUCKET_BYTES = 25 * 2**20  # of DistributedDataParallel: the size torch's authors found best
 
 Engine = Literal["none", "ddp", "zero1", "fsdp"]
 
@@ -89,3 +91,17 @@ def recomputed(job: JobSpec, model: ModelGraph) -> tuple[str, ...]:
     if recompute == "none":
         return ()
     return tuple(blocks[:: recompute.n]) if isinstance(recompute, Every) else tuple(blocks)
+
+
+def low_precision(job: JobSpec) -> bool:
+    return not isinstance(job.train.precision, Fp32)
+
+
+def parameter_count(layers: list[LayerNode], tensor: int) -> int:
+    """Parameters of one rank: matrices are divided over the tensor axis, vectors are not; a tied weight counts once."""
+    total = 0
+    for layer in layers:
+        for parameter in layer.parameters:
+            if parameter.tied_to is None:
+                total += -(-parameter.count // tensor) if len(parameter.shape) > 1 else parameter.count
+    return total

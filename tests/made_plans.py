@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 
-from dslc.compiler.cost import MemoryNode, TrafficNode
+from dslc.compiler.cost import MemoryNode
 from dslc.compiler.facts import TensorFact
 from dslc.compiler.plan import (
     PLAN_VERSION,
@@ -22,6 +22,7 @@ from dslc.compiler.plan import (
 )
 from dslc.compiler.schedule_cost import timeline
 from dslc.compiler.schedules import ScheduleTable, table
+from dslc.compiler.traffic import TrafficNode
 
 GIB, MIB, KIB = 2**30, 2**20, 2**10
 
