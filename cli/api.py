@@ -10,7 +10,7 @@ from dslc.compiler.compile import Compiled, compile_plan
 from dslc.dsl.diagnostics import Diagnostic, JobError, Report
 from dslc.dsl.load import load
 from dslc.front import inspect
-from dslc.runs import finish_drawing, lay_down, make_folder, prepare, start_drawing
+from dslc.runs import finish_drawing, lay_down, make_folder, prepare, report_on, start_drawing
 
 if TYPE_CHECKING:
     import torch
@@ -72,6 +72,7 @@ def run(path: str, settings: Sequence[str] = (), *, out: str | None = None) -> R
         raise TrainingError(describe(outcome))
     if outcome.stopped_at == 0:  # asked twice: ended at once, without weights
         raise KeyboardInterrupt
+    report_on(ready, folder, outcome.steps)
     module = build_model(ready.program.model, "cpu")
     load_weights(module, folder)
     return RunResult(

@@ -48,6 +48,9 @@ def build_parser() -> argparse.ArgumentParser:
     run = command("run", "compile, launch and train", "dslc run digits.plt --set train.epochs=2 --out runs/first")
     job_arguments(run)
     run.add_argument("--out", metavar="DIR", help="the run directory (default: runs/<job>/<time>)")
+    run.add_argument(
+        "--profile", action="store_true", help="record memory and collectives of some steps beside what was planned"
+    )
 
     check = command("check", "find every reason to reject a job; start nothing", "dslc check *.plt --json")
     job_arguments(check, many=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dslc.compiler.compile import Compiled, compile_plan
 from dslc.compiler.program import JobProgram, RankPlace, to_json
@@ -28,16 +30,17 @@ class Ready:
     places: tuple[RankPlace, ...]
 
 
-def prepare(loaded: Loaded, report: Report) -> Ready | None:
+def prepare(loaded: Loaded, report: Report, *, profile: bool = False) -> Ready | None:
     """Compiles a job for this machine; None with the reasons in the report, where warnings that block a run are
-    errors."""
+    errors. `profile`: the run records its memory and its collectives."""
     found = Report()
     analysis = inspect(loaded, found, run=True)
     report.extend(diagnostic.for_run() for diagnostic in found)
     if report.errors or analysis is None:
         return None
     compiled = compile_plan(analysis)
-    return Ready(loaded=loaded, compiled=compiled, program=compiled.program(), places=compiled.places())
+    program = dataclasses.replace(compiled.program(), profile=profile)
+    return Ready(loaded=loaded, compiled=compiled, program=program, places=compiled.places())
 
 
 class Taken(Exception):
@@ -92,6 +95,13 @@ def finish_drawing(drawing: subprocess.Popen[bytes], folder: str) -> None:
     """Waits for the picture; says where the reason is if there is none."""
     if drawing.wait() != 0:
         print(f"plan.svg could not be drawn: see {os.path.join(folder, 'logs', 'draw.log')}", file=sys.stderr)
+
+
+def report_on(ready: Ready, folder: str, steps: int) -> dict[str, Any]:
+    """Writes report.json of a run that left nothing unfinished, and gives what is in it."""
+    from dslc.runtime.report import write_report
+
+    return write_report(folder, ready.compiled.plan.to_json(), steps)
 
 
 def folders_of(loaded: Loaded, combinations: Sequence[Loaded], folder: str) -> list[tuple[str, Loaded]]:

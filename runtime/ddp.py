@@ -23,6 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dslc.compiler.program import JobProgram
 
+TORCHS_OWN = 25  # MiB of a bucket
+
 
 def wrap(job: JobProgram, model: nn.Module) -> nn.Module:
     """What the loop calls: `model` itself for one rank, else DistributedDataParallel around it."""
@@ -31,12 +33,13 @@ def wrap(job: JobProgram, model: nn.Module) -> nn.Module:
     assert not (job.gradients.static_graph and job.microbatches > 1), "a static graph cannot be joined with no_sync"
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return model  # nothing to agree on, and DDP refuses it
+    size = job.gradients.bucket_megabytes
     with warnings.catch_warnings():
         # torch 2.13 has another name for `broadcast_buffers`, which 2.11 does not know.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         return DistributedDataParallel(
             model,
-            bucket_cap_mb=job.gradients.bucket_megabytes,
+            bucket_cap_mb=None if size == TORCHS_OWN else size,  # None has a small first bucket, which goes early
             gradient_as_bucket_view=True,
             static_graph=job.gradients.static_graph,
             find_unused_parameters=job.gradients.find_unused,

@@ -23,6 +23,7 @@ from dslc.runtime.batches import StepBatch, batches
 from dslc.runtime.evaluate import evaluate
 from dslc.runtime.learning_rate import set_learning_rate
 from dslc.runtime.records import Records
+from dslc.runtime.report import Measure
 from dslc.runtime.sources import Splits
 from dslc.runtime.stepper import per_sample, stepper
 from dslc.runtime.stop import Board
@@ -42,7 +43,8 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
     Ends early, after a step that is the same on all ranks, where the board says so.
     """
     records = Records(run_dir) if place.rank == 0 else None
-    work = stepper(job, place, parts)
+    measure = Measure(job, place, parts.device)
+    work = measure.around(stepper(job, place, parts))
     rate = 0.0
     seen, step, began = 0, 0, time.monotonic()
     for batch in batches(job.data, splits, place, job.microbatches, 0, job.steps, parts.device):
@@ -70,6 +72,7 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
             if records is not None:
                 passed = time.monotonic() - began
                 records.write({"step": step, "split": "validation", **found, "samples": seen, "seconds": passed})
+    measure.leave(run_dir)
     if records is not None:
         records.close()
         weights.save_weights(parts.plain, run_dir)

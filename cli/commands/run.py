@@ -9,7 +9,7 @@ import sys
 from dslc.dsl.diagnostics import Report
 from dslc.front import load_each, show
 from dslc.main import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
-from dslc.runs import Ready, Taken, finish_drawing, folders_of, lay_down, make_folder, prepare, start_drawing
+from dslc.runs import Ready, Taken, finish_drawing, folders_of, lay_down, make_folder, prepare, report_on, start_drawing
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -17,7 +17,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 def main(arguments: argparse.Namespace) -> int:
     loaded, combinations = load_each(arguments.job, arguments.settings)
     report = Report()
-    ready = [prepare(chosen, report) for chosen in combinations]
+    ready = [prepare(chosen, report, profile=arguments.profile) for chosen in combinations]
     show(report)
     if report.errors or loaded.job is None:
         return JOB_AT_FAULT
@@ -40,6 +40,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def run_one(ready: Ready, folder: str) -> int:
     """One training, from its run directory to its exit status."""
+    from dslc.measured import show_report
     from dslc.runtime.failure import describe
     from dslc.runtime.launch import launch
 
@@ -52,6 +53,8 @@ def run_one(ready: Ready, folder: str) -> int:
     if outcome.failure is not None:
         print(describe(outcome), file=sys.stderr)
         return TRAINING_FAILED
-    if outcome.stopped_at is not None:
-        return INTERRUPTED
-    return GOOD
+    if outcome.stopped_at != 0:  # 0: ended at once, with nothing written down
+        report = report_on(ready, folder, outcome.steps)
+        if ready.program.profile:
+            show_report(report)
+    return GOOD if outcome.stopped_at is None else INTERRUPTED

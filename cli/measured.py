@@ -1,0 +1,65 @@
+"""report.json as a table: what was predicted, what was measured, and the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+
+from dslc.compiler.units import byte_text, time_text
+from dslc.runtime.collectives import FIRST_STEP
+
+
+def show_report(report: Mapping[str, Any], screen: TextIO | None = None) -> None:
+    """Prints what was predicted beside what was measured; ranks of which the same is to be said share a line."""
+    table = Table("ranks", "what", box=None, pad_edge=False)
+    for column in ("predicted", "measured", "difference"):
+        table.add_column(column, justify="right")
+    lines: dict[tuple[str, ...], list[int]] = {}
+    for rank in report["ranks"]:
+        for line in _lines(rank):
+            lines.setdefault(line, []).append(rank["rank"])
+    for line, ranks in sorted(lines.items(), key=lambda item: item[1]):
+        table.add_row(_span(ranks), *line)
+    times = report["step_time"]
+    table.add_row("all", "time of a step", *_pair(times["predicted"], times["measured"], time_text))
+    console = Console(file=screen)
+    console.print(table)
+    first = report["ranks"][0]
+    if not first["recorded"]:
+        console.print(f"collectives are recorded from step {FIRST_STEP} on, and there were fewer")
+
+
+def _lines(rank: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    memory = rank["memory"]
+    if memory["measured"] is not None:
+        for kind in memory["measured"]:
+            predicted = memory["predicted"] and memory["predicted"].get(kind)
+            yield f"memory: {kind}", *_pair(predicted, memory["measured"][kind], byte_text)
+    for each in rank["collectives"] if rank["recorded"] else ():
+        predicted, measured = each["predicted"], each["measured"]
+        for what, tell in (("count", str), ("bytes", byte_text)):
+            ours = predicted and predicted[what]
+            yield f"{each['operation']}: {what} in a step", *_pair(ours, measured[what], tell)
+
+
+def _pair(predicted: float | None, measured: float | None, tell: Callable[[Any], str]) -> tuple[str, str, str]:
+    if predicted is None or measured is None:
+        difference = ""
+    elif predicted == measured:
+        difference = "none"
+    else:
+        difference = f"{100 * (measured / predicted - 1):+.1f}%" if predicted else tell(measured)
+    return (
+        "unknown" if predicted is None else tell(predicted),
+        "unknown" if measured is None else tell(measured),
+        difference,
+    )
+
+
+def _span(ranks: Sequence[int]) -> str:
+    if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ", ".join(map(str, ranks))

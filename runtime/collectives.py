@@ -1,0 +1,135 @@
+"""What a rank really exchanges: the collectives of a step, seen where torch's dispatcher is given them.
+
+Model: `Recorder` stands above torch's operators, as a dispatch mode does. Whoever asks for a collective - Python, the
+reducer of DistributedDataParallel in C++, `fully_shard`, a DTensor, an optimizer, our own batch normalisation - asks by
+one of the operators of `c10d` or `_c10d_functional`, whatever the backend. Each is counted once, by kind and by the
+size of its group, with the bytes that this rank hands in: for an all-gather its own part, for a reduce-scatter the
+whole, for a broadcast the tensor also where it is received.
+
+Contract: the steps are those of the stepper alone: what is logged, evaluated, or written as a checkpoint is not in
+them. A training that is not profiled has no recorder, and pays nothing.
+
+Limits: the first steps are left out, in which DistributedDataParallel lays out its buckets (after one backward pass, or
+two of a static graph) and `fully_shard` learns its order. Within a group of one rank nothing is exchanged, and nothing
+counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.utils._python_dispatch import TorchDispatchMode
+
+FIRST_STEP, STEPS = 4, 3  # what is recorded: steps 4, 5 and 6 of a process
+
+_SPACES = ("c10d", "_c10d_functional", "_dtensor")
+_GROUP = ("process_group", "group_name")
+_HANDED_IN = ("tensors", "tensor", "input", "inputs", "input_tensor", "input_tensors", "input_list")
+# By the beginning of an operator's name without underscores; its variants (in place, coalesced, into one tensor) agree.
+_KINDS = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "reduce": "reduce",
+    "broadcast": "broadcast",
+    "gather": "gather",
+    "scatter": "scatter",
+    "alltoall": "all_to_all",
+    "sharddimalltoall": "all_to_all",
+    "send": "send",
+    "isend": "send",
+    "recv": "receive",
+    "irecv": "receive",
+    "barrier": "barrier",
+    "monitoredbarrier": "barrier",
+}
+
+T = TypeVar("T")
+B = TypeVar("B")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """`count` collectives of one kind, in groups of `ranks`, that were handed `bytes` in all."""
+
+    operation: str
+    ranks: int
+    count: int
+    bytes: int
+
+
+class Recorder(TorchDispatchMode):
+    """Counts collectives as long as it is entered, also those of the threads of the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: dict[tuple[str, int], tuple[int, int]] = {}
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True  # changes nothing that is computed: compiled code stays in use
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if any(each not in (torch.Tensor, torch.nn.Parameter) for each in types):
+            return NotImplemented  # a DTensor takes itself apart, and we see what comes of it
+        if func.namespace in _SPACES:
+            self._see(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        return tuple(
+            Exchange(operation=operation, ranks=ranks, count=count, bytes=size)
+            for (operation, ranks), (count, size) in sorted(self._found.items())
+        )
+
+    def _see(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        names = [argument.name for argument in func._schema.arguments]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        group = next((given[name] for name in _GROUP if name in given), None)
+        if group is None or (ranks := _size(group)) == 1:
+            return  # waiting, say, is no exchange
+        name = func._schema.name.partition("::")[2]
+        operation = next((kind for start, kind in _KINDS.items() if name.replace("_", "").startswith(start)), name)
+        tensors = next(given[name] for name in _HANDED_IN if name in given)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in _flat(tensors))
+        count, total = self._found.get((operation, ranks), (0, 0))
+        self._found[operation, ranks] = count + 1, total + (0 if operation == "barrier" else size)
+
+
+def _size(group: Any) -> int:
+    if isinstance(group, str):
+        return _resolve_process_group(group).size()  # type: ignore[arg-type]  # a NewType since 2.13
+    return (group if isinstance(group, dist.ProcessGroup) else dist.ProcessGroup.unbox(group)).size()
+
+
+def _flat(tensors: Any) -> Iterator[torch.Tensor]:
+    if isinstance(tensors, torch.Tensor):
+        yield tensors
+    else:
+        for each in tensors:
+            yield from _flat(each)
+
+
+def recorded(work: Callable[[B], T], keep: dict[int, tuple[Exchange, ...]]) -> Callable[[B], T]:
+    """`work`, which is one step, such that the steps to be recorded are put into `keep` by their number."""
+    step = 0
+
+    def watched(batch: B) -> T:
+        nonlocal step
+        step += 1
+        if not FIRST_STEP <= step < FIRST_STEP + STEPS:
+            return work(batch)
+        with Recorder() as recorder:
+            done = work(batch)
+        keep[step] = recorder.exchanges
+        return done
+
+    return watched

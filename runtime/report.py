@@ -1,0 +1,158 @@
+"""report.json: what the plan predicts beside what the run measured.
+
+Model: each rank measures itself and leaves `logs/rank-N.json` at the end of its training (`Measure`); whoever launched
+it puts these beside the plan (`write_report`).
+
+Contract: report.json is written by every run that trained to its end or was stopped between two steps. Its keys:
+
+    version     1
+    plan        the plan's hash
+    steps       {planned, done}
+    step_time   {predicted, measured}, seconds; measured: the median over the logged steps after the first, without
+                evaluation and checkpoints
+    ranks       for each rank
+        rank
+        memory          {predicted, measured}, bytes: each by kind, and `peak`; `measured` is null without --profile
+        process         {resident} or {resident, allocated, reserved}: peaks of the whole process and of its GPU, bytes
+        collectives     [{operation, predicted: {count, bytes}, measured: {count, bytes}}] of one step; `measured` is
+                        null without --profile
+        recorded        the steps whose collectives were recorded
+        steady          whether all of these had the same collectives; those shown are the first one's
+
+What is not known is null: step times of hardware without a catalogue entry, all predictions of a model that was not
+traced. `--profile` records the steps that `collectives.FIRST_STEP` says; a training with fewer has none.
+
+Limits: `resident` is what the system says of the process, its libraries included; it is no measurement of a kind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import torch
+
+from dslc.compiler.program import JobProgram, RankPlace, to_json
+from dslc.runtime import collectives
+from dslc.runtime.records import Record, read_metrics
+
+NAME = "report.json"
+VERSION = 1
+
+B = TypeVar("B")
+T = TypeVar("T")
+
+
+class Measure:
+    """What one rank measures of itself."""
+
+    def __init__(self, job: JobProgram, place: RankPlace, device: torch.device) -> None:
+        self._profile, self._rank, self._device = job.profile, place.rank, device
+        self._exchanges: dict[int, tuple[collectives.Exchange, ...]] = {}
+
+    def around(self, work: Callable[[B], T]) -> Callable[[B], T]:
+        """`work`, which is one step; measured where the program asks for it, else as it is."""
+        return collectives.recorded(work, self._exchanges) if self._profile else work
+
+    def leave(self, run_dir: str) -> None:
+        """Writes down what was measured."""
+        process = {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RESIDENT_UNIT}
+        if self._device.type == "cuda":
+            process["allocated"] = torch.cuda.max_memory_allocated(self._device)
+            process["reserved"] = torch.cuda.max_memory_reserved(self._device)
+        found = {
+            "process": process,
+            "memory": None,
+            "exchanges": {str(step): to_json(each) for step, each in self._exchanges.items()},
+        }
+        with open(_path(run_dir, self._rank), "w", encoding="utf-8") as file:
+            json.dump(found, file)
+
+
+_RESIDENT_UNIT = 1 if sys.platform == "darwin" else 1024  # of `ru_maxrss`
+
+
+def _path(run_dir: str, rank: int) -> str:
+    return os.path.join(run_dir, "logs", f"rank-{rank}.json")
+
+
+def write_report(run_dir: str, plan: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """Writes report.json of a run of `plan` (its JSON) that did `steps`, and gives what is in it."""
+    report = {
+        "version": VERSION,
+        "plan": plan["hash"],
+        "steps": {"planned": plan["data"]["steps"], "done": steps},
+        "step_time": {"predicted": plan["step_time"], "measured": step_time(read_metrics(run_dir))},
+        "ranks": [_rank(run_dir, plan, rank) for rank in range(_world_size(plan))],
+    }
+    with open(os.path.join(run_dir, NAME), "w", encoding="utf-8") as file:
+        json.dump(report, file, indent=1)
+        file.write("\n")
+    return report
+
+
+def step_time(records: Sequence[Record]) -> float | None:
+    """The median time of a step, in seconds, from one record to the next; None where too little was logged."""
+    times = []
+    for before, record in pairwise(records):
+        if record["split"] == "train" and record["step"] > before["step"]:
+            times.append((record["seconds"] - before["seconds"]) / (record["step"] - before["step"]))
+    return statistics.median(times) if times else None
+
+
+def _world_size(plan: Mapping[str, Any]) -> int:
+    topology = plan["topology"]
+    return int(topology["nodes"] * topology["processes"])
+
+
+def _rank(run_dir: str, plan: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    with open(_path(run_dir, rank), encoding="utf-8") as file:
+        measured = json.load(file)
+    planned = next((node for node in plan["ranks"] if node["first"] <= rank <= node["last"]), None)
+    exchanges = measured["exchanges"]
+    recorded = sorted(int(step) for step in exchanges)
+    first = exchanges[str(recorded[0])] if recorded else None
+    return {
+        "rank": rank,
+        "memory": {"predicted": _with_peak(planned["memory"]) if planned else None, "measured": measured["memory"]},
+        "process": measured["process"],
+        "collectives": _side_by_side(planned and planned["traffic"], first),
+        "recorded": recorded,
+        "steady": all(each == first for each in exchanges.values()) if recorded else None,
+    }
+
+
+def _with_peak(kinds: Mapping[str, int]) -> dict[str, int]:
+    return {**kinds, "peak": sum(kinds.values())}
+
+
+def _side_by_side(
+    predicted: Iterable[Mapping[str, Any]] | None, measured: Iterable[Mapping[str, Any]] | None
+) -> list[dict[str, Any]]:
+    ours, theirs = _by_operation(predicted), _by_operation(measured)
+    nothing = {"count": 0, "bytes": 0}
+    return [
+        {
+            "operation": operation,
+            "predicted": None if ours is None else ours.get(operation, nothing),
+            "measured": None if theirs is None else theirs.get(operation, nothing),
+        }
+        for operation in sorted({*(ours or ()), *(theirs or ())})
+    ]
+
+
+def _by_operation(found: Iterable[Mapping[str, Any]] | None) -> dict[str, dict[str, int]] | None:
+    if found is None:
+        return None
+    sums: dict[str, dict[str, int]] = {}
+    for each in found:
+        total = sums.setdefault(each["operation"], {"count": 0, "bytes": 0})
+        total["count"] += each["count"]
+        total["bytes"] += each["bytes"]
+    return sums
