@@ -1,0 +1,342 @@
+"""The folders that checkpoints lie in: their names, their manifests, which of them are whole, and which fits a job.
+
+Model: a checkpoint is a folder `step-00000050` with the files of `torch.distributed.checkpoint` and `manifest.json`,
+which says at which step and sample the training was, what has to be the same for a job to go on from it (`Fit`), and
+the size and checksum of every file. It is written beside its place, as `step-00000050.part`, and renamed once it is
+complete; one that is removed is renamed to `step-00000050.gone` first. So a folder with the plain name is complete, and
+`damage` finds what became of it later: a file that is gone, cut off or changed. The manifest carries a checksum too.
+
+Contract: nothing here needs torch. `choose` takes the newest checkpoint that is whole and fits, and says which it
+passed over and why; a checkpoint that was read is either what was written, or `Damaged`.
+
+Limits: checksums find accidents, not forgery; a checkpoint holds pickles, and is to be trusted as code is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dslc.compiler.program import JobProgram, OptimizerStep, from_json, to_json
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-(\d{8,})")
+_LEFT = re.compile(r"step-\d{8,}\.(part|gone)")
+_PIECE = 1 << 22  # bytes read at once
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Damaged(Exception):
+    """A checkpoint that is not what was written; the text says what is wrong with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """Bytes, and BLAKE2b of them."""
+
+    size: int
+    checksum: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """What a job has to have in common with a checkpoint to go on from it: the same tensors, the same optimizer, and
+    the same samples in the same order. All else (ranks, sharding, precision, steps, learning rate) may differ.
+
+    `tensors` are the model's parameters and persistent buffers, a tied weight once; None where they are not known.
+    """
+
+    tensors: Shapes | None
+    optimizer: str
+    states: tuple[str, ...]  # what the optimizer keeps for each parameter
+    seed: int
+    shuffle: bool
+    batch: int
+    train_samples: int
+    steps_per_epoch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What `manifest.json` says. `samples` and `seconds` are those of metrics.jsonl after `step` steps."""
+
+    format: int
+    step: int
+    samples: int
+    seconds: float
+    job: str
+    plan_hash: str
+    world_size: int
+    fit: Fit
+    files: Mapping[str, File]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A checkpoint's folder; its manifest, or the reason why it cannot be used."""
+
+    path: str
+    manifest: Manifest | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The checkpoint that was taken, if any, and those that were passed over, each with the reason.
+
+    `whole` counts those among the latter that are not damaged: they are of another job.
+    """
+
+    taken: Found | None
+    passed_over: tuple[Found, ...]
+    whole: int = 0
+
+
+# ------------------------------------------------------------------------------------------------------- what fits
+
+
+def fit_of(job: JobProgram, tensors: Shapes | None) -> Fit:
+    """What a checkpoint has to have for `job`, whose model has `tensors` (None: not known, and not compared)."""
+    return Fit(
+        tensors=None if tensors is None else {name: tuple(shape) for name, shape in tensors.items()},
+        optimizer=job.optimizer.kind,
+        states=states_of(job.optimizer),
+        seed=job.data.seed,
+        shuffle=job.data.shuffle,
+        batch=job.data.batch,
+        train_samples=job.data.train_samples,
+        steps_per_epoch=job.steps_per_epoch,
+    )
+
+
+def states_of(optimizer: OptimizerStep) -> tuple[str, ...]:
+    """The names under which torch's optimizer keeps its state of a parameter."""
+    given = optimizer.arguments
+    momentum = ("momentum_buffer",) if given.get("momentum") else ()
+    match optimizer.kind.lower():
+        case "sgd":
+            return momentum
+        case "adam" | "adamw":
+            return ("step", "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if given.get("amsgrad") else ()))
+        case "adagrad":
+            return ("step", "sum")
+        case "rmsprop":
+            return ("step", "square_avg", *momentum, *(("grad_avg",) if given.get("centered") else ()))
+        case other:
+            raise AssertionError(f"nothing is known of the state of {other}")
+
+
+def misfits(manifest: Manifest, fit: Fit, steps: int) -> list[str]:
+    """Why a job of `steps` steps cannot go on from a checkpoint; nothing where it can."""
+    other = misfitting_tensors(manifest.fit.tensors, fit.tensors)
+    found = [other] if other else []
+    if manifest.fit.optimizer.lower() != fit.optimizer.lower():
+        found.append(f"its optimizer is {manifest.fit.optimizer}, and the job's {fit.optimizer}")
+    elif set(manifest.fit.states) != set(fit.states):
+        kept, wanted = (", ".join(states) or "nothing" for states in (manifest.fit.states, fit.states))
+        found.append(f"its optimizer keeps {kept} for each parameter, and the job's {wanted}")
+    for name, what in (
+        ("seed", "seed"),
+        ("shuffle", "shuffling"),
+        ("batch", "global batch"),
+        ("train_samples", "number of training samples"),
+        ("steps_per_epoch", "number of steps in an epoch"),
+    ):
+        theirs, ours = getattr(manifest.fit, name), getattr(fit, name)
+        if theirs != ours:
+            found.append(f"its {what} is {_text(theirs)}, and the job's {_text(ours)}")
+    if manifest.step > steps:
+        found.append(f"it is at step {manifest.step}, and the job ends after {steps}")
+    return found
+
+
+def misfitting_tensors(theirs: Shapes | None, ours: Shapes | None) -> str:
+    """How the tensors of a checkpoint differ from those of a model, by the first that does; "" where they do not."""
+    if theirs is None or ours is None:
+        return ""
+    for name, shape in ours.items():
+        if name not in theirs:
+            return f"its model has no `{name}`"
+        if tuple(theirs[name]) != tuple(shape):
+            return f"its `{name}` is of shape {_shape(theirs[name])}, and the job's of {_shape(shape)}"
+    more = [name for name in theirs if name not in ours]
+    return f"its model has a `{more[0]}`, and the job's has none" if more else ""
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape)) or "one number"
+
+
+def _text(value: int | bool) -> str:
+    return ("off", "on")[value] if isinstance(value, bool) else f"{value:,}"
+
+
+# ------------------------------------------------------------------------------------------------- reading, choosing
+
+
+def folder_of(job: JobProgram, run_dir: str) -> str:
+    """Where a job's checkpoints are written."""
+    return job.checkpoint.folder or os.path.join(run_dir, "checkpoints")
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def is_checkpoint(path: str) -> bool:
+    """Whether a path is one checkpoint, rather than a folder of them."""
+    return bool(_NAME.fullmatch(os.path.basename(os.path.normpath(path)))) or os.path.exists(
+        os.path.join(path, MANIFEST)
+    )
+
+
+def checkpoints_in(place: str) -> list[str]:
+    """The paths of the checkpoints in a folder, the newest first; `place` itself if it is one."""
+    if is_checkpoint(place):
+        return [place] if os.path.isdir(place) else []
+    try:
+        names = [name for name in os.listdir(place) if _NAME.fullmatch(name)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [os.path.join(place, name) for name in sorted(names, key=_step, reverse=True)]
+
+
+def _step(name: str) -> int:
+    found = _NAME.fullmatch(name)
+    assert found is not None
+    return int(found[1])
+
+
+def look(path: str) -> Found:
+    """A checkpoint and its manifest; its files are not read."""
+    try:
+        return Found(path=path, manifest=read_manifest(path))
+    except Damaged as damage:
+        return Found(path=path, manifest=None, reason=str(damage))
+
+
+def read_manifest(path: str) -> Manifest:
+    """The manifest of the checkpoint at `path`. Raises Damaged."""
+    try:
+        with open(os.path.join(path, MANIFEST), encoding="utf-8") as file:
+            told = json.load(file)
+        content, checksum = told["manifest"], told["checksum"]
+    except FileNotFoundError:
+        raise Damaged(f"it has no {MANIFEST}") from None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise Damaged(f"{MANIFEST} cannot be read ({type(error).__name__}: {error})") from None
+    if checksum != _checksum_of(content):
+        raise Damaged(f"{MANIFEST} has another checksum than when it was written")
+    if content["format"] != FORMAT:
+        raise Damaged(f"it is of format {content['format']}, and this version of dslc reads {FORMAT}")
+    return from_json(Manifest, content)
+
+
+def damage(path: str, manifest: Manifest, names: Iterable[str] | None = None) -> list[str]:
+    """What is wrong with the files of a checkpoint (with `names` of them); reads them whole."""
+    found = []
+    for name in manifest.files if names is None else names:
+        wanted, file = manifest.files[name], os.path.join(path, name)
+        try:
+            size = os.path.getsize(file)
+            if size != wanted.size:
+                found.append(f"{name} has {size:,} bytes, and had {wanted.size:,} when it was written")
+            elif checksum(file) != wanted.checksum:
+                found.append(f"{name} has another checksum than when it was written")
+        except FileNotFoundError:
+            found.append(f"{name} is missing")
+        except OSError as error:
+            found.append(f"{name} cannot be read ({error.strerror})")
+    return found
+
+
+def choose(
+    found: Iterable[Found], fit: Fit, steps: int, examine: Callable[[str, Manifest], list[str]] = damage
+) -> Choice:
+    """The first of `found` (the newest first) that fits and is whole.
+
+    Files are read by `examine`, of those alone that fit.
+    """
+    passed_over: list[Found] = []
+    whole = 0
+    for each in found:
+        if each.manifest is None:
+            passed_over.append(each)
+            continue
+        reasons = misfits(each.manifest, fit, steps)
+        if reasons:
+            whole += 1
+        else:
+            reasons = examine(each.path, each.manifest)
+        if not reasons:
+            return Choice(taken=each, passed_over=tuple(passed_over), whole=whole)
+        passed_over.append(Found(path=each.path, manifest=each.manifest, reason="; ".join(reasons)))
+    return Choice(taken=None, passed_over=tuple(passed_over), whole=whole)
+
+
+# ---------------------------------------------------------------------------------------------- writing, publishing
+
+
+def checksum(path: str) -> str:
+    """BLAKE2b of a file."""
+    digest = hashlib.blake2b(digest_size=16)
+    with open(path, "rb", buffering=0) as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def describe_file(path: str) -> File:
+    return File(size=os.path.getsize(path), checksum=checksum(path))
+
+
+def publish(part: str, manifest: Manifest) -> str:
+    """Completes a checkpoint whose other files are written and synced at `part`, and gives it its name; its path."""
+    content = to_json(manifest)
+    with open(os.path.join(part, MANIFEST), "w", encoding="utf-8") as file:
+        json.dump({"checksum": _checksum_of(content), "manifest": content}, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync(part)
+    folder = os.path.dirname(part)
+    path = os.path.join(folder, name_of(manifest.step))
+    if os.path.exists(path):
+        remove(path)  # a damaged one, that was passed over when the training went on from an older one
+    os.rename(part, path)
+    _sync(folder)
+    return path
+
+
+def remove(path: str) -> None:
+    """Removes a checkpoint, so that no half of it is ever taken for one."""
+    os.rename(path, path + ".gone")
+    shutil.rmtree(path + ".gone")
+
+
+def clear_away(folder: str) -> None:
+    """Removes what a training that was killed left half written or half removed."""
+    for name in os.listdir(folder):
+        if _LEFT.fullmatch(name):
+            shutil.rmtree(os.path.join(folder, name))
+
+
+def _sync(folder: str) -> None:
+    """Makes the names in a folder outlast a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _checksum_of(content: Any) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,346 @@
+"""The state of a training by names that no plan changes: what a checkpoint holds, put together and put back.
+
+    model.<name>                parameters and persistent buffers of the plain model, a tied weight once
+    optimizer.<name>.<state>    what the optimizer keeps for that parameter: exp_avg, momentum_buffer, step, …
+    scaler.<number>             of the scaling of losses
+    rng.<rank>.<generator>      where a rank's random numbers have come to
+
+Model: parameters and optimizer state are plain tensors that every rank holds (DistributedDataParallel), parts of one
+tensor (`fully_shard`), or held by one rank alone (ZeroRedundancyOptimizer). The first and the copies that `replicas`
+makes are dealt out, so that each is written once and every rank writes about as much. A load asks for what this rank
+needs, whatever the ranks held that wrote it. Optimizer state is made from what the checkpoint says there is, so that no
+step has to be done first.
+
+Contract: `load` leaves model, optimizer and scaler as they were on the ranks that saved; random numbers go on where
+they were if there are as many ranks as then, else each rank begins a new sequence, of this step.
+
+Limits: where copies differ (statistics of a batch norm that is not synchronised) rank 0's are kept, which is what
+DistributedDataParallel goes on with. A plain tensor is taken to be the same on all ranks. Extra state that a user's
+module keeps outside its tensors is not written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import random
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dslc.runtime import weights
+from dslc.runtime.checkpoint_files import Manifest, Shapes, misfitting_tensors
+
+if TYPE_CHECKING:
+    from dslc.runtime.assemble import Parts
+
+State = dict[str, Tensor]
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written, read or used. The text is for the user."""
+
+
+def shapes_of(model: nn.Module) -> Shapes:
+    """The tensors that a checkpoint of a plain model has, with their whole shapes."""
+    return {name: tuple(tensor.shape) for name, tensor in weights.named_tensors(model).items()}
+
+
+@torch.no_grad()
+def load_model(path: str, manifest: Manifest, model: nn.Module) -> None:
+    """Puts the weights of the checkpoint at `path` into `model`, the plain one, in place.
+
+    Its tensors may be whole or parts (`fully_shard`), on any number of processes; each reads what it needs, and none
+    waits for another. Raises CheckpointError where they do not fit or cannot be read.
+    """
+    wrong = misfitting_tensors(manifest.fit.tensors, shapes_of(model))
+    if wrong:
+        raise CheckpointError(f"{path} is not of this model: {wrong}")
+    _read(path, {f"model.{name}": tensor.detach() for name, tensor in weights.named_tensors(model).items()})
+
+
+class TrainingState:
+    """The parts of a training by name. To be made before the first step, while sharded parameters are in place."""
+
+    def __init__(self, parts: Parts, rank: int, ranks: int) -> None:
+        self._parts, self._rank, self._ranks = parts, rank, ranks
+        # Kept, because a model that has just been evaluated may show whole parameters in the place of its parts.
+        self._model = weights.named_tensors(parts.plain)
+        self._parameters = {name for name, tensor in self._model.items() if isinstance(tensor, nn.Parameter)}
+        self._slots = tuple(_slots(parts.optimizer, {id(tensor): name for name, tensor in self._model.items()}))
+        self._dealt_out = not _is_zero1(parts.optimizer)
+
+    @property
+    def shapes(self) -> Shapes:
+        return {name: tuple(tensor.shape) for name, tensor in self._model.items()}
+
+    # ---------------------------------------------------------------------------------------------------- saving
+
+    @torch.no_grad()
+    def mine(self) -> State:
+        """The tensors that this rank writes: those of the training themselves, not copies."""
+        deal, found = _Deal(self._rank, self._ranks), State()
+        for name, tensor in self._model.items():
+            if name in self._parameters and deal.is_mine(tensor):
+                found[f"model.{name}"] = tensor.detach()
+        for slot in self._slots:
+            for state, value in slot.kept.get(slot.parameter, {}).items():
+                if value is None:
+                    continue  # a momentum before the first gradient
+                assert isinstance(value, Tensor), f"{slot.name}: state {state} is a {type(value).__name__}"
+                if not self._dealt_out or deal.is_mine(value):
+                    found[f"optimizer.{slot.name}.{state}"] = value.detach()
+        if self._rank == 0:
+            for name, tensor in weights.named_tensors(self._parts.plain).items():
+                if name not in self._parameters:
+                    found[f"model.{name}"] = tensor.detach()
+            for name, number in self._parts.scaler.state_dict().items():
+                found[f"scaler.{name}"] = torch.tensor(float(number), dtype=torch.float64)
+        return found | _random_numbers(self._rank, self._parts.device)
+
+    # --------------------------------------------------------------------------------------------------- loading
+
+    @torch.no_grad()
+    def load(self, path: str, manifest: Manifest, seed: int) -> None:
+        """Puts the state of the checkpoint at `path` in place. Raises CheckpointError where it cannot be read."""
+        there = _keys(path)
+        states: dict[str, list[str]] = {}
+        for key in there:
+            name, _, state = key.removeprefix("optimizer.").rpartition(".")
+            if key.startswith("optimizer."):
+                states.setdefault(name, []).append(state)
+        wanted = State()
+        current = weights.named_tensors(self._parts.plain)
+        for name, tensor in self._model.items():
+            wanted[f"model.{name}"] = (tensor if name in self._parameters else current[name]).detach()
+        for slot in self._slots:
+            made = {state: slot.make(state) for state in states.get(slot.name, ())}
+            wanted |= {f"optimizer.{slot.name}.{state}": tensor for state, tensor in made.items()}
+            if made:
+                slot.kept[slot.parameter] = made
+        numbers = self._parts.scaler.state_dict()
+        of_scaler = {name: torch.zeros((), dtype=torch.float64) for name in numbers if f"scaler.{name}" in there}
+        wanted |= {f"scaler.{name}": tensor for name, tensor in of_scaler.items()}
+        same_ranks = manifest.world_size == self._ranks
+        generators = {key: _empty_bytes(there[key]) for key in there if key.startswith(f"rng.{self._rank}.")}
+        wanted |= generators if same_ranks else {}
+        _read(path, wanted)
+        for slot in self._slots:
+            slot.loaded()
+        if of_scaler:
+            self._parts.scaler.load_state_dict({n: type(numbers[n])(float(t)) for n, t in of_scaler.items()})
+        if same_ranks:
+            _set_random_numbers({key.rpartition(".")[2]: value for key, value in generators.items()})
+        else:
+            seed_all(seed, self._rank, manifest.step)
+
+
+# ----------------------------------------------------------------------------------------------- the optimizer's part
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Slot:
+    """One parameter, and the mapping in which an optimizer keeps its state under it."""
+
+    name: str
+    parameter: Tensor
+    kept: MutableMapping[Any, Any]
+    step_beside: bool  # the number of its steps lies where the parameter does, as fused kernels want it
+    original: Tensor | None = None  # the parameter on the device, of which this is the host's copy
+
+    def make(self, state: str) -> Tensor:
+        """An empty tensor for a state of it: one number for `step`, else like the parameter."""
+        if state == "step":
+            return torch.zeros((), device=self.parameter.device if self.step_beside else "cpu")
+        return torch.empty_like(self.parameter, requires_grad=False)
+
+    def loaded(self) -> None:
+        """The parameter has new numbers."""
+        if self.original is not None:
+            self.parameter.copy_(self.original)
+
+
+def _slots(optimizer: Any, names: Mapping[int, str]) -> Iterator[_Slot]:
+    if hasattr(optimizer, "optim_dict"):  # torchao's CPUOffloadOptimizer: one optimizer a parameter, on a copy of it
+        for parameter, inner in optimizer.optim_dict.items():
+            for copy, beside in _parameters(inner):
+                yield _Slot(
+                    name=names[id(parameter)],
+                    parameter=copy,
+                    kept=inner.state,
+                    step_beside=beside,
+                    original=parameter,
+                )
+        return
+    inner = optimizer.optim if _is_zero1(optimizer) else optimizer
+    for parameter, beside in _parameters(inner):
+        yield _Slot(name=names[id(parameter)], parameter=parameter, kept=inner.state, step_beside=beside)
+
+
+def _parameters(optimizer: Any) -> Iterator[tuple[Tensor, bool]]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            yield parameter, bool(group.get("fused") or group.get("capturable"))
+
+
+def _is_zero1(optimizer: Any) -> bool:
+    """Whether each rank's optimizer knows the state of some parameters alone (ZeroRedundancyOptimizer)."""
+    return type(optimizer).__name__ == "ZeroRedundancyOptimizer"
+
+
+# ------------------------------------------------------------------------------------------------------ who writes
+
+
+class _Deal:
+    """Deals tensors out over the ranks that hold the same, in the order in which all of them ask: each to the one that
+    has the fewest bytes so far."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self._rank, self._ranks = rank, ranks
+        self._bytes: dict[int, list[int]] = {}
+
+    def is_mine(self, tensor: Tensor) -> bool:
+        index, count = self._place(tensor)
+        dealt = self._bytes.setdefault(count, [0] * count)
+        who = dealt.index(min(dealt))
+        dealt[who] += _local(tensor).nbytes
+        return who == index
+
+    def _place(self, tensor: Tensor) -> tuple[int, int]:
+        """Which of how many ranks this one is, of those that hold the same numbers."""
+        mesh: Any = getattr(tensor, "device_mesh", None)
+        if mesh is None:
+            return self._rank, self._ranks
+        index, count = 0, 1
+        for dim, placement in enumerate(tensor.placements):  # type: ignore[attr-defined]
+            if placement.is_replicate():
+                index = index * mesh.size(dim) + mesh.get_coordinate()[dim]
+                count *= mesh.size(dim)
+        return index, count
+
+
+def _local(tensor: Any) -> Tensor:
+    local: Tensor = tensor.to_local() if hasattr(tensor, "device_mesh") else tensor
+    return local
+
+
+class Copies:
+    """Copies of a rank's tensors in the host's memory, which stay as they are while the training goes on.
+
+    The memory is kept from one save to the next: taking it anew costs more than the copy. From a GPU the copies run
+    into page-locked memory at the full speed of the bus, and are complete when `take` returns.
+    """
+
+    def __init__(self) -> None:
+        self._kept: State = {}
+
+    @torch.no_grad()
+    def take(self, tensors: State) -> State:
+        taken = {name: self._copy(name, tensor) for name, tensor in tensors.items()}
+        if any(tensor.is_cuda for tensor in tensors.values()):
+            torch.cuda.current_stream().synchronize()
+        return taken
+
+    def _copy(self, name: str, tensor: Tensor) -> Tensor:
+        local = _local(tensor)
+        kept = self._kept.get(name)
+        if kept is None or kept.shape != local.shape or kept.dtype != local.dtype:
+            kept = torch.empty_like(local, device="cpu", pin_memory=local.is_cuda)
+            self._kept[name] = kept
+        kept.copy_(local, non_blocking=True)
+        if local is tensor:
+            return kept
+        from torch.distributed.tensor import DTensor
+
+        spec = tensor._spec  # type: ignore[attr-defined]
+        # Not `from_local`, which would move it to the device of the mesh.
+        return DTensor(kept, spec, requires_grad=False)  # type: ignore[call-arg]
+
+
+# -------------------------------------------------------------------------------------------------- random numbers
+
+
+def seed_all(seed: int, rank: int, step: int = 0) -> None:
+    """Begins the random numbers of a rank, that differ from those of other ranks and of other first steps."""
+    number = (seed * 1_000_003 + step * 7_919 + rank) % 2**32
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
+
+
+def _random_numbers(rank: int, device: torch.device) -> State:
+    others = pickle.dumps((random.getstate(), np.random.get_state()))
+    found = {"torch": torch.get_rng_state(), "python": torch.frombuffer(bytearray(others), dtype=torch.uint8)}
+    if device.type == "cuda":
+        found["cuda"] = torch.cuda.get_rng_state(device)
+    return {f"rng.{rank}.{name}": value for name, value in found.items()}
+
+
+def _set_random_numbers(found: Mapping[str, Tensor]) -> None:
+    torch.set_rng_state(found["torch"])
+    ours, numpys = pickle.loads(found["python"].numpy().tobytes())
+    random.setstate(ours)
+    np.random.set_state(numpys)
+    if "cuda" in found and torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(found["cuda"])
+
+
+def _empty_bytes(metadata: Any) -> Tensor:
+    return torch.empty(metadata.size, dtype=torch.uint8)
+
+
+# ------------------------------------------------------------------------------- torch's distributed checkpoint
+
+
+def write(path: str, tensors: State, group: Any) -> None:
+    """Writes this rank's tensors into the folder `path`, which has to be there, together with the ranks of `group`
+    (None: alone), and waits until all of it is on the disk. Raises CheckpointError on every rank if one fails."""
+    import torch.distributed.checkpoint as dcp
+
+    with _plainly(f"{path} cannot be written"):
+        dcp.save(
+            tensors,
+            storage_writer=dcp.FileSystemWriter(path, sync_files=True),
+            planner=dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+            process_group=group,
+            no_dist=group is None,
+        )
+
+
+def _read(path: str, wanted: State) -> None:
+    """Fills the tensors of `wanted` in place. No rank waits for another."""
+    import torch.distributed.checkpoint as dcp
+
+    with _plainly(f"{path} cannot be read"):
+        dcp.load(
+            wanted,
+            storage_reader=dcp.FileSystemReader(path),
+            planner=dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+            no_dist=True,
+        )
+
+
+def _keys(path: str) -> Mapping[str, Any]:
+    """What a checkpoint holds, with the shape of each."""
+    import torch.distributed.checkpoint as dcp
+
+    with _plainly(f"{path} cannot be read"):
+        return dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+
+
+@contextlib.contextmanager
+def _plainly(what: str) -> Iterator[None]:
+    """Makes an Exception of torch's CheckpointException, which `except Exception` would miss, and says what failed."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except CheckpointException as error:
+        reasons = sorted({f"{type(reason).__name__}: {reason}" for reason, _ in error.failures.values()})
+        raise CheckpointError(f"{what}: {'; '.join(reasons)}") from error
+    except Exception as error:
+        raise CheckpointError(f"{what}: {type(error).__name__}: {error}") from error
