@@ -5,7 +5,9 @@
 
 Zero 0 is DistributedDataParallel; 1 is ZeroRedundancyOptimizer beside it; 2 and 3 are `fully_shard` of each block and
 of the whole, which keeps or lets go the parameters after the forward pass. `--fully-shard` has zero 1 by it as well,
-which with one micro-batch is zero 2. Samples are gathered from tensors in memory, the optimizer is fused, buckets are views, the graph is static, and the
+which with one micro-batch is zero 2.
+
+Samples are gathered from tensors in memory, the optimizer is fused, buckets are views, the graph is static, and the
 host waits for nothing in a step. Rank 0 writes {"first": …, "last": …, "steps": …}: seconds since the first step began.
 """
 
