@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from rich.console import Console
-from rich.table import Table
-
 from dslc.compiler.units import byte_text, time_text
 from dslc.runtime.collectives import FIRST_STEP
 
 
 def show_report(report: Mapping[str, Any], screen: TextIO | None = None) -> None:
     """Prints what was predicted beside what was measured; ranks of which the same is to be said share a line."""
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table("ranks", "what", box=None, pad_edge=False)
     for column in ("predicted", "measured", "difference"):
         table.add_column(column, justify="right")
