@@ -1,13 +1,107 @@
-"""Recomputation: modules whose forward pass runs again in the backward pass, for the memory of what it would keep."""
+"""Recomputation: modules whose forward pass runs again in the backward pass, for the memory of what it would keep.
+
+Model: the module's `forward` is replaced, on the instance, by one that goes through `torch.utils.checkpoint` (Chen et
+al. 2016, arXiv:1604.06174). `full` keeps the module's inputs. `selective` keeps besides the results of matrix products,
+convolutions and attention, and computes the rest again, which is cheap (Korthikanti et al. 2022, arXiv:2205.05198):
+what the account calls `saved_selective` (`compiler/tape.py`).
+
+Contract: names, parameters and hooks stay as they are; what hooks do (gathering parameters, casting inputs) stands
+outside and is not repeated. Gradients are those of the plain module to the bit. Buffers are written once: the second
+pass works on copies of them, which are dropped. Random numbers are drawn again as they were where a module draws any.
+Without gradients (evaluation) the module runs as it is.
+
+Limits: in the backward pass the module must still be what it was in the forward pass, in its parameters and in what its
+forward reads from outside. A buffer that a forward pass writes and its output depends on is met as it was left (batch
+statistics are no such buffer). Under `torch.compile` there are no copies, as the compiler writes buffers once.
+"""
 
 from __future__ import annotations
 
-from torch import nn
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from dslc.compiler.program import RecomputeStep
+
+_KEPT = (
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "convolution",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
+_NOISELESS = ("torch.nn.", "dslc.runtime.")  # whose modules draw random numbers in dropout alone
 
 
 def apply(step: RecomputeStep, model: nn.Module) -> None:
     """Has the modules of `step` recompute, in place; their names and parameters stay."""
-    if step.kind != "none":
-        raise NotImplementedError("recompute")
+    for name in step.modules if step.kind != "none" else ():
+        module = model.get_submodule(name)
+        module.forward = _recomputing(module, selective=step.kind == "selective")
+
+
+def _recomputing(module: nn.Module, *, selective: bool) -> Callable[..., Any]:
+    forward = module.forward
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": draws_numbers(module)}
+    contexts = functools.partial(create_selective_checkpoint_contexts, _policy) if selective else noop_context_fn
+    writing_once = functools.partial(_writing_once, module, contexts)
+    writes = any(True for _ in module.buffers())
+
+    def once_and_again(*arguments: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*arguments, **named)
+        plain = not writes or not module.training or torch.compiler.is_compiling()
+        return checkpoint(forward, *arguments, context_fn=contexts if plain else writing_once, **options, **named)
+
+    return once_and_again
+
+
+def draws_numbers(module: nn.Module) -> bool:
+    """Whether a forward pass of the module may draw random numbers, as far as its parts tell."""
+    for part in module.modules():
+        if isinstance(part, _DropoutNd | nn.RNNBase | nn.MultiheadAttention):
+            rate = part.p if isinstance(part, _DropoutNd) else part.dropout
+            if rate > 0:
+                return True
+        elif not type(part).__module__.startswith(_NOISELESS):
+            return True  # a user's own module may call a function that does
+    return False
+
+
+def _policy(context: Any, operation: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
+    # By name: the operations of other devices are not there in every build.
+    name = getattr(operation, "_overloadpacket", operation).__name__
+    return CheckpointPolicy.MUST_SAVE if name in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _writing_once(module: nn.Module, contexts: Callable[[], Any]) -> tuple[Any, Any]:
+    """The contexts of both passes; the second leaves the module's buffers as they are."""
+    first, second = contexts()
+    return first, _on_copies(module, second)
+
+
+@contextlib.contextmanager
+def _on_copies(module: nn.Module, within: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+    kept = [(part, dict(part._buffers)) for part in module.modules() if part._buffers]
+    for part, buffers in kept:
+        part._buffers.update({name: _copy(buffer) for name, buffer in buffers.items()})
+    try:
+        with within:  # after the copies, which are no operations of the module
+            yield
+    finally:
+        for part, buffers in kept:
+            part._buffers.update(buffers)
+
+
+def _copy(buffer: Tensor | None) -> Tensor | None:
+    return None if buffer is None else buffer.detach().clone()
