@@ -61,7 +61,7 @@ def positional_embedding(spec: s.PositionalEmbedding, x: Value, t: Tape) -> Valu
         )
     t.module(".PositionalEmbedding", context=context, width=width)
     t.parameter("weight", (context, width), "normal", 0.0, 0.02)
-    return x.new(*x.shape, low=False, grad=True, sequence=True)
+    return t.operation(x, gives=x.new(*x.shape, low=False, grad=True, sequence=True), adds=True)
 
 
 def wants_sequence(spec: Call, x: Value, t: Tape) -> None:
@@ -84,11 +84,14 @@ def attention(spec: s.Attention, x: Value, t: Tape) -> Value:
     # Scores and their use are one product each; each has two in the backward pass.
     t.forward += 4 * length * length * width
     t.backward += 8 * length * length * width
+    # Taken apart it is the same memory; the gradients of its parts are made each alone and put together.
+    parts = t.operation(qkv, gives=qkv.new(*qkv.shape), view=True)
     t.keep(qkv)
     result = t.computed(qkv.new(length, width, sequence=True))
     t.keep(result)
     rows = 4 * length * spec.heads  # the logarithm of each softmax's sum
     t.keep_bytes(rows, rows)
+    t.operation(parts, gives=result)
     t.products += rows
     t.products_low += rows
     y = t.child("output", s.Linear(features=width, bias=spec.bias, **at(spec)), result)
@@ -122,7 +125,7 @@ def transformer_block(spec: s.TransformerBlock, x: Value, t: Tape) -> Value:
         s.Attention(heads=spec.heads, causal=spec.causal, bias=spec.bias, dropout=spec.dropout, **here),
         y,
     )
-    x = added(x, y)
+    x = t.operation(x, y, gives=added(x, y), adds=True)
     y = t.child("mlp_norm", norm, x)
     with t.inside("mlp"):
         y = t.child("up", s.Linear(features=spec.ratio * width, bias=spec.bias, **here), y)
@@ -130,7 +133,7 @@ def transformer_block(spec: s.TransformerBlock, x: Value, t: Tape) -> Value:
         y = t.child("down", s.Linear(features=width, bias=spec.bias, **here), y)
         if spec.dropout:
             y = t.child("dropout", s.Dropout(p=spec.dropout, **here), y)
-    return added(x, y)
+    return t.operation(x, y, gives=added(x, y), adds=True)
 
 
 def added(a: Value, b: Value) -> Value:
@@ -221,7 +224,9 @@ def patch_embedding(spec: s.PatchEmbedding, x: Value, t: Tape) -> Value:
     t.module(".PatchEmbedding", patches=patches, width=spec.width)
     t.parameter("position", (patches, spec.width), "normal", 0.0, 0.02)
     projection = s.Conv2d(channels=spec.width, kernel=spec.patch, stride=spec.patch, **at(spec))
-    return t.child("projection", projection, x).new(patches, spec.width, low=False, sequence=True)
+    images = t.child("projection", projection, x)
+    in_order = t.operation(images, gives=images.new(patches, spec.width, sequence=True))
+    return t.operation(in_order, gives=in_order.new(patches, spec.width, low=False), adds=True)
 
 
 # -------------------------------------------------------------------------------------------------- composition
@@ -244,7 +249,7 @@ def residual(spec: s.Residual, x: Value, t: Tape) -> Value:
             else "keep the shape, or give a `shortcut = […]` that changes it",
         )
     wants_numbers(spec, straight, t)
-    return added(beside, straight)
+    return t.operation(straight, beside, gives=added(beside, straight), adds=True)
 
 
 def _branch(name: str, layers: tuple[Call, ...], x: Value, t: Tape) -> Value:

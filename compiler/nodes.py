@@ -12,6 +12,7 @@ from math import prod
 
 from dslc.compiler.facts import TensorFact
 from dslc.compiler.program import InitStep, ModuleStep
+from dslc.compiler.working import Working
 from dslc.dsl.source import Span
 
 
@@ -62,6 +63,8 @@ class LayerNode:
     saved_selective: int
     saved_selective_low: int
     recomputable: bool
+    working: Working | None = None  # None where no operation is known one by one
+    working_low: Working | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +87,7 @@ class ModelGraph:
     noise: bool
     parameters: int
     unused: tuple[str, ...] = ()  # parameters that the output does not depend on
+    reset: bool = False  # too large to be made whole by the function that makes it
 
     @property
     def forward_flops(self) -> int:

@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TypeVar
 from dslc.compiler.facts import SourceFacts, TensorFact
 from dslc.compiler.nodes import BufferNode, LayerNode, ParameterNode
 from dslc.compiler.program import InitStep, ModuleStep
+from dslc.compiler.working import Operation, Store, working
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.layers import Repeat
 from dslc.dsl.registry import Call
@@ -37,16 +38,6 @@ class Misfit(Exception):
     def __init__(self, diagnostic: Diagnostic) -> None:
         super().__init__(diagnostic.message)
         self.diagnostic = diagnostic
-
-
-class Store:
-    """A piece of memory: bytes per sample, and whether it is already kept for the backward pass."""
-
-    __slots__ = ("bytes", "kept")
-
-    def __init__(self, size: int, kept: bool = False) -> None:
-        self.bytes = size
-        self.kept = kept
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -173,6 +164,11 @@ class Tape:
         self.products = self.products_low = 0  # bytes of results of products and attention
         self.parameters: list[ParameterNode] = []
         self.buffers: list[BufferNode] = []
+        self.operations: list[Operation] = []
+        self.operations_low: list[Operation] = []
+        self._kept: tuple[list[Store], list[Store]] = ([], [])  # since the last operation
+        self._weighed = 0  # parameters that belong to operations so far
+        self._taken: Value | None = None  # what the product at hand takes
         self._frame = _Frame("")
 
     # ------------------------------------------------------------------------------------- for a layer's function
@@ -194,7 +190,11 @@ class Tape:
 
     def product(self, x: Value, multiply_adds: int, *shape: int) -> Value:
         """The result of x and a weight: keeps x, for the weight's gradient."""
-        self.keep(self.cast(x))
+        taken = self.cast(x)
+        if taken.low_store is not x.low_store:
+            self.operations_low.append(Operation(takes=(x.low_store,), gives=taken.low_store, differentiates=x.grad))
+        self._taken = taken
+        self.keep(taken)
         self.forward += 2 * multiply_adds
         self.backward += 2 * multiply_adds * (2 if x.grad else 1)
         return self.computed(x.new(*shape, low=True, grad=True))
@@ -214,14 +214,49 @@ class Tape:
         if not x.full_store.kept:
             x.full_store.kept = True
             self.saved += x.full_store.bytes
+            self._kept[0].append(x.full_store)
         if not x.low_store.kept:
             x.low_store.kept = True
             self.saved_low += x.low_store.bytes
+            self._kept[1].append(x.low_store)
 
     def keep_bytes(self, full: int, low: int) -> None:
         """Something else is needed in the backward pass."""
         self.saved += full
         self.saved_low += low
+        self._kept[0].append(Store(full, kept=True))
+        self._kept[1].append(Store(low, kept=True))
+
+    def operation(
+        self, *takes: Value, gives: Value, adds: bool = False, view: bool = False, agreed: bool = False
+    ) -> Value:
+        """Notes that `gives` was computed from `takes`: what was kept since the last is this one's. A layer without
+        parts is one operation by itself. `agreed`: its backward pass needs scratch of the input's size where batch
+        statistics are those of all ranks."""
+        mine = self.parameters[self._weighed :]
+        self._weighed = len(self.parameters)
+        weights = sum(parameter.count for parameter in mine)
+        for operations, kept, full in (
+            (self.operations, self._kept[0], True),
+            (self.operations_low, self._kept[1], False),
+        ):
+            given = gives.full_store if full else gives.low_store
+            operations.append(
+                Operation(
+                    takes=tuple(x.full_store if full else x.low_store for x in takes),
+                    gives=given,
+                    kept=tuple(kept),
+                    weights=weights,
+                    copied=weights if self._taken is not None else 0,
+                    differentiates=any(x.grad for x in takes),
+                    adds=adds,
+                    view=view,
+                    agreed=given.bytes if agreed else 0,
+                )
+            )
+            kept.clear()
+        self._taken = None
+        return gives
 
     def fail(
         self,
@@ -268,7 +303,12 @@ class Tape:
         """Runs a layer as the attribute `name` of this one."""
         outer = self._frame
         self._frame = _Frame(f"{outer.prefix}{name}." if name else outer.prefix)
+        before, self._taken = len(self.operations), None
         y = LAYERS[type(spec)](spec, x, self)
+        if len(self.operations) == before and y is not x:
+            taken = self._taken or x
+            same = y.full_store is taken.full_store
+            self.operation(taken, gives=y, view=same, agreed=spec.word == "batch_norm" and spec.sync)  # type: ignore[attr-defined]
         made, self._frame = self._frame, outer
         outer.children.append(
             ModuleStep(
@@ -326,6 +366,8 @@ def record(around: Surroundings, name: str, spec: Call, x: Value) -> Value:
         saved_selective=full + tape.products if again else tape.saved,
         saved_selective_low=low + tape.products_low if again else tape.saved_low,
         recomputable=again,
+        working=working(tape.operations),
+        working_low=working(tape.operations_low),
     )
     around.nodes.append(node)
     around.steps.append((name, tape._frame.children[0]))

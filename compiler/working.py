@@ -1,0 +1,126 @@
+"""What a layer takes while it works, beside what it keeps: a replay of its operations, one after another.
+
+Model: an operation takes a value and gives one. Forward, a value lives until its last use, and longer where an
+operation keeps it. Backward, the operations run the other way round: the gradient of the result lives while that of the
+input is made, then it and what the operation kept are let go; where a value was used twice its gradients meet and the
+later is added to the first. The gradient of a weight is made at the operation that uses it.
+
+Contract: all sizes are bytes of one sample, gradients of weights apart. `backward` are the moments of the backward
+pass that no other exceeds in everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class Store:
+    """A piece of memory: bytes per sample, and whether it is already kept for the backward pass."""
+
+    __slots__ = ("bytes", "kept")
+
+    def __init__(self, size: int, kept: bool = False) -> None:
+        self.bytes = size
+        self.kept = kept
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Operation:
+    """One operation in fp32 or under autocast.
+
+    `adds`: its gradient is handed on as it is. `view`: forward it takes no memory. `agreed`: scratch bytes of its
+    backward pass where batch statistics are those of all ranks.
+    """
+
+    takes: tuple[Store, ...]
+    gives: Store
+    kept: tuple[Store, ...] = ()
+    weights: int = 0  # numbers of its parameters
+    copied: int = 0  # of these, numbers that autocast copies in 16 bits
+    differentiates: bool = True  # the input wants a gradient
+    adds: bool = False
+    view: bool = False
+    agreed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A moment of a backward pass: bytes of a sample, more of them with agreed statistics, numbers of a gradient."""
+
+    bytes: int
+    agreed: int
+    weights: int
+
+    def exceeds(self, other: Moment) -> bool:
+        return self.bytes >= other.bytes and self.agreed >= other.agreed and self.weights >= other.weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Working:
+    """`forward` counts what is kept so far; `dropping` is the same where nothing is kept, to be computed again.
+    `copied` are numbers of weights that autocast copies in 16 bits, and keeps until the backward pass."""
+
+    forward: int
+    dropping: int
+    copied: int
+    backward: tuple[Moment, ...]
+
+
+def working(operations: Sequence[Operation]) -> Working:
+    """What a layer of these operations takes at the most."""
+    if not operations:
+        return Working(forward=0, dropping=0, copied=0, backward=())
+    return Working(
+        forward=_forward(operations, keeping=True),
+        dropping=_forward(operations, keeping=False),
+        copied=sum(op.copied for op in operations),
+        backward=_backward(operations),
+    )
+
+
+def _forward(operations: Sequence[Operation], *, keeping: bool) -> int:
+    last = {id(store): n for n, op in enumerate(operations) for store in op.takes}
+    entered = operations[0].takes[0]
+    nothing = {id(op.gives) for op in operations if op.view}
+    last[id(entered)] = len(operations)  # the caller holds what it handed in
+    live: dict[int, int] = {}
+    kept: dict[int, int] = {}
+    most = 0
+    for n, op in enumerate(operations):
+        for store in (*op.takes, op.gives):
+            if id(store) not in kept and id(store) not in nothing:
+                live[id(store)] = store.bytes
+        if keeping:
+            for store in op.kept:
+                live.pop(id(store), None)
+                kept[id(store)] = store.bytes
+        most = max(most, sum(live.values()) + sum(kept.values()))
+        live = {key: size for key, size in live.items() if last.get(key, n) > n}
+    return most
+
+
+def _backward(operations: Sequence[Operation]) -> tuple[Moment, ...]:
+    kept = sum(store.bytes for op in operations for store in op.kept)
+    gradients: dict[int, list[int]] = {id(operations[-1].gives): [operations[-1].gives.bytes]}  # shared where added
+    moments: list[Moment] = []
+    for op in reversed(operations):
+        own = gradients.pop(id(op.gives), [op.gives.bytes])
+        made = []
+        for store in op.takes:
+            if not op.differentiates or store is op.gives:
+                continue
+            gradient = own if op.adds and store.bytes == own[0] else [store.bytes]
+            if id(store) in gradients:
+                made.append(gradient)  # for a moment beside the one that it is added to
+            else:
+                gradients[id(store)] = gradient
+        if op.gives in op.takes:
+            gradients[id(op.gives)] = own
+        there = {id(g): g[0] for g in (own, *made, *gradients.values())}
+        now = Moment(kept + sum(there.values()), op.agreed, op.weights)
+        if not any(other.exceeds(now) for other in moments):
+            moments = [other for other in moments if not now.exceeds(other)]
+            moments.append(now)
+        kept -= sum(store.bytes for store in op.kept)
+    return tuple(moments)
