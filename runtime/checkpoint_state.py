@@ -22,17 +22,14 @@ module keeps outside its tensors is not written.
 from __future__ import annotations
 
 import contextlib
-import pickle
-import random
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dslc.runtime import weights
+from dslc.runtime import random_numbers, weights
 from dslc.runtime.checkpoint_files import Manifest, Shapes, misfitting_tensors
 
 if TYPE_CHECKING:
@@ -100,7 +97,8 @@ class TrainingState:
                     found[f"model.{name}"] = tensor.detach()
             for name, number in self._parts.scaler.state_dict().items():
                 found[f"scaler.{name}"] = torch.tensor(float(number), dtype=torch.float64)
-        return found | _random_numbers(self._rank, self._parts.device)
+        generators = random_numbers.state(self._parts.device)
+        return found | {f"rng.{self._rank}.{name}": value for name, value in generators.items()}
 
     # --------------------------------------------------------------------------------------------------- loading
 
@@ -125,18 +123,23 @@ class TrainingState:
         numbers = self._parts.scaler.state_dict()
         of_scaler = {name: torch.zeros((), dtype=torch.float64) for name in numbers if f"scaler.{name}" in there}
         wanted |= {f"scaler.{name}": tensor for name, tensor in of_scaler.items()}
+        own = f"rng.{self._rank}."
         same_ranks = manifest.world_size == self._ranks
-        generators = {key: _empty_bytes(there[key]) for key in there if key.startswith(f"rng.{self._rank}.")}
-        wanted |= generators if same_ranks else {}
+        generators = {
+            key.removeprefix(own): torch.empty(metadata.size, dtype=torch.uint8)
+            for key, metadata in there.items()
+            if same_ranks and key.startswith(own)
+        }
+        wanted |= {own + name: tensor for name, tensor in generators.items()}
         _read(path, wanted)
         for slot in self._slots:
             slot.loaded()
         if of_scaler:
             self._parts.scaler.load_state_dict({n: type(numbers[n])(float(t)) for n, t in of_scaler.items()})
         if same_ranks:
-            _set_random_numbers({key.rpartition(".")[2]: value for key, value in generators.items()})
+            random_numbers.restore(generators, self._parts.device)
         else:
-            seed_all(seed, self._rank, manifest.step)
+            random_numbers.begin(seed, self._rank, manifest.step)
 
 
 # ----------------------------------------------------------------------------------------------- the optimizer's part
@@ -258,39 +261,7 @@ class Copies:
 
         spec = tensor._spec  # type: ignore[attr-defined]
         # Not `from_local`, which would move it to the device of the mesh.
-        return DTensor(kept, spec, requires_grad=False)  # type: ignore[call-arg]
-
-
-# -------------------------------------------------------------------------------------------------- random numbers
-
-
-def seed_all(seed: int, rank: int, step: int = 0) -> None:
-    """Begins the random numbers of a rank, that differ from those of other ranks and of other first steps."""
-    number = (seed * 1_000_003 + step * 7_919 + rank) % 2**32
-    random.seed(number)
-    np.random.seed(number)
-    torch.manual_seed(number)
-
-
-def _random_numbers(rank: int, device: torch.device) -> State:
-    others = pickle.dumps((random.getstate(), np.random.get_state()))
-    found = {"torch": torch.get_rng_state(), "python": torch.frombuffer(bytearray(others), dtype=torch.uint8)}
-    if device.type == "cuda":
-        found["cuda"] = torch.cuda.get_rng_state(device)
-    return {f"rng.{rank}.{name}": value for name, value in found.items()}
-
-
-def _set_random_numbers(found: Mapping[str, Tensor]) -> None:
-    torch.set_rng_state(found["torch"])
-    ours, numpys = pickle.loads(found["python"].numpy().tobytes())
-    random.setstate(ours)
-    np.random.set_state(numpys)
-    if "cuda" in found and torch.cuda.is_initialized():
-        torch.cuda.set_rng_state(found["cuda"])
-
-
-def _empty_bytes(metadata: Any) -> Tensor:
-    return torch.empty(metadata.size, dtype=torch.uint8)
+        return DTensor(kept, spec, requires_grad=False)
 
 
 # ------------------------------------------------------------------------------- torch's distributed checkpoint

@@ -37,6 +37,7 @@ from torch import nn
 
 import dslc.compiler.program
 from dslc.compiler.program import JobProgram, ModuleStep
+from dslc.runtime.records import NAME, NOTES
 from dslc.runtime.stop import Board
 
 Kind = Literal["error", "ended", "timeout", "lost"]
@@ -255,10 +256,12 @@ def _line_of_file(job: JobProgram, file: str) -> str:
 # -------------------------------------------------------------------------------------------------- on the launcher
 
 
-def forget(run_dir: str, ranks: int) -> None:
-    """Takes away what an earlier training in this run directory wrote down."""
+def forget(run_dir: str, ranks: int, goes_on: bool = False) -> None:
+    """Takes away what an earlier training in this run directory wrote down, but for the records of one that may be
+    gone on with."""
     gone = [failure_path(run_dir, rank) for rank in range(ranks)]
-    for path in (*gone, os.path.join(run_dir, "metrics.jsonl"), os.path.join(run_dir, "weights.safetensors")):
+    others = [NOTES, "weights.safetensors", *(() if goes_on else (NAME,))]
+    for path in (*gone, *(os.path.join(run_dir, name) for name in others)):
         with contextlib.suppress(FileNotFoundError):
             os.remove(path)
 

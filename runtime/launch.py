@@ -37,7 +37,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from dslc.compiler.program import JobProgram, PythonFunction, RankPlace, from_json, to_json
-from dslc.runtime import failure, worker
+from dslc.runtime import checkpoint, failure, worker
 from dslc.runtime.failure import Outcome
 from dslc.runtime.lifetime import end_with
 from dslc.runtime.progress import Watch
@@ -62,7 +62,8 @@ def launch(
     """
     assert program.world_size == program.processes == len(places), "one node"
     os.makedirs(os.path.join(run_dir, "logs"), exist_ok=True)
-    failure.forget(run_dir, len(places))
+    failure.forget(run_dir, len(places), goes_on=program.checkpoint.resume != "none")
+    checkpoint.preload(program)
     board = Board(len(places))
     watch = Watch(program, run_dir, board, screen or sys.stdout)
     launcher = os.getpid()

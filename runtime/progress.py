@@ -12,6 +12,7 @@ Limits: the rate is that of the steps between two looks; it begins after the fir
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from typing import Any, Protocol, TextIO
 
 from dslc.compiler.program import JobProgram
 from dslc.runtime.failure import Outcome
-from dslc.runtime.records import Follower, Record, TensorBoard
+from dslc.runtime.records import NAME, NOTES, Follower, Record, TensorBoard
 from dslc.runtime.stop import Board
 
 QUIET = 5.0  # seconds
@@ -33,7 +34,8 @@ class Watch:
 
     def __init__(self, job: JobProgram, run_dir: str, board: Board, screen: TextIO) -> None:
         self._job, self._run_dir, self._board, self._screen = job, run_dir, board, screen
-        self._follower = Follower(run_dir)
+        self._notes = Follower(os.path.join(run_dir, NOTES))
+        self._records: Follower | None = None
         self._display: _Display | None = None
         self._tensorboard: TensorBoard | None = None
         self._last: dict[str, Record] = {}
@@ -43,17 +45,23 @@ class Watch:
 
     def look(self) -> None:
         """Shows what is new. Called often; costs some microseconds where nothing is."""
-        for record in self._follower.new():
+        for line in self._notes.new():
+            with self._screened():
+                self._say(line.rstrip())
+        if self._records is None and self._board.records is not None:
+            self._records = Follower(os.path.join(self._run_dir, NAME), self._board.records)
+        for line in self._records.new() if self._records is not None else ():
+            record: Record = json.loads(line)
             self._last[record["split"]] = record
             with self._screened():
-                self._shown().record(record)
+                self._shown(record["step"]).record(record)
             if self._tensorboard is not None:
                 self._tensorboard.write(record)
         with self._screened():
             if self._board.stop_requested and not self._warned:
                 self._warned = True
                 if self._board.stop_at != self._job.steps:
-                    self._shown().say("stopping after this step (Ctrl-C once more: at once)")
+                    self._say("stopping after this step (Ctrl-C once more: at once)")
             if self._display is not None:
                 self._display.tick(self._board.step(0))
 
@@ -77,10 +85,17 @@ class Watch:
             self._screen = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
             self._display = _Lines(self._job.steps, 1, "", self._screen)
 
-    def _shown(self) -> _Display:
+    def _say(self, text: str) -> None:
+        if self._display is None:
+            print(text, file=self._screen, flush=True)
+        else:
+            self._display.say(text)
+
+    def _shown(self, step: int) -> _Display:
+        """The display, which begins with the record of `step`."""
         if self._display is None:
             if self._job.tensorboard:
-                self._tensorboard = TensorBoard(self._run_dir)
+                self._tensorboard = TensorBoard(self._run_dir, step)
             units = "samples" if self._job.loss.counts == "samples" else "tokens"
             kind = _Bar if self._fancy else _Lines
             self._display = kind(self._job.steps, self._job.data.batch * self._board.units, units, self._screen)

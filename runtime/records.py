@@ -1,11 +1,13 @@
 """What a training writes down while it runs: metrics.jsonl, and the same for TensorBoard.
 
 Model: rank 0 appends one JSON object a line to `metrics.jsonl`, and that file is all there is: the launcher reads it as
-it grows, and makes the display and TensorBoard's events from it, away from the ranks.
+it grows, and makes the display and TensorBoard's events from it, away from the ranks. What is to be said in words goes
+to `logs/notes.txt` in the same way.
 
-Contract: a line is written whole and at once. Its keys are `step` (from 1), `split` (`train` or `validation`), `loss`
-and other metrics, `lr` (training), `samples` (seen so far) and `seconds` (since the first step began). A number that is
-not finite is `null`, as JSON has no word for it.
+Contract: a training that goes on from a checkpoint keeps the lines up to its step and loses those after it, which it
+writes again. A line is written whole and at once. Its keys are `step` (from 1), `split` (`train` or `validation`),
+`loss` and other metrics, `lr` (training), `samples` (seen so far) and `seconds` (since the first step began). A number
+that is not finite is `null`, as JSON has no word for it.
 """
 
 from __future__ import annotations
@@ -17,16 +19,26 @@ from collections.abc import Iterator
 from typing import Any
 
 NAME = "metrics.jsonl"
+NOTES = os.path.join("logs", "notes.txt")
 _FACTS = ("step", "split", "samples", "seconds")
 
 Record = dict[str, Any]
 
 
 class Records:
-    """Writes metrics.jsonl of a run directory from its beginning; on rank 0 alone."""
+    """Writes metrics.jsonl of a run directory, after the records of the first `step` steps; on rank 0 alone.
 
-    def __init__(self, run_dir: str) -> None:
-        self._file = open(os.path.join(run_dir, NAME), "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+    `begin` is where in the file the new lines begin.
+    """
+
+    def __init__(self, run_dir: str, step: int = 0) -> None:
+        path = os.path.join(run_dir, NAME)
+        kept = [record for record in read_metrics(run_dir) if record["step"] <= step]
+        with open(path + ".part", "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(record) + "\n" for record in kept)
+        os.replace(path + ".part", path)
+        self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+        self.begin = os.path.getsize(path)
 
     def write(self, record: Record) -> None:
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
@@ -45,31 +57,42 @@ def read_metrics(run_dir: str) -> list[Record]:
         return []
 
 
+def note(run_dir: str, text: str) -> None:
+    """Says something, in one line, to whoever watches the training, and into this rank's log."""
+    print(text, flush=True)
+    with open(os.path.join(run_dir, NOTES), "a", encoding="utf-8") as file:
+        file.write(" ".join(text.split()) + "\n")
+
+
 class Follower:
-    """Reads metrics.jsonl as it grows."""
+    """Reads a file of lines as it grows, from the byte `begin` on."""
 
-    def __init__(self, run_dir: str) -> None:
-        self._path, self._at = os.path.join(run_dir, NAME), 0
+    def __init__(self, path: str, begin: int = 0) -> None:
+        self._path, self._at = path, begin
 
-    def new(self) -> Iterator[Record]:
-        """The records that were written since the last call."""
+    def new(self) -> Iterator[str]:
+        """The lines that were written since the last call."""
         try:
             with open(self._path, encoding="utf-8") as file:
                 file.seek(self._at)
                 while (line := file.readline()).endswith("\n"):
                     self._at = file.tell()
-                    yield json.loads(line)
+                    yield line
         except FileNotFoundError:
             return
 
 
 class TensorBoard:
-    """Writes each record's numbers into `<run_dir>/tensorboard`, as `train/loss`, `validation/accuracy`, `train/lr`."""
+    """Writes each record's numbers into `<run_dir>/tensorboard`, as `train/loss`, `validation/accuracy`, `train/lr`.
 
-    def __init__(self, run_dir: str) -> None:
+    Of a training that goes on, what was written of `step`, its first, and later ones is left out by TensorBoard.
+    """
+
+    def __init__(self, run_dir: str, step: int = 1) -> None:
         from torch.utils.tensorboard import SummaryWriter  # 0.1 s: not before the first step is done
 
-        self._writer: Any = SummaryWriter(os.path.join(run_dir, "tensorboard"))
+        folder = os.path.join(run_dir, "tensorboard")
+        self._writer: Any = SummaryWriter(folder, purge_step=step if step > 1 else None)
 
     def write(self, record: Record) -> None:
         for name, value in record.items():

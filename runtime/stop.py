@@ -35,7 +35,7 @@ from types import FrameType
 SECOND = 0.5  # seconds; `timeout` and some supervisors send one signal twice at the same moment
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
-_REQUEST, _STOP_AT, _UNITS = range(3)
+_REQUEST, _STOP_AT, _UNITS, _RECORDS = range(4)
 _HEAD, _EACH = 8, 4  # numbers at the beginning of the board, and for each rank
 _PROCESS, _STEP, _DONE = range(3)
 
@@ -103,6 +103,16 @@ class Board:
     @units.setter
     def units(self, value: int) -> None:
         self._numbers[_UNITS] = value
+
+    @property
+    def records(self) -> int | None:
+        """Where in metrics.jsonl the records of this training begin; None before rank 0 has laid the file out."""
+        begin = self._numbers[_RECORDS]
+        return begin - 1 if begin else None
+
+    @records.setter
+    def records(self, begin: int) -> None:
+        self._numbers[_RECORDS] = begin + 1
 
 
 @contextlib.contextmanager

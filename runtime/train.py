@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from dslc.compiler.program import JobProgram, RankPlace
 from dslc.runtime import weights
 from dslc.runtime.assemble import Parts
 from dslc.runtime.batches import StepBatch, batches
+from dslc.runtime.checkpoint import Checkpoints
 from dslc.runtime.evaluate import evaluate
 from dslc.runtime.learning_rate import set_learning_rate
 from dslc.runtime.records import Records
@@ -42,13 +44,18 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
 
     Ends early, after a step that is the same on all ranks, where the board says so.
     """
-    records = Records(run_dir) if place.rank == 0 else None
+    checkpoints = Checkpoints(job, place, parts, run_dir)
+    start = checkpoints.resume()
+    records = Records(run_dir, start.step) if place.rank == 0 else None
+    if records is not None:
+        board.records = records.begin
     measure = Measure(job, place, parts.device)
     work = measure.around(stepper(job, place, parts))
-    rate = 0.0
-    seen, step, began = 0, 0, time.monotonic()
-    for batch in batches(job.data, splits, place, job.microbatches, 0, job.steps, parts.device):
+    rate, late = 0.0, False
+    seen, step, began = start.samples, start.step, time.monotonic() - start.seconds
+    for batch in batches(job.data, splits, place, job.microbatches, start.step, job.steps, parts.device):
         step += 1
+        checkpoints.look()
         board.enter(place.rank, step)
         if place.rank == 0:
             board.answer(_next_wait(job, step))
@@ -57,25 +64,30 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
         seen += batch.samples
         stopped = step < job.steps and _waits(job, step) and board.stop_at == step
         if _logged(job, step) or stopped:
-            loss = _global_mean(total, number, place)
-            if step == 1:
-                board.units = _units(job, batch)
+            loss, late = _agree(job, total, number, place, checkpoints.late)
+            board.units = _units(job, batch)
             if records is not None:
                 passed = time.monotonic() - began
                 records.write(
                     {"step": step, "split": "train", "loss": loss, "lr": rate, "samples": seen, "seconds": passed}
                 )
-        if stopped:
+        if stopped and not checkpoints.on:
             break
         if job.data.validation_samples and _evaluated(job, step):
             found = evaluate(job, place, parts, splits)
             if records is not None:
                 passed = time.monotonic() - began
                 records.write({"step": step, "split": "validation", **found, "samples": seen, "seconds": passed})
+        if checkpoints.due(step, late or stopped):
+            checkpoints.save(step, seen, time.monotonic() - began)
+            late = False
+        if stopped:
+            break
     measure.leave(run_dir)
     if records is not None:
         records.close()
         weights.save_weights(parts.plain, run_dir)
+    checkpoints.finish()
     return End(steps=step, stopped_at=step if step < job.steps else None)
 
 
@@ -83,12 +95,18 @@ def _units(job: JobProgram, batch: StepBatch) -> int:
     return 1 if job.loss.counts == "samples" else per_sample(batch)
 
 
-def _global_mean(total: Tensor, number: int | Tensor, place: RankPlace) -> float:
-    """The mean loss over the global batch; waits for the device, and on the CPU for the other ranks."""
-    total = total.double()
+def _agree(
+    job: JobProgram, total: Tensor, number: int | Tensor, place: RankPlace, late: bool
+) -> tuple[float, bool]:
+    """The mean loss over the global batch, and whether rank 0 finds a checkpoint due (by its clock, where the job goes
+    by the clock). Waits for the device, and on the CPU for the other ranks."""
+    told = total.double()
+    if job.checkpoint.seconds:
+        told = torch.stack((told, told.new_full((), float(late and place.rank == 0))))
     if place.data_ranks > 1:
-        dist.all_reduce(total)
-    return float(total) / max(1.0, float(number))
+        dist.all_reduce(told)
+    summed, *said = told.reshape(-1).tolist()
+    return summed / max(1.0, float(number)), bool(said and said[0])
 
 
 def _logged(job: JobProgram, step: int) -> bool:

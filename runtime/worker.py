@@ -21,17 +21,15 @@ from __future__ import annotations
 import datetime
 import faulthandler
 import os
-import random
 import signal
 import sys
 from collections.abc import Callable
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from dslc.compiler.program import JobProgram, RankPlace
-from dslc.runtime import failure, stop
+from dslc.runtime import failure, random_numbers, stop
 from dslc.runtime.assemble import Parts, assemble
 from dslc.runtime.lifetime import end_with
 from dslc.runtime.sources import open_source
@@ -54,7 +52,7 @@ def work(
     end_with(launcher)
     place = places[int(os.environ["RANK"])]
     board.arrive(place.rank)
-    _print_to(failure.log_path(run_dir, place.rank))
+    _print_to(failure.log_path(run_dir, place.rank), goes_on=job.checkpoint.resume != "none")
     parts: Parts | None = None
     try:
         if before is not None:
@@ -63,7 +61,7 @@ def work(
         _open_group(job)
         splits = open_source(job.data)
         parts = assemble(job, device)
-        _seed(job.seed, place.rank)
+        random_numbers.begin(job.seed, place.rank)
         end = train(job, place, parts, splits, board, run_dir)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -81,9 +79,10 @@ def work(
         sys.stderr.flush()
 
 
-def _print_to(path: str) -> None:
-    """Sends what this process and its libraries print to a file, and stacks on SIGUSR1 or a crash as well."""
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+def _print_to(path: str, goes_on: bool) -> None:
+    """Sends what this process and its libraries print to a file, and stacks on SIGUSR1 or a crash as well. A training
+    that goes on adds to what is there."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if goes_on else os.O_TRUNC), 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
@@ -102,7 +101,7 @@ def _prepare(job: JobProgram, place: RankPlace) -> torch.device:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA begins
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
-    _seed(job.seed, 0)  # what a user's own model and data set draw is the same on every rank
+    random_numbers.begin(job.seed, 0)  # what a user's own model and data set draw is the same on every rank
     if job.device == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", job.gpus[place.local_rank] if job.gpus else place.local_rank)
@@ -112,13 +111,6 @@ def _prepare(job: JobProgram, place: RankPlace) -> torch.device:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _seed(seed: int, rank: int) -> None:
-    number = (seed * 1_000_003 + rank) % 2**32
-    random.seed(number)
-    np.random.seed(number)
-    torch.manual_seed(number)
 
 
 def _open_group(job: JobProgram) -> None:

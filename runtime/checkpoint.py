@@ -1,0 +1,257 @@
+"""When a training's state is written down, by whom and into what folder; and how it is taken up again.
+
+Model: all ranks save after the same step. Each copies what is its own to write (checkpoint_state.py) and goes on
+training; a thread of each writes the copies, over a process group of its own, and rank 0 publishes the folder when all
+of it is on the disk (checkpoint_files.py). With `asynchronous = false` the training waits instead, and nothing is
+copied. To go on, rank 0 looks for the checkpoints that are there, the ranks read the candidates' files to see whether
+they are whole, each its share, and all load the one that is taken.
+
+Contract: a checkpoint is complete or not there. A save waits for the one before it, and `finish` for the last; what
+goes wrong in a thread is raised in the training, at the next step at the latest, and ends it. Older checkpoints are
+removed when a newer one is published, down to `keep`: those that this training wrote or could have gone on from.
+
+Limits: one training at a time writes into a folder. Copies take as much of the host's memory as the rank's own share
+of the state. With `seconds`, rank 0's clock is looked at in the steps that are logged, where ranks agree on a number
+anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dslc.compiler.program import JobProgram, RankPlace
+from dslc.runtime import checkpoint_files as files
+from dslc.runtime.assemble import Parts
+from dslc.runtime.checkpoint_state import CheckpointError, Copies, State, TrainingState, write
+from dslc.runtime.records import note
+
+LONGEST = datetime.timedelta(hours=2)  # that one rank may take longer than another to write its files
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Where a training begins: after `step` steps, `samples` and `seconds`."""
+
+    step: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+
+
+def preload(job: JobProgram) -> None:
+    """In the launcher: loads what the ranks would each have to load (0.6 s)."""
+    if _wanted(job):
+        import torch.distributed.checkpoint  # noqa: F401
+
+
+def _wanted(job: JobProgram) -> bool:
+    return job.checkpoint.every > 0 or job.checkpoint.seconds > 0 or job.checkpoint.resume != "none"
+
+
+class Checkpoints:
+    """The checkpoints of one rank; does nothing where the job asks for none. To be made before the first step."""
+
+    def __init__(self, job: JobProgram, place: RankPlace, parts: Parts, run_dir: str) -> None:
+        self._job, self._rank, self._step, self._run_dir = job, place.rank, job.checkpoint, run_dir
+        self.on = self._step.every > 0 or self._step.seconds > 0
+        self._thread: threading.Thread | None = None
+        self._failed: BaseException | None = None
+        self.stalls: list[float] = []  # seconds that each save held the training up
+        if not _wanted(job):
+            return
+        self._device = parts.device
+        self._folder = files.folder_of(job, run_dir)
+        self._state = TrainingState(parts, place.rank, job.world_size)
+        self._fit = files.fit_of(job, self._state.shapes)
+        # Of its own, so that what a thread says never comes between what the training says.
+        self._group: Any = dist.new_group(backend="gloo", timeout=LONGEST) if job.world_size > 1 else None
+        self._copies = Copies()
+        self._kept: list[str] = []  # rank 0: the oldest first
+        self._last = time.monotonic()
+
+    # ------------------------------------------------------------------------------------------------- going on
+
+    def resume(self) -> Start:
+        """Puts the state of the checkpoint that the job asks for in place. Raises CheckpointError."""
+        if not _wanted(self._job):
+            return Start()
+        if self._rank == 0 and self.on:
+            self._prepare_folder()
+        if self._step.resume == "none":
+            return Start()
+        asked = self._folder if self._step.resume == "auto" else self._step.resume
+        listed = [files.look(path) for path in files.checkpoints_in(asked)] if self._rank == 0 else []
+        found: list[files.Found] = self._of_rank_0(listed)
+        choice = files.choose(found, self._fit, self._job.steps, self._damage)
+        self._tell(choice, asked)
+        taken = choice.taken
+        if taken is None or taken.manifest is None:
+            if self._step.resume != "auto" or choice.whole:
+                raise CheckpointError(_none_to_take(choice, asked))
+            return Start()
+        self._keep(taken.manifest.step, found, asked)
+        self._state.load(taken.path, taken.manifest, self._job.seed)
+        return Start(step=taken.manifest.step, samples=taken.manifest.samples, seconds=taken.manifest.seconds)
+
+    def _prepare_folder(self) -> None:
+        os.makedirs(self._folder, exist_ok=True)
+        files.clear_away(self._folder)
+        there = files.checkpoints_in(self._folder)
+        if there and self._step.resume == "none":
+            raise CheckpointError(
+                f"{self._folder} holds checkpoints already ({os.path.basename(there[0])}): `checkpoint.resume = auto` "
+                "goes on from them; else name another folder, or remove them"
+            )
+
+    def _damage(self, path: str, manifest: files.Manifest) -> list[str]:
+        """What is wrong with a checkpoint's files; each rank reads a share of them."""
+        own = files.damage(path, manifest, sorted(manifest.files)[self._rank :: self._job.world_size])
+        if self._group is None:
+            return own
+        of_all: list[Any] = [None] * self._job.world_size
+        dist.all_gather_object(of_all, own, group=self._group)
+        return [reason for reasons in of_all for reason in reasons]
+
+    def _keep(self, step: int, found: list[files.Found], asked: str) -> None:
+        """Which checkpoints count as this training's own, that goes on from the one of `step`."""
+        if self._rank != 0 or not self.on:
+            return
+        if os.path.realpath(asked) != os.path.realpath(self._folder):
+            found = [files.look(path) for path in files.checkpoints_in(self._folder)]
+            newer = [each.path for each in found if each.manifest is not None and each.manifest.step > step]
+            if newer:
+                raise CheckpointError(
+                    f"{newer[0]} is newer than the step to go on from, {step}: `checkpoint.resume = auto` goes on from "
+                    "there; to begin again at an older one, write into another folder (`--out`, `checkpoint.dir`)"
+                )
+        for each in reversed(found):
+            manifest = each.manifest
+            if manifest and manifest.step <= step and not files.misfits(manifest, self._fit, self._job.steps):
+                self._kept.append(each.path)
+
+    def _tell(self, choice: files.Choice, asked: str) -> None:
+        if self._rank != 0:
+            return
+        for each in choice.passed_over:
+            note(self._run_dir, f"passed over {_short(each.path)}: {each.reason}")
+        if choice.taken is not None and choice.taken.manifest is not None:
+            manifest = choice.taken.manifest
+            note(self._run_dir, f"goes on after step {manifest.step}, from {_short(choice.taken.path)}")
+        elif self._step.resume == "auto":
+            note(self._run_dir, f"begins at the first step: no checkpoint to go on from in {_short(asked)}")
+
+    def _of_rank_0(self, value: Any) -> Any:
+        if self._group is None:
+            return value
+        told = [value]
+        dist.broadcast_object_list(told, src=0, group=self._group)
+        return told[0]
+
+    # -------------------------------------------------------------------------------------------------- saving
+
+    @property
+    def late(self) -> bool:
+        """Whether by this rank's clock a checkpoint is due. It is rank 0's that counts."""
+        return self._step.seconds > 0 and time.monotonic() - self._last >= self._step.seconds
+
+    def due(self, step: int, late: bool) -> bool:
+        """Whether one is to be written after `step`; `late` is what the ranks agreed on."""
+        every = self._step.every
+        return self.on and (late or step == self._job.steps or (every > 0 and step % every == 0))
+
+    def save(self, step: int, samples: int, seconds: float) -> None:
+        """Writes down the state after `step` steps, or begins to. On all ranks, after the same step."""
+        began = time.monotonic()
+        self.finish()
+        tensors = self._state.mine()
+        manifest = files.Manifest(
+            format=files.FORMAT,
+            step=step,
+            samples=samples,
+            seconds=seconds,
+            job=self._job.job,
+            plan_hash=self._job.plan_hash,
+            world_size=self._job.world_size,
+            fit=self._fit,
+            files={},
+        )
+        if self._step.asynchronous:
+            tensors = self._copies.take(tensors)
+            self._thread = threading.Thread(
+                target=self._in_thread, args=(tensors, manifest), name="dslc-checkpoint", daemon=True
+            )
+            self._thread.start()
+        else:
+            with _named(step):
+                self._write(tensors, manifest)
+        self._last = time.monotonic()
+        self.stalls.append(self._last - began)
+
+    def look(self) -> None:
+        """Raises what went wrong in the thread, if anything has by now."""
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+
+    def finish(self) -> None:
+        """Waits until the last one is published, or its failure is known, and raises that."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            self.look()
+
+    def _in_thread(self, tensors: State, manifest: files.Manifest) -> None:
+        try:
+            with _named(manifest.step):
+                if self._device.type == "cuda":
+                    torch.cuda.set_device(self._device)  # else what torch looks up would wake another GPU
+                self._write(tensors, manifest)
+        except BaseException as error:
+            self._failed = error
+
+    def _write(self, tensors: State, manifest: files.Manifest) -> None:
+        part = os.path.join(self._folder, files.name_of(manifest.step) + ".part")
+        write(part, tensors, self._group)
+        names = [name for name in os.listdir(part) if name.startswith(f"__{self._rank}_")]
+        own = {name: files.describe_file(os.path.join(part, name)) for name in names}
+        if self._rank == 0:
+            own[".metadata"] = files.describe_file(os.path.join(part, ".metadata"))
+        of_all: list[Any] = [own]
+        if self._group is not None:
+            of_all = [None] * self._job.world_size
+            dist.gather_object(own, of_all if self._rank == 0 else None, dst=0, group=self._group)
+        if self._rank == 0:
+            described = {name: file for each in of_all for name, file in sorted(each.items())}
+            self._kept.append(files.publish(part, dataclasses.replace(manifest, files=described)))
+            while len(self._kept) > self._step.keep:
+                files.remove(self._kept.pop(0))
+
+
+@contextlib.contextmanager
+def _named(step: int) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise CheckpointError(f"the checkpoint of step {step} could not be written: {error}") from error
+
+
+def _none_to_take(choice: files.Choice, asked: str) -> str:
+    reasons = "".join(f"\n{each.path}: {each.reason}" for each in choice.passed_over)
+    if not reasons:
+        return f"there is no checkpoint in {asked}"
+    return f"no checkpoint in {asked} can be gone on from{reasons}"
+
+
+def _short(path: str) -> str:
+    short = os.path.relpath(path)
+    return path if short.startswith("..") else short
