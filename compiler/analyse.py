@@ -8,14 +8,15 @@ Python; neither torch nor networkx.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dslc.compiler import rules
 from dslc.compiler.cost import RankCost, rank_cost
 from dslc.compiler.estimate import Estimate, estimate
 from dslc.compiler.facts import Facts, SourceFacts
 from dslc.compiler.layout import Layout, lay_out
-from dslc.compiler.model import ModelGraph, build, opaque
+from dslc.compiler.model import ModelGraph, build
+from dslc.compiler.opaque import made_by_parts, opaque
 from dslc.compiler.schedule_cost import Timeline, timeline
 from dslc.compiler.schedules import ScheduleTable, table
 from dslc.compiler.sources import source_facts
@@ -67,7 +68,7 @@ def analyse(job: JobSpec, facts: Facts, report: Report, broken: Collection[str] 
     source = facts.source or source_facts(job.data.source, context_of(job))
     layout = lay_out(job, report, facts.machine) if fine("devices", "parallelism") else None
     workload = measure_out(job, layout, source, report) if layout and fine("data", "train") else None
-    model = _model(job, facts, source, report) if fine("model", "data.source") else None
+    model = _model(job, layout, facts, source, report) if fine("model", "data.source") else None
     if fine("model", "data", "train", "evaluate", "parallelism"):
         rules.check_job(job, layout, workload, source, model, report)
     pipeline = _pipeline(job, layout, model, report) if layout and model else None
@@ -106,10 +107,15 @@ def context_of(job: JobSpec) -> int | None:
     return written if written is not None else getattr(network, "context", None)
 
 
-def _model(job: JobSpec, facts: Facts, source: SourceFacts, report: Report) -> ModelGraph | None:
+def _model(job: JobSpec, layout: Layout | None, facts: Facts, source: SourceFacts, report: Report) -> ModelGraph | None:
     network = job.model.network
     if isinstance(network, PythonNetwork | TransformersNetwork):
-        return opaque(facts.model, job.model, source) if facts.model else None
+        if facts.model is None:
+            return None
+        graph = opaque(facts.model, job.model, source, report)
+        memory = facts.machine.memory if facts.machine else None
+        parts = bool(layout and graph) and made_by_parts(job, layout, facts.model, memory, report)  # type: ignore[arg-type]
+        return replace(graph, reset=True) if graph and parts else graph
     if isinstance(job.data.source, PythonSource) and source.input is None:
         return None
     return build(job.model, source, context_of(job), report)

@@ -166,13 +166,14 @@ def _model(analysis: Analysis) -> p.ModelStep:
         "weights_line": short_line(job.model.at("weights")) if job.model.weights else "",
         "frozen": job.model.freeze,
     }
+    own = common | ({"ties": model.ties, "reset": model.reset} if model else {})
     if isinstance(network, PythonNetwork):
-        return p.ModelStep(python=_python(network, job.folder), ties=model.ties if model else (), **common)
+        return p.ModelStep(python=_python(network, job.folder), **own)
     if isinstance(network, TransformersNetwork):
         step = p.TransformersStep(
             name=network.path, arguments=dict(network.arguments), folder=job.folder, line=short_line(network.span)
         )
-        return p.ModelStep(transformers=step, ties=model.ties if model else (), **common)
+        return p.ModelStep(transformers=step, **own)
     assert model is not None and model.root is not None
     image = len(model.input.shape) == 3 and any(layer.kind in ("conv2d", "residual") for layer in model.layers)
     # `fully_shard` cuts rows of contiguous tensors, so it leaves the memory format as it is.

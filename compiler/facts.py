@@ -7,9 +7,10 @@ learnt is None, and what depends on it is shown as unknown.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 DType = Literal["float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool"]
 DTYPE_BYTES: dict[str, int] = {
@@ -19,8 +20,11 @@ DTYPE_BYTES: dict[str, int] = {
     "int32": 4,
     "float16": 2,
     "bfloat16": 2,
+    "int16": 2,
     "uint8": 1,
+    "int8": 1,
     "bool": 1,
+    "complex64": 8,
 }
 
 
@@ -42,7 +46,8 @@ class TensorFact:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFacts:
-    """What is known of a source of data. `missing` says what is not there and how to come by it."""
+    """What is known of a source of data. `missing` says what is not there or not right, `help` how to mend it, and
+    `code` which of these it is: E0309, no data; E0311, data that is broken; E0803, a library that is not installed."""
 
     samples: int | None = None  # all of them, before a validation split
     validation_samples: int | None = None  # of a pair (train, validation); then `samples` is the first
@@ -51,23 +56,46 @@ class SourceFacts:
     classes: int | None = None  # targets are 0 <= t < classes
     vocab: int | None = None  # inputs are tokens 0 <= t < vocab
     stream: bool = False  # cut from one stream: the validation split is its end
+    blocks: tuple[int, ...] = ()  # samples that are read as one, from the first on; an epoch is shuffled block-wise
+    found: Mapping[str, Any] = field(default_factory=dict)  # files and layouts: what the runtime opens
     missing: str = ""
     help: str = ""
+    code: str = "E0309"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerFacts:
+    """One layer of a traced module; its figures follow the conventions of `LayerNode`."""
+
+    name: str  # the path that `get_submodule` takes; "" for what belongs to no module below the root
+    kind: str  # its class
+    block: bool  # one of several alike, worth computing again in the backward pass
+    parameters: tuple[str, ...]  # full names, those that are tied to another's tensor too
+    buffers: tuple[str, ...]
+    input: TensorFact | None  # the first tensor that it takes; None if it takes none
+    output: TensorFact | None
+    forward_flops: int  # of one sample, like all that follows
+    backward_flops: int
+    saved: int
+    saved_low: int
+    saved_selective: int
+    saved_selective_low: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
     """What tracing a user's module on the meta device told."""
 
-    parameters: tuple[tuple[str, tuple[int, ...], bool], ...]  # name, shape, trainable
+    parameters: tuple[tuple[str, tuple[int, ...], bool], ...]  # name, shape, trainable; each tensor once
     buffers: tuple[tuple[str, tuple[int, ...], str], ...]  # name, shape, dtype
+    ties: tuple[tuple[str, str], ...] = ()  # (parameter, the parameter whose tensor it is)
+    layers: tuple[LayerFacts, ...]  # in the order of their first call
     output: TensorFact
     batch_norm: bool
     noise: bool  # dropout and its like
     unused: tuple[str, ...]  # parameters that the output does not depend on
-    forward_flops: int  # of one sample
-    backward_flops: int
-    saved_bytes: int  # activations kept for the backward pass, of one sample
+    without_reset: tuple[str, ...] = ()  # modules with parameters of their own and no `reset_parameters`
+    vocab: int | None = None  # the input's numbers are looked up in tables of so many rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """From what the user calls a network to a `ModelGraph`: shapes, parameters, work and memory of every layer.
 
-`build` is arithmetic for layer lists and library networks; nothing of torch is loaded. `opaque` makes one node of a
-model that a user's own function returns, from what tracing it told.
+`build` is arithmetic for layer lists and library networks; nothing of torch is loaded. Models that are made by a
+function are `opaque`'s.
 
 Modules of a list are named as `nn.Sequential` names them, `0`, `1`, …, with `repeat` unrolled and the parts of a
 residual as `N.layers.i` and `N.shortcut.i`; library networks have speaking names (`blocks.3.attention.qkv.weight`).
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count, groupby
 
-from dslc.compiler.facts import ModelFacts, SourceFacts, TensorFact
+from dslc.compiler.facts import SourceFacts, TensorFact
 from dslc.compiler.networks import Expansion, expand
 from dslc.compiler.nodes import BufferNode, LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.outputs import check_output
@@ -27,7 +27,7 @@ from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.registry import Call
 
-__all__ = ["BufferNode", "LayerNode", "ModelGraph", "ParameterNode", "build", "opaque"]
+__all__ = ["BufferNode", "LayerNode", "ModelGraph", "ParameterNode", "build"]
 
 
 def build(model: ModelSpec, source: SourceFacts, context: int | None, report: Report) -> ModelGraph | None:
@@ -83,45 +83,6 @@ def build(model: ModelSpec, source: SourceFacts, context: int | None, report: Re
         batch_norm_values=around.batch_norm_values,
         noise=around.noise,
         parameters=sum(parameter.count for node in nodes for parameter in node.parameters),
-    )
-
-
-def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts) -> ModelGraph:
-    """One layer of kind `python` for a model that a user's own function returns.
-
-    What it keeps under autocast or selective recomputation was not traced: both count as much as in fp32.
-    """
-    span = model.network.span if isinstance(model.network, Call) else model.at("network")
-    parameters = tuple(ParameterNode(name=name, shape=shape) for name, shape, _ in facts.parameters)
-    fact = source.input or TensorFact(shape=(), dtype="float32")
-    node = LayerNode(
-        name="",
-        kind="python",
-        span=span,
-        input=fact,
-        output=facts.output,
-        parameters=parameters,
-        buffers=tuple(BufferNode(name=name, shape=shape, dtype=dtype) for name, shape, dtype in facts.buffers),
-        forward_flops=facts.forward_flops,
-        backward_flops=facts.backward_flops,
-        saved=facts.saved_bytes,
-        saved_low=facts.saved_bytes,
-        saved_selective=facts.saved_bytes,
-        saved_selective_low=facts.saved_bytes,
-        recomputable=False,
-    )
-    return ModelGraph(
-        layers=(node,),
-        root=None,
-        inits=(),
-        ties=(),
-        input=fact,
-        output=facts.output,
-        batch_norm=facts.batch_norm,
-        unsynced_batch_norm=False,
-        noise=facts.noise,
-        parameters=sum(parameter.count for parameter in parameters),
-        unused=facts.unused,
     )
 
 

@@ -28,8 +28,8 @@ from networks_drawn import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dslc.compiler.facts import ModelFacts, SourceFacts
-from dslc.compiler.model import ModelGraph, build, opaque
+from dslc.compiler.facts import SourceFacts
+from dslc.compiler.model import ModelGraph, build
 from dslc.compiler.tape import LAYERS
 from dslc.dsl import calls as c
 from dslc.dsl import layers as s
@@ -225,25 +225,6 @@ def test_an_unknown_input_is_passed_over_in_silence() -> None:
     gpt = model_of(of(s.GPT, layers=1, width=8, heads=2, context=4, vocab=9), of(c.CrossEntropy))
     graph = build(gpt, SourceFacts(), 4, report)
     assert graph is not None and graph.input.shape == (4,) and not report
-
-
-def test_a_users_own_model_is_one_layer() -> None:
-    facts = ModelFacts(
-        parameters=(("a.weight", (3, 4), True), ("a.bias", (3,), True)),
-        buffers=(("mask", (4,), "bool"),),
-        output=fact(3),
-        batch_norm=True,
-        noise=False,
-        unused=("a.bias",),
-        forward_flops=24,
-        backward_flops=24,
-        saved_bytes=16,
-    )
-    network = of(s.PythonNetwork, function="mine:net")
-    graph = opaque(facts, model_of(network, of(c.MSE)), SourceFacts(input=fact(4)))
-    assert (graph.root, graph.inits, graph.parameters, graph.batch_norm) == (None, (), 15, True)
-    assert (graph.layers[0].kind, graph.layers[0].saved, graph.forward_flops) == ("python", 16, 24)
-    assert graph.unused == ("a.bias",)
 
 
 # ------------------------------------------------------------------------------------------------------- mistakes

@@ -1,0 +1,128 @@
+"""From what tracing told of a user's or a library's module to a `ModelGraph`, layer by layer.
+
+Such a model is made by running a function, so the graph has no modules to build and no initial values. Whole, it is
+made once under the seed and handed out; where the ranks share its parameters because none can hold them all, each
+module is given its numbers by `reset_parameters` instead, and a warning says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from dslc.compiler.facts import ModelFacts, SourceFacts, TensorFact
+from dslc.compiler.layout import Layout
+from dslc.compiler.nodes import BufferNode, LayerNode, ModelGraph, ParameterNode
+from dslc.compiler.outputs import check_output
+from dslc.compiler.sharding import sharding_of
+from dslc.compiler.tape import entry
+from dslc.compiler.units import byte_text
+from dslc.dsl.blocks import ModelSpec
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.job import JobSpec
+from dslc.dsl.registry import Call
+from dslc.dsl.source import Span
+
+
+def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts, report: Report) -> ModelGraph | None:
+    """The graph of a traced module; None where it does not go with the data, with the reason in the report."""
+    before = len(report.errors)
+    span = _span(model)
+    fact = source.input or TensorFact(shape=(), dtype="float32")
+    layers = _layers(facts, fact, span)
+    _check_vocab(facts, source, span, report)
+    check_output(model, layers[-1] if layers else None, entry(facts.output), source, report, [])
+    if len(report.errors) > before:
+        return None
+    return ModelGraph(
+        layers=layers,
+        root=None,
+        inits=(),
+        ties=facts.ties,
+        input=fact,
+        output=facts.output,
+        batch_norm=facts.batch_norm,
+        unsynced_batch_norm=False,
+        noise=facts.noise,
+        parameters=sum(prod(shape) for _, shape, _ in facts.parameters),
+        unused=facts.unused,
+    )
+
+
+def made_by_parts(job: JobSpec, layout: Layout, facts: ModelFacts, memory: int | None, report: Report) -> bool:
+    """Whether the module is never made whole: its float32 parameters exceed `memory`, and the ranks share them.
+
+    Reports W0701, and E0804 where a module cannot make its parameters alone.
+    """
+    limit = min((m for m in (job.memory.limit, layout.hardware.memory, memory) if m is not None), default=None)
+    whole = 4 * sum(prod(shape) for _, shape, _ in facts.parameters)
+    if limit is None or whole <= limit or sharding_of(job, layout).shards == 1:
+        return False
+    span = _span(job.model)
+    if facts.without_reset:
+        report.add(
+            "E0804",
+            f"the parameters, {byte_text(whole)}, do not fit into {byte_text(limit)}, and `{facts.without_reset[0]}` "
+            "cannot make its own",
+            span,
+            label=f"{len(facts.without_reset)} such modules" if len(facts.without_reset) > 1 else "",
+            help="give its class a method `reset_parameters`",
+        )
+        return True
+    report.add(
+        "W0701",
+        f"the parameters, {byte_text(whole)}, do not fit into {byte_text(limit)}, so each module makes its own by "
+        "`reset_parameters`: they are others than those of one process",
+        span,
+    )
+    return True
+
+
+def _span(model: ModelSpec) -> Span | None:
+    return model.network.span if isinstance(model.network, Call) else model.at("network")
+
+
+def _layers(facts: ModelFacts, input: TensorFact, span: Span | None) -> tuple[LayerNode, ...]:
+    ties = dict(facts.ties)
+    shapes = {name: shape for name, shape, _ in facts.parameters}
+    buffers = {name: BufferNode(name=name, shape=shape, dtype=dtype) for name, shape, dtype in facts.buffers}
+
+    def nodes(names: Sequence[str]) -> tuple[ParameterNode, ...]:
+        return tuple(
+            ParameterNode(name=name, shape=shapes[ties.get(name, name)], tied_to=ties.get(name)) for name in names
+        )
+
+    made, before = [], input
+    for layer in facts.layers:
+        after = layer.output or before
+        made.append(
+            LayerNode(
+                name=layer.name,
+                kind=layer.kind,
+                span=span,
+                input=layer.input or before,
+                output=after,
+                parameters=nodes(layer.parameters),
+                buffers=tuple(buffers[name] for name in layer.buffers),
+                forward_flops=layer.forward_flops,
+                backward_flops=layer.backward_flops,
+                saved=layer.saved,
+                saved_low=layer.saved_low,
+                saved_selective=layer.saved_selective,
+                saved_selective_low=layer.saved_selective_low,
+                recomputable=layer.block,
+            )
+        )
+        before = after
+    return tuple(made)
+
+
+def _check_vocab(facts: ModelFacts, source: SourceFacts, span: Span | None, report: Report) -> None:
+    if facts.vocab is not None and source.vocab is not None and facts.vocab < source.vocab:
+        report.add(
+            "E0208",
+            f"a vocabulary of {facts.vocab} does not hold the data's {source.vocab} tokens",
+            span,
+            label=f"{facts.vocab} < {source.vocab}",
+            help=f"an embedding of {source.vocab} rows",
+        )
