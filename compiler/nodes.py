@@ -18,12 +18,16 @@ from dslc.dsl.source import Span
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterNode:
-    """A parameter under its name in the unwrapped model. `init` is None where a user's own function initialises it."""
+    """A parameter under its name in the unwrapped model. `init` is None where a user's own function initialises it.
+
+    `trains` is what the module itself says; `model.freeze` may take it out of training (`sharding.trained`).
+    """
 
     name: str
     shape: tuple[int, ...]
     init: InitStep | None = None
     tied_to: str | None = None  # the parameter whose tensor it is
+    trains: bool = True
 
     @property
     def count(self) -> int:

@@ -11,7 +11,9 @@ Contract: the account, the predicted collectives and the program all ask here, s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from dslc.compiler.layout import Layout
@@ -105,3 +107,28 @@ def parameter_count(layers: list[LayerNode], tensor: int) -> int:
             if parameter.tied_to is None:
                 total += -(-parameter.count // tensor) if len(parameter.shape) > 1 else parameter.count
     return total
+
+
+def trained(job: JobSpec, model: ModelGraph) -> frozenset[str]:
+    """The parameters that train, each tied weight under the name whose tensor it is."""
+    everything = [q for layer in model.layers for q in layer.parameters]
+    frozen = {q.tied_to or q.name for q in everything if any(fnmatchcase(q.name, each) for each in job.model.freeze)}
+    return frozenset(q.name for q in everything if q.trains and q.tied_to is None and q.name not in frozen)
+
+
+def zero1_partition(groups: Sequence[Sequence[int]], ranks: int) -> tuple[tuple[int, ...], ...]:
+    """The rank that owns each parameter of each of the optimizer's groups, of which the sizes are given.
+
+    ZeroRedundancyOptimizer's own order: group by group, the largest first, each to the first of the ranks that have
+    the least so far.
+    """
+    totals = [0] * ranks
+    owners = []
+    for sizes in groups:
+        chosen = [0] * len(sizes)
+        for n in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
+            rank = totals.index(min(totals))
+            chosen[n] = rank
+            totals[rank] += sizes[n]
+        owners.append(tuple(chosen))
+    return tuple(owners)
