@@ -61,7 +61,7 @@ def run(path: str, settings: Sequence[str] = (), *, out: str | None = None) -> R
         raise JobError(report)
     if loaded.combinations:
         raise ValueError("a job with a sweep is several runs: `dslc run`, or one call for each with `settings`")
-    folder = make_folder(loaded.job.name, out)
+    folder = make_folder(ready, out)
     lay_down(ready, folder)
     drawing = start_drawing(folder)
     try:

@@ -47,12 +47,15 @@ class Taken(Exception):
     """A run directory that holds a run already."""
 
 
-def make_folder(job: str, out: str | None) -> str:
-    """The run directory, absolute: `out`, or `runs/<job>/<time>`. Raises `Taken` rather than write over a run."""
+def make_folder(ready: Ready, out: str | None) -> str:
+    """The run directory, absolute: `out`, or `runs/<job>/<time>`. Raises `Taken` rather than write over a run, which
+    a job that says `resume = auto` goes on with instead."""
+    job = ready.program.job
     if out is not None:
         folder = os.path.abspath(os.path.expanduser(out))
-        if os.path.exists(os.path.join(folder, "plan.json")):
-            raise Taken(f"{out} holds a run already; name another folder with --out, or remove it")
+        if os.path.exists(os.path.join(folder, "plan.json")) and ready.program.checkpoint.resume != "auto":
+            others = "name another folder with --out, or remove it"
+            raise Taken(f"{out} holds a run already: `--set checkpoint.resume=auto` goes on with it; else {others}")
     else:
         stem = os.path.abspath(os.path.join("runs", job, time.strftime("%Y-%m-%d_%H-%M-%S")))
         folder, n = stem, 1

@@ -19,10 +19,10 @@ def main(arguments: argparse.Namespace) -> int:
     report = Report()
     ready = [prepare(chosen, report, profile=arguments.profile) for chosen in combinations]
     show(report)
-    if report.errors or loaded.job is None:
+    if report.errors or loaded.job is None or ready[0] is None:
         return JOB_AT_FAULT
     try:
-        folder = make_folder(loaded.job.name, arguments.out)
+        folder = make_folder(ready[0], arguments.out)
     except Taken as taken:
         print(f"dslc: {taken}", file=sys.stderr)
         return WRONG_USAGE

@@ -1,0 +1,65 @@
+"""The rules of checkpoints: what the folders that a job names have to hold, or must not.
+
+They look at names alone, which this machine may have or not: `check` warns, `run` refuses. Whether a checkpoint is
+whole and fits is found when it is read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from dslc.dsl.diagnostics import Diagnostic, Report
+from dslc.dsl.job import JobSpec
+
+_CHECKPOINT = re.compile(r"step-\d{8,}")  # as runtime/checkpoint_files.py names them
+
+
+def check_checkpoints(job: JobSpec, report: Report) -> None:
+    """The folder that is written to and the checkpoint that is gone on from."""
+    checkpoint = job.checkpoint
+    if checkpoint.resume is None and checkpoint.dir is not None and checkpoint.every is not None:
+        there = _checkpoints_in(checkpoint.dir)
+        if there:
+            report.extend([
+                Diagnostic(
+                    code="E0811",
+                    message=f"{checkpoint.dir} holds checkpoints already",
+                    span=checkpoint.at("dir"),
+                    label=f"the newest is {there[-1]}",
+                    help="`resume = auto` goes on from them; else name another folder, or remove them",
+                    severity="warning",
+                    blocks_run=True,
+                )
+            ])
+    if checkpoint.resume not in (None, "auto"):
+        missing = _missing(checkpoint.resume)
+        if missing:
+            report.extend([
+                Diagnostic(
+                    code="E0812",
+                    message=f"there is no checkpoint to go on from: {missing}",
+                    span=checkpoint.at("resume"),
+                    help="a checkpoint (`step-00000050`), a folder that holds some, or `auto`",
+                    severity="warning",
+                    blocks_run=True,
+                )
+            ])
+
+
+def _missing(path: str) -> str:
+    if not os.path.exists(path):
+        return f"{path} does not exist"
+    if not os.path.isdir(path):
+        return f"{path} is not a folder"
+    if not os.path.exists(os.path.join(path, "manifest.json")) and not _checkpoints_in(path):
+        return f"{path} holds none"
+    return ""
+
+
+def _checkpoints_in(folder: str) -> list[str]:
+    """Names, the oldest first."""
+    try:
+        return sorted((name for name in os.listdir(folder) if _CHECKPOINT.fullmatch(name)), key=lambda n: int(n[5:]))
+    except OSError:
+        return []

@@ -1,0 +1,6 @@
+import "base/digits.plt"
+
+checkpoint {
+  every = 10 steps
+  dir   = "kept" #! E0811
+}

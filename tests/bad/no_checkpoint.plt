@@ -1,0 +1,6 @@
+import "base/digits.plt"
+
+checkpoint {
+  every  = 10 steps
+  resume = "kept/step-00000999" #! E0812
+}
