@@ -85,11 +85,18 @@ def _span(model: ModelSpec) -> Span | None:
 def _layers(facts: ModelFacts, input: TensorFact, span: Span | None) -> tuple[LayerNode, ...]:
     ties = dict(facts.ties)
     shapes = {name: shape for name, shape, _ in facts.parameters}
+    trains = {name: trains for name, _, trains in facts.parameters}
     buffers = {name: BufferNode(name=name, shape=shape, dtype=dtype) for name, shape, dtype in facts.buffers}
 
     def nodes(names: Sequence[str]) -> tuple[ParameterNode, ...]:
         return tuple(
-            ParameterNode(name=name, shape=shapes[ties.get(name, name)], tied_to=ties.get(name)) for name in names
+            ParameterNode(
+                name=name,
+                shape=shapes[ties.get(name, name)],
+                tied_to=ties.get(name),
+                trains=trains[ties.get(name, name)],
+            )
+            for name in names
         )
 
     made, before = [], input

@@ -110,10 +110,9 @@ def parameter_count(layers: list[LayerNode], tensor: int) -> int:
 
 
 def trained(job: JobSpec, model: ModelGraph) -> frozenset[str]:
-    """The parameters that train, each tied weight under the name whose tensor it is."""
-    everything = [q for layer in model.layers for q in layer.parameters]
-    frozen = {q.tied_to or q.name for q in everything if any(fnmatchcase(q.name, each) for each in job.model.freeze)}
-    return frozenset(q.name for q in everything if q.trains and q.tied_to is None and q.name not in frozen)
+    """The parameters that train; a pattern is held against the name that a tied weight has first."""
+    own = (q for layer in model.layers for q in layer.parameters if q.trains and q.tied_to is None)
+    return frozenset(q.name for q in own if not any(fnmatchcase(q.name, pattern) for pattern in job.model.freeze))
 
 
 def zero1_partition(groups: Sequence[Sequence[int]], ranks: int) -> tuple[tuple[int, ...], ...]:
