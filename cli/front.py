@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -11,11 +12,12 @@ from typing import Any
 
 from dslc.compiler.analyse import Analysis, analyse, context_of
 from dslc.compiler.facts import Facts, MachineFacts, ModelFacts, SourceFacts
+from dslc.compiler.sharding import low_precision
 from dslc.compiler.sources import source_facts
 from dslc.dsl.calls import PythonLoss, PythonSource
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.job import JobSpec
-from dslc.dsl.layers import PythonNetwork
+from dslc.dsl.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.load import Loaded, load
 from dslc.dsl.registry import Range
 from dslc.dsl.show import render
@@ -82,8 +84,11 @@ def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
     model: ModelFacts | None = None
     if trace and isinstance(job.data.source, PythonSource):
         source = _traced(job, job.data.source, "source", None, report, SourceFacts) or source
-    if trace and isinstance(job.model.network, PythonNetwork) and source.input is not None:
-        model = _traced(job, job.model.network, "model", source, report, ModelFacts)
+    if trace and source.input is not None:
+        if isinstance(job.model.network, PythonNetwork):
+            model = _traced(job, job.model.network, "model", source, report, ModelFacts)
+        elif isinstance(job.model.network, TransformersNetwork):
+            model = _traced_transformers(job, job.model.network, source, report)
     if trace and isinstance(job.model.loss, PythonLoss):
         _traced(job, job.model.loss, "loss", source, report, None)
     return Facts(source=source, model=model, machine=_machine(job) if run else None)
@@ -91,6 +96,35 @@ def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
 
 def _machine(job: JobSpec) -> MachineFacts:
     gpus: tuple[tuple[str, int], ...] = ()
+def _opened(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
+    """Opens a table in a child, so that the library is not loaded here. It may be fetched by `run` alone."""
+    from dslc.compiler.program import from_json
+    from dslc.compiler.sources import source_key
+
+    _, arguments = source_key(call)
+
+    def work() -> Any:
+        from dslc.runtime import tables
+
+        if not fetch:
+            os.environ["HF_HUB_OFFLINE"] = "1"
+        try:
+            if isinstance(call, Parquet):
+                return tables.parquet_facts(call.files, call.input, call.target, call.size)
+            return tables.datasets_facts(arguments)
+        except tables.TableFault as fault:
+            return fault.facts()
+
+    answer = in_child(work)
+    if "made" in answer:
+        return from_json(SourceFacts, answer["made"])
+    return SourceFacts(
+        missing=f"the data cannot be opened: {answer['error']}",
+        help="the library that opens it failed; call it alone to see the whole traceback",
+        code="E0311",
+    )
+
+
     if job.devices.gpus is not None:
         import torch
 
@@ -133,7 +167,7 @@ def _traced(
         if source is None:
             return to_json(trace.trace_source(make))
         assert source.input is not None
-        return to_json(trace.trace_model(make, source.input))
+        return to_json(trace.trace_model(make, source.input, low=low_precision(job)))
 
     answer = in_child(work)
     if "made" in answer:
@@ -149,7 +183,53 @@ def _traced(
 
 
 def in_child(work: Callable[[], Any]) -> dict[str, Any]:
-    """`{"made": work()}` from a forked child, or `{"error": …, "where": …}` if it raised or died."""
+    """`{"made": work()}` from a forked child, or `{"error": …, "where": …, "argument": …}` if it raised or died."""
+def _traced_transformers(
+    job: JobSpec, network: TransformersNetwork, source: SourceFacts, report: Report
+) -> ModelFacts | None:
+    """Builds the model without memory in a child, and reports what the library says against its configuration."""
+    from dslc.compiler.emit import transformers_step
+    from dslc.compiler.program import from_json, to_json
+
+    if importlib.util.find_spec("transformers") is None:
+        report.add(
+            "E0803",
+            "the library `transformers` is not installed",
+            network.span,
+            help="`pip install 'dslc[transformers]'`",
+        )
+        return None
+
+    def work() -> Any:
+        import torch
+
+        from dslc.compiler.trace import TraceError, trace_model
+        from dslc.runtime.transformers_model import build_transformers, longest
+
+        torch.set_num_threads(1)
+        assert source.input is not None
+
+        def make() -> torch.nn.Module:
+            model = build_transformers(transformers_step(network, source, job.folder))
+            most, length = longest(model), source.input.shape[0] if source.input and source.input.shape else 0
+            if source.input and source.input.dtype == "int64" and most is not None and most < length:
+                raise TraceError(f"it has positions for {most} tokens, and the data's sequences have {length}")
+            return model
+
+        return to_json(trace_model(make, source.input, low=low_precision(job)))
+
+    answer = in_child(work)
+    if "made" in answer:
+        return from_json(ModelFacts, answer["made"])
+    report.add(
+        "E0805",
+        f"`{network.path}` cannot be used as a model: {answer['error']}",
+        network.at(answer["argument"] or "path"),
+        help="arguments of `transformers(…)` take the place of what the configuration says",
+    )
+    return None
+
+
     sys.stdout.flush()
     sys.stderr.flush()
     read, write = os.pipe()
@@ -159,7 +239,8 @@ def in_child(work: Callable[[], Any]) -> dict[str, Any]:
         try:
             answer = {"made": work()}
         except BaseException as error:  # handed to the parent, which reports it
-            answer = {"error": _first_line(error), "where": _where(error)}
+            argument = getattr(error, "argument", "")
+            answer = {"error": _first_line(error), "where": _where(error), "argument": argument}
         with os.fdopen(write, "w") as pipe:
             json.dump(answer, pipe)
         sys.stdout.flush()
@@ -170,7 +251,8 @@ def in_child(work: Callable[[], Any]) -> dict[str, Any]:
         text = pipe.read()
     _, status = os.waitpid(child, 0)
     if not text:
-        return {"error": f"the process ended with status {os.waitstatus_to_exitcode(status)}", "where": ""}
+        ended = os.waitstatus_to_exitcode(status)
+        return {"error": f"the process ended with status {ended}", "where": "", "argument": ""}
     answer = json.loads(text)
     assert isinstance(answer, dict)
     return answer
@@ -179,7 +261,8 @@ def in_child(work: Callable[[], Any]) -> dict[str, Any]:
 def _first_line(error: BaseException) -> str:
     text = str(error).strip().split("\n")[0]
     kind = type(error).__name__
-    return text if kind in ("TraceError", "ImportError") and text else f"{kind}: {text}" if text else kind
+    plain = kind in ("TraceError", "TransformersError", "ImportError")
+    return text if plain and text else f"{kind}: {text}" if text else kind
 
 
 def _where(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from dslc.compiler import program as p
 from dslc.compiler.analyse import Analysis, context_of
 from dslc.compiler.plan import Plan
+from dslc.compiler.facts import SourceFacts
 from dslc.compiler.rules import warmup_steps
 from dslc.compiler.sharding import BUCKET_BYTES, recomputed, sharding_of, units
 from dslc.compiler.sources import source_key
@@ -170,10 +171,7 @@ def _model(analysis: Analysis) -> p.ModelStep:
     if isinstance(network, PythonNetwork):
         return p.ModelStep(python=_python(network, job.folder), **own)
     if isinstance(network, TransformersNetwork):
-        step = p.TransformersStep(
-            name=network.path, arguments=dict(network.arguments), folder=job.folder, line=short_line(network.span)
-        )
-        return p.ModelStep(transformers=step, **own)
+        return p.ModelStep(transformers=transformers_step(network, analysis.source, job.folder), **own)
     assert model is not None and model.root is not None
     image = len(model.input.shape) == 3 and any(layer.kind in ("conv2d", "residual") for layer in model.layers)
     # `fully_shard` cuts rows of contiguous tensors, so it leaves the memory format as it is.
@@ -184,6 +182,23 @@ def _model(analysis: Analysis) -> p.ModelStep:
 def _loss(analysis: Analysis) -> p.LossStep:
     loss, target = analysis.job.model.loss, analysis.source.target
     line = short_line(analysis.job.model.at("loss"))
+def transformers_step(network: TransformersNetwork, source: SourceFacts, folder: str) -> p.TransformersStep:
+    """Tokens for tokens are a language model's; one class for tokens, or for an image, is a classifier's."""
+    input, target = source.input, source.target
+    single = target is not None and not target.shape
+    kind = "causal_lm" if not single else "image_classification"
+    if single and input is not None and input.dtype == "int64":
+        kind = "sequence_classification"
+    return p.TransformersStep(
+        name=network.path,
+        kind=kind,  # type: ignore[arg-type]
+        labels=source.classes or 0,
+        arguments=dict(network.arguments),
+        folder=folder,
+        line=short_line(network.span),
+    )
+
+
     if isinstance(loss, c.PythonLoss):
         tokens = target is not None and target.dtype == "int64" and len(target.shape) > 0
         return p.LossStep(

@@ -30,8 +30,9 @@ def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts, report: Rep
     span = _span(model)
     fact = source.input or TensorFact(shape=(), dtype="float32")
     layers = _layers(facts, fact, span)
-    _check_vocab(facts, source, span, report)
-    check_output(model, layers[-1] if layers else None, entry(facts.output), source, report, [])
+    _check_vocab(facts, model, source, report)
+    if len(report.errors) == before:
+        check_output(model, layers[-1] if layers else None, entry(facts.output), source, report, [])
     if len(report.errors) > before:
         return None
     return ModelGraph(
@@ -124,12 +125,14 @@ def _layers(facts: ModelFacts, input: TensorFact, span: Span | None) -> tuple[La
     return tuple(made)
 
 
-def _check_vocab(facts: ModelFacts, source: SourceFacts, span: Span | None, report: Report) -> None:
+def _check_vocab(facts: ModelFacts, model: ModelSpec, source: SourceFacts, report: Report) -> None:
     if facts.vocab is not None and source.vocab is not None and facts.vocab < source.vocab:
+        network = model.network
+        written = next((n for n in ("vocab_size", "vocab") if isinstance(network, Call) and network.is_set(n)), "")
         report.add(
             "E0208",
             f"a vocabulary of {facts.vocab} does not hold the data's {source.vocab} tokens",
-            span,
+            network.at(written) if written and isinstance(network, Call) else _span(model),
             label=f"{facts.vocab} < {source.vocab}",
             help=f"an embedding of {source.vocab} rows",
         )

@@ -59,9 +59,14 @@ class PythonFunction:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformersStep:
-    """A network of the `transformers` library: from a folder or a config, whose `arguments` override its own."""
+    """A network of the `transformers` library: from a folder or a config, whose `arguments` override its own.
 
-    name: str  # what `AutoConfig.from_pretrained` takes
+    `kind` is what the data asks for; a classifier has `labels` classes unless the config or an argument says otherwise.
+    """
+
+    name: str  # a folder with a config.json, such a file, or a type of the library's
+    kind: Literal["causal_lm", "sequence_classification", "image_classification"] = "causal_lm"
+    labels: int = 0  # 0: as many as the config says
     arguments: Arguments = field(default_factory=dict)
     folder: str = ""  # a relative path is of this folder
     line: str = ""

@@ -1,0 +1,186 @@
+"""Models of the `transformers` library, built from a configuration; weights are another matter (initial_weights.py).
+
+Model: the name is a folder with a `config.json`, such a file, or a type of the library's (`gpt2`, `llama`, `bert`),
+looked for in this order; nothing is fetched. The arguments take the place of the configuration's own values. Which of
+the type's models it is follows from the data: tokens for tokens a language model (a masked one where the file's
+`architectures` name it, else a causal one), one class for tokens or for an image a classifier, with as many labels as
+the data has classes where neither the file nor an argument says how many.
+
+Contract: names in the state dict are the library's own. `forward(input)` gives the logits, one tensor; nothing is
+cached from call to call. Parameters are float32, in training mode. Every module that has parameters or buffers has a
+`reset_parameters`, which gives them the values the library would, alone.
+
+Limits: architectures whose code comes with the weights (`auto_map`) are not run. What a module's parent does to its
+values at initialisation (GPT-2 narrows the last projection of each branch) is left out by `reset_parameters`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import json
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dslc.compiler.program import TransformersStep
+from dslc.runtime.model import ModelError
+
+_AUTO = {
+    "causal_lm": "AutoModelForCausalLM",
+    "masked_lm": "AutoModelForMaskedLM",
+    "sequence_classification": "AutoModelForSequenceClassification",
+    "image_classification": "AutoModelForImageClassification",
+}
+_WORDS = {
+    "causal_lm": "that predicts the next token",
+    "masked_lm": "that fills in tokens",
+    "sequence_classification": "that classifies sequences",
+    "image_classification": "that classifies images",
+}
+_OF_THE_FILE = (
+    "model_type",
+    "transformers_version",
+    "architectures",
+    "auto_map",
+    "_name_or_path",
+    "dtype",
+    "torch_dtype",
+)
+
+
+class TransformersError(ModelError):
+    """The configuration does not give a model. `argument` is the one at fault, `path` for the name."""
+
+    def __init__(self, message: str, argument: str = "path") -> None:
+        super().__init__(message)
+        self.argument = argument
+
+
+def build_transformers(step: TransformersStep) -> nn.Module:
+    """The model on the current default device, its values drawn from torch's generator.
+
+    Raises TransformersError; ImportError where the library is not installed.
+    """
+    with _quiet():
+        import transformers
+
+        config, kind = _config(step)
+        auto = getattr(transformers, _AUTO[kind])
+        if type(config) not in auto._model_mapping:
+            raise TransformersError(f"`{config.model_type}` has no model {_WORDS[kind]}, which the data asks for")
+        try:
+            model: nn.Module = auto.from_config(config, dtype=torch.float32)
+        except Exception as error:  # of any kind: the library's configurations are checked by using them
+            raise TransformersError(f"the configuration gives no model: {_line(error)}") from error
+    _plain(model)
+    for module in model.modules():
+        if any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
+            module.reset_parameters = functools.partial(model._init_weights, module)  # type: ignore[operator]
+    return model.train()
+
+
+def longest(model: nn.Module) -> int | None:
+    """The longest sequence that the model has learnt positions for; None where it computes them."""
+    length = getattr(model.config, "max_position_embeddings", None)
+    if not isinstance(length, int):
+        return None
+    tables = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
+    return length if length in tables else None
+
+
+def _plain(model: Any) -> None:
+    """Has the model take its input alone and give its logits alone. Its class stays a class of its own name."""
+    kind = type(model)
+    forward, name = kind.forward, model.main_input_name
+
+    def logits(self: Any, input: Tensor) -> Any:
+        return forward(self, **{name: input}).logits
+
+    model.__class__ = type(kind.__name__, (kind,), {"forward": logits, "__module__": kind.__module__})
+
+
+# ------------------------------------------------------------------------------------------------- configuration
+
+
+def _config(step: TransformersStep) -> tuple[Any, str]:
+    """The configuration, and which kind of model is made of it."""
+    from transformers import CONFIG_MAPPING
+
+    written = _file(step)
+    if written is None and step.name not in CONFIG_MAPPING:
+        near = difflib.get_close_matches(step.name.lower(), list(CONFIG_MAPPING), 1)
+        hint = f"did you mean `{near[0]}`?" if near else "it is a folder with a `config.json`, such a file, or a type"
+        raise TransformersError(f"there is no `{step.name}`, neither a file nor a type of transformers; {hint}")
+    written = written or {}
+    model_type = written.get("model_type", step.name)
+    if model_type not in CONFIG_MAPPING:
+        raise TransformersError(f"the installed transformers knows no model type `{model_type}`")
+    kind = CONFIG_MAPPING[model_type]
+    alias = dict(kind.attribute_map)
+    values = {alias.get(name, name): value for name, value in written.items() if name not in _OF_THE_FILE}
+    arguments = {alias.get(n, n): list(v) if isinstance(v, tuple) else v for n, v in step.arguments.items()}
+    if step.kind.endswith("classification") and step.labels and not {"num_labels", "id2label"} & values.keys():
+        values["num_labels"] = step.labels
+    if "num_labels" in arguments:
+        values.pop("id2label", None)
+        values.pop("label2id", None)
+    _check_names(kind(**values), step)
+    try:
+        config = kind(**(values | arguments))
+    except Exception as error:  # of any kind, as above
+        raise TransformersError(f"the configuration cannot be made: {_line(error)}") from error
+    config.use_cache = False
+    config.return_dict = True
+    masked = any(name.endswith("ForMaskedLM") for name in written.get("architectures") or ())
+    return config, "masked_lm" if masked and step.kind == "causal_lm" else step.kind
+
+
+def _check_names(config: Any, step: TransformersStep) -> None:
+    known = {*config.to_dict(), *config.attribute_map, "num_labels", "attn_implementation"}
+    for name in step.arguments:
+        if name not in known:
+            near = difflib.get_close_matches(name, [k for k in known if not k.startswith("_")], 1)
+            meant = f"; did you mean `{near[0]}`?" if near else ""
+            raise TransformersError(f"the configuration of `{config.model_type}` has no `{name}`{meant}", name)
+
+
+def _file(step: TransformersStep) -> dict[str, Any] | None:
+    """What a configuration file says; None where the name is of none."""
+    path = os.path.join(step.folder, os.path.expanduser(step.name))
+    if os.path.isdir(path):
+        path = os.path.join(path, "config.json")
+    elif not (path.endswith(".json") or os.sep in step.name or "/" in step.name):
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:
+            read = json.load(file)
+    except FileNotFoundError:
+        fetch = f"hf download {step.name} config.json --local-dir {os.path.basename(step.name)}"
+        raise TransformersError(f"there is no {path}; nothing is fetched: `{fetch}` does it") from None
+    except (OSError, ValueError) as error:
+        raise TransformersError(f"{path} cannot be read as JSON: {_line(error)}") from error
+    if not isinstance(read, dict) or "model_type" not in read:
+        raise TransformersError(f"{path} has no `model_type`, so it is no configuration of transformers")
+    return read
+
+
+def _line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).strip().split("\n") if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:2])}"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What the library and those it loads log below the level of an error is not for the user of this one."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
