@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from dslc.compiler.program import JobProgram
-from dslc.runtime import batch_norm, compiling, ddp, dynamo, frozen, initial_weights, recompute
+from dslc.runtime import batch_norm, compiling, ddp, dynamo, frozen, fsdp, initial_weights, recompute
+from dslc.runtime.blank import blank
+from dslc.runtime.engine import Engine
 from dslc.runtime.losses import LossSum, loss_sum
 from dslc.runtime.model import build_model
 from dslc.runtime.optimizers import build_optimizer
@@ -17,10 +19,10 @@ from dslc.runtime.precision import grad_scaler
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a training is made of. `plain` is the model under its own names, `model` what the loop calls."""
+    """What a training is made of. `plain` is the model under its own names, `engine` holds what the loop calls."""
 
     plain: nn.Module
-    model: nn.Module
+    engine: Engine
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     loss: LossSum
@@ -28,22 +30,42 @@ class Parts:
 
 
 def assemble(job: JobProgram, device: torch.device) -> Parts:
-    """Makes the parts on `device`. Where there are several ranks, the process group has to be there."""
-    plain = build_model(job.model, device)  # with its memory format, which has to be fixed before buckets are laid out
-    initial_weights.load(job.model, plain)
-    frozen.freeze(job.model, plain)  # before any engine, which sees to what trains
-    if job.sync_batch_norm:
-        batch_norm.synchronise(plain)  # before DDP, which takes the module as it finds it
-    recompute.apply(job.recompute, plain)  # inside what gathers parameters, which are there when it runs again
-    compiling.apply(job.compiled, plain)  # around recomputation, so that the compiler sees it
+    """Makes the parts on `device`. Where there are several ranks or shards, the process group has to be there."""
+    plain, engine = _sharded(job, device) if job.gradients.kind == "fsdp" else _whole(job, device)
     with dynamo.leave_out():
-        model = ddp.wrap(job, plain)
-        optimizer = build_optimizer(job.optimizer, plain)  # after DDP, which may hand out rank 0's numbers
+        optimizer = build_optimizer(job.optimizer, plain, shared_out=job.gradients.kind == "zero1")
     return Parts(
         plain=plain,
-        model=model,
+        engine=engine,
         optimizer=optimizer,
         scaler=grad_scaler(job.precision, device),
         loss=loss_sum(job.loss),
         device=device,
     )
+
+
+def _whole(job: JobProgram, device: torch.device) -> tuple[nn.Module, Engine]:
+    plain = build_model(job.model, device)  # with its memory format, which has to be fixed before buckets are laid out
+    initial_weights.load(job.model, plain)
+    _apply(job, plain)
+    with dynamo.leave_out():
+        return plain, ddp.wrap(job, plain)  # which may hand out rank 0's numbers: before the optimizer takes any
+
+
+def _sharded(job: JobProgram, device: torch.device) -> tuple[nn.Module, Engine]:
+    """Nothing has numbers until all is in place, so that no rank ever holds the model whole."""
+    made = blank(job.model)
+    _apply(job, made.module)
+    engine = fsdp.shard(job, made.module, device)
+    made.fill(lambda value, old: fsdp.place(value, old, device), device)
+    initial_weights.load(job.model, made.module)
+    return made.module, engine
+
+
+def _apply(job: JobProgram, plain: nn.Module) -> None:
+    """What changes the modules of a model in place."""
+    frozen.freeze(job.model, plain)  # before any engine, which sees to what trains
+    if job.sync_batch_norm:
+        batch_norm.synchronise(plain)  # before the engine, which takes the module as it finds it
+    recompute.apply(job.recompute, plain)  # inside what gathers parameters, which are there when it runs again
+    compiling.apply(job.compiled, plain)  # around recomputation, so that the compiler sees it

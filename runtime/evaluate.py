@@ -1,7 +1,8 @@
 """Evaluation, exact over the validation split on any number of ranks.
 
-Model: each rank works through its own contiguous share, in batches, without padding and without any exchange; the sums
-of all metrics are one float64 vector, added over the ranks at the end by one all-reduce.
+Model: each rank works through its own contiguous share, in batches, without padding; the sums of all metrics are one
+float64 vector, added over the ranks at the end by one all-reduce. Where a forward pass takes all ranks (sharded
+parameters are gathered in it), a rank that has fewer batches than others runs one again and does not count it.
 
 Contract: every sample counts once. The model is called as it is, without DDP around it, in evaluation mode and under
 the autocast of the training; what mode each of its modules was in is restored. The loss is always among the results.
@@ -12,13 +13,16 @@ it computes on first use) and then not train with.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from dslc.compiler.program import JobProgram, MetricStep, RankPlace
 from dslc.runtime.assemble import Parts
 from dslc.runtime.batches import validation_batches
-from dslc.runtime.ddp import agree_on_buffers
 from dslc.runtime.metrics import Metrics
 from dslc.runtime.precision import autocast
 from dslc.runtime.sources import Splits
@@ -32,19 +36,38 @@ def evaluate(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits) ->
     steps = job.metrics if any(step.name == "loss" for step in job.metrics) else (_LOSS, *job.metrics)
     metrics = Metrics(steps, job.loss, parts.device)
     modes = [(module, module.training) for module in parts.plain.modules()]
-    agree_on_buffers(parts.model)
+    parts.engine.agree_on_buffers()
     parts.plain.eval()
     try:
-        for input, target in validation_batches(job.data, splits, place, _size(job, place), parts.device):
+        for input, target, counts in _batches(job, place, parts, splits):
             with autocast(job.precision, parts.device):
                 output = parts.plain(input)
-            metrics.update(output, target)
+            if counts:
+                metrics.update(output, target)
     finally:
+        parts.engine.let_go()
         for module, training in modes:
             module.training = training
     if place.data_ranks > 1:
         dist.all_reduce(metrics.sums)
     return metrics.results()
+
+
+def _batches(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    """This rank's batches (input, target, whether they count): as many on every rank where they go in lockstep."""
+    size, own = _size(job, place), 0
+    pair: tuple[Tensor, Tensor] | None = None
+    for pair in validation_batches(job.data, splits, place, size, parts.device):
+        own += 1
+        yield *pair, True
+    if not parts.engine.lockstep:
+        return
+    share = -(-job.data.validation_samples // place.data_ranks)  # the largest, rank 0's
+    for _ in range(-(-share // size) - own):
+        if pair is None:
+            first = dataclasses.replace(place, data_rank=0)
+            pair = next(iter(validation_batches(job.data, splits, first, size, parts.device)))
+        yield *pair, False
 
 
 def _size(job: JobProgram, place: RankPlace) -> int:

@@ -3,24 +3,25 @@
 A library model is built on the meta device, which costs no memory, and then given its parameters one by one, each drawn
 alone from a generator that the seed and the parameter's own name determine (LANGUAGE.md, invariant 2): the value of a
 parameter does not depend on the other parameters, the device or the number of ranks. A user's own model is what their
-function returns, called once under the seed.
+function returns, called once under the seed; one of the `transformers` library is made in the same way.
 
 Contract: the names in the state dict are the plain names of the unwrapped model; every tensor is filled, or it is an
-error.
+error. What is not to be whole on any rank is made from the same parts by blank.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from dslc.compiler.program import InitStep, ModelStep, ModuleStep, PythonFunction
+from dslc.compiler.program import InitStep, ModelStep, ModuleStep
 from dslc.runtime import modules
 from dslc.runtime.user_code import load_function
 
@@ -34,12 +35,15 @@ def build_model(step: ModelStep, device: torch.device | str) -> nn.Module:
 
     Raises ModelError where a user's own function gives no module; what the function raises comes through.
     """
-    if step.python is not None:
-        module: nn.Module = _users_own(step.python, step.seed).to(device)
+    from dslc.runtime.blank import blank
+
+    if step.root is None and not step.reset:
+        module = own_model(step).to(device)
         _tie(module, step.ties)
     else:
-        module = skeleton(step)
-        fill(module, step, device)
+        made = blank(step)
+        made.fill(lambda value, _: value.to(device), device)
+        module = made.module
     if step.channels_last:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return module
@@ -63,24 +67,6 @@ def skeleton(step: ModelStep) -> nn.Module:
         module = _make(step.root)
     _tie(module, step.ties)
     return module
-
-
-@torch.no_grad()
-def fill(module: nn.Module, step: ModelStep, device: torch.device | str) -> None:
-    """Puts the initial values into a skeleton, in place, on `device`."""
-    for init in step.inits:
-        owner, name = _owner(module, init.parameter)
-        owner._parameters[name] = nn.Parameter(initial_value(init, step.seed).to(device))
-    _tie(module, step.ties)
-    for part in module.modules():
-        if isinstance(part, _BatchNorm) and part.running_mean is not None and part.running_mean.is_meta:
-            for name, buffer in part.named_buffers(recurse=False):
-                # Not `empty_like`, which for a meta tensor loads sympy: 0.3 s.
-                part._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
-            part.reset_running_stats()
-    named = [*module.named_parameters(), *module.named_buffers()]
-    unfilled = [name for name, tensor in named if tensor.is_meta]
-    assert not unfilled, f"nothing says what these tensors are to hold: {', '.join(unfilled)}"
 
 
 def initial_value(init: InitStep, seed: int) -> Tensor:
@@ -119,17 +105,32 @@ def _tie(module: nn.Module, ties: tuple[tuple[str, str], ...]) -> None:
         owner._parameters[name] = module.get_parameter(whose)
 
 
-def _users_own(python: PythonFunction, seed: int) -> nn.Module:
-    function = load_function(python)
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
+def own_model(step: ModelStep) -> nn.Module:
+    """What the user's function, or the `transformers` library, makes of it under the seed."""
+    if step.transformers is not None:
+        from dslc.runtime.transformers_model import build_transformers
+
+        with under_seed(step.seed):
+            return build_transformers(step.transformers)
+    assert step.python is not None
+    function = load_function(step.python)
+    with under_seed(step.seed):
         module = function()
     if not isinstance(module, nn.Module):
-        where = f"{python.line}: " if python.line else ""
+        where = f"{step.python.line}: " if step.python.line else ""
         raise ModelError(
-            f"{where}`{python.function}` must return a torch.nn.Module, and returned {_article(type(module).__name__)}"
+            f"{where}`{step.python.function}` must return a torch.nn.Module, and returned "
+            f"{_article(type(module).__name__)}"
         )
     return module
+
+
+@contextlib.contextmanager
+def under_seed(seed: int) -> Iterator[None]:
+    """Random numbers from `seed` on; afterwards they go on as they were."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield
 
 
 def _article(name: str) -> str:

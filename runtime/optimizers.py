@@ -5,18 +5,20 @@ has one (SGD, Adam, AdamW and Adagrad on the CPU; all but Adagrad and RMSprop on
 core of a CPU, over torch's plain loop: SGD 2.5 times as fast, AdamW 4, Adagrad 2.6, RMSprop 1.3, with the same numbers
 within one rounding of the update.
 
-Limits: one group of parameters. A fused kernel rounds differently from the plain loop; a job takes the same kernel on
+Limits: a fused kernel rounds differently from the plain loop; a job takes the same kernel on
 every rank and under every plan for the same kind of device.
 """
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import nn
 
 from dslc.compiler.program import OptimizerStep
+from dslc.runtime import zero1
 
 _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -26,23 +28,49 @@ _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
     "rmsprop": torch.optim.RMSprop,
 }
 _FUSED = {"cpu": ("sgd", "adam", "adamw", "adagrad"), "cuda": ("sgd", "adam", "adamw")}
+_FUSED_IN_ROWS = ("adam", "adamw")  # those of torch's fused kernels that take DTensors
 
 
-def build_optimizer(step: OptimizerStep, model: nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(step: OptimizerStep, model: nn.Module, shared_out: bool = False) -> torch.optim.Optimizer:
     """The optimizer over the model's trainable parameters, each once, in the model's order.
 
-    `step.kind` is the name of the class in `torch.optim`, in any case. Every group has `initial_lr`, what the factor of
-    the learning rate is applied to.
+    `step.kind` is the name of the class in `torch.optim`, in any case. Parameters that a pattern of `step.no_decay`
+    matches, by any of their names, are a group of their own. Every group has `initial_lr`, what the factor of the
+    learning rate is applied to. With `shared_out` each rank keeps the state of its share (zero1.py).
     """
     kind = step.kind.lower()
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = _groups(step, model)
+    parameters = [parameter for group in groups for parameter in group["params"]]
     device = parameters[0].device.type if parameters else "cpu"
-    arguments: dict[str, Any] = dict(step.arguments)
-    if kind in _FUSED.get(device, ()) and all(parameter.is_floating_point() for parameter in parameters):
+    arguments: dict[str, Any] = {**step.arguments, "lr": step.lr}
+    rows = any(hasattr(parameter, "to_local") for parameter in parameters)
+    fused = _FUSED_IN_ROWS if rows else _FUSED.get(device, ())
+    if kind in fused and all(parameter.is_floating_point() for parameter in parameters):
         arguments["fused"] = True
     else:
         arguments["foreach"] = True
-    optimizer: torch.optim.Optimizer = _CLASSES[kind](parameters, lr=step.lr, **arguments)  # type: ignore[call-arg]
+    made = zero1.share_out if shared_out else _build
+    optimizer = made(_CLASSES[kind], groups, arguments)
     for group in optimizer.param_groups:
         group["initial_lr"] = step.lr
     return optimizer
+
+
+def _build(
+    kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], arguments: dict[str, Any]
+) -> torch.optim.Optimizer:
+    return kind(groups, **arguments)
+
+
+def _groups(step: OptimizerStep, model: nn.Module) -> list[dict[str, Any]]:
+    still = {
+        id(parameter)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if any(fnmatchcase(name, pattern) for pattern in step.no_decay)
+    }
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [parameter for parameter in trained if id(parameter) not in still]},
+        {"params": [parameter for parameter in trained if id(parameter) in still], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]

@@ -23,7 +23,7 @@ from dslc.compiler.program import PrecisionStep
 
 def autocast(step: PrecisionStep, device: torch.device) -> contextlib.AbstractContextManager[object]:
     """What the forward pass and the loss run in. A new one for each use; for float32 it does nothing."""
-    if step.dtype == "float32":
+    if step.dtype == "float32" or step.level == "O2":
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=getattr(torch, step.dtype))
 

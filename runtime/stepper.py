@@ -2,7 +2,7 @@
 
 Model: the gradient of a step is that of (the sum of all losses over all ranks) / (the global count of samples or
 tokens): the summed loss of each micro-batch is multiplied by `scale / count`, where `scale` undoes the mean that an
-engine takes over the ranks.
+engine takes over the ranks. The norm of the gradient is that of all parameters over all ranks.
 
 Contract: between the data and torch there is nothing that a hand-written loop would not have, and the host reads no
 number back from the device.
@@ -14,27 +14,38 @@ one number, which runs beside the forward pass of the first micro-batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from dslc.compiler.program import JobProgram, RankPlace
-from dslc.runtime import ddp, dynamo
+from dslc.runtime import dynamo
 from dslc.runtime.assemble import Parts
 from dslc.runtime.batches import StepBatch
 from dslc.runtime.losses import count
 from dslc.runtime.precision import autocast
 
 
-def stepper(job: JobProgram, place: RankPlace, parts: Parts) -> Callable[[StepBatch], tuple[Tensor, int | Tensor]]:
-    """The function that does one step: it gives the sum of this rank's losses, and the global count."""
-    model, loss_sum, optimizer, scaler = parts.model, parts.loss, parts.optimizer, parts.scaler
+class Done(NamedTuple):
+    """What came of a step: the sum of this rank's losses, what the losses of all ranks are divided by, and the norm of
+    the gradient before it was clipped, where that was asked for."""
+
+    total: Tensor
+    number: int | Tensor
+    norm: Tensor | None = None
+
+
+def stepper(job: JobProgram, place: RankPlace, parts: Parts) -> Callable[[StepBatch], Done]:
+    """The function that does one step."""
+    engine, loss_sum, optimizer, scaler = parts.engine, parts.loss, parts.optimizer, parts.scaler
+    model, held, ranks = engine.model, engine.held, engine.scale
     precision, device, clip, scaled = job.precision, parts.device, job.clip, job.precision.scaled
     update = dynamo.plain_step(optimizer)
     parameters = [parameter for parameter in parts.plain.parameters() if parameter.requires_grad]
-    without_exchange, ranks = ddp.without_exchange(model), ddp.undo_mean(model)
+    measured = clip is not None or job.observe
 
     def forward(input: Tensor, target: Tensor) -> Tensor:
         with autocast(precision, device):
@@ -46,30 +57,49 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts) -> Callable[[StepBa
         scaler.scale(loss * scale).backward()
         return loss.detach()
 
-    def step(batch: StepBatch) -> tuple[Tensor, int | Tensor]:
+    def step(batch: StepBatch) -> Done:
         number, agreed = _global_count(job, place, batch, parts.device)
         *others, (input, target) = batch.micro
         total: Tensor | None = None
         for other_input, other_target in others:
-            with without_exchange():
+            with held():
                 loss = forward(other_input, other_target)
                 agreed()
                 total = _sum(total, backward(loss, number))
         loss = forward(input, target)
         agreed()
         total = _sum(total, backward(loss, number))
-        if clip is not None:
+        norm = None
+        if measured:
             scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(parameters, clip)
+            norm = _clipped(parameters, clip, engine.shards)
         if scaled:
             scaler.step(optimizer)
             scaler.update()
         else:
             update()
         optimizer.zero_grad(set_to_none=True)
-        return total, number
+        return Done(total, number, norm)
 
     return step
+
+
+@torch.no_grad()
+def _clipped(parameters: Sequence[Tensor], limit: float | None, shards: dist.ProcessGroup | None) -> Tensor:
+    """The norm of the whole gradient, scaled down in place to `limit` where it is larger.
+
+    On the rows that each rank has: one number is exchanged, and no operation is dispatched over a mesh.
+    """
+    gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    rows = [gradient.to_local() if hasattr(gradient, "to_local") else gradient for gradient in gradients]
+    norm = torch.nn.utils.get_total_norm(rows)
+    if shards is not None:
+        norm = norm.square()
+        dist.all_reduce(norm, group=shards)
+        norm = norm.sqrt()
+    if limit is not None:
+        torch._foreach_mul_(rows, (limit / (norm + 1e-6)).clamp(max=1.0))  # as torch.nn.utils does
+    return norm
 
 
 def _global_count(

@@ -60,7 +60,7 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
         if place.rank == 0:
             board.answer(_next_wait(job, step))
         rate = set_learning_rate(parts.optimizer, job.learning_rate, step - 1)
-        total, number = work(batch)
+        total, number, _ = work(batch)
         seen += batch.samples
         stopped = step < job.steps and _waits(job, step) and board.stop_at == step
         if _logged(job, step) or stopped:
@@ -86,7 +86,7 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
     measure.leave(run_dir)
     if records is not None:
         records.close()
-        weights.save_weights(parts.plain, run_dir)
+    weights.save_weights(parts.plain, run_dir, writes=place.rank == 0)
     checkpoints.finish()
     return End(steps=step, stopped_at=step if step < job.steps else None)
 

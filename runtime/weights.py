@@ -1,20 +1,43 @@
 """The final weights, as safetensors under the model's own names.
 
+Model: a file of safetensors is the length of a header (8 bytes, little-endian), the header (JSON: for each name dtype,
+shape, and where its bytes begin and end), and the bytes of one tensor after another
+(https://github.com/huggingface/safetensors#format). So it can be written while the tensors are gathered one by one.
+
 Contract: `save_weights` writes parameters and persistent buffers, a tied weight once under the name it has first in the
-model, contiguous, on the CPU; beside the file's place first, then renamed, so that a file is whole or not there.
-`load_weights` puts them into a model of the same shape; a name missing, left over, or of another shape is an error.
+model, contiguous; beside the file's place first, then renamed, so that a file is whole or not there. No rank ever holds
+more than one whole tensor that is sharded. `load_weights` puts them into a model of the same shape, not sharded; a name
+missing, left over, or of another shape is an error.
 
 Limits: extra state that a user's module keeps outside its tensors is not written.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
 import os
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
 
 NAME = "weights.safetensors"
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+}
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -29,21 +52,49 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def save_weights(model: nn.Module, run_dir: str) -> str:
-    """Writes `weights.safetensors` into `run_dir`; its path. `model` is the plain one. Raises OSError."""
-    from safetensors.torch import save_file
+@torch.no_grad()
+def save_weights(model: nn.Module, run_dir: str, writes: bool = True) -> str:
+    """Writes `weights.safetensors` into `run_dir`; its path. `model` is the plain one. Raises OSError.
 
-    tensors, storages = {}, set()
-    for name, tensor in named_tensors(model).items():
-        plain = tensor.detach().cpu().contiguous()
-        if plain.untyped_storage().data_ptr() in storages:
-            plain = plain.clone()  # a view of another tensor, which the format has no words for
-        storages.add(plain.untyped_storage().data_ptr())
-        tensors[name] = plain
+    All ranks call it, as sharded tensors are gathered; one of them `writes`.
+    """
     path = os.path.join(run_dir, NAME)
-    save_file(tensors, path + ".part", metadata={"format": "pt"})
-    os.replace(path + ".part", path)
+    tensors = named_tensors(model)
+    with open(path + ".part", "wb") if writes else contextlib.nullcontext() as file:
+        if file is not None:
+            file.write(_header(tensors))
+        for tensor in tensors.values():
+            whole = _whole(tensor, writes)
+            if file is not None and whole is not None:
+                _write(file, whole)
+    if writes:
+        os.replace(path + ".part", path)
     return path
+
+
+def _header(tensors: dict[str, Tensor]) -> bytes:
+    ends = itertools.accumulate(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    places = itertools.pairwise(itertools.chain((0,), ends))
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    for (name, tensor), place in zip(tensors.items(), places, strict=True):
+        entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": place}
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header
+
+
+def _whole(tensor: Any, wanted: bool) -> Tensor | None:
+    """The whole of a tensor that may be sharded; every rank takes part in gathering it."""
+    whole: Tensor | None = tensor if wanted else None
+    if hasattr(tensor, "full_tensor"):
+        gathered = tensor.full_tensor()
+        whole = gathered if wanted else None
+    return whole
+
+
+def _write(file: BinaryIO, tensor: Tensor) -> None:
+    plain = tensor.detach().cpu().contiguous().reshape(-1)
+    file.write(memoryview(plain.view(torch.uint8).numpy()))
 
 
 @torch.no_grad()

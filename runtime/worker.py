@@ -115,7 +115,7 @@ def _cores() -> int:
 
 def _open_group(job: JobProgram) -> None:
     """Opens the process group, over the store that the agent keeps. It is never closed: see above."""
-    if job.world_size == 1:
+    if job.world_size == 1 and job.gradients.kind != "fsdp":
         return
     if sys.platform == "linux" and job.world_size == job.processes:
         # One node: what the machine's name resolves to, if to anything, does not matter.

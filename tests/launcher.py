@@ -46,6 +46,7 @@ class Launcher:
 
 def serve() -> None:
     """Takes (program, places, run directory) from standard input, one after another, until it ends."""
+    from dslc.runtime.checkpoint import preload
     from dslc.runtime.launch import launch
 
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
@@ -55,6 +56,7 @@ def serve() -> None:
             program, places, folder = pickle.load(requests)
         except EOFError:
             return
+        preload(program)  # once, instead of by each of the children
         child = os.fork()
         if child == 0:
             screen = io.StringIO()

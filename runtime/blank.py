@@ -1,0 +1,233 @@
+"""A model on the meta device, and the values it begins with, tensor by tensor: what a model is made from that no rank
+is to hold whole.
+
+Model: `blank` gives the module with shapes and names but no numbers, and `values` each tensor in turn, whole, on the
+CPU or the device, to be cut and let go. A library model's are drawn one by one from the seed and the name. A user's own
+model is built on rank 0 under the seed, whose tensors are handed out one at a time; the other ranks build it on the
+meta device. With `reset` no rank builds it: each module's tensors are made by its `reset_parameters`, under a seed that
+the job's and the module's name determine.
+
+Contract: all ranks ask for all values in the same order, as handing out is a collective. The values are those of the
+plain model that `build_model` makes. A tensor that no value comes for is an error that names it.
+
+Limits: rank 0 holds a user's own model whole in the host's memory while it is handed out. A model that cannot be built
+on the meta device, or keeps tensors there that are neither parameters nor buffers, is built whole on each rank first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dslc.compiler.program import ModelStep
+from dslc.runtime.model import ModelError, initial_value, own_model, skeleton, under_seed
+
+Spot = tuple[nn.Module, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blank:
+    """`spots` says where each parameter and buffer stands, by its first name: at one place, or several if it is tied.
+    They hold after `module` has been wrapped. `numbers` are the tensors of a model that was built really."""
+
+    step: ModelStep
+    module: nn.Module
+    spots: dict[str, list[Spot]]
+    numbers: dict[str, Tensor] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def fill(self, place: Callable[[Tensor, Tensor], Tensor], device: torch.device | str) -> None:
+        """Puts `place(value, what stands there)` wherever a tensor of the model stands."""
+        left = dict(self.spots)
+        for name, value in self.values(torch.device(device)):
+            spots = left.pop(name)
+            owner, attribute = spots[0]
+            old = getattr(owner, attribute)
+            new = place(value, old)
+            if isinstance(old, nn.Parameter):
+                new = nn.Parameter(new, requires_grad=old.requires_grad)
+            for owner, attribute in spots:
+                setattr(owner, attribute, new)
+        assert not left, f"nothing says what these tensors are to hold: {', '.join(left)}"
+
+    def values(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+        """Each tensor's name and value, the same on all ranks."""
+        if self.step.root is not None:
+            return self._drawn()
+        return self._reset() if self.step.reset else self._handed_out(device)
+
+    def _drawn(self) -> Iterator[tuple[str, Tensor]]:
+        for init in self.step.inits:
+            yield init.parameter, initial_value(init, self.step.seed)
+        for name, spots in self.spots.items():
+            owner, attribute = spots[0]
+            if isinstance(owner, _BatchNorm) and attribute in owner._buffers:
+                old = getattr(owner, attribute)
+                # Not `empty_like`, which for a meta tensor loads sympy: 0.3 s.
+                yield name, torch.full(old.shape, int(attribute == "running_var"), dtype=old.dtype)
+
+    # ------------------------------------------------------------------------------------------ a user's own model
+
+    def _handed_out(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            yield from self.numbers.items()
+            return
+        facts = {name: _facts(getattr(*spots[0])) for name, spots in self.spots.items()}
+        _agree(self.step, facts)
+        for name, (shape, dtype) in facts.items():
+            own = self.numbers.pop(name, None)
+            value = torch.empty(shape, dtype=dtype, device=device) if own is None else own.to(device).contiguous()
+            dist.broadcast(value, 0)
+            yield name, value
+
+    def _reset(self) -> Iterator[tuple[str, Tensor]]:
+        names = {id(owner): {} for spots in self.spots.values() for owner, _ in spots}  # type: dict[int, dict[str, str]]
+        for name, spots in self.spots.items():
+            for owner, attribute in spots:
+                names[id(owner)][attribute] = name
+        done: set[str] = set()
+        for spots in list(self.spots.values()):
+            owner, _ = spots[0]
+            own = names[id(owner)]
+            new = {attribute: name for attribute, name in own.items() if name not in done}
+            if not new:
+                continue
+            made = _by_reset(owner, own, self.step)
+            done.update(new.values())
+            yield from ((name, made[attribute]) for attribute, name in new.items())
+
+
+def blank(step: ModelStep) -> Blank:
+    """The model of `step` without its numbers. Raises what `build_model` raises."""
+    if step.root is not None:
+        module = skeleton(step)
+        return Blank(step=step, module=module, spots=spots_of(module))
+    if not step.reset and (not dist.is_initialized() or dist.get_rank() == 0):
+        module = own_model(step)
+        numbers = take_out(module)
+        return Blank(step=step, module=module, spots=spots_of(module), numbers=numbers)
+    module = _on_meta(step)
+    return Blank(step=step, module=module, spots=spots_of(module))
+
+
+def spots_of(module: nn.Module) -> dict[str, list[Spot]]:
+    """Where each parameter and buffer of `module` stands, by its first name."""
+    names: dict[int, str] = {}
+    spots: dict[str, list[Spot]] = {}
+    for path, part in module.named_modules():
+        for name, tensor in (*part._parameters.items(), *part._buffers.items()):
+            if tensor is not None:
+                first = names.setdefault(id(tensor), f"{path}.{name}" if path else name)
+                spots.setdefault(first, []).append((part, name))
+    return spots
+
+
+def take_out(module: nn.Module) -> dict[str, Tensor]:
+    """Moves `module` to the meta device, in place, and gives the tensors it had; tied ones stay tied."""
+    numbers = {}
+    for name, spots in spots_of(module).items():
+        old = getattr(*spots[0])
+        numbers[name] = old.detach()
+        new = torch.empty(old.shape, dtype=old.dtype, device="meta")
+        if isinstance(old, nn.Parameter):
+            new = nn.Parameter(new, requires_grad=old.requires_grad)
+        for owner, attribute in spots:
+            setattr(owner, attribute, new)
+    return numbers
+
+
+def _on_meta(step: ModelStep) -> nn.Module:
+    try:
+        with torch.device("meta"):
+            module = own_model(step)
+    except (NotImplementedError, RuntimeError, ValueError, TypeError) as error:
+        if isinstance(error, ModelError):
+            raise
+    else:
+        if not any(_beside(part) for part in module.modules()):
+            return module
+    module = own_model(step)
+    take_out(module)
+    return module
+
+
+def _beside(module: nn.Module) -> bool:
+    """Whether a module keeps tensors on the meta device that are neither parameters nor buffers."""
+    held = [value for name, value in vars(module).items() if name not in ("_parameters", "_buffers", "_modules")]
+    items = [item for value in held for item in (value if isinstance(value, list | tuple) else [value])]
+    items += [item for value in held if isinstance(value, dict) for item in value.values()]
+    own = {id(tensor) for tensor in (*module._parameters.values(), *module._buffers.values())}
+    return any(isinstance(item, Tensor) and item.is_meta and id(item) not in own for item in items)
+
+
+def _facts(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+    return tuple(tensor.shape), tensor.dtype
+
+
+def _agree(step: ModelStep, facts: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
+    """Raises ModelError where this rank has built something else than rank 0."""
+    told: list[Any] = [facts]
+    dist.broadcast_object_list(told, 0)
+    for name in (*told[0], *facts):
+        if told[0].get(name) != facts.get(name):
+            raise ModelError(
+                f"{_where(step)}`{name}` is {_words(facts.get(name))} on rank {dist.get_rank()} and "
+                f"{_words(told[0].get(name))} on rank 0: the model has to be the same on every rank"
+            )
+
+
+def _words(fact: tuple[tuple[int, ...], torch.dtype] | None) -> str:
+    return "not there" if fact is None else f"{str(fact[1]).removeprefix('torch.')} of shape {fact[0]}"
+
+
+def _where(step: ModelStep) -> str:
+    line = (step.python.line if step.python else "") or (step.transformers.line if step.transformers else "")
+    return f"{line}: " if line else ""
+
+
+def _by_reset(module: nn.Module, names: dict[str, str], step: ModelStep) -> dict[str, Tensor]:
+    """What `reset_parameters` makes of the module's own tensors, on the CPU; the module is left as it was."""
+    name = next(iter(names.values())).rpartition(".")[0]
+    reset = getattr(module, "reset_parameters", None)
+    if not callable(reset):
+        raise ModelError(
+            f"{_where(step)}`{name or type(module).__name__}` has no `reset_parameters`, by which the module "
+            f"({type(module).__name__}) could be given its numbers alone"
+        )
+    kept = {attribute: getattr(module, attribute) for attribute in names}
+    for attribute, old in kept.items():
+        empty = _unset(old)
+        setattr(module, attribute, nn.Parameter(empty) if isinstance(old, nn.Parameter) else empty)
+    digest = hashlib.sha256(f"{step.seed}:{name}".encode()).digest()
+    with under_seed(int.from_bytes(digest[:8], "big") >> 1):
+        reset()
+    made = {attribute: getattr(module, attribute).detach() for attribute in names}
+    for attribute, old in kept.items():
+        setattr(module, attribute, old)
+        if _is_unset(made[attribute]):
+            raise ModelError(f"{_where(step)}`reset_parameters` of `{name}` leaves `{attribute}` without a value")
+    return made
+
+
+def _unset(old: Tensor) -> Tensor:
+    """A tensor like `old` whose numbers no `reset_parameters` would leave."""
+    if old.dtype.is_floating_point:
+        return torch.full(tuple(old.shape), float("nan"), dtype=old.dtype)
+    if old.dtype == torch.bool or old.dtype.is_complex:
+        return torch.zeros(tuple(old.shape), dtype=old.dtype)
+    return torch.full(tuple(old.shape), torch.iinfo(old.dtype).min, dtype=old.dtype)
+
+
+def _is_unset(made: Tensor) -> bool:
+    if made.dtype.is_floating_point:
+        return bool(made.isnan().any())
+    if made.dtype in (torch.bool, torch.uint8) or made.dtype.is_complex:
+        return False
+    return bool(made.eq(torch.iinfo(made.dtype).min).any())

@@ -1,0 +1,46 @@
+"""What the loop has to know of the engine that lays a model over the ranks (ddp.py, zero1.py, fsdp.py)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import nn
+
+Contexts = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """`model` is what the loop calls.
+
+    `scale` is what a loss is multiplied by so that the gradients end as a sum over the ranks. `held` makes the context
+    for the passes of each micro-batch but the last. `lockstep`: a forward pass takes all ranks. `shards` are the ranks
+    that hold a gradient between them, row by row; None where each holds it whole. `agree_on_buffers` gives all ranks
+    rank 0's buffers where they may differ (statistics per rank), before they are used. `let_go` frees what forward
+    passes without a backward pass have left gathered.
+    """
+
+    model: nn.Module
+    scale: int = 1
+    held: Contexts = contextlib.nullcontext
+    lockstep: bool = False
+    shards: dist.ProcessGroup | None = None
+    agree_on_buffers: Callable[[], None] = _nothing
+    let_go: Callable[[], None] = _nothing
+
+
+def buffers_of_rank_0(model: nn.Module) -> Callable[[], None]:
+    """The function that gives all ranks rank 0's buffers."""
+
+    def agree() -> None:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
+
+    return agree

@@ -1,0 +1,142 @@
+"""Sharded parameters, gradients and optimizer state: torch's `fully_shard`, set up as the program says.
+
+Model: the ranks are a mesh of `replicas` x shards. Each parameter is a DTensor of which a rank keeps some rows
+(`Shard(0)`: equal pieces, the last ones shorter or empty). A unit, a module of the program's or the root with what is
+left, gathers its parameters by one all-gather before it runs, and its gradients are agreed by one reduce-scatter. Under
+O2 what is gathered is a copy in 16 bits, and gradients are added up in float32.
+
+Contract: gradients are sums over the ranks, so that a loss needs no scale. `shard` takes a model on the meta device
+and leaves it there; `place` then puts one value in, of which a rank keeps its rows alone. Parameters are DTensors
+whenever no pass is running. Between the micro-batches of a step
+
+    reshard       parameters are let go after each pass (ZeRO-3)
+    neither       parameters stay gathered; gradients are reduce-scattered at each micro-batch (ZeRO-2)
+    accumulate    parameters stay gathered, gradients whole; they are reduce-scattered at the last (ZeRO-1)
+
+and over several replicas the rows of a gradient are summed at the last micro-batch only.
+
+Limits: the data axis alone. The ranks use the same parameters in each micro-batch. A parameter has at least one
+dimension; those that train have one dtype. Of parameters that are not contiguous the order in memory is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from dslc.compiler.program import JobProgram
+from dslc.runtime.engine import Engine, buffers_of_rank_0
+from dslc.runtime.model import ModelError
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+
+# torch.distributed.fsdp takes 0.6 s to import, and what its tensors load on first use as much again: only inside
+# functions, so that a training that shards nothing does without.
+
+
+def preload() -> None:
+    """Imports what every rank is going to need, in a process from which ranks are forked."""
+    import torch._dynamo.config
+    import torch.distributed.fsdp  # noqa: F401
+
+
+def shard(job: JobProgram, model: nn.Module, device: torch.device) -> Engine:
+    """Shards `model`, which is on the meta device, in place. Raises ModelError for what torch cannot shard."""
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+    preload()
+    _check(job, model)
+    step, mesh = job.gradients, _mesh(job, device)
+    low = getattr(torch, job.precision.dtype) if job.precision.level == "O2" else None
+    reduced = torch.float32 if low is not None else None
+    inner = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduced)
+    for name in step.units:
+        fully_shard(model.get_submodule(name), mesh=mesh, reshard_after_forward=step.reshard, mp_policy=inner)
+    # The root is needed again as soon as the backward pass begins: torch's default keeps it.
+    outer = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduced, output_dtype=reduced)
+    fully_shard(model, mesh=mesh, reshard_after_forward=None if step.reshard else False, mp_policy=outer)
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for unit in units:
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)  # or gloo is asked for an operation that it lacks
+
+    def let_go() -> None:
+        for unit in units:
+            unit.reshard()
+
+    return Engine(
+        model=model,
+        held=lambda: _held(job, units),
+        lockstep=job.world_size > 1,
+        shards=mesh.get_group(mesh.ndim - 1) if mesh.size(mesh.ndim - 1) > 1 else None,
+        let_go=let_go,
+        **({} if job.sync_batch_norm or job.world_size == 1 else {"agree_on_buffers": buffers_of_rank_0(model)}),
+    )
+
+
+def _mesh(job: JobProgram, device: torch.device) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    replicas = job.gradients.replicas
+    shards = job.world_size // replicas
+    if replicas == 1:
+        return init_device_mesh(device.type, (shards,), mesh_dim_names=("shards",))
+    return init_device_mesh(device.type, (replicas, shards), mesh_dim_names=("replicas", "shards"))
+
+
+def _check(job: JobProgram, model: nn.Module) -> None:
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    dtypes = {parameter.dtype for parameter in trained.values()}
+    where = f"{job.model.python.line}: " if job.model.python is not None and job.model.python.line else ""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 0:
+            raise ModelError(f"{where}`{name}` is a single number without a dimension, which has no rows to be sharded")
+    if len(dtypes) > 1:
+        found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        raise ModelError(f"{where}parameters that train have to be of one dtype to be sharded, and these are {found}")
+
+
+@contextlib.contextmanager
+def _held(job: JobProgram, units: Sequence[FSDPModule]) -> Iterator[None]:
+    """What a micro-batch that is not the last leaves undone."""
+    _exchange(job, units, last=False)
+    yield
+    _exchange(job, units, last=True)
+
+
+def _exchange(job: JobProgram, units: Sequence[FSDPModule], last: bool) -> None:
+    step = job.gradients
+    for unit in units:
+        if step.accumulate:
+            unit.set_requires_gradient_sync(last, recurse=False)
+        elif step.replicas > 1:
+            unit.set_requires_all_reduce(last, recurse=False)
+        if not step.reshard:
+            unit.set_reshard_after_backward(last, recurse=False)
+
+
+def place(value: Tensor, old: Tensor, device: torch.device) -> Tensor:
+    """The part of `value` that this rank keeps in the place of `old`, on `device`; a copy.
+
+    `value` is the whole tensor, the same on all ranks; `old` a sharded parameter on the meta device, or a buffer.
+    """
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(old, DTensor):
+        return value.to(device, copy=True)
+    mesh, rows = old.device_mesh, value.shape[0]
+    size = -(-rows // mesh.size(mesh.ndim - 1))
+    start = min(rows, mesh.get_local_rank(mesh.ndim - 1) * size)
+    return DTensor.from_local(
+        value[start : start + size].to(device, copy=True),
+        mesh,
+        old.placements,
+        run_check=False,
+        shape=old.shape,
+        stride=old.stride(),
+    )

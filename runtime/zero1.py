@@ -1,0 +1,29 @@
+"""Optimizer state shared out over the ranks: torch's ZeroRedundancyOptimizer beside DistributedDataParallel.
+
+Model: whole parameters are dealt out, largest first, each to the rank that has the least so far; that rank keeps their
+state, updates them, and broadcasts what came of it. Gradients are DDP's, whole on every rank.
+
+Contract: each rank's parameters lie in one piece of memory (`parameters_as_bucket_view`), so that a step takes one
+broadcast a rank. The numbers are those of the optimizer without sharing: every parameter's update is its own.
+
+Limits: parameters of one dtype (torch refuses others).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dslc.runtime import dynamo
+
+
+def share_out(
+    kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], arguments: dict[str, Any]
+) -> torch.optim.Optimizer:
+    """The optimizer `kind` over `groups` of parameters, of which this rank keeps its share of the state."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    made = ZeroRedundancyOptimizer(groups, kind, parameters_as_bucket_view=True, **arguments)
+    made.optim.step = dynamo.plain_step(made.optim)
+    return made
