@@ -22,6 +22,7 @@ module keeps outside its tensors is not written.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -267,11 +268,18 @@ class Copies:
 # ------------------------------------------------------------------------------- torch's distributed checkpoint
 
 
+def _torchs() -> Any:
+    import torch.distributed.checkpoint
+
+    # What is meant here, and no news to anyone.
+    warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
+    return torch.distributed.checkpoint
+
+
 def write(path: str, tensors: State, group: Any) -> None:
     """Writes this rank's tensors into the folder `path`, which has to be there, together with the ranks of `group`
     (None: alone), and waits until all of it is on the disk. Raises CheckpointError on every rank if one fails."""
-    import torch.distributed.checkpoint as dcp
-
+    dcp = _torchs()
     with _plainly(f"{path} cannot be written"):
         dcp.save(
             tensors,
@@ -284,8 +292,7 @@ def write(path: str, tensors: State, group: Any) -> None:
 
 def _read(path: str, wanted: State) -> None:
     """Fills the tensors of `wanted` in place. No rank waits for another."""
-    import torch.distributed.checkpoint as dcp
-
+    dcp = _torchs()
     with _plainly(f"{path} cannot be read"):
         dcp.load(
             wanted,
@@ -297,8 +304,7 @@ def _read(path: str, wanted: State) -> None:
 
 def _keys(path: str) -> Mapping[str, Any]:
     """What a checkpoint holds, with the shape of each."""
-    import torch.distributed.checkpoint as dcp
-
+    dcp = _torchs()
     with _plainly(f"{path} cannot be read"):
         return dcp.FileSystemReader(path).read_metadata().state_dict_metadata
 
