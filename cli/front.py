@@ -94,8 +94,6 @@ def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
     return Facts(source=source, model=model, machine=_machine(job) if run else None)
 
 
-def _machine(job: JobSpec) -> MachineFacts:
-    gpus: tuple[tuple[str, int], ...] = ()
 def _opened(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
     """Opens a table in a child, so that the library is not loaded here. It may be fetched by `run` alone."""
     from dslc.compiler.program import from_json
@@ -127,6 +125,8 @@ def _opened(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
 
     if job.devices.gpus is not None:
         import torch
+def _machine(job: JobSpec) -> MachineFacts:
+    gpus: tuple[tuple[str, int], ...] = ()
 
         # A count does not initialise CUDA, which a process that is going to fork must not do.
         gpus = tuple(("", 0) for _ in range(torch.cuda.device_count()))
@@ -182,8 +182,6 @@ def _traced(
     return None
 
 
-def in_child(work: Callable[[], Any]) -> dict[str, Any]:
-    """`{"made": work()}` from a forked child, or `{"error": …, "where": …, "argument": …}` if it raised or died."""
 def _traced_transformers(
     job: JobSpec, network: TransformersNetwork, source: SourceFacts, report: Report
 ) -> ModelFacts | None:
@@ -232,6 +230,8 @@ def _traced_transformers(
 
     sys.stdout.flush()
     sys.stderr.flush()
+def in_child(work: Callable[[], Any]) -> dict[str, Any]:
+    """`{"made": work()}` from a forked child, or `{"error": …, "where": …, "argument": …}` if it raised or died."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
