@@ -115,6 +115,14 @@ def trained(job: JobSpec, model: ModelGraph) -> frozenset[str]:
     return frozenset(q.name for q in own if not any(fnmatchcase(q.name, pattern) for pattern in job.model.freeze))
 
 
+def optimizer_groups(job: JobSpec, model: ModelGraph, names: frozenset[str]) -> tuple[tuple[ParameterNode, ...], ...]:
+    """The parameters `names` as the optimizer has them: those that decay and, by any name a tied weight has, not."""
+    everything = [q for layer in model.layers for q in layer.parameters]
+    still = {q.tied_to or q.name for q in everything if any(fnmatchcase(q.name, each) for each in job.train.no_decay)}
+    own = [q for q in everything if q.name in names]
+    return tuple(q for q in own if q.name not in still), tuple(q for q in own if q.name in still)
+
+
 def zero1_partition(groups: Sequence[Sequence[int]], ranks: int) -> tuple[tuple[int, ...], ...]:
     """The rank that owns each parameter of each of the optimizer's groups, of which the sizes are given.
 
