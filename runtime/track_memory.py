@@ -132,13 +132,19 @@ class Tracker:
             kinds.setdefault(position, states[address][1] if address in states else _kind(order[position][2]))
 
         known = self._live | {address: (size, "gradients") for address, size in early.items()}
+        # Buckets of the step before that are laid out anew: they go, unseen, before the new ones are made.
+        old = {address for address, (_, kind) in known.items() if kind == "gradients"} - set(early)
         live = self._sums(known)
         now = sum(live.values())
         self._note(live, now, ("before the step",))
         for position, (address, size, around) in enumerate(order):
-            gone, kind = known.pop(address, (0, KINDS[0]))  # for a new one, what another thread released unseen
-            live[kind] -= gone
-            now -= gone
+            released = [address]  # for a new one, what another thread released unseen
+            if size > 0 and kinds[position] == "gradients" and born.get(address) == position:
+                released.extend(old)
+            for one in released:
+                gone, kind = known.pop(one, (0, KINDS[0]))
+                live[kind] -= gone
+                now -= gone
             if size > 0:
                 kind = kinds[position]
                 known[address] = size, kind
