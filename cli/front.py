@@ -94,39 +94,10 @@ def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
     return Facts(source=source, model=model, machine=_machine(job) if run else None)
 
 
-def _opened(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
-    """Opens a table in a child, so that the library is not loaded here. It may be fetched by `run` alone."""
-    from dslc.compiler.program import from_json
-    from dslc.compiler.sources import source_key
-
-    _, arguments = source_key(call)
-
-    def work() -> Any:
-        from dslc.runtime import tables
-
-        if not fetch:
-            os.environ["HF_HUB_OFFLINE"] = "1"
-        try:
-            if isinstance(call, Parquet):
-                return tables.parquet_facts(call.files, call.input, call.target, call.size)
-            return tables.datasets_facts(arguments)
-        except tables.TableFault as fault:
-            return fault.facts()
-
-    answer = in_child(work)
-    if "made" in answer:
-        return from_json(SourceFacts, answer["made"])
-    return SourceFacts(
-        missing=f"the data cannot be opened: {answer['error']}",
-        help="the library that opens it failed; call it alone to see the whole traceback",
-        code="E0311",
-    )
-
-
-    if job.devices.gpus is not None:
-        import torch
 def _machine(job: JobSpec) -> MachineFacts:
     gpus: tuple[tuple[str, int], ...] = ()
+    if job.devices.gpus is not None:
+        import torch
 
         # A count does not initialise CUDA, which a process that is going to fork must not do.
         gpus = tuple(("", 0) for _ in range(torch.cuda.device_count()))
@@ -228,10 +199,10 @@ def _traced_transformers(
     return None
 
 
-    sys.stdout.flush()
-    sys.stderr.flush()
 def in_child(work: Callable[[], Any]) -> dict[str, Any]:
     """`{"made": work()}` from a forked child, or `{"error": …, "where": …, "argument": …}` if it raised or died."""
+    sys.stdout.flush()
+    sys.stderr.flush()
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
