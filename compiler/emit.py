@@ -9,8 +9,8 @@ from typing import Any
 
 from dslc.compiler import program as p
 from dslc.compiler.analyse import Analysis, context_of
-from dslc.compiler.plan import Plan
 from dslc.compiler.facts import SourceFacts
+from dslc.compiler.plan import Plan
 from dslc.compiler.rules import warmup_steps
 from dslc.compiler.sharding import BUCKET_BYTES, recomputed, sharding_of, units
 from dslc.compiler.sources import source_key
@@ -179,9 +179,6 @@ def _model(analysis: Analysis) -> p.ModelStep:
     return p.ModelStep(root=model.root, inits=model.inits, ties=model.ties, channels_last=channels_last, **common)
 
 
-def _loss(analysis: Analysis) -> p.LossStep:
-    loss, target = analysis.job.model.loss, analysis.source.target
-    line = short_line(analysis.job.model.at("loss"))
 def transformers_step(network: TransformersNetwork, source: SourceFacts, folder: str) -> p.TransformersStep:
     """Tokens for tokens are a language model's; one class for tokens, or for an image, is a classifier's."""
     input, target = source.input, source.target
@@ -199,6 +196,9 @@ def transformers_step(network: TransformersNetwork, source: SourceFacts, folder:
     )
 
 
+def _loss(analysis: Analysis) -> p.LossStep:
+    loss, target = analysis.job.model.loss, analysis.source.target
+    line = short_line(analysis.job.model.at("loss"))
     if isinstance(loss, c.PythonLoss):
         tokens = target is not None and target.dtype == "int64" and len(target.shape) > 0
         return p.LossStep(
