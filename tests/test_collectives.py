@@ -1,0 +1,156 @@
+"""What the plan says a step exchanges is what every rank really exchanged: kind, count and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launcher import Launcher
+
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.load import load
+from dslc.runs import lay_down, prepare, report_on
+from dslc.runtime.collectives import FIRST_STEP, STEPS
+
+GPT = """
+model {
+  network = gpt(layers = 3, width = 36, heads = 2, context = 16, vocab = 256)
+  loss    = cross_entropy(ignore = IGNORE)
+  freeze  = FREEZE
+}
+data {
+  source = stdlib()
+  batch  = 16
+}
+"""
+WIDE = """
+model {
+  network = [flatten(), linear(600), relu(), linear(700), relu(), linear(650), linear(10)]
+  loss    = cross_entropy()
+  freeze  = FREEZE
+}
+data {
+  source = digits()
+  batch  = 16
+}
+"""
+CONV = """
+model {
+  network = [
+    conv2d(5, padding = 1), batch_norm(), relu(),
+    residual([conv2d(5, padding = 1), batch_norm(), relu()]),
+    residual([conv2d(7, padding = 1), batch_norm()], shortcut = [conv2d(7, kernel = 1, padding = 0), batch_norm()]),
+    flatten(), linear(10),
+  ]
+  loss   = cross_entropy()
+  freeze = FREEZE
+}
+data {
+  source = digits()
+  batch  = 48
+}
+"""
+JOB = """
+devices {
+  cpus = RANKS
+}
+parallelism {
+  zero         = ZERO
+  replicas     = REPLICAS
+  microbatches = MICROBATCHES
+}
+memory {
+  recompute = RECOMPUTE
+}
+train {
+  steps     = STEPS
+  optimizer = adamw(lr = 1e-3)
+  no_decay  = NO_DECAY
+  precision = PRECISION
+  clip      = CLIP
+}
+log {
+  tensorboard = false
+}
+"""
+NETWORKS = {"gpt": GPT, "wide": WIDE, "conv": CONV}
+PLAIN = {
+    "network": "gpt",
+    "ranks": "2",
+    "zero": "0",
+    "replicas": "1",
+    "microbatches": "1",
+    "recompute": "none",
+    "precision": "fp32",
+    "clip": "none",
+    "ignore": "-100",
+    "freeze": "[]",
+    "no_decay": "[]",
+}
+DDP: list[dict[str, str]] = [
+    {"network": "wide", "ranks": "4"},
+    {"network": "wide", "precision": "bf16", "microbatches": "2"},
+    {"ignore": "0", "microbatches": "2", "precision": "fp16", "clip": "1.0"},
+    {"network": "conv", "microbatches": "2", "recompute": "full"},
+    {"network": "conv", "ranks": "4", "freeze": '["0.*", "1.*", "3.layers.0.*"]'},
+    {"freeze": '["*norm*", "embedding*"]', "recompute": "selective"},
+]
+ZERO1: list[dict[str, str]] = [
+    {"zero": "1", "ranks": "4", "microbatches": "2", "no_decay": '["*norm*", "*.bias"]', "clip": "1.0"},
+    {"zero": "1", "network": "wide", "ranks": "4", "freeze": '["1.*", "3.*", "5.*", "*.bias"]'},
+]
+FSDP: list[dict[str, str]] = [
+    {"zero": "2", "ranks": "4", "microbatches": "2", "clip": "1.0"},
+    {"zero": "3", "ranks": "4", "microbatches": "2", "recompute": "full", "ignore": "0"},
+    {"zero": "3", "ranks": "4", "replicas": "2", "microbatches": "2", "clip": "1.0"},
+    {"zero": "1", "ranks": "4", "replicas": "2", "microbatches": "2"},
+    {"zero": "3", "precision": "bf16(level = O2)", "clip": "1.0"},
+    {"zero": "0", "precision": "bf16(level = O2)", "microbatches": "2"},
+    {"zero": "1", "precision": "fp16(level = O2)", "microbatches": "2"},
+    {"zero": "2", "precision": "fp16", "network": "conv", "recompute": "every(2)"},
+    {"zero": "3", "network": "wide", "freeze": '["3.*", "*.bias"]'},
+    {"zero": "3", "network": "wide", "freeze": '["1.*", "3.*"]'},
+    {"zero": "3", "freeze": '["embedding*", "position*", "blocks.0.*", "blocks.1.*"]', "microbatches": "2"},
+]
+
+
+def _name(choice: dict[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in choice.items())
+
+
+def _text(choice: dict[str, str]) -> str:
+    text = NETWORKS[choice["network"]] + JOB.replace("STEPS", str(FIRST_STEP + STEPS))
+    for name in sorted(choice, key=len, reverse=True):
+        text = text.replace(name.upper(), choice[name])
+    return text
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Launcher]:
+    made = Launcher()
+    yield made
+    made.close()
+
+
+def _profiled(launcher: Launcher, folder: Path, choice: dict[str, str]) -> dict[str, Any]:
+    """report.json of the job, run with --profile."""
+    (folder / "made.plt").write_text(_text(PLAIN | choice))
+    report = Report()
+    ready = prepare(load(str(folder / "made.plt"), []), report, profile=True)
+    assert ready is not None, [d.message for d in report.errors]
+    lay_down(ready, str(folder))
+    outcome, shown = launcher.launch(ready.program, ready.places, folder)
+    assert outcome.failure is None, f"{outcome.failure}\n{shown}"
+    return report_on(ready, str(folder), outcome.steps)
+
+
+@pytest.mark.parametrize("choice", [*DDP, *ZERO1, *FSDP], ids=_name)
+def test_a_step_exchanges_what_was_planned(launcher: Launcher, tmp_path: Path, choice: dict[str, str]) -> None:
+    report = _profiled(launcher, tmp_path, choice)
+    for rank in report["ranks"]:
+        assert rank["recorded"] == list(range(FIRST_STEP, FIRST_STEP + STEPS)) and rank["steady"]
+        found = {each["operation"]: each["measured"] for each in rank["collectives"]}
+        assert found == {each["operation"]: each["predicted"] for each in rank["collectives"]}
+        assert any(each["count"] for each in found.values())
