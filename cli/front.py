@@ -14,7 +14,7 @@ from dslc.compiler.analyse import Analysis, analyse, context_of
 from dslc.compiler.facts import Facts, MachineFacts, ModelFacts, SourceFacts
 from dslc.compiler.sharding import low_precision
 from dslc.compiler.sources import source_facts
-from dslc.dsl.calls import PythonLoss, PythonSource
+from dslc.dsl.calls import Datasets, Parquet, PythonLoss, PythonSource
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import PythonNetwork, TransformersNetwork
@@ -81,6 +81,8 @@ def inspect(loaded: Loaded, report: Report, *, trace: bool = False, run: bool = 
 def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
     """What the job does not say: of its data, of the user's own functions (only with `trace`), of this machine."""
     source = source_facts(job.data.source, context_of(job))
+    if isinstance(job.data.source, Parquet | Datasets) and not source.missing:
+        source = _opened(job.data.source, fetch=run)
     model: ModelFacts | None = None
     if trace and isinstance(job.data.source, PythonSource):
         source = _traced(job, job.data.source, "source", None, report, SourceFacts) or source
@@ -92,6 +94,35 @@ def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
     if trace and isinstance(job.model.loss, PythonLoss):
         _traced(job, job.model.loss, "loss", source, report, None)
     return Facts(source=source, model=model, machine=_machine(job) if run else None)
+
+
+def _opened(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
+    """Opens a table in a child, so that the library is not loaded here. It may be fetched by `run` alone."""
+    from dslc.compiler.program import from_json
+    from dslc.compiler.sources import source_key
+
+    _, arguments = source_key(call)
+
+    def work() -> Any:
+        from dslc.runtime import tables
+
+        if not fetch:
+            os.environ["HF_HUB_OFFLINE"] = "1"
+        try:
+            if isinstance(call, Parquet):
+                return tables.parquet_facts(call.files, call.input, call.target, call.size)
+            return tables.datasets_facts(arguments)
+        except tables.TableFault as fault:
+            return fault.facts()
+
+    answer = in_child(work)
+    if "made" in answer:
+        return from_json(SourceFacts, answer["made"])
+    return SourceFacts(
+        missing=f"the data cannot be opened: {answer['error']}",
+        help="the library that opens it failed; call it alone to see the whole traceback",
+        code="E0311",
+    )
 
 
 def _machine(job: JobSpec) -> MachineFacts:

@@ -5,6 +5,7 @@ Everything the runtime needs is decided here; it receives one `JobProgram` that 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from dslc.compiler import program as p
@@ -21,6 +22,8 @@ from dslc.dsl.registry import Call, Quantity, fields
 from dslc.dsl.source import Span
 
 TORCH_OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "adagrad": "Adagrad", "rmsprop": "RMSprop"}
+# Sources whose targets dslc knows to be classes from 0 up.
+_OWN = c.Digits | c.Stdlib | c.Text | c.Tokens | c.Images | c.MNIST | c.CIFAR10 | c.Synthetic
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -208,9 +211,8 @@ def _loss(analysis: Analysis) -> p.LossStep:
             line=line,
         )
     if isinstance(loss, c.CrossEntropy):
-        # Targets that dslc makes itself are classes from 0 up: unless one of those is ignored, their count is
-        # arithmetic and costs no agreement.
-        own = isinstance(analysis.job.data.source, c.Digits | c.Stdlib | c.Text | c.Synthetic) and loss.ignore < 0
+        # Unless one of the classes is ignored, their count is arithmetic and costs no agreement.
+        own = isinstance(analysis.job.data.source, _OWN) and loss.ignore < 0
         per_token = target is not None and len(target.shape) > 0
         return p.LossStep(
             kind="cross_entropy",
@@ -228,11 +230,11 @@ def _data(analysis: Analysis) -> p.DataStep:
     assert workload.train is not None
     name, arguments = source_key(source)
     context = context_of(job)
-    if name in ("stdlib", "text") or (name == "synthetic" and arguments.get("vocab")):
+    if name in ("stdlib", "text", "tokens") or (name == "synthetic" and arguments.get("vocab")):
         arguments = arguments | {"context": context}
     return p.DataStep(
         source=name,
-        arguments=arguments,
+        arguments=arguments | dict(analysis.source.found) | _limits(analysis),
         python=_python(source, job.folder) if isinstance(source, c.PythonSource) else None,
         train_samples=workload.train,
         validation_samples=workload.validation or 0,
@@ -244,6 +246,28 @@ def _data(analysis: Analysis) -> p.DataStep:
         workers=job.data.workers,
         line=short_line(job.data.at("source")),
     )
+
+
+def _limits(analysis: Analysis) -> dict[str, Any]:
+    """What the numbers of files have to stay below, where the files do not say what they hold."""
+    job, model, source = analysis.job, analysis.model, analysis.source
+    if model is None or not isinstance(job.data.source, c.Tokens | c.Parquet | c.Datasets | c.Arrays):
+        return {}
+    embedding = model.root and next((m for m in _modules(model.root) if m.kind == "Embedding"), None)
+    tokens = source.input is not None and source.input.dtype == "int64"
+    loss = job.model.loss
+    classes = isinstance(loss, c.CrossEntropy) and model.output.shape
+    return {
+        "model_vocab": embedding.arguments["num_embeddings"] if embedding and tokens else None,
+        "model_classes": model.output.shape[-1] if classes else None,
+        "ignore": loss.ignore if isinstance(loss, c.CrossEntropy) else -100,
+    }
+
+
+def _modules(root: p.ModuleStep) -> Iterator[p.ModuleStep]:
+    yield root
+    for child in root.children:
+        yield from _modules(child)
 
 
 def scaled_lr(analysis: Analysis) -> float:

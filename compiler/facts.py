@@ -47,7 +47,7 @@ class TensorFact:
 @dataclass(frozen=True, kw_only=True)
 class SourceFacts:
     """What is known of a source of data. `missing` says what is not there or not right, `help` how to mend it, and
-    `code` which of these it is: E0309, no data; E0311, data that is broken; E0803, a library that is not installed."""
+    `code` which of these it is: E0309, no data; E0803, a library that is not installed; else what is wrong with it."""
 
     samples: int | None = None  # all of them, before a validation split
     validation_samples: int | None = None  # of a pair (train, validation); then `samples` is the first
@@ -56,7 +56,6 @@ class SourceFacts:
     classes: int | None = None  # targets are 0 <= t < classes
     vocab: int | None = None  # inputs are tokens 0 <= t < vocab
     stream: bool = False  # cut from one stream: the validation split is its end
-    blocks: tuple[int, ...] = ()  # samples that are read as one, from the first on; an epoch is shuffled block-wise
     found: Mapping[str, Any] = field(default_factory=dict)  # files and layouts: what the runtime opens
     missing: str = ""
     help: str = ""

@@ -4,37 +4,30 @@ Model: sizes come from `stat`, shapes and dtypes of arrays from their headers, a
 itself. The dtypes are those a model sees: floats as float32, whole numbers and truth values as int64.
 
 Contract: the standard library alone, a few milliseconds, no exception for files that are absent or broken: these fill
-`missing` and `help`. The runtime counts again when it opens the source and refuses a different number.
+`missing`, `help` and `code`. The runtime counts again when it opens the source and refuses a different number.
 
-Limits: `stdlib` depends on the version of Python. The number of classes in arrays is not known. Sources that a later
-version opens (`images`, `mnist`, `cifar10`, `parquet`, `datasets`) and `python(…)` are not looked at.
+Limits: `stdlib` depends on the version of Python. The number of classes in arrays is not known. What needs a library
+or the user's code to be opened, `parquet(…)`, `datasets(…)` and `python(…)`, is looked at by `dslc.front` in a child.
 """
 
 from __future__ import annotations
 
 import ast
-import glob
 import os
-import stat
 import struct
 from collections.abc import Callable
 from typing import IO, Any
 
+from dslc.compiler import sources_files
 from dslc.compiler.facts import SourceFacts, TensorFact
+from dslc.compiler.sources_files import said_of, sequences
+from dslc.compiler.sources_look import Absent, Broken, size_of
 from dslc.dsl import calls as c
 from dslc.dsl.registry import Call, fields
 
 DIGITS = 1797
 BYTES = 256  # the vocabulary of text
 CLASSES = 2  # of `synthetic(shape = …)` that does not say
-
-
-class Absent(Exception):
-    """The data is not there, or is not what its name says: the message, and what to do."""
-
-    def __init__(self, message: str, help: str) -> None:
-        super().__init__(message)
-        self.help = help
 
 
 def source_facts(source: Call, context: int | None) -> SourceFacts:
@@ -71,45 +64,14 @@ def _digits(source: c.Digits, context: int | None) -> SourceFacts:
 def _stdlib(source: c.Stdlib, context: int | None) -> SourceFacts:
     with os.scandir(os.path.dirname(os.__file__)) as entries:
         size = sum(entry.stat().st_size for entry in entries if entry.name.endswith(".py") and entry.is_file())
-    return _sequences((size,), context, BYTES)
+    return sequences((size,), context, BYTES)
 
 
 def _text(source: c.Text, context: int | None) -> SourceFacts:
     try:
-        return _sequences((_size(source.file),), context, BYTES)
+        return sequences((size_of(source.file),), context, BYTES)
     except Absent as absent:
-        return _sequences(None, context, BYTES, absent)
-
-
-def _tokens(source: c.Tokens, context: int | None) -> SourceFacts:
-    """Files of 16-bit tokens without a header; a sequence does not cross from one file into the next."""
-    files = sorted(glob.glob(source.files))
-    try:
-        if not files:
-            raise Absent(f"no file matches `{source.files}`", "`dslc tokens FILE… -o F` makes one from text")
-        return _sequences(tuple(_size(file) // 2 for file in files), context, None)
-    except Absent as absent:
-        return _sequences(None, context, None, absent)
-
-
-def _sequences(
-    lengths: tuple[int, ...] | None, context: int | None, vocab: int | None, absent: Absent | None = None
-) -> SourceFacts:
-    """Streams of so many tokens each, cut into sequences; what they look like is known even where they are absent."""
-    tokens = None if context is None else TensorFact(shape=(context,), dtype="int64")
-    samples = None
-    if lengths is not None and context is not None:
-        samples = sum(max(0, length - 1) // context for length in lengths)
-    return SourceFacts(
-        samples=samples,
-        input=tokens,
-        target=tokens,
-        classes=vocab,
-        vocab=vocab,
-        stream=True,
-        missing=str(absent) if absent else "",
-        help=absent.help if absent else "",
-    )
+        return sequences(None, context, BYTES, absent)
 
 
 def _synthetic(source: c.Synthetic, context: int | None) -> SourceFacts:
@@ -129,6 +91,17 @@ def _synthetic(source: c.Synthetic, context: int | None) -> SourceFacts:
     )
 
 
+def _datasets(source: c.Datasets, context: int | None) -> SourceFacts:
+    """Only what can be said without the library."""
+    if dict(source.arguments).get("streaming"):
+        return SourceFacts(
+            missing="a data set that is streamed has no number of samples and no order that a resumed run could take up",
+            help="leave `streaming` out: the files are mapped into memory, and no more is read than what a step asks for",
+            code="E0315",
+        )
+    return SourceFacts()
+
+
 def _classes(source: c.Synthetic) -> int | None:
     if source.shape is None or source.targets is not None:
         return None
@@ -144,9 +117,9 @@ def _arrays(source: c.Arrays, context: int | None) -> SourceFacts:
         targets, target_kind = _header(source.file, source.target)
         if inputs[:1] != targets[:1] or not inputs:
             shapes = f"`{source.input}` has shape {_shown(inputs)} and `{source.target}` has {_shown(targets)}"
-            raise Absent(f"{source.file}: {shapes}", "both need one row for each sample")
+            raise Broken(f"{source.file}: {shapes}", "both need one row for each sample")
     except Absent as absent:
-        return SourceFacts(missing=str(absent), help=absent.help)
+        return SourceFacts(**said_of(absent))
     return SourceFacts(
         samples=inputs[0],
         input=TensorFact(shape=inputs[1:], dtype="float32" if input_kind == "f" else "int64"),
@@ -158,19 +131,19 @@ def _header(file: str, name: str) -> tuple[tuple[int, ...], str]:
     """Shape and kind (f, i, u or b) of an array in an `.npz` file."""
     import zipfile
 
-    _size(file)
+    size_of(file)
     broken = f"{file} is no `.npz` file that can be read"
     try:
         with zipfile.ZipFile(file) as archive:
             names = [entry.removesuffix(".npy") for entry in archive.namelist()]
             if name not in names:
-                raise Absent(f"{file} has no array `{name}`", f"it has {', '.join(f'`{n}`' for n in names) or 'none'}")
+                raise Broken(f"{file} has no array `{name}`", f"it has {', '.join(f'`{n}`' for n in names) or 'none'}")
             with archive.open(name + ".npy") as stream:
                 shape, kind = _npy_header(stream)
     except (OSError, zipfile.BadZipFile, ValueError, KeyError, SyntaxError, struct.error) as error:
-        raise Absent(broken, f"{error}" or "`numpy.savez` writes one") from error
+        raise Broken(broken, f"{error}" or "`numpy.savez` writes one") from error
     if kind not in "fiub":
-        raise Absent(f"`{name}` of {file} does not hold numbers", "arrays of floats, whole numbers or truth values")
+        raise Broken(f"`{name}` of {file} does not hold numbers", "arrays of floats, whole numbers or truth values")
     return shape, kind
 
 
@@ -185,18 +158,6 @@ def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], str]:
     return tuple(header["shape"]), kind
 
 
-def _size(file: str) -> int:
-    """Bytes of a regular file."""
-    try:
-        found = os.stat(file)
-    except OSError as error:
-        reason = "there is no" if isinstance(error, FileNotFoundError) else f"{error.strerror}:"
-        raise Absent(f"{reason} {file}", "paths are relative to the file that wrote them") from error
-    if not stat.S_ISREG(found.st_mode):
-        raise Absent(f"{file} is no file", "a file is needed here")
-    return found.st_size
-
-
 def _shown(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) or "no shape"
 
@@ -205,7 +166,11 @@ _FACTS: dict[type[Call], Callable[[Any, int | None], SourceFacts]] = {
     c.Digits: _digits,
     c.Stdlib: _stdlib,
     c.Text: _text,
-    c.Tokens: _tokens,
     c.Arrays: _arrays,
     c.Synthetic: _synthetic,
+    c.Datasets: _datasets,
+    c.Tokens: sources_files.tokens,
+    c.Images: sources_files.images,
+    c.MNIST: sources_files.mnist,
+    c.CIFAR10: sources_files.cifar10,
 }

@@ -80,15 +80,16 @@ def in_steps(every: Quantity, workload: Workload) -> int | None:
 
 def _missing(job: JobSpec, source: SourceFacts, report: Report) -> None:
     if source.missing:
+        elsewhere = source.code in ("E0309", "E0803")  # another machine may have it
         report.extend(
             [
                 Diagnostic(
-                    code="E0309",
+                    code=source.code,
                     message=source.missing,
                     span=job.data.at("source"),
                     help=source.help,
-                    severity="warning",
-                    blocks_run=True,
+                    severity="warning" if elsewhere else "error",
+                    blocks_run=elsewhere,
                 )
             ]
         )

@@ -25,6 +25,7 @@ from dslc.dsl.registry import (
 )
 
 _COUNT = Int(min=1)
+_SIZE_DOC = "the height and width to which pictures are brought"
 _FUNCTION = Str(r"[\w.]+:[\w.]+", '"module:function"')
 _FUNCTION_DOC = "where it is; the folder of the job is searched first"
 _ARGUMENTS_DOC = "what it is called with"
@@ -104,22 +105,22 @@ class Tokens(Call):
 
 @call("source")
 class Images(Call):
-    """A folder with a folder of images for each class."""
+    """A folder with a folder of images for each class, or `train` and `val` with such folders in them."""
 
     folder: str = arg(Path("read"), "the folder")
-    size: int = arg(_COUNT, "the height and width to which images are brought", default=224)
+    size: int = arg(_COUNT, _SIZE_DOC, default=224)
 
 
 @call("source", "mnist")
 class MNIST(Call):
-    """The MNIST files as LeCun published them."""
+    """The MNIST files as LeCun published them; their test set is the validation split."""
 
     dir: str = arg(Path("read"), "the folder of the four files")
 
 
 @call("source", "cifar10")
 class CIFAR10(Call):
-    """The CIFAR-10 files as Krizhevsky published them."""
+    """The CIFAR-10 files as Krizhevsky published them; their test set is the validation split."""
 
     dir: str = arg(Path("read"), "the folder of the batches")
 
@@ -135,18 +136,26 @@ class Arrays(Call):
 
 @call("source")
 class Parquet(Call):
-    """Columns of Parquet files."""
+    """Columns of Parquet files: numbers, lists of numbers of one shape, or pictures."""
 
     files: str = arg(Path("read", glob=True), "the files, in the order of their names")
     input: str = arg(Str(), "the column of the inputs", default="x")
     target: str = arg(Str(), "the column of the targets", default="y")
+    size: int | None = arg(_COUNT, _SIZE_DOC, default=None, shown="their own")
 
 
 @call("source", open=True)
 class Datasets(Call):
-    """A data set of the Hugging Face `datasets` library."""
+    """A data set of the Hugging Face `datasets` library, mapped into memory."""
 
-    name: str = arg(Str(), "the name or path")
+    path: str = arg(Path("read", name=True), "its name, or with `./` a folder of files or of `save_to_disk`")
+    data_files: tuple[str, ...] | None = arg(
+        ListOf(Path("read", glob=True, name=True), single=True), "its files; with `./` local ones", default=None
+    )
+    data_dir: str | None = arg(Path("read", name=True), "its folder; with `./` a local one", default=None)
+    input: str | None = arg(Str(), "the column of the inputs", default=None, shown="the first of two")
+    target: str | None = arg(Str(), "the column of the targets", default=None, shown="the second of two")
+    size: int | None = arg(_COUNT, _SIZE_DOC, default=None, shown="their own")
     arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "what `load_dataset` is called with", default=())
 
 

@@ -56,6 +56,8 @@ def describe(kind: Kind) -> str:
             return "a number" + limits(kind.min, kind.max, kind.above, kind.below)
         case Bool():
             return "`true` or `false`"
+        case Path(name=True):
+            return "a name, or a path that begins with `./`, in quotes"
         case Path():
             return "the path of a file or folder, in quotes" + (", where `*` stands for anything" if kind.glob else "")
         case Str():

@@ -390,6 +390,8 @@ class Evaluator:
             return self.mismatch(expr, kind, path)
         if not expr.value.strip() or "\0" in expr.value:
             return self.fail("E0135", f"`{path}` takes the path of a file or folder", expr.span, label="names nothing")
+        if kind.name and not expr.value.startswith(("./", "../", "/", "~")):
+            return expr.value
         folder = self.merged.folders.get(id(expr.span.source), "") if kind.use == "read" else ""
         found = os.path.normpath(os.path.join(folder or os.getcwd(), os.path.expanduser(expr.value)))
         self.paths[expr.span] = found

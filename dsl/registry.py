@@ -101,10 +101,11 @@ class Str(Kind):
 @positional
 class Path(Kind):
     """Text in quotes naming a file, made absolute: read from beside the file that wrote it, written in the current
-    folder. `glob` allows `*`."""
+    folder. `glob` allows `*`. With `name`, it may be a name too: a path then begins with `./`, `../`, `/` or `~`."""
 
     use: Literal["read", "write"] = "read"
     glob: bool = False
+    name: bool = False
 
 
 @positional

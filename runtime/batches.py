@@ -2,8 +2,8 @@
 
 Model: one operation gathers this rank's samples of as many steps as fit into `GATHERED` bytes, and what it gives is cut
 into micro-batches, which are views of it: some microseconds a step, less than handing over from another thread would
-take. With `workers`, samples of a user's data set are fetched by that many processes (torch's DataLoader), any other
-samples by one thread, ahead of the training.
+take. With `workers`, samples that cost computing (a user's data set, pictures) are made by that many processes (torch's
+DataLoader), any other samples by one thread, ahead of the training.
 
 Contract: step s is global batch `s % steps_per_epoch` of epoch `s // steps_per_epoch`; nothing depends on the step at
 which iteration begins, so that a resumed run sees the very next sample.
@@ -37,7 +37,7 @@ from dslc.runtime.sampler import (
     steps_per_epoch,
     validation_indices,
 )
-from dslc.runtime.sources import FetchedSamples, Part, Samples, Splits
+from dslc.runtime.samples import Samples, Splits
 
 GATHERED = 1 << 20  # bytes, of several steps; a single step may take more
 AHEAD = 2  # steps, or micro-batches of a worker, prepared before they are asked for
@@ -65,10 +65,10 @@ def batches(
 ) -> Iterator[StepBatch]:
     """Batches of the steps `first_step` to `steps - 1`, counted from the beginning of the training."""
     numbers = range(first_step, steps)
-    if step.workers and _fetched(splits.train):
+    if step.workers and splits.train.by_process:
         return _by_processes(step, splits.train, place, microbatches, numbers, device)
     made = _in_line(step, splits.train, place, microbatches, numbers, device)
-    return _ahead(made) if step.workers else made
+    return _ahead(made, device) if step.workers else made
 
 
 def validation_batches(
@@ -79,10 +79,10 @@ def validation_batches(
     if not len(indices):
         return iter(())
     chunks = list(indices.split(size))
-    if step.workers and _fetched(splits.validation):
+    if step.workers and splits.validation.by_process:
         return iter(_loader(step, splits.validation, place, chunks, device))
     made = (_moved(splits.validation.batch(chunk), device) for chunk in chunks)
-    return _ahead(made) if step.workers else made
+    return _ahead(made, device) if step.workers else made
 
 
 def _in_line(
@@ -96,7 +96,7 @@ def _in_line(
         count = max(1, min(at_once, full - k, numbers.stop - number))
         _, _, sizes = sizes_of(step, place, microbatches, k)
         pair = samples.batch(shares(step, place, epoch, k, count))
-        if not _fetched(samples):
+        if not samples.by_process:
             at_once = max(1, GATHERED * count // max(1, sum(tensor.nbytes for tensor in pair)))
         inputs, targets = (tensor.split(sizes * count) for tensor in _moved(pair, device))
         each = len(sizes)
@@ -114,14 +114,10 @@ def _moved(pair: Pair, device: torch.device) -> Pair:
     return inputs, targets
 
 
-def _fetched(samples: Samples) -> bool:
-    return isinstance(samples.samples if isinstance(samples, Part) else samples, FetchedSamples)
-
-
 # ---------------------------------------------------------------------------------------------------- by a thread
 
 
-def _ahead(made: Iterator[Any]) -> Iterator[Any]:
+def _ahead(made: Iterator[Any], device: torch.device) -> Iterator[Any]:
     """The same items, made by a thread up to `AHEAD` of them before they are asked for."""
     ready: queue.Queue[tuple[str, Any]] = queue.Queue(AHEAD)
     stopped = threading.Event()
@@ -137,6 +133,8 @@ def _ahead(made: Iterator[Any]) -> Iterator[Any]:
 
     def work() -> None:
         try:
+            if device.type == "cuda":
+                torch.cuda.set_device(device)  # each thread has its own: memory is locked for the first GPU otherwise
             for item in made:
                 if not put("item", item):
                     return

@@ -2,7 +2,9 @@
 
 Model: an epoch `e` visits the training samples 0 … train_samples - 1 in the order `permutation(step, e)`. Global batch
 `k` of it is entries `k * batch` to `(k + 1) * batch` of that order, a data rank takes a contiguous share of them, and a
-share is cut into micro-batches; both cuts are made by `deal`.
+share is cut into micro-batches; both cuts are made by `deal`. Where samples can only be read a block at a time (row
+groups of Parquet files), the blocks are shuffled, and the samples of each `window` of blocks that then follow one
+another: a block is read once an epoch, and few are held.
 
 Contract: everything is a pure function of (seed, epoch, k) and of where the rank stands, the same on any machine, in
 any process and from any first step. The ranks' shares of a global batch are disjoint and their union is the batch,
@@ -28,7 +30,33 @@ def permutation(step: DataStep, epoch: int) -> Tensor:
 
     It is shared between callers and must not be written to.
     """
+    if step.shuffle and step.arguments.get("blocks"):
+        return _order_of_blocks(step.seed, epoch, _bounds_of(step), step.arguments["window"])
     return _order(step.seed, step.train_samples, epoch if step.shuffle else None)
+
+
+def _bounds_of(step: DataStep) -> tuple[int, ...]:
+    """Where blocks begin and end among the training samples; blocks of which none is for training are empty."""
+    total = step.train_samples + (step.validation_samples if step.split == "random" else 0)
+    return _bounds(step.arguments["blocks"], step.seed, step.train_samples, total)
+
+
+@lru_cache(maxsize=2)
+def _bounds(blocks: tuple[int, ...], seed: int, train: int, total: int) -> tuple[int, ...]:
+    ends = torch.tensor([0, *blocks], dtype=torch.int64).cumsum(0)
+    if total > train:
+        ends = torch.searchsorted(_parted(seed, train, total)[0], ends)
+    return tuple(ends.clamp(max=train).tolist())
+
+
+@lru_cache(maxsize=2)
+def _order_of_blocks(seed: int, epoch: int, bounds: tuple[int, ...], window: int) -> Tensor:
+    random = generator(seed, f"epoch {epoch}")
+    made = []
+    for chosen in torch.randperm(len(bounds) - 1, generator=random).split(window):
+        rows = torch.cat([torch.arange(bounds[n], bounds[n + 1]) for n in chosen.tolist()])
+        made.append(rows[torch.randperm(len(rows), generator=random)])
+    return torch.cat(made)
 
 
 @lru_cache(maxsize=2)
@@ -101,6 +129,10 @@ def held_out(step: DataStep) -> tuple[Tensor, Tensor]:
 
     The held-out set follows from the seed and the sizes alone, not from the epoch, the batch or the ranks.
     """
-    total = step.train_samples + step.validation_samples
-    order = torch.randperm(total, generator=generator(step.seed, "validation"))
-    return order[step.validation_samples :].sort().values, order[: step.validation_samples].sort().values
+    return _parted(step.seed, step.train_samples, step.train_samples + step.validation_samples)
+
+
+@lru_cache(maxsize=1)
+def _parted(seed: int, train: int, total: int) -> tuple[Tensor, Tensor]:
+    order = torch.randperm(total, generator=generator(seed, "validation"))
+    return order[total - train :].sort().values, order[: total - train].sort().values

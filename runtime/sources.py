@@ -1,14 +1,11 @@
 """The sources of data: opened once per process, then gathered a whole micro-batch at a time.
 
-Model: `open_source` gives the training and the validation samples of a job as `Samples`: a length, and
-`batch(indices)`, which gathers the samples at these indices into an input and a target tensor. Samples that
-fit in memory, or can be mapped into it, are `TensorSamples`: they keep the form in which they are stored (bytes of
-text, float64) and are converted batch by batch.
+Model: `open_source` gives the training and the validation samples of a job as `Samples` (samples.py). The kinds that
+are files of their own forms have modules of their own: sources_files.py, sources_images.py, sources_tables.py.
 
-Contract: floats are seen as float32, integers of any width and truth values as int64. A source that does not hold as
-many samples as the plan was made for is an error before the first step. A batch depends on its indices alone.
+Contract: a source that does not hold as many samples as the plan was made for is an error before the first step.
 
-Limits: `text` and `stdlib` read the file whole (a byte a token). A Fortran-ordered, compressed or otherwise unmappable
+Limits: `stdlib` is read whole (a byte a token). A Fortran-ordered, compressed or otherwise unmappable
 array is read whole too. Samples of `python(…)` are fetched one at a time, and have one input and one target.
 """
 
@@ -19,100 +16,30 @@ import os
 import struct
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dslc.compiler.program import DataStep
+from dslc.runtime import sources_files, sources_images, sources_tables
 from dslc.runtime.sampler import held_out
+from dslc.runtime.samples import (
+    Checked,
+    FetchedSamples,
+    Part,
+    Samples,
+    SourceError,
+    Splits,
+    TensorSamples,
+    as_seen,
+)
 from dslc.runtime.synthetic import synthetic_samples
 from dslc.runtime.user_code import load_function
 
-
-class SourceError(RuntimeError):
-    """The data is not what the plan was made for; the message names the place in the job."""
-
-
-class Samples(Protocol):
-    """Samples numbered from 0. `batch` takes int64 indices of shape (n,) and gives tensors (n, …), on the CPU."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
-@dataclass(frozen=True)
-class Splits:
-    """The training and the validation samples; `validation` may be empty."""
-
-    train: Samples
-    validation: Samples
-
-
-@dataclass(frozen=True)
-class TensorSamples:
-    """Samples that are rows of two tensors, in memory or mapped into it."""
-
-    inputs: Tensor
-    targets: Tensor
-
-    def __len__(self) -> int:
-        return self.inputs.shape[0]
-
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        return as_seen(self.inputs.index_select(0, indices)), as_seen(self.targets.index_select(0, indices))
-
-
-@dataclass(frozen=True)
-class FetchedSamples:
-    """Samples of a user's data set, fetched one by one and stacked."""
-
-    dataset: Any
-    line: str
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        pairs = [self.dataset[index] for index in indices.tolist()]
-        if any(not isinstance(pair, Sequence) or len(pair) != 2 for pair in pairs):
-            raise SourceError(f"{self.line}: a sample of the data set has to be a pair (input, target)")
-        return self._stack([pair[0] for pair in pairs]), self._stack([pair[1] for pair in pairs])
-
-    def _stack(self, items: list[Any]) -> Tensor:
-        if not items:
-            return torch.empty(0)
-        try:
-            return as_seen(torch.stack([torch.as_tensor(item) for item in items]))
-        except (TypeError, RuntimeError, ValueError) as error:
-            raise SourceError(f"{self.line}: samples of the data set do not stack to a batch: {error}") from error
-
-
-@dataclass(frozen=True)
-class Part:
-    """Some of the samples: those of `chosen`, or `length` from `start` on."""
-
-    samples: Samples
-    chosen: Tensor | None = None
-    start: int = 0
-    length: int = 0
-
-    def __len__(self) -> int:
-        return self.length if self.chosen is None else self.chosen.shape[0]
-
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        if self.chosen is not None:
-            return self.samples.batch(self.chosen[indices])
-        return self.samples.batch(indices + self.start if self.start else indices)
-
-
-def as_seen(tensor: Tensor) -> Tensor:
-    """As a model sees it: floats as float32, everything else as int64; no copy where it is so already."""
-    return tensor.to(torch.float32 if tensor.dtype.is_floating_point else torch.int64)
+__all__ = ["FetchedSamples", "Part", "Samples", "SourceError", "Splits", "TensorSamples", "open_source"]
 
 
 # ------------------------------------------------------------------------------------------------------- opening
@@ -126,8 +53,9 @@ def open_source(step: DataStep) -> Splits:
     """
     opened = _open(step)
     if isinstance(opened, tuple):
-        splits = Splits(*opened)
+        splits = Splits(*(_checked(step, part) for part in opened))
     else:
+        opened = _checked(step, opened)
         _check(step, "samples", len(opened), step.train_samples + step.validation_samples)
         splits = _split(step, opened)
     _check(step, "training samples", len(splits.train), step.train_samples)
@@ -143,7 +71,7 @@ def _open(step: DataStep) -> Samples | tuple[Samples, Samples]:
         case "stdlib":
             return text(stdlib_bytes(), arguments["context"])
         case "text":
-            return text(np.fromfile(arguments["file"], np.uint8), arguments["context"])
+            return text(mapped_bytes(arguments["file"]), arguments["context"])
         case "arrays":
             return arrays(step)
         case "synthetic":
@@ -151,7 +79,28 @@ def _open(step: DataStep) -> Samples | tuple[Samples, Samples]:
             return TensorSamples(*made) if isinstance(made, tuple) else made
         case "python":
             return _python(step)
+        case "tokens":
+            return sources_files.tokens(step)
+        case "mnist":
+            return sources_files.mnist(step)
+        case "cifar10":
+            return sources_files.cifar10(step)
+        case "images":
+            return sources_images.images(step)
+        case "parquet":
+            return sources_tables.ParquetFiles(step)
+        case "datasets":
+            return sources_tables.datasets(step)
     raise SourceError(f"{step.line}: there is no source `{step.source}` in this version")
+
+
+def _checked(step: DataStep, samples: Samples) -> Samples:
+    """With the numbers held against what the network takes, where the plan says what that is."""
+    vocab, classes = step.arguments.get("model_vocab"), step.arguments.get("model_classes")
+    if vocab is None and classes is None:
+        return samples
+    place = getattr(samples, "place", None) or (lambda indices: [f"`{step.source}`"] * len(indices))
+    return Checked(samples, step.line, vocab, classes, step.arguments["ignore"], place)
 
 
 def _check(step: DataStep, what: str, found: int, planned: int) -> None:
@@ -189,6 +138,11 @@ def stdlib_bytes() -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The modules (not packages) of Python's own standard library, `*.py` sorted by name, one after another."""
     files = sorted(Path(os.__file__).parent.glob("*.py"))
     return np.frombuffer(bytearray(b"".join(file.read_bytes() for file in files if file.is_file())), np.uint8)
+
+
+def mapped_bytes(file: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes of a file, mapped, copy on write."""
+    return np.memmap(file, np.uint8, "c") if os.path.getsize(file) else np.empty(0, np.uint8)
 
 
 def text(stream: np.ndarray[Any, np.dtype[np.uint8]], context: int) -> TensorSamples:

@@ -1,0 +1,335 @@
+"""Facts of the sources that are files of a known form: `tokens`, `images`, `mnist`, `cifar10`.
+
+Model: headers, sizes and listings of folders tell everything; `found` hands to the runtime which files there are and
+how they are laid out, so that it decides nothing.
+
+Contract: of token files, all are listed and their sizes taken, but of `HEADS` alone the header is read: some
+microseconds a file, however large they are. The runtime reads the header of each when it first maps it, and compares.
+Of images, every folder is listed and no file opened. Of CIFAR-10 in the python form, what stands before the pixels of
+each file is read, without building any object.
+
+Limits: the layouts are those of nanoGPT (numbers of 16 bits and nothing else), of llm.c (a header of 256 numbers of 32
+bits), of LeCun's and of Krizhevsky's files.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+from dslc.compiler.facts import SourceFacts, TensorFact
+from dslc.compiler.sources_look import Absent, Broken, folders_in, size_of
+from dslc.dsl import calls as c
+
+# ------------------------------------------------------------------------------------------------------- tokens
+
+HEADER = 1024  # bytes: 256 numbers of 32 bits, magic, version, tokens, and, where `dslc tokens` wrote it, vocabulary
+FORMS = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # llm.c: GPT-2's tokens, Llama 3's
+HEADS = 64  # files whose header is read
+ITEM_BYTES = {"uint16": 2, "uint32": 4}
+
+
+def tokens(source: c.Tokens, context: int | None) -> SourceFacts:
+    """A sequence does not cross from one file into the next."""
+    try:
+        files = sorted(glob.glob(source.files))
+        if not files:
+            raise Absent(f"no file matches {source.files}", f"`dslc tokens FILE… -o {_example(source.files)}` makes one")
+        found, vocab = _token_files(files)
+    except Absent as absent:
+        return sequences(None, context, None, absent)
+    return sequences(tuple(found["tokens"]), context, vocab, found=found)
+
+
+def _example(pattern: str) -> str:
+    return os.path.basename(pattern).replace("*", "train").replace("?", "0")
+
+
+def _token_files(files: list[str]) -> tuple[dict[str, Any], int | None]:
+    """What the runtime needs to map these files, and the vocabulary, where each header says it."""
+    item, offset, _, _ = _token_header(files[0], size_of(files[0]))
+    lengths, vocabs = [], []
+    looked_at = {0, *range(min(HEADS - 1, len(files))), len(files) - 1}
+    for n, file in enumerate(files):
+        size = size_of(file)
+        if n in looked_at:
+            kind, start, held, vocab = _token_header(file, size)
+            if (kind, start) != (item, offset):
+                raise Broken(
+                    f"{file} and {files[0]} are files of tokens in different forms",
+                    "one form for all files that the pattern matches",
+                )
+            vocabs.append(vocab)
+        else:
+            held = (size - offset) // ITEM_BYTES[item]
+        lengths.append(held)
+    vocab = max(vocabs) if all(vocabs) else None
+    return {"files": tuple(files), "tokens": tuple(lengths), "item": item, "offset": offset}, vocab
+
+
+def _token_header(file: str, size: int) -> tuple[str, int, int, int]:
+    """What a token is, where they begin, how many there are, and the vocabulary (0 where it is not known)."""
+    try:
+        with open(file, "rb") as stream:
+            head = stream.read(16)
+    except OSError as error:
+        raise Absent(f"{error.strerror}: {file}", "a file that can be read") from error
+    magic, version, held, vocab = struct.unpack("<4i", head) if len(head) == 16 else (0, 0, 0, 0)
+    if magic not in [known for known, _ in FORMS]:
+        if size % 2:
+            raise Broken(f"{file} holds {size} bytes, and tokens of 16 bits take an even number", "`dslc tokens FILE…`")
+        return "uint16", 0, size // 2, 0
+    item = FORMS.get((magic, version))
+    if item is None:
+        raise Broken(f"{file} is a file of tokens of version {version}, which dslc does not know", "`dslc tokens FILE…`")
+    expected = HEADER + held * ITEM_BYTES[item]
+    if size != expected:
+        raise Broken(
+            f"{file} holds {size} bytes, and its header speaks of {held} tokens, which take {expected}",
+            "a whole file: it may have been cut off in a copy",
+        )
+    return item, HEADER, held, vocab
+
+
+def sequences(
+    lengths: tuple[int, ...] | None,
+    context: int | None,
+    vocab: int | None,
+    absent: Absent | None = None,
+    found: dict[str, Any] | None = None,
+) -> SourceFacts:
+    """Streams of so many tokens each, cut into sequences; what they look like is known even where they are absent."""
+    tokens = None if context is None else TensorFact(shape=(context,), dtype="int64")
+    samples = None
+    if lengths is not None and context is not None:
+        samples = sum(max(0, length - 1) // context for length in lengths)
+    return SourceFacts(
+        samples=samples,
+        input=tokens,
+        target=tokens,
+        classes=vocab,
+        vocab=vocab,
+        stream=True,
+        found=found or {},
+        **said_of(absent),
+    )
+
+
+def said_of(absent: Absent | None) -> dict[str, Any]:
+    """The fields of SourceFacts that say what is wrong."""
+    return {"missing": str(absent), "help": absent.help, "code": absent.code} if absent else {}
+
+
+# ------------------------------------------------------------------------------------------------------- images
+
+SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_HELD_OUT = ("val", "validation", "valid", "test")  # the first of these beside `train` is the validation split
+_LAYOUT = "a folder for each class, as in `cats/1.jpg`, or `train` and `val` with such folders in them"
+
+
+def images(source: c.Images, context: int | None) -> SourceFacts:
+    look = TensorFact(shape=(3, source.size, source.size), dtype="float32")
+    try:
+        names = folders_in(source.folder, _LAYOUT)
+        beside = next((name for name in _HELD_OUT if name in names), "")
+        parted = names == ["train"] or ("train" in names and bool(beside))
+        train = os.path.join(source.folder, "train") if parted else source.folder
+        validation = os.path.join(source.folder, beside) if parted and beside else ""
+        classes = folders_in(train, _LAYOUT)
+        if not classes:
+            raise Broken(f"{train} holds no folder of images", _LAYOUT)
+        if validation and (other := folders_in(validation, _LAYOUT)) != classes:
+            odd = sorted(set(other) ^ set(classes))
+            raise Broken(f"{train} and {validation} differ in their classes: {', '.join(odd[:5])}", _LAYOUT)
+        counts = [_count(train, classes), _count(validation, classes) if validation else None]
+    except Absent as absent:
+        return SourceFacts(input=look, target=_CLASS, **said_of(absent))
+    return SourceFacts(
+        samples=counts[0],
+        validation_samples=counts[1],
+        input=look,
+        target=_CLASS,
+        classes=len(classes),
+        found={"train": train, "validation": validation, "classes": tuple(classes)},
+    )
+
+
+_CLASS = TensorFact(shape=(), dtype="int64")
+
+
+def _count(folder: str, classes: list[str]) -> int:
+    """The images of all classes, of which none may be empty."""
+    total = 0
+    for name in classes:
+        held = sum(1 for _ in images_in(os.path.join(folder, name)))
+        if held == 0:
+            raise Broken(f"{os.path.join(folder, name)} holds no image", f"files that end in {', '.join(SUFFIXES)}")
+        total += held
+    return total
+
+
+def images_in(folder: str) -> Iterator[str]:
+    """The paths of the images in a folder and the folders in it, in no order."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.lower().endswith(SUFFIXES):
+                yield entry.path
+            elif entry.is_dir():
+                yield from images_in(entry.path)
+
+
+# -------------------------------------------------------------------------------------------------------- MNIST
+
+_MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz"
+
+
+def mnist(source: c.MNIST, context: int | None) -> SourceFacts:
+    """The four files, plain or gzipped, in the folder itself or where torchvision puts them."""
+    look = TensorFact(shape=(1, 28, 28), dtype="float32")
+    try:
+        files = {split: _mnist_pair(source.dir, split) for split in ("train", "t10k")}
+        shapes = {split: _mnist_shape(*pair) for split, pair in files.items()}
+        if shapes["train"][1:] != shapes["t10k"][1:]:
+            raise Broken(f"the images of training and test in {source.dir} differ in size", _mnist_help(source.dir))
+    except Absent as absent:
+        return SourceFacts(input=look, target=_CLASS, classes=10, **said_of(absent))
+    return SourceFacts(
+        samples=shapes["train"][0],
+        validation_samples=shapes["t10k"][0],
+        input=TensorFact(shape=(1, *shapes["train"][1:]), dtype="float32"),
+        target=_CLASS,
+        classes=10,
+        found={"train": files["train"], "validation": files["t10k"]},
+    )
+
+
+def _mnist_help(folder: str) -> str:
+    return f'`mkdir -p {folder} && cd {folder} && curl -O "{_MNIST_URL}"` fetches them'
+
+
+def _mnist_pair(folder: str, split: str) -> tuple[str, str]:
+    return (
+        _mnist_file(folder, f"{split}-images", "idx3-ubyte"),
+        _mnist_file(folder, f"{split}-labels", "idx1-ubyte"),
+    )
+
+
+def _mnist_file(folder: str, name: str, form: str) -> str:
+    for place in (folder, os.path.join(folder, "raw"), os.path.join(folder, "MNIST", "raw")):
+        for between in "-.":
+            for ending in ("", ".gz"):
+                path = os.path.join(place, f"{name}{between}{form}{ending}")
+                if os.path.isfile(path):
+                    return path
+    raise Absent(f"there is no {os.path.join(folder, name)}-{form}, plain or .gz", _mnist_help(folder))
+
+
+def _mnist_shape(images: str, labels: str) -> tuple[int, ...]:
+    shape, held = _idx_shape(images, 3), _idx_shape(labels, 1)
+    if shape[:1] != held:
+        raise Broken(
+            f"{images} holds {shape[0]} images, and {labels} {held[0]} labels",
+            _mnist_help(os.path.dirname(images)),
+        )
+    return shape
+
+
+def _idx_shape(file: str, dims: int) -> tuple[int, ...]:
+    """The shape in the header of an IDX file of bytes, which has to be as long as it says."""
+    import gzip
+
+    packed = file.endswith(".gz")
+    help = _mnist_help(os.path.dirname(file))
+    length = 4 + 4 * dims
+    try:
+        with gzip.open(file) if packed else open(file, "rb") as stream:
+            head = stream.read(length)
+        size = size_of(file)
+        if packed:
+            with open(file, "rb") as stream:
+                stream.seek(-4, os.SEEK_END)  # the length of what is packed, modulo 2^32
+                size = struct.unpack("<I", stream.read(4))[0]
+    except (OSError, EOFError, zlib.error, struct.error) as error:
+        raise Broken(f"{file} cannot be read: {error}", help) from error
+    if len(head) < length or head[:4] != bytes((0, 0, 8, dims)):
+        raise Broken(f"{file} is no IDX file of {'images' if dims == 3 else 'labels'}", help)
+    shape = struct.unpack(f">{dims}I", head[4:])
+    expected = length + prod(shape)
+    if size != expected:
+        raise Broken(f"{file} holds {size} bytes, and its header speaks of {expected}", help)
+    return shape
+
+
+# ------------------------------------------------------------------------------------------------------ CIFAR-10
+
+CIFAR_ROW = 3 * 32 * 32
+_CIFAR_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+_CIFAR_NAMES = (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")
+
+
+def cifar10(source: c.CIFAR10, context: int | None) -> SourceFacts:
+    """The python or the binary version, in the folder itself or in the folder of their archive."""
+    look = TensorFact(shape=(3, 32, 32), dtype="float32")
+    try:
+        files = _cifar_files(source.dir)
+        counts = [_cifar_rows(file) for file in files]
+    except Absent as absent:
+        return SourceFacts(input=look, target=_CLASS, classes=10, **said_of(absent))
+    return SourceFacts(
+        samples=sum(counts[:-1]),
+        validation_samples=counts[-1],
+        input=look,
+        target=_CLASS,
+        classes=10,
+        found={"train": files[:-1], "validation": files[-1:]},
+    )
+
+
+def _cifar_help(folder: str) -> str:
+    return f"`mkdir -p {folder} && curl {_CIFAR_URL} | tar xz -C {folder}` fetches them"
+
+
+def _cifar_files(folder: str) -> tuple[str, ...]:
+    for below, ending in (("", ""), ("cifar-10-batches-py", ""), ("", ".bin"), ("cifar-10-batches-bin", ".bin")):
+        files = tuple(os.path.join(folder, below, name + ending) for name in _CIFAR_NAMES)
+        there = [os.path.isfile(file) for file in files]
+        if all(there):
+            return files
+        if any(there):
+            raise Absent(f"there is no {files[there.index(False)]}", _cifar_help(folder))
+    raise Absent(f"there is no {os.path.join(folder, _CIFAR_NAMES[0])}", _cifar_help(folder))
+
+
+def _cifar_rows(file: str) -> int:
+    help = _cifar_help(os.path.dirname(file))
+    size = size_of(file)
+    if file.endswith(".bin"):
+        if size % (1 + CIFAR_ROW) or not size:
+            raise Broken(f"{file} holds {size} bytes, which are no whole number of images of {1 + CIFAR_ROW}", help)
+        return size // (1 + CIFAR_ROW)
+    rows = _pickled_rows(file)
+    if not rows or size < rows * CIFAR_ROW:
+        raise Broken(f"{file} is no batch of CIFAR-10 in its python version", help)
+    return rows
+
+
+def _pickled_rows(file: str) -> int:
+    """N of the shape (N, 3072) that is in the pickle, or 0: the operations are read, and no object is built."""
+    import pickletools
+
+    before: tuple[object, object] = (None, None)
+    try:
+        with open(file, "rb") as stream:
+            for operation, argument, _ in pickletools.genops(stream):
+                if operation.name == "TUPLE2" and before[1] == CIFAR_ROW and isinstance(before[0], int):
+                    return before[0]
+                if operation.name not in ("MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"):
+                    before = before[1], argument
+    except (OSError, ValueError, UnicodeDecodeError, struct.error):
+        return 0
+    return 0

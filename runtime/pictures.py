@@ -1,0 +1,35 @@
+"""Pictures as numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def decoded(stream: Any, mode: str, size: int | None) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """An image (a file, or its path) as numbers 0 … 1, channels first, in a mode of Pillow: `L` or `RGB`.
+
+    `size` brings the shorter side to so many pixels (bilinear, with antialiasing) and crops the other around the
+    middle; None leaves height and width as they are. This is torchvision's Resize, CenterCrop and ToTensor.
+    """
+    from PIL import Image
+
+    with Image.open(stream) as opened:
+        image = opened.convert(mode)
+    if size is not None:
+        image = _fitted(image, size)
+    pixels = np.asarray(image, np.float32) / 255
+    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _fitted(image: Any, size: int) -> Any:
+    from PIL import Image
+
+    width, height = image.size
+    shorter = min(width, height)
+    if shorter != size:
+        width, height = (size if side == shorter else max(size, int(size * side / shorter)) for side in (width, height))
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return image.crop((left, top, left + size, top + size))

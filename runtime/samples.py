@@ -1,0 +1,196 @@
+"""Samples: what a source of data is to the training, and the few ways in which they are kept.
+
+Model: `Samples` have a length and `batch(indices)`, which gathers the samples at these indices into an input and a
+target tensor. What fits in memory, or can be mapped into it, is `TensorSamples`: it keeps the form in which it is
+stored (bytes of text, float64) and is converted batch by batch. `FetchedSamples` are got one at a time, `Joined` are
+several sources one after another, of which a limited number is open, `Part` is some of the samples of another source.
+
+Contract: floats are seen as float32, integers of any width and truth values as int64. A batch depends on its indices
+alone. `by_process` says that a sample costs computing (a picture is decoded, a user's code runs), so that workers are
+processes; others are gathered by a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class SourceError(RuntimeError):
+    """The data is not what the plan was made for; the message names the place in the job."""
+
+
+class Samples(Protocol):
+    """Samples numbered from 0. `batch` takes int64 indices of shape (n,) and gives tensors (n, …), on the CPU."""
+
+    @property
+    def by_process(self) -> bool: ...
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The training and the validation samples; `validation` may be empty."""
+
+    train: Samples
+    validation: Samples
+
+
+@dataclass(frozen=True)
+class TensorSamples:
+    """Samples that are rows of two tensors, in memory or mapped into it."""
+
+    inputs: Tensor
+    targets: Tensor
+    by_process: bool = False
+
+    def __len__(self) -> int:
+        return self.inputs.shape[0]
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return as_seen(self.inputs.index_select(0, indices)), as_seen(self.targets.index_select(0, indices))
+
+
+@dataclass(frozen=True)
+class FetchedSamples:
+    """Samples of a user's data set, fetched one by one and stacked."""
+
+    dataset: Any
+    line: str
+    by_process: bool = True
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        pairs = [self.dataset[index] for index in indices.tolist()]
+        if any(not isinstance(pair, Sequence) or len(pair) != 2 for pair in pairs):
+            raise SourceError(f"{self.line}: a sample of the data set has to be a pair (input, target)")
+        return self._stack([pair[0] for pair in pairs]), self._stack([pair[1] for pair in pairs])
+
+    def _stack(self, items: list[Any]) -> Tensor:
+        if not items:
+            return torch.empty(0)
+        try:
+            return as_seen(torch.stack([torch.as_tensor(item) for item in items]))
+        except (TypeError, RuntimeError, ValueError) as error:
+            raise SourceError(f"{self.line}: samples of the data set do not stack to a batch: {error}") from error
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the samples: those of `chosen`, or `length` from `start` on."""
+
+    samples: Samples
+    chosen: Tensor | None = None
+    start: int = 0
+    length: int = 0
+
+    @property
+    def by_process(self) -> bool:
+        return self.samples.by_process
+
+    def __len__(self) -> int:
+        return self.length if self.chosen is None else self.chosen.shape[0]
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        if self.chosen is not None:
+            return self.samples.batch(self.chosen[indices])
+        return self.samples.batch(indices + self.start if self.start else indices)
+
+
+class Joined:
+    """Samples of several parts, one after another; part `n` holds `counts[n]` of them and is opened by `opened(n)`.
+
+    Of the parts that were used last, `keep` stay open (None: all).
+    """
+
+    def __init__(
+        self, counts: Sequence[int], opened: Callable[[int], Samples], *, keep: int | None, by_process: bool = False
+    ) -> None:
+        self.by_process = by_process
+        self._starts = torch.tensor([0, *counts], dtype=torch.int64).cumsum(0)
+        self._opened = lru_cache(maxsize=keep)(opened)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def part_of(self, indices: Tensor) -> Tensor:
+        """The part that holds each of these samples."""
+        return torch.searchsorted(self._starts, indices, right=True) - 1
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        if not indices.numel():
+            return torch.empty(0), torch.empty(0)
+        parts = self.part_of(indices)
+        made: tuple[Tensor, Tensor] | None = None
+        for part in dict.fromkeys(parts.tolist()):  # in the order of their first use: a part that is open comes first
+            rows = (parts == part).nonzero().squeeze(1)
+            pair = self._opened(part).batch(indices[rows] - self._starts[part])
+            if len(rows) == len(indices):
+                return pair
+            if made is None:
+                made = tuple(t.new_empty((len(indices), *t.shape[1:])) for t in pair)  # type: ignore[assignment]
+            assert made is not None
+            for whole, piece in zip(made, pair, strict=True):
+                whole[rows] = piece
+        assert made is not None
+        return made
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Samples whose numbers are held against what the network can take, because the plan could not know them.
+
+    On a GPU an index out of range ends the process with an assertion of a kernel; here it is an error that says where.
+    """
+
+    samples: Samples
+    line: str
+    vocab: int | None  # inputs are 0 <= n < vocab
+    classes: int | None  # targets are 0 <= n < classes, or `ignore`
+    ignore: int
+    place: Callable[[Tensor], list[str]]  # the files of some samples
+
+    @property
+    def by_process(self) -> bool:
+        return self.samples.by_process
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        inputs, targets = self.samples.batch(indices)
+        if self.vocab is not None:
+            self._hold(indices, inputs, self.vocab, "the network has a vocabulary of")
+        if self.classes is not None:
+            self._hold(indices, targets, self.classes, "the numbers that the network gives are", self.ignore)
+        return inputs, targets
+
+    def _hold(self, indices: Tensor, seen: Tensor, limit: int, what: str, ignore: int | None = None) -> None:
+        if not seen.numel() or seen.is_floating_point():
+            return
+        low, high = torch.aminmax(seen)
+        if low >= 0 and high < limit:
+            return
+        wrong = (seen < 0) | (seen >= limit)
+        if ignore is not None:
+            wrong &= seen != ignore
+        if not wrong.any():
+            return
+        at = int(wrong.flatten(1).any(1).nonzero()[0]) if wrong.dim() > 1 else int(wrong.nonzero()[0])
+        number = int(seen[at][wrong[at]].flatten()[0])
+        raise SourceError(f"{self.line}: {self.place(indices[at : at + 1])[0]} holds {number}, and {what} {limit}")
+
+
+def as_seen(tensor: Tensor) -> Tensor:
+    """As a model sees it: floats as float32, everything else as int64; no copy where it is so already."""
+    return tensor.to(torch.float32 if tensor.dtype.is_floating_point else torch.int64)

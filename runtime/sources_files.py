@@ -1,0 +1,195 @@
+"""Sources that are files of numbers in a known layout, mapped into memory: `tokens`, `mnist`, `cifar10`.
+
+Model: which files there are and how they are laid out is in the step's arguments; here each is mapped when a sample of
+it is first asked for, and checked against them. Pixels stay bytes until a batch of them is made: 0 … 255 as 0 … 1.
+
+Contract: nothing is read but what is asked for, in pages that the system shares between the ranks of a machine.
+
+Limits: gzipped files of MNIST cannot be mapped and are held by each rank, unpacked, a byte a pixel; so is a batch of
+CIFAR-10 in its python version in which the pixels do not lie as they are.
+"""
+
+from __future__ import annotations
+
+import gzip
+import mmap
+import os
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dslc.compiler.program import DataStep
+from dslc.runtime.samples import Joined, SourceError
+
+TOKEN_MAGIC = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # of llm.c: magic and version
+TOKEN_HEADER = 256  # numbers of 32 bits: magic, version, tokens, and with `dslc tokens` the vocabulary
+
+
+# ------------------------------------------------------------------------------------------------------- tokens
+
+
+@dataclass(frozen=True)
+class TokenSamples:
+    """One file as (n - 1) // context sequences without overlap; targets are the tokens that follow."""
+
+    stream: np.ndarray[Any, Any]
+    context: int
+    by_process: bool = False
+
+    def __len__(self) -> int:
+        return max(0, self.stream.shape[0] - 1) // self.context
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        used, rows = len(self) * self.context, indices.numpy()
+        halves = (self.stream[at : used + at].reshape(-1, self.context)[rows] for at in (0, 1))
+        inputs, targets = (torch.from_numpy(half.astype(np.int64)) for half in halves)
+        return inputs, targets
+
+
+class TokenFiles(Joined):
+    """All files, in the order of their names; no sequence crosses from one into the next."""
+
+    def __init__(self, step: DataStep) -> None:
+        found, context = step.arguments, step.arguments["context"]
+        self.files = found["files"]
+
+        def opened(n: int) -> TokenSamples:
+            return TokenSamples(
+                token_stream(self.files[n], found["item"], found["offset"], found["tokens"][n], step.line), context
+            )
+
+        super().__init__([max(0, held - 1) // context for held in found["tokens"]], opened, keep=None)
+
+    def place(self, indices: Tensor) -> list[str]:
+        return [self.files[part] for part in self.part_of(indices).tolist()]
+
+
+def tokens(step: DataStep) -> TokenFiles:
+    found = step.arguments
+    for file, held in zip(found["files"], found["tokens"], strict=True):
+        _hold_size(step, file, found["offset"] + held * np.dtype(found["item"]).itemsize)
+    return TokenFiles(step)
+
+
+def token_stream(file: str, item: str, offset: int, held: int, line: str) -> np.ndarray[Any, Any]:
+    """The tokens of a file, mapped. Raises SourceError where its header is not what the plan was made for."""
+    if offset:
+        with open(file, "rb") as stream:
+            head = np.frombuffer(stream.read(12), "<i4").tolist()
+        if head != [*TOKEN_MAGIC[item], held]:
+            raise SourceError(f"{line}: {file} is not the file of {held} {item} tokens that the plan was made for")
+    if not held:
+        return np.empty(0, item)
+    return np.memmap(file, np.dtype(item).newbyteorder("<"), "r", offset, (held,))
+
+
+def _hold_size(step: DataStep, file: str, planned: int) -> None:
+    size = os.stat(file).st_size
+    if size != planned:
+        raise SourceError(f"{step.line}: {file} holds {size} bytes, and the plan was made for {planned}")
+
+
+# ------------------------------------------------------------------------------------------- MNIST and CIFAR-10
+
+
+@dataclass(frozen=True)
+class PixelSamples:
+    """Images (n, channels, height, width) and labels (n,) in bytes; seen as 0 … 1 and as classes."""
+
+    images: np.ndarray[Any, np.dtype[np.uint8]]
+    labels: np.ndarray[Any, np.dtype[np.uint8]]
+    by_process: bool = False
+
+    def __len__(self) -> int:
+        return self.images.shape[0]
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        rows = indices.numpy()
+        pixels = torch.from_numpy(self.images[rows]).to(torch.float32).div_(255)
+        return pixels, torch.from_numpy(self.labels[rows].astype(np.int64))
+
+
+def mnist(step: DataStep) -> tuple[PixelSamples, PixelSamples]:
+    """Training and test set."""
+    train, validation = (
+        PixelSamples(_idx(images)[:, None], _idx(labels))
+        for images, labels in (step.arguments["train"], step.arguments["validation"])
+    )
+    return train, validation
+
+
+def _idx(file: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes of an IDX file in the shape that its header says: big-endian numbers of 32 bits, behind the magic."""
+    packed = file.endswith(".gz")
+    with gzip.open(file) if packed else open(file, "rb") as stream:
+        dims = stream.read(4)[3]
+        shape = tuple(np.frombuffer(stream.read(4 * dims), ">u4").tolist())
+        if packed:
+            return np.frombuffer(stream.read(), np.uint8).reshape(shape)
+    return np.memmap(file, np.uint8, "r", 4 + 4 * dims, shape)
+
+
+def cifar10(step: DataStep) -> tuple[Joined, Joined]:
+    """The five training batches, and the test batch."""
+
+    def joined(files: tuple[str, ...]) -> Joined:
+        parts = [_cifar_batch(file, step.line) for file in files]
+        return Joined([len(part) for part in parts], parts.__getitem__, keep=None)
+
+    return joined(step.arguments["train"]), joined(step.arguments["validation"])
+
+
+def _cifar_batch(file: str, line: str) -> PixelSamples:
+    """A batch of the binary version (label and pixels, 3073 bytes an image) or of the python version."""
+    if file.endswith(".bin"):
+        rows = np.memmap(file, np.uint8, "r").reshape(-1, 3073)
+        return PixelSamples(rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0])
+    try:
+        with open(file, "rb") as stream:
+            made = _Plain(stream, encoding="bytes").load()
+        pixels = np.ascontiguousarray(_of(made, "data"), np.uint8)
+        labels = np.asarray(_of(made, "labels"), np.uint8)
+    except (pickle.UnpicklingError, KeyError, TypeError, ValueError, EOFError) as error:
+        raise SourceError(f"{line}: {file} is no batch of CIFAR-10: {error}") from error
+    if pixels.ndim != 2 or pixels.shape != (len(labels), 3072):
+        raise SourceError(f"{line}: {file} holds pixels of shape {pixels.shape} for {len(labels)} labels")
+    return PixelSamples(_mapped(file, pixels).reshape(-1, 3, 32, 32), labels)
+
+
+def _of(made: dict[Any, Any], name: str) -> Any:
+    """An entry, whether Python 2 or Python 3 wrote the pickle."""
+    return made[name.encode()] if name.encode() in made else made[name]
+
+
+def _mapped(file: str, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same pixels, mapped from the place where they stand in the file; as they are where they do not."""
+    with open(file, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+        at = whole.find(pixels.data if pixels.flags.c_contiguous else pixels.tobytes())
+    return pixels if at < 0 else np.memmap(file, np.uint8, "r", at, pixels.shape)
+
+
+class _Plain(pickle.Unpickler):
+    """Builds arrays and plain values, and calls nothing else that a pickle may name."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.removeprefix("numpy.").removeprefix("_core.").removeprefix("core.") == "multiarray":
+            if name == "_reconstruct":
+                return _empty_array
+        elif (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
+            return getattr(np, name)
+        elif (module, name) == ("_codecs", "encode"):
+            return _encode
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def _empty_array(kind: Any, shape: Any, code: Any) -> np.ndarray[Any, Any]:
+    """What numpy's own `_reconstruct` makes: an array whose state comes next."""
+    return np.ndarray.__new__(np.ndarray, (0,), "b")
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    return text.encode("latin1")

@@ -1,0 +1,78 @@
+"""`images`: a folder with a folder of images for each class, decoded one by one as they are asked for.
+
+Model: classes are numbered in the order of the folders' names; the images of a class are in the order of their paths.
+Each is opened by Pillow as RGB and brought to `size` x `size` (pictures.py); numbers are 0 … 1, channels first: what
+torchvision's Resize, CenterCrop and ToTensor give.
+
+Limits: paths are held by each rank, packed into one string of bytes (some 100 bytes an image). Nothing is drawn at
+random: no augmentation.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dslc.compiler.program import DataStep
+from dslc.runtime.pictures import decoded
+from dslc.runtime.samples import SourceError
+
+SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+
+class ImageSamples:
+    """The images below `folder`, of which each class has a folder."""
+
+    by_process = True
+
+    def __init__(self, folder: str, classes: tuple[str, ...], size: int, line: str) -> None:
+        self.size, self.line = size, line
+        names: list[bytes] = []
+        labels: list[np.ndarray[Any, np.dtype[np.int64]]] = []
+        for label, name in enumerate(classes):
+            found = sorted(os.fsencode(path) for path in _images_in(os.path.join(folder, name)))
+            names += found
+            labels.append(np.full(len(found), label))
+        self._labels = torch.from_numpy(np.concatenate(labels)) if labels else torch.empty(0, dtype=torch.int64)
+        self._ends = np.cumsum([len(name) for name in names], dtype=np.int64)
+        self._names = b"".join(names)  # one object: a worker that is forked shares it
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def path(self, index: int) -> str:
+        start = int(self._ends[index - 1]) if index else 0
+        return os.fsdecode(self._names[start : int(self._ends[index])])
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        pixels = np.empty((len(indices), 3, self.size, self.size), np.float32)
+        for n, index in enumerate(indices.tolist()):
+            path = self.path(index)
+            try:
+                with open(path, "rb") as stream:
+                    pixels[n] = decoded(stream, "RGB", self.size)
+            except Exception as error:  # Pillow raises anything for a file that is damaged
+                raise SourceError(f"{self.line}: {path} cannot be decoded: {error}") from error
+        return torch.from_numpy(pixels), self._labels[indices]
+
+
+def _images_in(folder: str) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.lower().endswith(SUFFIXES):
+                yield entry.path
+            elif entry.is_dir():
+                yield from _images_in(entry.path)
+
+
+def images(step: DataStep) -> ImageSamples | tuple[ImageSamples, ImageSamples]:
+    found = step.arguments
+    train = ImageSamples(found["train"], found["classes"], found["size"], step.line)
+    if not found["validation"]:
+        return train
+    return train, ImageSamples(found["validation"], found["classes"], found["size"], step.line)

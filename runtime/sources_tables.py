@@ -1,0 +1,97 @@
+"""`parquet` and `datasets`: columns of tables, read a block at a time or mapped.
+
+Model: tables.py opens them and knows what a column may be; here rows become batches. Of Parquet files, runs of row
+groups (`blocks` of the step's arguments) are read when a row of them is asked for, and as many are held as the sampler
+shuffles together, and one more. Data sets of `datasets` are Arrow files, which that library maps into memory.
+
+Limits: pictures are decoded by worker processes, each of which reads the blocks it needs for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dslc.compiler.program import DataStep
+from dslc.runtime import tables
+from dslc.runtime.samples import Joined, SourceError
+
+
+class Rows:
+    """Rows as batches: `gather` gives those at some indices as an Arrow table. `name` is what messages call them."""
+
+    def __init__(self, count: int, gather: Callable[[Tensor], Any], step: DataStep, name: str) -> None:
+        self.count, self.gather, self.step, self.name = count, gather, step, name
+        self.by_process = _has_pictures(step)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        found, table = self.step.arguments, self.gather(indices)
+        made = []
+        for column, kind, shape in zip(found["columns"], found["kinds"], found["shapes"], strict=True):
+            try:
+                values = tables.column_values(table.column(column), kind, shape, found["size"])
+            except (ValueError, OSError) as error:
+                raise SourceError(f"{self.step.line}: column `{column}` of {self.name}: {error}") from error
+            made.append(torch.from_numpy(values))
+        return made[0], made[1]
+
+
+def _has_pictures(step: DataStep) -> bool:
+    return any(kind in ("L", "RGB") for kind in step.arguments["kinds"])
+
+
+class ParquetFiles(Joined):
+    """The blocks of all files, one after another."""
+
+    def __init__(self, step: DataStep) -> None:
+        self.files, groups, counts = (step.arguments[name] for name in ("files", "groups", "blocks"))
+        self.reads = 0  # blocks read so far
+
+        def opened(n: int) -> Rows:
+            self.reads += 1
+            table = _read(self.files[n], groups[n], counts[n], step)
+            return Rows(len(table), lambda indices: table.take(indices.numpy()), step, self.files[n])
+
+        keep = step.arguments["window"] + 1
+        super().__init__(counts, opened, keep=keep, by_process=_has_pictures(step))
+
+    def place(self, indices: Tensor) -> list[str]:
+        return [self.files[part] for part in self.part_of(indices).tolist()]
+
+
+def _read(file: str, groups: tuple[int, int], planned: int, step: DataStep) -> Any:
+    import pyarrow.parquet as pq
+
+    start, count = groups
+    columns = list(dict.fromkeys(step.arguments["columns"]))
+    # Without threads of its own: ranks and their workers share the cores already.
+    with pq.ParquetFile(file, memory_map=True) as opened:
+        table = opened.read_row_groups(range(start, start + count), columns=columns, use_threads=False)
+    if len(table) != planned:
+        raise SourceError(f"{step.line}: {file} is not the file that the plan was made for")
+    return table.combine_chunks()
+
+
+def datasets(step: DataStep) -> Rows | tuple[Rows, Rows]:
+    import datasets as library
+
+    library.disable_progress_bars()
+    columns = list(dict.fromkeys(step.arguments["columns"]))
+    try:
+        train, validation = tables.open_datasets(step.arguments)
+    except tables.TableFault as fault:
+        raise SourceError(f"{step.line}: {fault}") from fault
+
+    def rows(part: Any) -> Rows:
+        mapped = part.select_columns(columns).with_format("arrow")
+        return Rows(
+            len(mapped), lambda indices: mapped[indices.tolist()], step, f"the data set {step.arguments['path']}"
+        )
+
+    return rows(train) if validation is None else (rows(train), rows(validation))

@@ -1,0 +1,313 @@
+"""Tables opened by a library: Parquet files by pyarrow, data sets by Hugging Face `datasets`; what a column holds.
+
+Model: the compiler asks here, in a child process, for the facts of a table; the runtime opens it through the same
+functions and with the layout that was found, so that both see the same rows and shapes. This module loads neither torch
+nor, before it is called, the libraries. A column is numbers, lists of numbers of one shape, or pictures: encoded bytes,
+alone or as `datasets` stores them, with a path.
+
+Contract: facts come from the footers of Parquet files and from the first row. `TableFault` says what is wrong as a
+diagnostic does.
+
+Limits: a data set that has to be fetched is fetched where a network may be used, by `dslc run`; elsewhere what is in
+the library's cache is found, and nothing else. Streaming data sets, whose length is not known, are refused.
+"""
+
+from __future__ import annotations
+
+import glob
+import io
+import os
+from collections.abc import Mapping
+from typing import Any
+
+BLOCK = 8 << 20  # bytes of the two columns, unpacked, that are read as one; a row group may take more
+WINDOW = 64 << 20  # bytes of the blocks that are shuffled together, and so held at once
+
+
+class TableFault(Exception):
+    """Why a table cannot be used. `code` is that of the diagnostic."""
+
+    def __init__(self, message: str, help: str, code: str = "E0311") -> None:
+        super().__init__(message)
+        self.help = help
+        self.code = code
+
+    def facts(self) -> dict[str, Any]:
+        return {"missing": str(self), "help": self.help, "code": self.code}
+
+
+# ------------------------------------------------------------------------------------------------------ columns
+
+
+def column_fact(name: str, column: Any, size: int | None) -> dict[str, Any]:
+    """`kind` (float32, int64, or the mode of a picture) and `shape` of a sample, from a column of one row."""
+    import pyarrow.types as t
+
+    column = _plain(column)
+    kind, value = column.type, column[0].as_py() if len(column) else None
+    if len(column) and value is None:
+        raise TableFault(f"column `{name}` has no value in its first row", "rows without gaps")
+    if t.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        return _picture_fact(name, value["bytes"], value.get("path"), size)
+    if t.is_binary(kind) or t.is_large_binary(kind) or t.is_binary_view(kind):
+        return _picture_fact(name, value, None, size)
+    shape: list[int] = []
+    while t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind):
+        shape.append(len(value))
+        if not value:
+            raise TableFault(f"column `{name}` has an empty list in its first row", "lists of one length")
+        kind, value = kind.value_type, value[0]
+    if t.is_floating(kind):
+        return {"kind": "float32", "shape": shape}
+    if t.is_integer(kind) or t.is_boolean(kind):
+        return {"kind": "int64", "shape": shape}
+    if t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind):
+        raise TableFault(f"column `{name}` holds text", "a model takes numbers: tokens in lists, or `dslc tokens`")
+    raise TableFault(f"column `{name}` holds {kind}", "numbers, lists of numbers of one shape, or pictures")
+
+
+def _picture_fact(name: str, data: bytes | None, path: str | None, size: int | None) -> dict[str, Any]:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(data) if data is not None else path) as image:  # type: ignore[arg-type]
+            mode = "L" if image.mode in ("1", "L") and size is None else "RGB"
+            width, height = image.size if size is None else (size, size)
+    except (UnidentifiedImageError, OSError, AttributeError) as error:
+        raise TableFault(f"column `{name}` holds bytes that are no picture", f"{error}") from error
+    return {"kind": mode, "shape": [1 if mode == "L" else 3, height, width]}
+
+
+def _plain(column: Any) -> Any:
+    """One array, of the type in which an extension type is stored."""
+    import pyarrow as pa
+
+    if isinstance(column, pa.ChunkedArray):
+        if column.num_chunks == 1:
+            column = column.chunk(0)
+        elif isinstance(column.type, pa.ExtensionType):
+            column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+            column = column.combine_chunks()
+        else:
+            column = column.combine_chunks()
+    return column.storage if isinstance(column, pa.ExtensionArray) else column
+
+
+def column_values(column: Any, kind: str, shape: tuple[int, ...], size: int | None) -> Any:
+    """The rows of a column as an array (n, *shape) of float32 or int64. ValueError where they are not of one shape."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = _plain(column)
+    rows = len(column)
+    if column.null_count:
+        raise ValueError("a row has no value")
+    if kind in ("L", "RGB"):
+        return _pictures(column, kind, shape, size)
+    for length in shape:
+        if column.null_count:
+            raise ValueError("a list has no value")
+        if not pa.types.is_fixed_size_list(column.type):
+            lengths = pc.min_max(pc.list_value_length(column))
+            if len(column) and (lengths["min"].as_py(), lengths["max"].as_py()) != (length, length):
+                raise ValueError(f"lists of {lengths['min']} to {lengths['max']}, and the first row's holds {length}")
+        column = _plain(column.flatten())
+    if column.null_count:
+        raise ValueError("a number is missing")
+    values = column.to_numpy(zero_copy_only=False)
+    return np.array(values, kind).reshape(rows, *shape)
+
+
+def _pictures(column: Any, mode: str, shape: tuple[int, ...], size: int | None) -> Any:
+    import numpy as np
+
+    from dslc.runtime.pictures import decoded
+
+    made = np.empty((len(column), *shape), np.float32)
+    for n, value in enumerate(column.to_pylist()):
+        data, path = (value["bytes"], value.get("path")) if isinstance(value, dict) else (value, None)
+        pixels = decoded(io.BytesIO(data) if data is not None else path, mode, size)
+        if pixels.shape != shape:
+            raise ValueError(f"a picture of {_by(pixels.shape)}, and the first is {_by(shape)}: `size = …` fits them")
+        made[n] = pixels
+    return made
+
+
+def _by(shape: tuple[int, ...]) -> str:
+    return f"{shape[1]} x {shape[2]}"
+
+
+def _facts_of(table: Any, input: str, target: str, size: int | None, classes: int | None) -> dict[str, Any]:
+    """Of a table with one row."""
+    found = {name: column_fact(name, table.column(name), size) for name in dict.fromkeys((input, target))}
+    tensors = [
+        {"shape": fact["shape"], "dtype": "int64" if fact["kind"] == "int64" else "float32"}
+        for fact in (found[input], found[target])
+    ]
+    layout = {"columns": (input, target), "kinds": tuple(found[name]["kind"] for name in (input, target))}
+    shapes = tuple(tuple(found[name]["shape"]) for name in (input, target))
+    return {"input": tensors[0], "target": tensors[1], "classes": classes, "found": layout | {"shapes": shapes}}
+
+
+# ------------------------------------------------------------------------------------------------------ Parquet
+
+
+def parquet_facts(pattern: str, input: str, target: str, size: int | None) -> dict[str, Any]:
+    """The fields of SourceFacts. Raises TableFault."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise TableFault(
+            f"`parquet` needs pyarrow: {error}", "`pip install 'dslc[parquet]'` installs it", "E0803"
+        ) from error
+    files = sorted(glob.glob(pattern))
+    if not files:
+        raise TableFault(f"no file matches {pattern}", "pandas' `frame.to_parquet(FILE)` writes one", "E0309")
+    types: dict[str, Any] = {}
+    first: Any = None
+    blocks: list[tuple[str, int, int, int, int]] = []  # file, first group, groups, rows, bytes
+    for file in files:
+        try:
+            with pq.ParquetFile(file) as opened:
+                _hold_columns(file, files[0], opened.schema_arrow, input, target, types)
+                blocks += _blocks(file, opened.metadata, (input, target))
+                if first is None and opened.metadata.num_rows:
+                    batches = opened.iter_batches(batch_size=1, columns=list(types), use_threads=False)
+                    first = pa.Table.from_batches([next(batches)])
+        except (OSError, pa.ArrowException) as error:
+            raise TableFault(f"{file} is no Parquet file that can be read", str(error).split("\n")[0]) from error
+    if first is None:
+        raise TableFault(f"{pattern} holds no rows", "files with rows in them")
+    facts = _facts_of(first, input, target, size, None)
+    largest = max(held for *_, held in blocks)
+    facts["samples"] = sum(rows for *_, rows, _ in blocks)
+    facts["found"] |= {
+        "files": tuple(file for file, *_ in blocks),
+        "groups": tuple((start, count) for _, start, count, _, _ in blocks),
+        "blocks": tuple(rows for *_, rows, _ in blocks),
+        "window": max(1, min(WINDOW // max(1, largest), len(blocks))),
+    }
+    return facts
+
+
+def _hold_columns(file: str, before: str, schema: Any, input: str, target: str, types: dict[str, Any]) -> None:
+    for name in (input, target):
+        if name not in schema.names:
+            raise TableFault(f"{file} has no column `{name}`", f"it has {_listed(schema.names)}")
+        kind = schema.field(name).type
+        if types.setdefault(name, kind) != kind:
+            raise TableFault(
+                f"column `{name}` holds {kind} in {file}, and {types[name]} in {before}", "one type in all files"
+            )
+
+
+def _blocks(file: str, metadata: Any, columns: tuple[str, str]) -> list[tuple[str, int, int, int, int]]:
+    """Consecutive row groups, together as many as fit into a block."""
+    made: list[tuple[str, int, int, int, int]] = []
+    wanted = [
+        n for n in range(metadata.num_columns) if metadata.schema.column(n).path.split(".")[0] in columns
+    ]  # names of columns may hold dots themselves: then a size is too small, and nothing worse
+    for n in range(metadata.num_row_groups):
+        group = metadata.row_group(n)
+        size = sum(group.column(c).total_uncompressed_size for c in wanted)
+        if made and made[-1][4] + size <= BLOCK:
+            _, start, count, rows, held = made.pop()
+            made.append((file, start, count + 1, rows + group.num_rows, held + size))
+        else:
+            made.append((file, n, 1, group.num_rows, size))
+    return made
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(f"`{name}`" for name in list(names)[:12]) or "none"
+
+
+# ----------------------------------------------------------------------------------------- Hugging Face datasets
+
+_HELD_OUT = ("validation", "val", "valid", "dev", "test")
+
+
+def open_datasets(arguments: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The data set to train on, and the one held out or None. Raises TableFault."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise TableFault(
+            f"`datasets` needs the library of that name: {error}", "`pip install 'dslc[datasets]'` installs it", "E0803"
+        ) from error
+    path, given = arguments["path"], dict(arguments["arguments"])
+    more = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+    more |= {name: arguments[name] for name in ("data_files", "data_dir") if arguments[name]}
+    if isinstance(more.get("data_files"), tuple):
+        more["data_files"] = list(more["data_files"])
+    kept = os.path.isdir(path) and any(
+        os.path.isfile(os.path.join(path, name)) for name in ("state.json", "dataset_dict.json")
+    )
+    try:
+        if kept:
+            made = datasets.load_from_disk(path)
+            if "split" in more and isinstance(made, datasets.DatasetDict):
+                made = made[more["split"]]
+        else:
+            made = datasets.load_dataset(path, **more)
+    except Exception as error:  # of a dozen kinds, of three libraries
+        raise _not_loaded(path, more, error) from error
+    return _parted(path, made)
+
+
+def _not_loaded(path: str, more: dict[str, Any], error: Exception) -> TableFault:
+    said = str(error).strip().split("\n")[0] or type(error).__name__
+    absent = isinstance(error, OSError) or type(error).__name__ in ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
+    if not absent:
+        return TableFault(f"`{path}` cannot be loaded: {said}", "`datasets.load_dataset` says it with its traceback")
+    if os.path.isabs(path):
+        return TableFault(f"{said}", "a folder of files, or one that `save_to_disk` wrote", "E0309")
+    words = "".join(f", {name}={value!r}" for name, value in more.items())
+    command = f"python -c \"from datasets import load_dataset; load_dataset('{path}'{words})\""
+    return TableFault(
+        f"the data set `{path}` is not on this machine: {said}",
+        f"`{command}` fetches it, and so does `dslc run`; a folder is written as `./{path}`",
+        "E0309",
+    )
+
+
+def _parted(path: str, made: Any) -> tuple[Any, Any]:
+    import datasets
+
+    if isinstance(made, datasets.DatasetDict):
+        names = list(made)
+        beside = next((name for name in _HELD_OUT if name in names), None)
+        if "train" in names:
+            return made["train"], made[beside] if beside else None
+        if len(names) == 1:
+            return made[names[0]], None
+        raise TableFault(f"`{path}` has the splits {_listed(names)}, and none is `train`", f'`split = "{names[0]}"`')
+    return made, None
+
+
+def datasets_facts(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of SourceFacts. Raises TableFault."""
+    train, validation = open_datasets(arguments)
+    names = list(train.column_names)
+    input, target = arguments["input"], arguments["target"]
+    if input is None and target is None and len(names) == 2:
+        input, target = names
+    if input is None or target is None:
+        raise TableFault(
+            f"which columns of `{arguments['path']}` are input and target? It has {_listed(names)}",
+            '`input = "…", target = "…"`',
+        )
+    for name, held in ((input, train), (target, train), (input, validation), (target, validation)):
+        if held is not None and name not in held.column_names:
+            raise TableFault(f"`{arguments['path']}` has no column `{name}`", f"it has {_listed(held.column_names)}")
+    if not len(train):
+        raise TableFault(f"`{arguments['path']}` holds no rows", "a data set with rows")
+    classes = getattr(train.features[target], "num_classes", None)
+    row = train.select_columns(list(dict.fromkeys((input, target)))).with_format("arrow")[:1]
+    facts = _facts_of(row, input, target, arguments["size"], classes)
+    return facts | {
+        "samples": len(train),
+        "validation_samples": None if validation is None else len(validation),
+    }
