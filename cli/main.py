@@ -81,6 +81,13 @@ def build_parser() -> argparse.ArgumentParser:
     new.add_argument("name", metavar="NAME", help="the job's name: NAME.plt is written")
     new.add_argument("--template", choices=("digits", "gpt", "python"), default="digits", help="what kind of job")
 
+    tokens = command(
+        "tokens", "make a memory-mapped file of tokens from text", "dslc tokens books/*.txt -o books.bin"
+    )
+    tokens.add_argument("texts", metavar="FILE", nargs="+", help="text, in the order given")
+    tokens.add_argument("-o", "--output", metavar="FILE", required=True, help="the file that is made")
+    tokens.add_argument("--tokenizer", metavar="JSON", help="a tokenizer.json of `tokenizers` (default: bytes)")
+
     schema = command("schema", "the language as JSON schema, or as the reference page", "dslc schema --markdown")
     schema.add_argument("--markdown", action="store_true", help="the reference page")
     return parser

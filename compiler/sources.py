@@ -95,8 +95,8 @@ def _datasets(source: c.Datasets, context: int | None) -> SourceFacts:
     """Only what can be said without the library."""
     if dict(source.arguments).get("streaming"):
         return SourceFacts(
-            missing="a data set that is streamed has no number of samples and no order that a resumed run could take up",
-            help="leave `streaming` out: the files are mapped into memory, and no more is read than what a step asks for",
+            missing="a data set that is streamed has no number of samples, nor could a resumed run take up the next",
+            help="leave `streaming` out: files are mapped into memory, and no more is read than what a step asks for",
             code="E0315",
         )
     return SourceFacts()

@@ -39,7 +39,9 @@ def tokens(source: c.Tokens, context: int | None) -> SourceFacts:
     try:
         files = sorted(glob.glob(source.files))
         if not files:
-            raise Absent(f"no file matches {source.files}", f"`dslc tokens FILE… -o {_example(source.files)}` makes one")
+            raise Absent(
+                f"no file matches {source.files}", f"`dslc tokens FILE… -o {_example(source.files)}` makes one"
+            )
         found, vocab = _token_files(files)
     except Absent as absent:
         return sequences(None, context, None, absent)
@@ -53,18 +55,19 @@ def _example(pattern: str) -> str:
 def _token_files(files: list[str]) -> tuple[dict[str, Any], int | None]:
     """What the runtime needs to map these files, and the vocabulary, where each header says it."""
     item, offset, _, _ = _token_header(files[0], size_of(files[0]))
-    lengths, vocabs = [], []
+    lengths: list[int] = []
+    vocabs: list[int] = []
     looked_at = {0, *range(min(HEADS - 1, len(files))), len(files) - 1}
     for n, file in enumerate(files):
         size = size_of(file)
         if n in looked_at:
-            kind, start, held, vocab = _token_header(file, size)
+            kind, start, held, said = _token_header(file, size)
             if (kind, start) != (item, offset):
                 raise Broken(
                     f"{file} and {files[0]} are files of tokens in different forms",
                     "one form for all files that the pattern matches",
                 )
-            vocabs.append(vocab)
+            vocabs.append(said)
         else:
             held = (size - offset) // ITEM_BYTES[item]
         lengths.append(held)
@@ -86,7 +89,9 @@ def _token_header(file: str, size: int) -> tuple[str, int, int, int]:
         return "uint16", 0, size // 2, 0
     item = FORMS.get((magic, version))
     if item is None:
-        raise Broken(f"{file} is a file of tokens of version {version}, which dslc does not know", "`dslc tokens FILE…`")
+        raise Broken(
+            f"{file} is a file of tokens of version {version}, which dslc does not know", "`dslc tokens FILE…`"
+        )
     expected = HEADER + held * ITEM_BYTES[item]
     if size != expected:
         raise Broken(

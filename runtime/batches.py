@@ -191,9 +191,7 @@ def _by_processes(
         yield StepBatch([next(loaded) for _ in sizes], batch_samples(step, k), epoch)
 
 
-def _loader(
-    step: DataStep, samples: Samples, place: RankPlace, order: Any, device: torch.device
-) -> Iterator[Pair]:
+def _loader(step: DataStep, samples: Samples, place: RankPlace, order: Any, device: torch.device) -> Iterator[Pair]:
     loader = DataLoader(
         _Batched(samples),
         batch_sampler=order,

@@ -19,7 +19,7 @@ def decoded(stream: Any, mode: str, size: int | None) -> np.ndarray[Any, np.dtyp
         image = opened.convert(mode)
     if size is not None:
         image = _fitted(image, size)
-    pixels = np.asarray(image, np.float32) / 255
+    pixels: np.ndarray[Any, np.dtype[np.float32]] = np.asarray(image, np.float32) / np.float32(255)
     return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 

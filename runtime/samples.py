@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -50,7 +50,7 @@ class TensorSamples:
 
     inputs: Tensor
     targets: Tensor
-    by_process: bool = False
+    by_process: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return self.inputs.shape[0]
@@ -65,7 +65,7 @@ class FetchedSamples:
 
     dataset: Any
     line: str
-    by_process: bool = True
+    by_process: ClassVar[bool] = True
 
     def __len__(self) -> int:
         return len(self.dataset)

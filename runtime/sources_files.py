@@ -16,7 +16,7 @@ import mmap
 import os
 import pickle
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,10 +24,7 @@ from torch import Tensor
 
 from dslc.compiler.program import DataStep
 from dslc.runtime.samples import Joined, SourceError
-
-TOKEN_MAGIC = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # of llm.c: magic and version
-TOKEN_HEADER = 256  # numbers of 32 bits: magic, version, tokens, and with `dslc tokens` the vocabulary
-
+from dslc.runtime.token_files import MAGIC
 
 # ------------------------------------------------------------------------------------------------------- tokens
 
@@ -38,7 +35,7 @@ class TokenSamples:
 
     stream: np.ndarray[Any, Any]
     context: int
-    by_process: bool = False
+    by_process: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return max(0, self.stream.shape[0] - 1) // self.context
@@ -80,7 +77,7 @@ def token_stream(file: str, item: str, offset: int, held: int, line: str) -> np.
     if offset:
         with open(file, "rb") as stream:
             head = np.frombuffer(stream.read(12), "<i4").tolist()
-        if head != [*TOKEN_MAGIC[item], held]:
+        if head != [*MAGIC[item], held]:
             raise SourceError(f"{line}: {file} is not the file of {held} {item} tokens that the plan was made for")
     if not held:
         return np.empty(0, item)
@@ -102,7 +99,7 @@ class PixelSamples:
 
     images: np.ndarray[Any, np.dtype[np.uint8]]
     labels: np.ndarray[Any, np.dtype[np.uint8]]
-    by_process: bool = False
+    by_process: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return self.images.shape[0]

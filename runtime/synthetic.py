@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -69,6 +69,7 @@ class Numbers:
     shape: tuple[int, ...]
     classes: int | None
     targets: tuple[int, ...]
+    by_process: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return self.samples
@@ -103,6 +104,7 @@ class Tokens:
     samples: int
     vocab: int
     context: int
+    by_process: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return self.samples

@@ -44,8 +44,9 @@ def column_fact(name: str, column: Any, size: int | None) -> dict[str, Any]:
     import pyarrow.types as t
 
     column = _plain(column)
-    kind, value = column.type, column[0].as_py() if len(column) else None
-    if len(column) and value is None:
+    kind: Any = column.type
+    value: Any = column[0].as_py()
+    if value is None:
         raise TableFault(f"column `{name}` has no value in its first row", "rows without gaps")
     if t.is_struct(kind) and kind.get_field_index("bytes") >= 0:
         return _picture_fact(name, value["bytes"], value.get("path"), size)

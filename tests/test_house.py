@@ -24,7 +24,7 @@ PACKAGES = {"cli": "dslc", **{floor: f"dslc.{floor}" for floor in ("dsl", "compi
 MAX_LINES = 600
 
 # What the runtime uses where a job asks for it, and does without where it does not.
-OPTIONAL = ("PIL", "datasets", "pyarrow", "torchao", "torchdata", "torchvision", "transformers")
+OPTIONAL = ("PIL", "datasets", "pyarrow", "tokenizers", "torchao", "torchdata", "torchvision", "transformers")
 # What a start of `dslc` never loads before a command needs it.
 HEAVY = ("lark", "networkx", "numpy", "rich", "torch")
 

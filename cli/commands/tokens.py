@@ -1,0 +1,49 @@
+"""`dslc tokens`: a memory-mapped file of tokens from text."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from dslc.main import GOOD, WRONG_USAGE
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+def progress() -> Progress:
+    """A bar in bytes of text, on a terminal alone."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    from dslc.runtime.token_files import TokensError, write_tokens
+
+    if os.path.exists(arguments.output):
+        print(f"dslc: {arguments.output} is there already", file=sys.stderr)
+        return WRONG_USAGE
+    absent = next((text for text in arguments.texts if not os.path.isfile(text)), None)
+    if absent is not None:
+        print(f"dslc: {absent}: {'is no file' if os.path.exists(absent) else 'there is no such file'}", file=sys.stderr)
+        return WRONG_USAGE
+    try:
+        with progress() as bar:
+            task = bar.add_task(os.path.basename(arguments.output), total=sum(map(os.path.getsize, arguments.texts)))
+            made = write_tokens(
+                arguments.texts, arguments.output, arguments.tokenizer, lambda read: bar.advance(task, read)
+            )
+    except TokensError as error:
+        print(f"dslc: {error}", file=sys.stderr)
+        return WRONG_USAGE
+    ended = f", `{made.end}` behind each text" if made.end else ""
+    bits = made.item.removeprefix("uint")
+    print(f"{made.file}: {made.tokens:,} tokens of {bits} bits, vocabulary {made.vocab:,}{ended}")
+    print(f'\ndata {{\n  source     = tokens("{made.file}")\n  validation = 5%\n}}')
+    return GOOD

@@ -1,0 +1,162 @@
+"""Files of tokens: their form, and how one is made from text.
+
+Model: a header of 256 little-endian numbers of 32 bits (magic, version, number of tokens, vocabulary, zeros), then the
+tokens, little-endian, of 16 bits where the vocabulary allows, else of 32. It is the form of llm.c
+(https://github.com/karpathy/llm.c, `dev/data/data_common.py`), which leaves the fourth number zero. Files of 16-bit
+tokens alone, without a header, as nanoGPT writes them, are read too.
+
+Contract: text is read, encoded and written piece by piece: memory does not grow with the file. A file appears under
+its name when it is whole. A piece ends at a line's end behind a letter or digit: tokenizers that split text as GPT-2's,
+GPT-4's or Llama's do never join what stands on its two sides, so that pieces give the tokens of the whole text.
+
+Limits: a file holds at most 2^31 - 1 tokens. Other tokenizers may give a token more or less at the end of a piece. This
+module loads numpy and, only where a tokenizer is given, `tokenizers`; never torch.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+MAGIC = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # magic and version by what a token is
+HEADER = 256  # numbers
+MOST = 2**31 - 1  # tokens of a file
+
+PIECE = 1 << 16  # bytes of text that are encoded as one; a tokenizer takes `AT_ONCE` of these on all cores
+AT_ONCE = 32
+LONGEST = 1 << 22  # bytes after which a piece ends anywhere
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
+
+Ids = np.ndarray[Any, Any]
+Seen = Callable[[int], None]  # is told of bytes that were read
+
+
+class TokensError(Exception):
+    """Why no file of tokens can be made, in one line."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was made."""
+
+    file: str
+    tokens: int
+    vocab: int
+    item: str  # uint16 or uint32
+    end: str  # the token behind each text; "" where there is none
+
+
+def write_tokens(texts: Sequence[str], file: str, tokenizer: str | None, seen: Seen) -> Written:
+    """Makes `file` from the texts, one after another: their bytes, or what a `tokenizer.json` makes of them.
+
+    Raises TokensError.
+    """
+    encode, vocab, end_id, end = _tokenizer(tokenizer) if tokenizer is not None else (_bytes_of, 256, None, "")
+    item = "uint16" if vocab <= 1 << 16 else "uint32"
+    stored = np.dtype(item).newbyteorder("<")
+    beside = f"{file}.part"
+    held = 0
+    try:
+        with open(beside, "wb") as out:
+            out.write(_header(item, 0, vocab))
+            for text in texts:
+                for ids in encode(text, seen):
+                    out.write(ids.astype(stored).tobytes())
+                    held += len(ids)
+                if end_id is not None:
+                    out.write(np.array([end_id], stored).tobytes())
+                    held += 1
+                if held > MOST:
+                    raise TokensError(f"more than {MOST:,} tokens: make several files of fewer texts each")
+            out.seek(0)
+            out.write(_header(item, held, vocab))
+        os.replace(beside, file)
+    except OSError as error:
+        raise TokensError(f"{error.filename or file}: {error.strerror or error}") from error
+    finally:
+        if os.path.exists(beside):
+            os.remove(beside)
+    return Written(file, held, vocab, item, end)
+
+
+def _header(item: str, held: int, vocab: int) -> bytes:
+    numbers = np.zeros(HEADER, "<i4")
+    numbers[:4] = (*MAGIC[item], min(held, MOST), vocab)
+    return numbers.tobytes()
+
+
+def _bytes_of(text: str, seen: Seen) -> Iterator[Ids]:
+    with open(text, "rb") as stream:
+        while piece := stream.read(PIECE * AT_ONCE):
+            seen(len(piece))
+            yield np.frombuffer(piece, np.uint8)
+
+
+def _tokenizer(file: str) -> tuple[Callable[[str, Seen], Iterator[Ids]], int, int | None, str]:
+    """How a text is encoded, the vocabulary, and the token that ends a text, if there is one."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise TokensError(f"a tokenizer needs a library: {error}; `pip install 'dslc[tokens]'` installs it") from error
+    if not os.path.isfile(file):
+        raise TokensError(f"there is no {file}: a `tokenizer.json` of the library `tokenizers`")
+    try:
+        made = Tokenizer.from_file(file)
+    except Exception as error:  # the library raises this class itself
+        raise TokensError(f"{file} is no tokenizer of the library `tokenizers`: {error}") from error
+    known: dict[str, int] = made.get_vocab(with_added_tokens=True)
+    end = next((word for word in ENDS if word in known), "")
+
+    def encode(text: str, seen: Seen) -> Iterator[Ids]:
+        pieces: list[str] = []
+        for piece in pieces_of(text, seen):
+            pieces.append(piece)
+            if len(pieces) == AT_ONCE:
+                yield together(pieces)
+                pieces = []
+        if pieces:
+            yield together(pieces)
+
+    def together(pieces: list[str]) -> Ids:
+        encoded = made.encode_batch_fast(pieces, add_special_tokens=False)
+        return np.concatenate([np.array(each.ids, np.uint32) for each in encoded])
+
+    return encode, max(known.values(), default=0) + 1, known.get(end), end
+
+
+def pieces_of(text: str, seen: Seen) -> Iterator[str]:
+    """A text of UTF-8 in pieces, which are it when put together."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    read, rest = 0, ""
+    with open(text, "rb") as stream:
+        while True:
+            piece = stream.read(PIECE)
+            try:
+                rest += decoder.decode(piece, final=not piece)
+            except UnicodeDecodeError as error:
+                # What the decoder held back of the piece before stands in front of what it complains of.
+                at = read + len(piece) - len(error.object) + error.start
+                raise TokensError(f"{text} is not UTF-8: byte {at} is 0x{error.object[error.start]:02x}") from error
+            read += len(piece)
+            seen(len(piece))
+            if not piece:
+                break
+            cut = _cut(rest)
+            if cut:
+                yield rest[:cut]
+                rest = rest[cut:]
+    if rest:
+        yield rest
+
+
+def _cut(text: str) -> int:
+    """The last line's end behind a letter or digit; 0 where there is none and more may be read."""
+    at = text.rfind("\n")
+    while at > 0 and not text[at - 1].isalnum():
+        at = text.rfind("\n", 0, at)
+    return at if at > 0 else len(text) if len(text) > LONGEST else 0
