@@ -216,24 +216,38 @@ def _fsdp(
     gathered, scattered, summed = [], [], []
     kept = 2 if low_precision(job) and getattr(job.train.precision, "level", "O1") == "O2" else 4
     here = {q.name for layer in layers for q in layer.parameters}
+    again = _gathered_again(model, names) if sharding.reshard else set()
     for unit in units(model):
         rows = [(q, _padded(q, shards, tensor)) for q in unit.parameters if q.name in here]
-        trains = sum(count for q, count in rows if q.name in names)
-        gathered += [kept * sum(count for _, count in rows) // shards] if rows else []
-        scattered += [4 * trains] if trains else []
-        summed += [4 * trains // shards] if trains else []
-    times = 1 if sharding.accumulate else microbatches
+        size = kept * sum(count for _, count in rows) // shards
+        trains = 4 * sum(count for q, count in rows if q.name in names)
+        gathered += [size] * (1 + (unit.name in again)) if size else []
+        scattered += [trains] if trains else []
+        summed += [trains // shards] if trains else []
     if shards > 1:
-        yield _data("all_gather", "parameters", gathered * _gathers(sharding, microbatches))
-        yield _data("reduce_scatter", "gradients", scattered * times)
+        yield _data("all_gather", "parameters", gathered * (microbatches if sharding.reshard else 1))
+        yield _data("reduce_scatter", "gradients", scattered * (1 if sharding.accumulate else microbatches))
     if sharding.replicas > 1:
         yield _data("all_reduce", "gradients", summed)
     if job.train.clip is not None and shards > 1:
         yield _data("all_reduce", "norm of the gradient", [4])
+    if isinstance(job.train.precision, c.Fp16) and shards > 1:
+        yield _data("all_reduce", "whether a gradient overflowed", [4])
 
 
-def _gathers(sharding: Sharding, microbatches: int) -> int:
-    return 2 * microbatches if sharding.reshard else 1
+def _gathered_again(model: ModelGraph, names: frozenset[str]) -> set[str]:
+    """The units that are gathered for the backward pass too.
+
+    Not the root, which stays gathered. Not those that come before all that trains, which have no backward pass; but
+    torch gathers one unit ahead, so the last of these comes as well.
+    """
+    apart = [unit.name for unit in units(model) if unit.name]
+    idle = []
+    for layer in model.layers:
+        if any(q.name in names for q in layer.parameters):
+            break
+        idle += [layer.name] if layer.name in apart else []
+    return set(apart) - set(idle[:-1])
 
 
 def _padded(parameter: ParameterNode, shards: int, tensor: int) -> int:

@@ -112,6 +112,7 @@ FSDP: list[dict[str, str]] = [
     {"zero": "2", "precision": "fp16", "network": "conv", "recompute": "every(2)"},
     {"zero": "3", "network": "wide", "freeze": '["3.*", "*.bias"]'},
     {"zero": "3", "network": "wide", "freeze": '["1.*", "3.*"]'},
+    {"zero": "2", "network": "wide", "freeze": '["1.*", "3.*"]', "microbatches": "2", "precision": "fp16"},
     {"zero": "3", "freeze": '["embedding*", "position*", "blocks.0.*", "blocks.1.*"]', "microbatches": "2"},
 ]
 
