@@ -13,7 +13,7 @@ from dslc.compiler.analyse import Analysis, context_of
 from dslc.compiler.facts import SourceFacts
 from dslc.compiler.plan import Plan
 from dslc.compiler.rules import warmup_steps
-from dslc.compiler.sharding import BUCKET_BYTES, recomputed, sharding_of, units
+from dslc.compiler.sharding import recomputed, sharding_of, units
 from dslc.compiler.sources import source_key
 from dslc.compiler.workload import in_steps
 from dslc.dsl import calls as c
@@ -79,7 +79,6 @@ def _gradients(analysis: Analysis) -> p.GradientStep:
     own = isinstance(job.model.network, PythonNetwork | TransformersNetwork)
     return p.GradientStep(
         kind=plan.engine,
-        bucket_megabytes=BUCKET_BYTES / 2**20,
         # A static graph lets DDP skip the search for unused parameters; it cannot be joined with `no_sync`, and
         # control flow in a user's module may depend on data.
         static_graph=not own and layout.microbatches == 1,

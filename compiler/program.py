@@ -192,7 +192,7 @@ class GradientStep:
     """
 
     kind: Literal["none", "ddp", "zero1", "fsdp"]
-    bucket_megabytes: float = 25.0  # ddp, zero1
+    bucket_megabytes: float | None = None  # ddp, zero1; None: torch's own, of which the first is small and goes early
     static_graph: bool = False
     find_unused: bool = False
     replicas: int = 1  # fsdp: full copies kept
