@@ -38,7 +38,7 @@ def assemble(job: JobProgram, device: torch.device) -> Parts:
         plain=plain,
         engine=engine,
         optimizer=optimizer,
-        scaler=grad_scaler(job.precision, device),
+        scaler=grad_scaler(job.precision, device, engine.scale),
         loss=loss_sum(job.loss),
         device=device,
     )
@@ -67,5 +67,7 @@ def _apply(job: JobProgram, plain: nn.Module) -> None:
     frozen.freeze(job.model, plain)  # before any engine, which sees to what trains
     if job.sync_batch_norm:
         batch_norm.synchronise(plain)  # before the engine, which takes the module as it finds it
+    if job.precision.level == "O2":
+        batch_norm.widen(plain)
     recompute.apply(job.recompute, plain)  # inside what gathers parameters, which are there when it runs again
     compiling.apply(job.compiled, plain)  # around recomputation, so that the compiler sees it

@@ -1,4 +1,5 @@
-"""Batch normalisation over the samples of all data ranks, so that statistics are those of the whole batch.
+"""Batch normalisation over the samples of all data ranks, so that statistics are those of the whole batch; and with
+weights in 16 bits.
 
 Model: forward, each rank takes mean and variance of its own samples; one all-reduce of (n * mean, n * (variance +
 mean^2), n), in float64, gives those of the batch, with which every rank normalises its samples. Running statistics
@@ -12,6 +13,7 @@ are summed with all others.
 
 Contract: the same as one process on the whole batch, within the rounding of float32, whatever the shares, on CPU and
 GPU, under autocast and in channels-last order. Parameters, buffers and their names stay. Evaluation exchanges nothing.
+Weights in 16 bits (level O2) are widened to the float32 of the running statistics, as torch's kernel wants them alike.
 
 Limits: every rank has at least one sample and runs the same layers in the same order. With several micro-batches the
 statistics are those of a micro-batch of each rank. A module that tracks no running statistics uses, in evaluation, the
@@ -43,14 +45,58 @@ def synchronise(module: nn.Module, group: dist.ProcessGroup | None = None) -> in
     return found
 
 
+def widen(module: nn.Module) -> None:
+    """Makes the batch normalisations in `module` that are not synchronised take weights in 16 bits, in place."""
+    for each in module.modules():
+        if isinstance(each, _BatchNorm) and not isinstance(each, nn.SyncBatchNorm | _Wide):
+            each.__class__ = _derived("Wide", _Wide, type(each))
+
+
 def _synchronised(kind: type[_BatchNorm]) -> type[_BatchNorm]:
-    if issubclass(kind, _Synchronised):
-        return kind
-    return type(f"Synchronised{kind.__name__}", (_Synchronised, kind), {"__module__": __name__})
+    return kind if issubclass(kind, _Synchronised) else _derived("Synchronised", _Synchronised, kind)
 
 
-class _Synchronised(_BatchNorm):
-    """The forward pass that a batch normalisation is given."""
+def _derived(word: str, base: type[_BatchNorm], kind: type[_BatchNorm]) -> type[_BatchNorm]:
+    return type(f"{word}{kind.__name__}", (base, kind), {"__module__": __name__})
+
+
+class _Wide(_BatchNorm):
+    """The forward pass that a batch normalisation is given whose weights may have 16 bits."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.weight is None or self.weight.dtype not in (torch.bfloat16, torch.float16):
+            return super().forward(input)
+        self._check_input_dim(input)
+        kept = self.track_running_stats or not self.training
+        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        return F.batch_norm(
+            input,
+            self.running_mean if kept else None,
+            self.running_var if kept else None,
+            *self._wide(),
+            training=self.training or self.running_mean is None,
+            momentum=self._weight_of_a_batch() if self.training and self.track_running_stats else 0.0,
+            eps=self.eps,
+        )
+
+    def _wide(self) -> tuple[Tensor | None, Tensor | None]:
+        return _widened(self.weight), _widened(self.bias)
+
+    def _weight_of_a_batch(self) -> float:
+        """In the running statistics."""
+        if self.momentum is not None:
+            return self.momentum
+        assert self.num_batches_tracked is not None
+        return 1.0 / float(self.num_batches_tracked)
+
+
+def _widened(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.to(_wide(tensor))
+
+
+class _Synchronised(_Wide):
+    """The forward pass that a batch normalisation is given to take its statistics over all ranks."""
 
     group: Any
 
@@ -58,7 +104,7 @@ class _Synchronised(_BatchNorm):
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
-        output, mean, variance, samples = _Normalise.apply(input, self.weight, self.bias, self.eps, self.group)
+        output, mean, variance, samples = _Normalise.apply(input, *self._wide(), self.eps, self.group)
         if self.track_running_stats and self.running_mean is not None:
             self._track(mean, variance, samples)
         normalised: Tensor = output
@@ -67,12 +113,9 @@ class _Synchronised(_BatchNorm):
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor, samples: Tensor) -> None:
         assert self.running_mean is not None and self.running_var is not None
-        weight = self.momentum
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-            if weight is None:
-                weight = 1.0 / float(self.num_batches_tracked)
-        assert weight is not None
+        weight = self._weight_of_a_batch()
         self.running_mean.mul_(1 - weight).add_(mean, alpha=weight)
         unbiased = samples / (samples - 1).clamp_(min=1) * variance
         self.running_var.mul_(1 - weight).add_(unbiased, alpha=weight)

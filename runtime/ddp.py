@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dslc.compiler.program import JobProgram
-from dslc.runtime.engine import Engine, buffers_of_rank_0
+from dslc.runtime.engine import Engine, buffers_of_rank_0, nothing
 
 
 def wrap(job: JobProgram, model: nn.Module) -> Engine:
@@ -48,5 +48,5 @@ def wrap(job: JobProgram, model: nn.Module) -> Engine:
         model=wrapped,
         scale=dist.get_world_size(),
         held=wrapped.no_sync,
-        **({"agree_on_buffers": buffers_of_rank_0(model)} if differ else {}),
+        agree_on_buffers=buffers_of_rank_0(model) if differ else nothing,
     )

@@ -12,8 +12,8 @@ from torch import nn
 Contexts = Callable[[], contextlib.AbstractContextManager[None]]
 
 
-def _nothing() -> None:
-    pass
+def nothing() -> None:
+    """In the place of what an engine has no need of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class Engine:
     held: Contexts = contextlib.nullcontext
     lockstep: bool = False
     shards: dist.ProcessGroup | None = None
-    agree_on_buffers: Callable[[], None] = _nothing
-    let_go: Callable[[], None] = _nothing
+    agree_on_buffers: Callable[[], None] = nothing
+    let_go: Callable[[], None] = nothing
 
 
 def buffers_of_rank_0(model: nn.Module) -> Callable[[], None]:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.program import JobProgram
-from dslc.runtime.engine import Engine, buffers_of_rank_0
+from dslc.runtime.engine import Engine, buffers_of_rank_0, nothing
 from dslc.runtime.model import ModelError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device) -> Engine:
         lockstep=job.world_size > 1,
         shards=mesh.get_group(mesh.ndim - 1) if mesh.size(mesh.ndim - 1) > 1 else None,
         let_go=let_go,
-        **({} if job.sync_batch_norm or job.world_size == 1 else {"agree_on_buffers": buffers_of_rank_0(model)}),
+        agree_on_buffers=nothing if job.sync_batch_norm or job.world_size == 1 else buffers_of_rank_0(model),
     )
 
 

@@ -1,15 +1,16 @@
-"""Mixed precision, level O1: autocast over float32 parameters, and loss scaling for float16.
+"""Mixed precision: autocast over float32 parameters (O1), and loss scaling for float16.
 
-Model: the forward pass and the loss run inside `autocast(step, device)`; the backward pass runs outside it, on
-`scaler.scale(loss)`. Before gradients are clipped, `scaler.unscale_(optimizer)`; then `scaler.step(optimizer)` and
-`scaler.update()`. Where nothing is scaled these are the plain backward pass and `optimizer.step()`.
+Model: under O1 the forward pass and the loss run inside `autocast(step, device)`; under O2 the engine hands out a copy
+of the parameters in 16 bits (fsdp.py), and there is no autocast. The backward pass runs on `scaler.scale(loss)`. Before
+gradients are clipped, `scaler.unscale_(optimizer)`; then `scaler.step(optimizer)` and `scaler.update()`. Where nothing
+is scaled these are the plain backward pass and `optimizer.step()`.
 
-Contract: a step whose gradients hold an infinity or a nan is skipped and the scale halved, on all ranks or on none:
-each rank looks at gradients that DistributedDataParallel has already summed over all ranks, and an infinity or nan on
-one of them is one in the sum.
+Contract: a step whose gradients hold an infinity or a nan is skipped and the scale halved, on all ranks or on none.
+Where each rank holds whole gradients they have been summed over all ranks, and an infinity or nan on one is one in the
+sum. Where each holds some rows, torch agrees on the flag over the mesh of the gradients. What passes through float16 is
+as large under every engine: where a loss is multiplied to undo a mean, the scale begins so much lower.
 
-Limits: where gradients are sharded, or an axis other than data exists, the flag has to be agreed over that axis, which
-this does not do.
+Limits: an axis other than data, over which the flag would have to be agreed, does not exist yet.
 """
 
 from __future__ import annotations
@@ -28,6 +29,6 @@ def autocast(step: PrecisionStep, device: torch.device) -> contextlib.AbstractCo
     return torch.autocast(device.type, dtype=getattr(torch, step.dtype))
 
 
-def grad_scaler(step: PrecisionStep, device: torch.device) -> torch.amp.GradScaler:
-    """The loss scaler; where nothing is scaled, one whose methods hand through."""
-    return torch.amp.GradScaler(device.type, enabled=step.scaled)
+def grad_scaler(step: PrecisionStep, device: torch.device, loss_scale: int = 1) -> torch.amp.GradScaler:
+    """The loss scaler; where nothing is scaled, one whose methods hand through. `loss_scale` is the engine's."""
+    return torch.amp.GradScaler(device.type, init_scale=2.0**16 / loss_scale, enabled=step.scaled)

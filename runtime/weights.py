@@ -94,7 +94,7 @@ def _whole(tensor: Any, wanted: bool) -> Tensor | None:
 
 def _write(file: BinaryIO, tensor: Tensor) -> None:
     plain = tensor.detach().cpu().contiguous().reshape(-1)
-    file.write(memoryview(plain.view(torch.uint8).numpy()))
+    file.write(plain.view(torch.uint8).numpy().data)
 
 
 @torch.no_grad()
