@@ -29,8 +29,13 @@ class Launcher:
             command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
 
+    @property
+    def process_id(self) -> int:
+        """Of the process that forks the launchers, one at a time, which fork the ranks."""
+        return self._server.pid
+
     def launch(self, program: JobProgram, places: tuple[RankPlace, ...], folder: Path) -> Any:
-        """The outcome, and what was shown."""
+        """The outcome, and what was shown. The outcome is None where the launcher itself was killed."""
         assert self._server.stdin is not None and self._server.stdout is not None
         pickle.dump((program, places, str(folder)), self._server.stdin)
         self._server.stdin.flush()
@@ -65,7 +70,9 @@ def serve() -> None:
             answers.flush()
             os._exit(0)
         _, status = os.waitpid(child, 0)
-        assert status == 0, f"the launcher ended with {status}"
+        if status != 0:
+            pickle.dump((None, f"the launcher ended with {os.waitstatus_to_exitcode(status)}"), answers)
+            answers.flush()
 
 
 # ------------------------------------------------------------------------------------------- by a command of its own

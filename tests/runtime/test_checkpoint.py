@@ -194,8 +194,10 @@ def test_another_run_directory_begins_with_the_next_step(launcher: Launcher, tmp
     assert "step-00000006 is newer than the step to go on from, 3" in newer
 
 
-def test_ctrl_c_leaves_a_checkpoint_of_the_step_that_it_stopped_at(tmp_path: Path) -> None:
-    job = program(2, images(tmp_path), steps=10**6, log_every=50, checkpoint=every(10**5))
+def test_ctrl_c_and_on_from_there(launcher: Launcher, tmp_path: Path) -> None:
+    """Wherever it was stopped: the checkpoint is of that step."""
+    data, long = images(tmp_path), {"learning_rate": p.LearningRateStep(steps=10**6)}
+    job = program(2, data, steps=10**6, log_every=50, evaluate_every=7, checkpoint=every(10**5), **long)
     run = write_program(job, places(2), tmp_path / "run")
     with Command(run) as command:
         command.wait_for("step       1/1000000")
@@ -205,6 +207,15 @@ def test_ctrl_c_leaves_a_checkpoint_of_the_step_that_it_stopped_at(tmp_path: Pat
     (manifest,) = (files.read_manifest(path) for path in files.checkpoints_in(str(run / "checkpoints")))
     assert f"stopped after {manifest.step} steps" in output
     assert manifest.samples == 16 * manifest.step
+    end = manifest.step + 9
+    for folder, checkpoint in ((run, every(10**5, resume="auto")), (tmp_path / "whole", every(10**5))):
+        train(launcher, folder, 2, data, stop_after=end, evaluate_every=7, log_every=50, checkpoint=checkpoint, **long)
+    found, wanted = (
+        {(line["step"], line["split"]): line["loss"] for line in read_metrics(str(folder))}
+        for folder in (run, tmp_path / "whole")
+    )
+    assert wanted.keys() == found.keys() - ({(manifest.step, "train")} - wanted.keys()), "logged where it stopped"
+    assert all(found[key] == loss for key, loss in wanted.items())
 
 
 # ------------------------------------------------------------------------------------------------ what is not whole
