@@ -35,9 +35,10 @@ def show_report(report: Mapping[str, Any], screen: TextIO | None = None) -> None
 def _lines(rank: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     memory = rank["memory"]
     if memory["measured"] is not None:
-        for kind in memory["measured"]:
-            predicted = memory["predicted"] and memory["predicted"].get(kind)
-            yield f"memory: {kind}", *_pair(predicted, memory["measured"][kind], byte_text)
+        for kind, measured in memory["measured"].items():
+            if kind != "when" and (measured or (memory["predicted"] or {}).get(kind)):
+                predicted = memory["predicted"] and memory["predicted"][kind]
+                yield f"memory: {kind}", *_pair(predicted, measured, byte_text)
     for each in rank["collectives"] if rank["recorded"] else ():
         predicted, measured = each["predicted"], each["measured"]
         for what, tell in (("count", str), ("bytes", byte_text)):

@@ -118,8 +118,11 @@ def _flat(tensors: Any) -> Iterator[torch.Tensor]:
             yield from _flat(each)
 
 
-def recorded(work: Callable[[B], T], keep: dict[int, tuple[Exchange, ...]]) -> Callable[[B], T]:
-    """`work`, which is one step, such that the steps to be recorded are put into `keep` by their number."""
+def recorded(work: Callable[[B], T], keep: dict[int, tuple[Exchange, ...]], done: int) -> Callable[[B], T]:
+    """`work`, which is one step, such that the steps to be recorded are put into `keep` by their number.
+
+    `done` steps were done by earlier processes.
+    """
     step = 0
 
     def watched(batch: B) -> T:
@@ -128,8 +131,8 @@ def recorded(work: Callable[[B], T], keep: dict[int, tuple[Exchange, ...]]) -> C
         if not FIRST_STEP <= step < FIRST_STEP + STEPS:
             return work(batch)
         with Recorder() as recorder:
-            done = work(batch)
-        keep[step] = recorder.exchanges
-        return done
+            answer = work(batch)
+        keep[done + step] = recorder.exchanges
+        return answer
 
     return watched

@@ -12,7 +12,9 @@ Contract: report.json is written by every run that trained to its end or was sto
                 evaluation and checkpoints
     ranks       for each rank
         rank
-        memory          {predicted, measured}, bytes: each by kind, and `peak`; `measured` is null without --profile
+        memory          {predicted, measured}: bytes by kind at the peak, `peak` itself, `rest` (between two steps), and
+                        `when` the peak is, in words; the predicted figures are those of the rank that holds most
+                        among its like; `measured` is null without --profile
         process         {resident} or {resident, allocated, reserved}: peaks of the whole process and of its GPU, bytes
         collectives     [{operation, predicted: {count, bytes}, measured: {count, bytes}}] of one step; `measured` is
                         null without --profile
@@ -40,25 +42,32 @@ import torch
 
 from dslc.compiler.program import JobProgram, RankPlace, to_json
 from dslc.runtime import collectives
+from dslc.runtime.assemble import Parts
 from dslc.runtime.records import Record, read_metrics
+from dslc.runtime.track_memory import KINDS, Tracker
 
 NAME = "report.json"
 VERSION = 1
+TRACKED_STEPS = 3  # the first of a process; their collectives are those of engines that still settle
 
 B = TypeVar("B")
 T = TypeVar("T")
 
 
 class Measure:
-    """What one rank measures of itself."""
+    """What one rank measures of itself. `done` steps were done by earlier processes of the training."""
 
-    def __init__(self, job: JobProgram, place: RankPlace, device: torch.device) -> None:
-        self._profile, self._rank, self._device = job.profile, place.rank, device
+    def __init__(self, job: JobProgram, place: RankPlace, parts: Parts, done: int) -> None:
+        self._rank, self._device, self._done = place.rank, parts.device, done
         self._exchanges: dict[int, tuple[collectives.Exchange, ...]] = {}
+        self._tracker = Tracker(parts.plain, parts.optimizer, parts.device) if job.profile else None
 
     def around(self, work: Callable[[B], T]) -> Callable[[B], T]:
         """`work`, which is one step; measured where the program asks for it, else as it is."""
-        return collectives.recorded(work, self._exchanges) if self._profile else work
+        if self._tracker is None:
+            return work
+        tracked = _tracked(work, self._tracker)
+        return collectives.recorded(tracked, self._exchanges, self._done)
 
     def leave(self, run_dir: str) -> None:
         """Writes down what was measured."""
@@ -68,11 +77,36 @@ class Measure:
             process["reserved"] = torch.cuda.max_memory_reserved(self._device)
         found = {
             "process": process,
-            "memory": None,
+            "memory": _tracked_memory(self._tracker) if self._tracker is not None else None,
             "exchanges": {str(step): to_json(each) for step, each in self._exchanges.items()},
         }
         with open(_path(run_dir, self._rank), "w", encoding="utf-8") as file:
             json.dump(found, file)
+
+
+def _tracked(work: Callable[[B], T], tracker: Tracker) -> Callable[[B], T]:
+    step = 0
+
+    def watched(batch: B) -> T:
+        nonlocal step
+        step += 1
+        if step > TRACKED_STEPS:
+            return work(batch)
+        with tracker.step():
+            return work(batch)
+
+    return watched
+
+
+def _tracked_memory(tracker: Tracker) -> dict[str, Any] | None:
+    if not tracker.peak:
+        return None
+    return {
+        **tracker.peak,
+        "peak": sum(tracker.peak.values()),
+        "rest": sum(tracker.rest.values()),
+        "when": tracker.when,
+    }
 
 
 _RESIDENT_UNIT = 1 if sys.platform == "darwin" else 1024  # of `ru_maxrss`
@@ -120,7 +154,10 @@ def _rank(run_dir: str, plan: Mapping[str, Any], rank: int) -> dict[str, Any]:
     first = exchanges[str(recorded[0])] if recorded else None
     return {
         "rank": rank,
-        "memory": {"predicted": _with_peak(planned["memory"]) if planned else None, "measured": measured["memory"]},
+        "memory": {
+            "predicted": _planned_memory(planned["memory"]) if planned else None,
+            "measured": measured["memory"],
+        },
         "process": measured["process"],
         "collectives": _side_by_side(planned and planned["traffic"], first),
         "recorded": recorded,
@@ -128,8 +165,9 @@ def _rank(run_dir: str, plan: Mapping[str, Any], rank: int) -> dict[str, Any]:
     }
 
 
-def _with_peak(kinds: Mapping[str, int]) -> dict[str, int]:
-    return {**kinds, "peak": sum(kinds.values())}
+def _planned_memory(memory: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = {kind: memory[kind] for kind in KINDS}
+    return {**kinds, "peak": sum(kinds.values()), **{name: memory.get(name) for name in ("rest", "when")}}
 
 
 def _side_by_side(

@@ -49,7 +49,7 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
     records = Records(run_dir, start.step) if place.rank == 0 else None
     if records is not None:
         board.records = records.begin
-    measure = Measure(job, place, parts.device)
+    measure = Measure(job, place, parts, start.step)
     work = measure.around(stepper(job, place, parts))
     rate, late = 0.0, False
     seen, step, began = start.samples, start.step, time.monotonic() - start.seconds
