@@ -37,9 +37,9 @@ data {
 CONVNET = """
 model {
   network = [
-    conv2d(8, kernel = 3, padding = 1), group_norm(groups = 2), relu(),
-    residual([conv2d(8, kernel = 3, padding = 1), group_norm(groups = 2), relu()]),
+    conv2d(8, kernel = 3, padding = 1), relu(),
     residual([conv2d(8, kernel = 3, padding = 1), relu()]),
+    residual([conv2d(8, kernel = 3, padding = 1)]), relu(),
     flatten(), linear(10),
   ]
   loss = cross_entropy()
