@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dslc.compiler import program as p
+from dslc.compiler.account import kept_bytes
 from dslc.compiler.analyse import Analysis
-from dslc.compiler.cost import kept_bytes
 from dslc.compiler.emit import emit, places, scaled_lr, short_line
 from dslc.compiler.graph import PlanGraph
 from dslc.compiler.layout import AXES
@@ -128,7 +128,7 @@ def _resolved(analysis: Analysis) -> dict[str, Any]:
         "target": p.to_json(source.target),
         "classes": source.classes,
         "vocab": source.vocab,
-    }
+    } | ({"blocks": p.to_json(source.found["blocks"])} if "blocks" in source.found else {})
 
 
 def _layers(analysis: Analysis) -> tuple[LayerPlan, ...]:

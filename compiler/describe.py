@@ -13,7 +13,6 @@ from dslc.compiler.facts import DTYPE_BYTES, TensorFact
 from dslc.compiler.plan import AxisNode, LayerPlan, Plan, RankNode, ShareNode, StageNode
 from dslc.compiler.units import byte_text, count_text, percent_text, time_text
 
-MEMORY_KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "communication")
 UNKNOWN = "unknown"
 
 

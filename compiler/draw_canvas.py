@@ -25,6 +25,7 @@ MEMORY_COLOURS = {
     "activations": SKY,
     "buffers": YELLOW,
     "communication": PINK,
+    "framework": GREY,
 }
 AXIS_COLOURS = {"pipeline": INK, "data": RED, "context": GREEN, "tensor": BLUE}
 Point = tuple[float, float]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from dslc.compiler.describe import MEMORY_KINDS, axis_of, known_count, mesh_text, plural, span_text
+from dslc.compiler.account import KINDS
+from dslc.compiler.describe import axis_of, known_count, mesh_text, plural, span_text
 from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, MEMORY_COLOURS, Canvas
 from dslc.compiler.plan import Plan, RankNode
 from dslc.compiler.units import byte_text, percent_text, time_text
@@ -42,7 +43,7 @@ def heading(canvas: Canvas, plan: Plan, width: float) -> None:
 
 def memory_table(canvas: Canvas, plan: Plan, x: float, y: float) -> tuple[float, float]:
     """Bytes by kind and ranks, the colours of the kinds before them; its width and height."""
-    kinds = [kind for kind in MEMORY_KINDS if any(getattr(node.memory, kind) for node in plan.ranks)]
+    kinds = [kind for kind in KINDS if any(getattr(node.memory, kind) for node in plan.ranks)]
     nodes = _some(plan.ranks)
     canvas.write("memory", x, y, 200, "Memory of a rank, at its peak", size=11, bold=True)
     for column, node in enumerate(nodes):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dslc.compiler.account import KINDS
 from dslc.compiler.describe import (
-    MEMORY_KINDS,
     known,
     limit_of,
     plural,
@@ -44,8 +44,8 @@ def memory_bar(canvas: Canvas, plan: Plan, name: str, x: float, y: float, w: flo
     limit = limit_of(plan)
     whole = limit or max(other.memory.peak for other in plan.ranks)
     whole = max(1, whole, node.memory.peak)
-    shares = [(MEMORY_COLOURS[kind], getattr(node.memory, kind) / whole) for kind in MEMORY_KINDS]
-    tip = ", ".join(f"{kind} {byte_text(getattr(node.memory, kind))}" for kind in MEMORY_KINDS)
+    shares = [(MEMORY_COLOURS[kind], getattr(node.memory, kind) / whole) for kind in KINDS]
+    tip = ", ".join(f"{kind} {byte_text(getattr(node.memory, kind))}" for kind in KINDS)
     canvas.bar(f"{name} bar", x, y, w, 9, shares, tip)
     peak = node.memory.peak
     text = (

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from dslc.compiler.cost import RankCost
 from dslc.compiler.layout import Layout
 from dslc.compiler.model import ModelGraph
-from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec
 
 
@@ -25,7 +24,7 @@ class Estimate:
 
 def estimate(job: JobSpec, layout: Layout, model: ModelGraph, costs: tuple[RankCost, ...], bubble: float) -> Estimate:
     hardware = layout.hardware
-    peak = hardware.flops_fp32 if isinstance(job.train.precision, c.Fp32) else hardware.flops_low
+    peak = hardware.flops(job.train.precision.word)
     if peak is None or hardware.link is None or hardware.network is None:
         return Estimate(step_time=None, mfu=None)
     slowest = 0.0

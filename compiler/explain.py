@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+from dslc.compiler.account import KINDS, MemoryNode
 from dslc.compiler.describe import (
-    MEMORY_KINDS,
     UNKNOWN,
     axis_of,
     class_of,
@@ -266,7 +266,7 @@ def _training(plan: Plan) -> list[str]:
 def _memory(plan: Plan) -> list[str]:
     if not plan.ranks:
         return [f"{UNKNOWN}: the network was not traced"]
-    kinds = [kind for kind in MEMORY_KINDS if any(getattr(node.memory, kind) for node in plan.ranks)]
+    kinds = [kind for kind in KINDS if any(getattr(node.memory, kind) for node in plan.ranks)]
     rows = [
         (
             span_text(node.first, node.last),
@@ -277,7 +277,18 @@ def _memory(plan: Plan) -> list[str]:
         for node in plan.ranks
     ]
     right = range(1, len(kinds) + 3)
-    return _shortened(table(rows, right=right, head=("ranks", *kinds, "peak", "")), MOST_CLASSES)
+    lines = _shortened(table(rows, right=right, head=("ranks", *kinds, "peak", "")), MOST_CLASSES)
+    return [*lines, *_peak(max(plan.ranks, key=lambda node: node.memory.peak).memory)]
+
+
+def _peak(memory: MemoryNode) -> list[str]:
+    """When the peak is, and which layers hold most of it."""
+    if not memory.when:
+        return []
+    where = "in the " if "pass of" in memory.when else "" if memory.when.startswith("between") else "at the "
+    lines = [f"the peak is {where}{memory.when}"]
+    shares = ", ".join(f"{share.name} {byte_text(share.bytes)}" for share in memory.layers)
+    return [*lines, *([f"most of its activations: {shares}"] if shares else []), f"at rest {byte_text(memory.rest)}"]
 
 
 def _of_limit(plan: Plan, peak: int) -> str:
@@ -405,9 +416,9 @@ def _rank_memory(plan: Plan, rank: int) -> list[str]:
     node = class_of(plan, rank)
     if node is None:
         return [f"{UNKNOWN}: the network was not traced"]
-    rows = [(kind, byte_text(getattr(node.memory, kind))) for kind in MEMORY_KINDS if getattr(node.memory, kind)]
+    rows = [(kind, byte_text(getattr(node.memory, kind))) for kind in KINDS if getattr(node.memory, kind)]
     rows.append(("peak", byte_text(node.memory.peak), _of_limit(plan, node.memory.peak)))  # type: ignore[arg-type]
-    return table(rows, right=(1,))
+    return [*table(rows, right=(1,)), *_peak(node.memory)]
 
 
 def _rank_traffic(plan: Plan, rank: int) -> list[str]:

@@ -1,42 +1,95 @@
 """The hardware catalogue: what one device of a kind holds and does, and how fast its links are.
 
-Figures are the vendors' for dense arithmetic (no structured sparsity), links in bytes per second and direction. They
-are peaks: a prediction made with them is a bound, not a promise.
+Figures are the makers' for dense arithmetic (no structured sparsity), with float32 accumulation; links in bytes per
+second and direction. They are peaks: a prediction made with them is a bound, not a promise. `network` is what is usual
+between nodes with such devices (a 100, 200 or 400 Gbit/s port for each), and is the figure to replace first.
 
-Sources: NVIDIA data sheets "A100 80GB" (2021), "H100" (2023), "H200" (2024), "V100" (2020), "L40S" (2023),
-"B200" (2024).
+Sources: NVIDIA data sheets "V100" (2020), "A10" (2021), "A100 80GB" (2021), "L4" and "L40S" (2023), "H100" (2023),
+"H200" (2024), "HGX B200" (2024); NVIDIA "Ampere GA102" (2021) and "Ada" (2022) white papers for the RTX cards; AMD
+"Instinct MI300X" data sheet (2023). Fp32 is outside of tensor cores, as torch computes it unless it is told otherwise.
+
+A user's own file (`devices.catalogue`, see catalogue.py) adds kinds, or replaces figures of these.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-GiB = 1024**3
+GiB, MiB, GB = 1024**3, 1024**2, 10**9
+
+# What CUDA takes on each device before the first tensor: its context and the kernels that it loads. 1343 MB is what
+# Hugging Face measured ("Model training anatomy"), with kernels loaded eagerly: since CUDA 11.7, an upper bound.
+CUDA_CONTEXT = 1343 * 10**6
+# NCCL's buffers of one communicator: at most 32 channels, each with 4 MiB (NCCL_BUFFSIZE) to send and to receive.
+NCCL_BUFFERS = 2 * 32 * 4 * MiB
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """One kind of device. None: not known beforehand."""
+    """One kind of device. None: not known beforehand, or not there."""
 
     kind: str
-    memory: int | None  # bytes
-    flops_fp32: float | None  # FLOP/s
-    flops_low: float | None  # FLOP/s of bf16 and fp16 matrix products
-    link: float | None  # bytes/s to a device of the same node
-    network: float | None  # bytes/s from a node to another, for each device
+    memory: int | None = None  # bytes
+    flops_fp32: float | None = None  # FLOP/s
+    flops_tf32: float | None = None  # of matrix products in float32 with rounded factors
+    flops_bf16: float | None = None
+    flops_fp16: float | None = None
+    link: float | None = None  # bytes/s to a device of the same node
+    network: float | None = None  # bytes/s from a node to another, for each device
+
+    def flops(self, precision: str) -> float | None:
+        """FLOP/s of matrix products in `fp32`, `bf16` or `fp16`; what a device lacks runs as fp32."""
+        found: float | None = getattr(self, f"flops_{precision}")
+        return self.flops_fp32 if found is None else found
+
+
+def framework_bytes(device: str, world_size: int) -> int:
+    """What the framework takes of a device beside tensors: nothing that is known on a CPU."""
+    if device == "cpu":
+        return 0
+    return CUDA_CONTEXT + (NCCL_BUFFERS if world_size > 1 else 0)
+
+
+def _gpu(
+    kind: str,
+    memory: int,
+    fp32: float,
+    tf32: float | None,
+    bf16: float | None,
+    fp16: float,
+    link: float,
+    network: float,
+) -> Hardware:
+    """Speeds in TFLOP/s, links in GB/s."""
+    return Hardware(
+        kind=kind,
+        memory=memory,
+        flops_fp32=fp32 * 1e12,
+        flops_tf32=None if tf32 is None else tf32 * 1e12,
+        flops_bf16=None if bf16 is None else bf16 * 1e12,
+        flops_fp16=fp16 * 1e12,
+        link=link * 1e9,
+        network=network * 1e9,
+    )
 
 
 CATALOGUE: dict[str, Hardware] = {
     h.kind: h
     for h in (
-        Hardware(kind="cpu", memory=None, flops_fp32=None, flops_low=None, link=None, network=None),
-        Hardware(kind="gpu", memory=None, flops_fp32=None, flops_low=None, link=None, network=None),
-        Hardware(kind="v100", memory=32 * GiB, flops_fp32=15.7e12, flops_low=125e12, link=150e9, network=12.5e9),
-        Hardware(kind="a100_40g", memory=40 * GiB, flops_fp32=19.5e12, flops_low=312e12, link=300e9, network=25e9),
-        Hardware(kind="a100_80g", memory=80 * GiB, flops_fp32=19.5e12, flops_low=312e12, link=300e9, network=25e9),
-        Hardware(kind="l40s", memory=48 * GiB, flops_fp32=91.6e12, flops_low=362e12, link=32e9, network=25e9),
-        Hardware(kind="h100", memory=80 * GiB, flops_fp32=67e12, flops_low=989e12, link=450e9, network=50e9),
-        Hardware(kind="h200", memory=141 * 10**9, flops_fp32=67e12, flops_low=989e12, link=450e9, network=50e9),
-        Hardware(kind="b200", memory=180 * 10**9, flops_fp32=75e12, flops_low=2250e12, link=900e9, network=50e9),
+        Hardware(kind="cpu"),
+        Hardware(kind="gpu"),
+        #    kind        memory    fp32   tf32   bf16   fp16    link  network
+        _gpu("v100", 32 * GiB, 15.7, None, None, 125, 150, 12.5),
+        _gpu("a10", 24 * GiB, 31.2, 62.5, 125, 125, 32, 12.5),
+        _gpu("a100_40g", 40 * GiB, 19.5, 156, 312, 312, 300, 25),
+        _gpu("a100_80g", 80 * GiB, 19.5, 156, 312, 312, 300, 25),
+        _gpu("l4", 24 * GiB, 30.3, 60, 121, 121, 32, 12.5),
+        _gpu("l40s", 48 * GiB, 91.6, 183, 362, 362, 32, 25),
+        _gpu("h100", 80 * GiB, 67, 494, 989, 989, 450, 50),
+        _gpu("h200", 141 * GB, 67, 494, 989, 989, 450, 50),
+        _gpu("b200", 180 * GB, 75, 1100, 2250, 2250, 900, 50),
+        _gpu("rtx3090", 24 * GiB, 35.6, 35.6, 71, 71, 32, 1.25),
+        _gpu("rtx4090", 24 * GiB, 82.6, 82.6, 165.2, 165.2, 32, 1.25),
+        _gpu("mi300x", 192 * GB, 163.4, 653.7, 1307.4, 1307.4, 448, 50),
     )
 }

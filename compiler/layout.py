@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dslc.compiler.catalogue import read_catalogue
 from dslc.compiler.facts import MachineFacts
 from dslc.compiler.hardware import CATALOGUE, Hardware
 from dslc.compiler.schedules import default_microbatches, default_virtual_stages
@@ -160,16 +161,24 @@ def _asked(devices: DevicesSpec, report: Report) -> tuple[tuple[int, ...], int |
 
 def _hardware(devices: DevicesSpec, processes: int | None, report: Report) -> Hardware:
     kind = devices.kind or ("cpu" if devices.gpus is None else "gpu")
-    found = CATALOGUE.get(kind)
+    catalogue = read_catalogue(devices.catalogue, devices.at("catalogue"), report)
+    found = catalogue.get(kind)
     if found is None:
-        close = near(kind, CATALOGUE)
+        close = near(kind, catalogue)
         report.add(
             "E0407",
             f"`{kind}` is not in the hardware catalogue",
             devices.at("kind"),
-            help=f"did you mean `{close}`?" if close else f"one of {', '.join(CATALOGUE)}",
+            help=f"did you mean `{close}`?" if close else f"one of {', '.join(catalogue)}",
         )
         return CATALOGUE["cpu"]
+    if devices.catalogue is not None and found is CATALOGUE.get(kind):
+        report.add(
+            "W0423",
+            f"`devices.catalogue` says nothing of `{kind}`, the kind of device that the job runs on",
+            devices.at("catalogue"),
+            help=f"a table `[{kind}]` in it, or the `kind` that it is about",
+        )
     if (kind == "cpu") != (devices.gpus is None):
         other = "gpus" if devices.gpus is not None else "cpus"
         report.add(

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dslc.compiler.cost import MemoryNode
+from dslc.compiler.account import MemoryNode
 from dslc.compiler.facts import TensorFact
 from dslc.compiler.program import from_json, to_json
 from dslc.compiler.traffic import TrafficNode

@@ -228,11 +228,17 @@ class Tape:
         self._kept[1].append(Store(low, kept=True))
 
     def operation(
-        self, *takes: Value, gives: Value, adds: bool = False, view: bool = False, agreed: bool = False
+        self,
+        *takes: Value,
+        gives: Value,
+        adds: bool = False,
+        view: bool = False,
+        scratch: bool = False,
+        rounds: int = 0,
     ) -> Value:
         """Notes that `gives` was computed from `takes`: what was kept since the last is this one's. A layer without
-        parts is one operation by itself. `agreed`: its backward pass needs scratch of the input's size where batch
-        statistics are those of all ranks."""
+        parts is one operation by itself. `scratch`: its backward pass takes memory of the result's size for a while;
+        `rounds`: that many copies of its weights' gradients."""
         mine = self.parameters[self._weighed :]
         self._weighed = len(self.parameters)
         weights = sum(parameter.count for parameter in mine)
@@ -251,7 +257,8 @@ class Tape:
                     differentiates=any(x.grad for x in takes),
                     adds=adds,
                     view=view,
-                    agreed=given.bytes if agreed else 0,
+                    scratch=given.bytes if scratch else 0,
+                    rounds=rounds,
                 )
             )
             kept.clear()
@@ -307,8 +314,14 @@ class Tape:
         y = LAYERS[type(spec)](spec, x, self)
         if len(self.operations) == before and y is not x:
             taken = self._taken or x
-            same = y.full_store is taken.full_store
-            self.operation(taken, gives=y, view=same, agreed=spec.word == "batch_norm" and spec.sync)  # type: ignore[attr-defined]
+            # torch's kernels on CPUs: a batch norm's gradient, and a convolution's of its weights, are made in steps.
+            self.operation(
+                taken,
+                gives=y,
+                view=y.full_store is taken.full_store,
+                scratch=spec.word == "batch_norm",
+                rounds=2 if spec.word in ("conv1d", "conv2d") else 0,
+            )
         made, self._frame = self._frame, outer
         outer.children.append(
             ModuleStep(

@@ -29,8 +29,8 @@ class Store:
 class Operation:
     """One operation in fp32 or under autocast.
 
-    `adds`: its gradient is handed on as it is. `view`: forward it takes no memory. `agreed`: scratch bytes of its
-    backward pass where batch statistics are those of all ranks.
+    `adds`: its gradient is handed on as it is. `view`: forward it takes no memory. `scratch`: bytes that its backward
+    pass takes for a while; `rounds`: how many copies of its weights' gradients.
     """
 
     takes: tuple[Store, ...]
@@ -41,19 +41,27 @@ class Operation:
     differentiates: bool = True  # the input wants a gradient
     adds: bool = False
     view: bool = False
-    agreed: int = 0
+    scratch: int = 0
+    rounds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A moment of a backward pass: bytes of a sample, more of them with agreed statistics, numbers of a gradient."""
+    """A moment of a backward pass: bytes of a sample; numbers of the gradient of a weight that is being made, with
+    copies, and of all gradients that the layer has made by then."""
 
     bytes: int
-    agreed: int
     weights: int
+    copies: int
+    made: int
 
     def exceeds(self, other: Moment) -> bool:
-        return self.bytes >= other.bytes and self.agreed >= other.agreed and self.weights >= other.weights
+        return (
+            self.bytes >= other.bytes
+            and self.weights >= other.weights
+            and self.copies >= other.copies
+            and self.made >= other.made
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +109,7 @@ def _forward(operations: Sequence[Operation], *, keeping: bool) -> int:
 
 
 def _backward(operations: Sequence[Operation]) -> tuple[Moment, ...]:
-    kept = sum(store.bytes for op in operations for store in op.kept)
+    kept, weights = sum(store.bytes for op in operations for store in op.kept), 0
     gradients: dict[int, list[int]] = {id(operations[-1].gives): [operations[-1].gives.bytes]}  # shared where added
     moments: list[Moment] = []
     for op in reversed(operations):
@@ -118,7 +126,8 @@ def _backward(operations: Sequence[Operation]) -> tuple[Moment, ...]:
         if op.gives in op.takes:
             gradients[id(op.gives)] = own
         there = {id(g): g[0] for g in (own, *made, *gradients.values())}
-        now = Moment(kept + sum(there.values()), op.agreed, op.weights)
+        weights += op.weights
+        now = Moment(kept + sum(there.values()) + op.scratch, op.weights, op.rounds * op.weights, weights)
         if not any(other.exceeds(now) for other in moments):
             moments = [other for other in moments if not now.exceeds(other)]
             moments.append(now)

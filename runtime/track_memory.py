@@ -122,10 +122,10 @@ class Tracker:
                     kinds |= {born[address]: "gradients" for address in self._gradients if address in born}
                 continue
             address, size = event.extra_fields.ptr, event.extra_fields.alloc_size
+            if address in born:  # released; where a new one begins there, by another thread
+                kinds.setdefault(born[address], _kind(order[born.pop(address)][2]))
             if size > 0:
                 born[address] = len(order)
-            elif address in born:
-                kinds.setdefault(born[address], _kind(order[born.pop(address)][2]))
             order.append((address, size, around))
         states = self._at_rest()
         for address, position in born.items():  # still there at the end

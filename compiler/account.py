@@ -1,0 +1,571 @@
+"""What one rank holds in a step: a walk through the step, layer by layer, for its highest moment.
+
+Model: the state is there all the time; the step walks forward through the layers, through the loss, backward, and to
+the update. At each stop stand the activations that earlier layers keep, what the layer takes while it works
+(`working`), the gradients made so far and what is gathered or scattered there. Kinds:
+
+    parameters      float32, a rank's share of them
+    gradients       float32: buckets of DistributedDataParallel, which stay; else made in the backward pass, whole until
+                    `fully_shard` has scattered them
+    optimizer       float32 state, by optimizer; under ZeRO-1 of the rank that is dealt the most
+    activations     what autograd keeps of the micro-batches in flight, under `recompute`, copies that autocast makes of
+                    weights, and what a layer takes while it works
+    buffers         batch statistics and the like
+    communication   what `fully_shard` gathers, and hands to a reduce-scatter
+    framework       the CUDA context and its libraries; on a CPU nothing that is a tensor
+
+Contract: arithmetic over the model graph; linear in the layers of the rank. Bytes are those of torch 2.13's kernels on
+CPUs, held against what a run measures by tests/test_memory.py.
+
+Limits: the batch itself is not counted on a CPU, nor the allocator's slack, nor scratch that libraries allocate beside
+torch. GPU kernels keep slightly other things (`tape`). Under a pipeline the walk is that of one micro-batch beside the
+most that the schedule holds. ZeRO: Rajbhandari et al. 2019 (arXiv:1910.02054); recomputation: Chen et al. 2016
+(arXiv:1604.06174), `selective` Korthikanti et al. 2022 (arXiv:2205.05198).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+
+from dslc.compiler.facts import DTYPE_BYTES
+from dslc.compiler.hardware import framework_bytes
+from dslc.compiler.layout import Layout
+from dslc.compiler.nodes import LayerNode, ModelGraph, ParameterNode
+from dslc.compiler.schedule_cost import peak_held
+from dslc.compiler.schedules import SPLITS_BACKWARD, ScheduleTable
+from dslc.compiler.sharding import (
+    low_precision,
+    optimizer_groups,
+    recomputed,
+    sharding_of,
+    trained,
+    units,
+    zero1_partition,
+)
+from dslc.compiler.working import Moment, Working
+from dslc.compiler.workload import Workload
+from dslc.dsl import calls as c
+from dslc.dsl.job import JobSpec
+from dslc.dsl.registry import Call
+
+MOST_LAYERS = 3  # named at the peak
+KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "communication", "framework")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShare:
+    """What a layer has of the activations at the peak."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryNode:
+    """Bytes of one rank by kind, at the peak; `when` that is, and the layers that hold most then.
+
+    `rest` is what is there between two steps; `rank` the data rank that holds most, the first of several.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    buffers: int
+    communication: int
+    framework: int = 0
+    when: str = ""
+    layers: tuple[LayerShare, ...] = ()
+    rest: int = 0
+    rank: int = 0
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        return {kind: getattr(self, kind) for kind in KINDS}
+
+    @property
+    def peak(self) -> int:
+        return sum(self.kinds.values())
+
+    @property
+    def tensors(self) -> int:
+        """The peak without the framework's own: what `torch.cuda.max_memory_allocated` measures."""
+        return self.peak - self.framework
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerBytes:
+    """One layer of a micro-batch: what it keeps, what it takes while it works forward, again, and backward."""
+
+    kept: int
+    forward: int
+    again: int  # 0 where nothing is computed again
+    backward: tuple[Moment, ...]
+    copies: int  # of weights, by autocast
+    input: int
+    output: int
+
+
+def state_per_parameter(optimizer: Call) -> int:
+    """How many float32 an optimizer keeps for each parameter."""
+    match optimizer:
+        case c.SGD():
+            return int(optimizer.momentum > 0)
+        case c.Adam() | c.AdamW():
+            return 3 if optimizer.amsgrad else 2
+        case c.Adagrad():
+            return 1
+        case c.Rmsprop():
+            return 1 + int(optimizer.momentum > 0) + int(optimizer.centered)
+        case _:
+            return 2
+
+
+def _low_copy(job: JobSpec) -> bool:
+    """O2: forward and backward in 16 bits throughout."""
+    return getattr(job.train.precision, "level", "O1") == "O2"
+
+
+# --------------------------------------------------------------------------------------------- one layer by itself
+
+
+def kept_bytes(job: JobSpec, layer: LayerNode, model: ModelGraph) -> int:
+    """What the layer keeps for the backward pass, of one sample."""
+    return _kept(job, layer, layer.name in recomputed(job, model))
+
+
+def _kept(job: JobSpec, layer: LayerNode, again: bool) -> int:
+    low, half = low_precision(job), _low_copy(job)
+    if again and job.memory.recompute == "selective":
+        full, short = layer.saved_selective, layer.saved_selective_low
+    elif again:
+        full = short = layer.input.bytes
+    else:
+        full, short = layer.saved, layer.saved_low
+    return full // 2 if half else short if low else full
+
+
+def layer_bytes(job: JobSpec, layer: LayerNode, again: bool, samples: float, tensor: int = 1) -> LayerBytes:
+    """The layer's bytes for so many samples; `again`: it is recomputed, `tensor`: the ranks that share its weights."""
+    low, half = low_precision(job), _low_copy(job)
+    work = (layer.working_low if low and not half else layer.working) or _unknown(layer, low and not half)
+    factor = samples * (0.5 if half else 1.0)
+    moments = tuple(
+        Moment(int(factor * m.bytes), m.weights // tensor, m.copies // tensor, m.made // tensor) for m in work.backward
+    )
+    kept = int(samples * _kept(job, layer, again))
+    forward = int(factor * work.forward)
+    output = int(factor * layer.output.bytes)
+    working = max(int(factor * work.dropping), kept + output) if again else forward
+    return LayerBytes(
+        kept=kept,
+        forward=working,
+        again=forward + output if again else 0,
+        backward=moments,
+        copies=2 * work.copied // tensor if low and not half else 0,
+        input=int(factor * layer.input.bytes),
+        output=output,
+    )
+
+
+def _unknown(layer: LayerNode, low: bool) -> Working:
+    """Of a layer whose operations are not known: its output is made beside what is kept, and so are two gradients."""
+    saved = layer.saved_low if low else layer.saved
+    numbers = sum(q.count for q in layer.parameters)
+    ends = layer.input.bytes + layer.output.bytes
+    return Working(
+        forward=saved + layer.output.bytes,
+        dropping=ends,
+        copied=sum(q.count for q in layer.parameters if len(q.shape) > 1) if low else 0,
+        backward=(Moment(saved + ends, max((q.count for q in layer.parameters), default=0), 0, numbers),),
+    )
+
+
+def buffer_bytes(layer: LayerNode) -> int:
+    return sum(DTYPE_BYTES[b.dtype] * prod(b.shape) for b in layer.buffers)
+
+
+def _loss_bytes(job: JobSpec, model: ModelGraph) -> tuple[int, int, int]:
+    """(forward, kept, backward) of the loss beside what the model keeps, of one sample.
+
+    Cross entropy makes log-probabilities in float32 beside the output, keeps them, and gives back the gradient of these
+    and that of the output. A loss over each number makes one value, and one gradient, for each.
+    """
+    numbers, low = model.output.numbers, low_precision(job)
+    output = (2 if low else 4) * numbers
+    wide = 4 * numbers if low else 0  # the output again, in float32
+    if isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss):
+        return output + wide + 4 * numbers, 4 * numbers, 4 * numbers + 8 * numbers
+    return output + wide + 4 * numbers, wide or output, (wide or output) + 4 * numbers + (output if low else 0)
+
+
+# ------------------------------------------------------------------------------------------- gradients and gathers
+
+
+@dataclass(kw_only=True)
+class _Whole:
+    """One process, DistributedDataParallel, or that with ZeRO-1: parameters and gradients are whole on each rank."""
+
+    trains: list[int]  # numbers, by layer
+    stays: bool  # gradients are there already: buckets, or those of earlier micro-batches
+
+    communication = passing = 0
+
+    def __post_init__(self) -> None:
+        self._all = 4 * sum(self.trains)
+        self._made = 0
+
+    def forward(self, layer: int) -> int:
+        """Enters a layer; bytes of gradients."""
+        return self._all if self.stays else 0
+
+    def backward(self, layer: int, moment: Moment) -> int:
+        """The same in a moment of the layer's backward pass."""
+        # Under autocast it is there in 16 bits besides; the weight's own copy, as large, has gone by then.
+        if self.stays:  # a gradient is made beside what it is copied into, or added to
+            return self._all + 4 * (moment.weights + moment.copies)
+        return self._made + 4 * (moment.made + moment.copies)
+
+    def leave(self, layer: int) -> Iterator[int]:
+        """Leaves a layer in the backward pass; gradients while what it completes is scattered."""
+        self._made += 4 * self.trains[layer]
+        yield from ()
+
+    def update(self) -> int:
+        return self._all
+
+
+@dataclass(kw_only=True)
+class _Sharded:
+    """`fully_shard`: a unit is gathered for its layers, and its gradients scattered when these are done.
+
+    What is gathered stands there twice while it is taken apart, as the collective left it and parameter by parameter;
+    forward the former goes when the next is gathered, backward at once, when the unit before is asked for already. What
+    was handed to a reduce-scatter goes when the next begins. The root, and a unit whose input has no gradient, stay
+    until the end.
+    """
+
+    unit_of: list[int]  # by layer; the last unit is the root
+    trains: list[int]  # numbers, by layer
+    whole: list[int]  # padded numbers, by unit
+    shard: list[int]
+    parts: int
+    element: int  # bytes of a number that is gathered, and of a gradient as it is made
+    reshard: bool
+    accumulate: bool
+    stays: bool  # gradients of earlier micro-batches are there
+    copies: bool  # gloo takes a copy of what it exchanges
+
+    def __post_init__(self) -> None:
+        self.passing = 0  # what a collective takes while it is under way
+        self._root = len(self.whole) - 1
+        self._gathered = {self._root}
+        self._flat = self._root if self.parts > 1 else None
+        self._handed: int | None = None
+        self._scattered: set[int] = set()
+        self._of_unit = [0] * len(self.whole)
+        for unit, numbers in zip(self.unit_of, self.trains, strict=True):
+            self._of_unit[unit] += numbers
+        self._made = 0  # numbers of gradients of units that are not scattered yet
+
+    @property
+    def communication(self) -> int:
+        flat = self.element * self.whole[self._flat] if self._flat is not None else 0
+        handed = 4 * self.whole[self._handed] if self._handed is not None else 0
+        return self.element * sum(self.whole[u] for u in self._gathered) + flat + handed
+
+    def _gradients(self, made: int) -> int:
+        shards = range(len(self.shard)) if self.stays and not self.accumulate else self._scattered
+        earlier = 0
+        if self.stays and self.accumulate:
+            earlier = 4 * sum(n for u, n in enumerate(self.whole) if u not in self._scattered)
+        return earlier + 4 * sum(self.shard[u] for u in shards) + self.element * made
+
+    def _gather(self, unit: int) -> bool:
+        if unit in self._gathered:
+            return False
+        if self.reshard:
+            self._gathered = {self._root}
+        self._gathered.add(unit)
+        return True
+
+    def forward(self, layer: int) -> int:
+        if self._gather(self.unit_of[layer]) and self.parts > 1:
+            self._flat = self.unit_of[layer]
+        return self._gradients(0)
+
+    def turn(self) -> None:
+        """From the forward to the backward pass: what was gathered last is taken apart."""
+        if self.reshard:
+            self._gathered = {self._root}
+        self._flat = None
+
+    def backward(self, layer: int, moment: Moment) -> int:
+        unit = self.unit_of[layer]
+        self.passing = 0
+        if self._gather(unit) and self.reshard and self.parts > 1:
+            self._flat = unit - 1 if unit > 0 else None
+            if self._flat is not None and self.copies:
+                self.passing = self.element * self.whole[self._flat]
+        own = moment.weights if self.accumulate and self.stays else self._made + moment.made
+        return self._gradients(own) + self.element * moment.copies
+
+    def leave(self, layer: int) -> Iterator[int]:
+        unit = self.unit_of[layer]
+        self._made += self.trains[layer]
+        if layer == 0:
+            for late in dict.fromkeys((self._root, unit)):
+                yield from self._scatter(late)
+        elif unit != self._root and self.unit_of[layer - 1] != unit:
+            yield from self._scatter(unit)
+
+    def _scatter(self, unit: int) -> Iterator[int]:
+        """First what was made stands beside what is handed over; then that beside what comes of it."""
+        self._gathered.discard(unit)
+        self._handed = unit
+        accumulated = self.accumulate and self.stays
+        yield self._gradients(0 if accumulated else self._made)
+        self._scattered.add(unit)
+        self._made -= self._of_unit[unit]
+        # One rank divides instead of scattering.
+        self.passing = 4 * self.whole[unit] if self.copies or self.parts == 1 else 0
+        yield self._gradients(0 if accumulated else self._made)
+        self.passing = 0
+
+    def update(self) -> int:
+        self._gathered, self._flat, self._handed = set(), None, None
+        return 4 * sum(self.shard)
+
+
+# ----------------------------------------------------------------------------------------------------- the account
+
+
+def account(
+    job: JobSpec,
+    layout: Layout,
+    workload: Workload,
+    model: ModelGraph,
+    stages: tuple[range, ...],
+    schedule: ScheduleTable | None,
+    pipeline: int,
+) -> MemoryNode:
+    """What the ranks at one pipeline coordinate hold at the most."""
+    return _Account(job, layout, workload, model, stages, schedule, pipeline).highest()
+
+
+class _Account:
+    def __init__(
+        self,
+        job: JobSpec,
+        layout: Layout,
+        workload: Workload,
+        model: ModelGraph,
+        stages: tuple[range, ...],
+        schedule: ScheduleTable | None,
+        pipeline: int,
+    ) -> None:
+        self._job, self._layout, self._model = job, layout, model
+        self._sharding, self._trained = sharding_of(job, layout), trained(job, model)
+        self._samples = workload.microbatch / (layout.sizes["tensor"] * layout.sizes["context"])
+        placement = schedule.placement if schedule else (0,) * len(stages)
+        self._ends = placement[-1] == pipeline  # the rank has the last stage, and the loss
+        again = set(recomputed(job, model))
+        self._all = [
+            layer_bytes(job, layer, layer.name in again, self._samples, layout.sizes["tensor"])
+            for layer in model.layers
+        ]
+        self._mine = [n for stage, rank in zip(stages, placement, strict=True) if rank == pipeline for n in stage]
+        self._layers = [model.layers[n] for n in self._mine]
+        self._bytes = [self._all[n] for n in self._mine]
+        self._moved = set(job.memory.offload) if layout.device == "cuda" else set()
+        # What other micro-batches in flight keep here, and other stages of this rank.
+        kept = [float(sum(self._all[n].kept for n in stage)) for stage in stages]
+        # Between the two halves of a split backward torch frees nothing, and gradients come to the activations.
+        between = [1.7 * b for b in kept] if schedule and schedule.name in SPLITS_BACKWARD else None
+        held = peak_held(schedule, kept, between)[pipeline] if schedule else kept[0]
+        self._others = max(0, int(held) - sum(b.kept for b in self._bytes)) if "activations" not in self._moved else 0
+        self._most = -1
+
+    # ---------------------------------------------------------------------------------------------------- the state
+
+    def _state(self) -> MemoryNode:
+        job, layout = self._job, self._layout
+        tensor, sharding = layout.sizes["tensor"], self._sharding
+        own = [q for layer in self._layers for q in layer.parameters if q.tied_to is None]
+        train = [q for q in own if q.name in self._trained]
+        states = 4 * state_per_parameter(job.train.optimizer)
+        rank = 0
+        if sharding.engine == "fsdp":
+            parameters = 4 * sum(_share(q, sharding.shards, tensor, padded=True) for q in own)
+            optimizer = states * sum(_share(q, sharding.shards, tensor) for q in train)
+        else:
+            parameters = 4 * sum(_share(q, 1, tensor) for q in own)
+            if sharding.engine == "zero1":
+                dealt = self._dealt()
+                rank = max(range(len(dealt)), key=dealt.__getitem__)
+                optimizer = states * dealt[rank]
+            else:
+                optimizer = states * sum(_share(q, 1, tensor) for q in train)
+        if "parameters" in self._moved:
+            parameters = optimizer = 0
+        return MemoryNode(
+            parameters=parameters,
+            gradients=4 * sum(_share(q, 1, tensor) for q in train) if sharding.engine in ("ddp", "zero1") else 0,
+            optimizer=0 if "optimizer" in self._moved else optimizer,
+            activations=0,
+            buffers=sum(buffer_bytes(layer) for layer in self._layers),
+            communication=0,
+            framework=framework_bytes(layout.device, layout.world_size),
+            rank=rank,
+        )
+
+    def _dealt(self) -> list[int]:
+        """The numbers whose state each data rank keeps under ZeRO-1."""
+        groups = optimizer_groups(self._job, self._model, self._trained)
+        sizes = [[q.count for q in group] for group in groups]
+        totals = [0] * self._sharding.shards
+        for group, owners in zip(sizes, zero1_partition(sizes, self._sharding.shards), strict=True):
+            for size, owner in zip(group, owners, strict=True):
+                totals[owner] += size
+        return totals
+
+    def _engine(self) -> _Whole | _Sharded:
+        job, tensor, sharding = self._job, self._layout.sizes["tensor"], self._sharding
+        later = self._layout.microbatches > 1
+
+        def numbers(parameters: tuple[ParameterNode, ...], shards: int, padded: bool = False) -> int:
+            found = (q for q in parameters if q.tied_to is None and q.name in self._trained)
+            return sum(_share(q, shards, tensor, padded=padded) for q in found)
+
+        count = [numbers(layer.parameters, 1) for layer in self._layers]
+        if sharding.engine != "fsdp":
+            return _Whole(trains=count, stays=later or sharding.engine != "none")
+        there = {q.name for layer in self._layers for q in layer.parameters}
+        made = [u for u in units(self._model) if not u.name or any(q.name in there for q in u.parameters)]
+        place = {q.name: n for n, unit in enumerate(made) for q in unit.parameters}
+        unit_of = [
+            next((place[q.name] for q in layer.parameters if q.name in place), len(made) - 1) for layer in self._layers
+        ]
+        own = [tuple(q for q in unit.parameters if q.name in there) for unit in made]
+        shards = sharding.shards
+        return _Sharded(
+            unit_of=unit_of,
+            trains=count,
+            whole=[shards * sum(_share(q, shards, tensor, padded=True) for q in unit) for unit in own],
+            shard=[numbers(unit, shards, padded=True) for unit in own],
+            parts=shards,
+            element=2 if _low_copy(job) else 4,
+            reshard=sharding.reshard,
+            accumulate=sharding.accumulate,
+            stays=later,
+            copies=shards > 1 and self._layout.device == "cpu",
+        )
+
+    # ----------------------------------------------------------------------------------------------------- the walk
+
+    def highest(self) -> MemoryNode:
+        self._rest = state = self._state()
+        engine, layers = self._engine(), self._bytes
+        before = [0]  # what is kept by the layers before each, and all of them
+        copies, lasting = [0], [0]
+        for layer in layers:
+            before.append(before[-1] + (0 if "activations" in self._moved else layer.kept))
+            copies.append(copies[-1] + layer.copies)
+            # What is recomputed copies its weights anew; until then they are gone.
+            lasting.append(lasting[-1] + (0 if layer.again else layer.copies))
+        self._before = before
+        self._stop("between two steps", None, state.gradients, 0, 0)
+        for n, layer in enumerate(layers):
+            gradients = engine.forward(n)
+            held = before[n] + copies[n + 1] + layer.forward
+            self._stop(f"forward pass of {self._name(n)}", n, gradients, engine.communication, held)
+        if isinstance(engine, _Sharded):
+            engine.turn()
+        if self._ends and layers:
+            self._loss(engine, before[-1], copies[-1], lasting[-1])
+        for n in reversed(range(len(layers))):
+            layer = layers[n]
+            held = before[n] + lasting[n] + layer.copies
+            gradients, passing = engine.backward(n, Moment(0, 0, 0, 0)), engine.passing
+            when = f"all-gather before the backward pass of {self._name(n)}"
+            self._stop(when, n, gradients, engine.communication + passing, held + layer.kept + layer.output)
+            for moment in layer.backward:
+                when = f"backward pass of {self._name(n)}"
+                self._stop(when, n, engine.backward(n, moment), engine.communication, held + moment.bytes)
+            if layer.again:
+                when = f"forward pass of {self._name(n)}, again"
+                self._stop(when, n, gradients, engine.communication, held + layer.again)
+            for gradients in engine.leave(n):
+                when = f"reduce-scatter after the backward pass of {self._name(n)}"
+                self._stop(when, n, gradients, engine.communication + engine.passing, before[n] + layer.input)
+        gradients = engine.update()
+        self._stop("optimizer step", None, gradients, 0, self._update_bytes())
+        return self._peak_node()
+
+    def _loss(self, engine: _Whole | _Sharded, kept: int, copies: int, lasting: int) -> None:
+        forward, stays, backward = (int(self._samples * size) for size in _loss_bytes(self._job, self._model))
+        gradients = engine.forward(len(self._bytes) - 1)
+        self._stop("loss", None, gradients, engine.communication, kept + copies + forward)
+        held = kept + lasting + max(stays, backward)
+        self._stop("backward pass of the loss", None, gradients, engine.communication, held)
+
+    def _update_bytes(self) -> int:
+        """What the optimizer makes for a while: without a kernel of its own, a number or two for each it updates."""
+        if not isinstance(self._job.train.optimizer, c.Rmsprop):
+            if self._sharding.engine != "none":
+                return 0
+            # The gradient of a convolution lies in another order than its weight, and is put into that.
+            kernels = (q.count for layer in self._layers for q in layer.parameters if len(q.shape) == 4)
+            return 4 * max(kernels, default=0)
+        states = max(1, state_per_parameter(self._job.train.optimizer))
+        return self._rest.optimizer // states
+
+    def _name(self, layer: int) -> str:
+        node = self._layers[layer]
+        return node.name if node.name and not node.name[0].isdigit() else f"{node.name} {node.kind}".strip()
+
+    def _stop(self, when: str, layer: int | None, gradients: int, communication: int, activations: int) -> None:
+        state = self._rest
+        if "parameters" in self._moved:
+            gradients = min(gradients, 0)
+        held = activations + self._others
+        total = state.parameters + state.optimizer + state.buffers + state.framework
+        total += gradients + communication + held
+        if total <= self._most:
+            return
+        self._most = total
+        self._peak = (when, layer, gradients, communication, activations)
+
+    def _peak_node(self) -> MemoryNode:
+        state = self._rest
+        when, layer, gradients, communication, activations = self._peak
+        passes = "pass" in when or when == "loss"
+        there = (len(self._bytes) if layer is None else layer) if passes else 0
+        shares = [(self._name(n), self._before[n + 1] - self._before[n]) for n in range(there)]
+        if passes:
+            at = "loss" if layer is None else self._name(layer)
+            shares.append((at, activations - self._before[there]))
+        most = sorted(shares, key=lambda share: -share[1])[:MOST_LAYERS]
+        return replace(
+            state,
+            gradients=gradients,
+            communication=communication,
+            activations=activations + self._others,
+            when=when,
+            layers=tuple(LayerShare(name=name, bytes=size) for name, size in most if size > 0),
+            rest=state.peak,
+        )
+
+
+def _share(parameter: ParameterNode, shards: int, tensor: int, *, padded: bool = False) -> int:
+    """Numbers of the first rank's share: matrices are divided over the tensor axis, vectors are not; rows over
+    `shards`, `padded` to the same for all of them."""
+    whole = prod(parameter.shape)
+    if tensor > 1 and len(parameter.shape) > 1:
+        whole = -(-whole // tensor)
+    if shards == 1:
+        return whole
+    rows = parameter.shape[0] if parameter.shape else 1
+    return -(-rows // shards) * (whole // max(1, rows)) if rows else whole

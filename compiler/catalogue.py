@@ -1,0 +1,135 @@
+"""A user's own catalogue of devices: a TOML file with a table for each kind.
+
+    [lab_card]                # `devices.kind = lab_card`
+    memory  = "80GiB"
+    fp32    = "67TFLOPS"      # tf32, bf16, fp16 likewise
+    link    = "450GBps"       # to a device of the same node, one direction
+    network = "400Gbps"       # to another node, for each device
+
+A kind of dslc's own keeps what its table leaves out. Units are those of the job language. What is wrong is said with
+its place in the file: E0421 where it cannot be read or is no TOML, E0422 for a table or a figure in it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from typing import Any
+
+from dslc.compiler.hardware import CATALOGUE, Hardware
+from dslc.dsl import units
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.registry import Dimension
+from dslc.dsl.source import Source, Span
+from dslc.dsl.suggest import near
+
+KEYS: dict[str, tuple[str, Dimension]] = {
+    "memory": ("memory", "bytes"),
+    "fp32": ("flops_fp32", "flops"),
+    "tf32": ("flops_tf32", "flops"),
+    "bf16": ("flops_bf16", "flops"),
+    "fp16": ("flops_fp16", "flops"),
+    "link": ("link", "bandwidth"),
+    "network": ("network", "bandwidth"),
+}
+
+
+def read_catalogue(path: str | None, where: Span | None, report: Report) -> dict[str, Hardware]:
+    """dslc's own kinds with those of the file `path`, which the job names at `where`."""
+    if path is None:
+        return CATALOGUE
+    import tomllib  # here: few jobs have a catalogue of their own
+
+    name = os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        tables = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
+        report.add("E0421", f"the catalogue `{name}` cannot be read: {reason}", where, help="a TOML file")
+        return CATALOGUE
+    except tomllib.TOMLDecodeError as error:
+        report.add("E0421", f"the catalogue `{name}` is no TOML: {error}", where, help=_EXAMPLE)
+        return CATALOGUE
+    source = Source(name, text)
+    found = dict(CATALOGUE)
+    for kind, table in tables.items():
+        made = _kind(kind, table, source, report)
+        if made is not None:
+            found[kind] = made
+    return found
+
+
+_EXAMPLE = '`[lab_card]` and under it `memory = "80GiB"`, `bf16 = "989TFLOPS"`, `link = "450GBps"`, …'
+
+
+def _kind(kind: str, table: Any, source: Source, report: Report) -> Hardware | None:
+    if not isinstance(table, dict):
+        report.add("E0422", f"`{kind}` stands outside of a table", _span(source, kind, None), help=_EXAMPLE)
+        return None
+    if kind in ("cpu", "gpu"):
+        report.add(
+            "E0422",
+            f"`{kind}` stands for any {kind.upper()}, of which nothing is known beforehand",
+            _span(source, kind, None),
+            help=f"another name, and `devices.kind = {kind}_of_mine`",
+        )
+        return None
+    figures: dict[str, Any] = {}
+    for key, value in table.items():
+        span = _span(source, kind, key)
+        if key not in KEYS:
+            close = near(key, KEYS)
+            report.add(
+                "E0422",
+                f"`{key}` is not a figure of a device",
+                span,
+                help=f"did you mean `{close}`?" if close else f"one of {', '.join(KEYS)}",
+            )
+            continue
+        field, dimension = KEYS[key]
+        number = _measured(value, dimension)
+        if number is None:
+            example = units.EXAMPLES[dimension]
+            report.add(
+                "E0422",
+                f"`{key}` of a device is {units.NAMES[dimension]}, and `{value}` is not",
+                span,
+                help=f'`{key} = "{example}"`',
+            )
+            continue
+        figures[field] = number
+    return replace(CATALOGUE.get(kind, Hardware(kind=kind)), **figures)
+
+
+def _measured(value: object, dimension: Dimension) -> float | int | None:
+    found = (
+        re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?) ?([A-Za-z]+)\s*", value) if isinstance(value, str) else None
+    )
+    if found is None:
+        return None
+    number = float(found[1]) if re.search(r"[.eE]", found[1]) else int(found[1])
+    quantity = units.measured(number, found[2])
+    if quantity is None or quantity.dimension != dimension or quantity.value <= 0:
+        return None
+    return quantity.value if dimension == "bytes" else float(quantity.value)
+
+
+def _span(source: Source, kind: str, key: str | None) -> Span:
+    """Where a table, or a figure in it, stands; the beginning of the file where it is written in another way."""
+    at = 0
+    inside = key is None
+    for line in source.text.splitlines(keepends=True):
+        said = line.strip()
+        if said.startswith("["):
+            inside = said.strip("[] \"'").split("#")[0].strip("[] \"'") == kind
+            name = kind if key is None else ""
+        else:
+            name = re.split(r"\s*=", said, maxsplit=1)[0].strip("\"'")
+        if inside and name == (key or kind):
+            start = at + line.index(name)
+            return Span(source, start, start + len(name))
+        at += len(line)
+    return Span(source, 0, 0)
