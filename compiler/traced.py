@@ -138,7 +138,7 @@ def _empty(model: nn.Module, fake: Any) -> None:
                         new = torch.empty(tensor.shape, dtype=tensor.dtype)
                     trains = tensor.requires_grad
                     made[id(tensor)] = torch.nn.Parameter(new, trains) if tensors is module._parameters else new
-                tensors[name] = made[id(tensor)]
+                tensors[name] = made[id(tensor)]  # type: ignore[assignment]
 
 
 def _ties(model: nn.Module) -> tuple[tuple[str, str], ...]:
@@ -337,7 +337,7 @@ class _Pass:
     def _mark(self) -> None:
         import torch
 
-        self._marks.append((torch.autograd._get_sequence_nr(), self.now))  # type: ignore[attr-defined]
+        self._marks.append((torch.autograd._get_sequence_nr(), self.now))
 
     def _note(self, path: str) -> None:
         if path not in self.order:
@@ -401,7 +401,7 @@ class _Pass:
         node = torch._C._current_autograd_node()
         if node is None:
             return ""
-        number = node._sequence_nr()  # type: ignore[attr-defined]
+        number = node._sequence_nr()
         return self._marks[max(0, bisect_right(self._marks, number, key=lambda mark: mark[0]) - 1)][1]
 
 

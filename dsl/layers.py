@@ -348,7 +348,10 @@ class PythonNetwork(Call):
 
 @call("network", "transformers", open=True)
 class TransformersNetwork(Call):
-    """A model of the `transformers` library."""
+    """A model of the `transformers` library, built from a configuration: the head is the one that the data asks for, and
+    nothing is fetched."""
 
-    path: str = arg(Str(), "the path or name of a configuration")
-    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "what overrides the configuration", default=())
+    path: str = arg(Str(), "a folder with a `config.json`, such a file, or a type: `gpt2`, `llama`, …")
+    arguments: tuple[tuple[str, Any], ...] = arg(
+        Anything(), "what takes the place of the configuration's values", default=()
+    )

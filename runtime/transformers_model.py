@@ -75,14 +75,15 @@ def build_transformers(step: TransformersStep) -> nn.Module:
         if type(config) not in auto._model_mapping:
             raise TransformersError(f"`{config.model_type}` has no model {_WORDS[kind]}, which the data asks for")
         try:
-            model: nn.Module = auto.from_config(config, dtype=torch.float32)
+            model = auto.from_config(config, dtype=torch.float32)
         except Exception as error:  # of any kind: the library's configurations are checked by using them
             raise TransformersError(f"the configuration gives no model: {_line(error)}") from error
     _plain(model)
     for module in model.modules():
         if any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
-            module.reset_parameters = functools.partial(model._init_weights, module)  # type: ignore[operator]
-    return model.train()
+            module.reset_parameters = functools.partial(model._init_weights, module)
+    made: nn.Module = model.train()
+    return made
 
 
 def longest(model: nn.Module) -> int | None:

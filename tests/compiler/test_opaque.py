@@ -20,7 +20,7 @@ from dslc.dsl.diagnostics import Report
 
 def layer(name: str, kind: str, *parameters: str, **more: Any) -> LayerFacts:
     figures = {"forward_flops": 100, "backward_flops": 200, "saved": 64, "saved_low": 32}
-    values = {
+    values: dict[str, Any] = {
         "block": kind == "Block",
         "parameters": parameters,
         "buffers": (),

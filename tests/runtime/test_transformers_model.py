@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dslc.compiler.program import ModelStep, TransformersStep
+from dslc.runtime.blank import blank
 from dslc.runtime.model import build_model
 from dslc.runtime.transformers_model import TransformersError, build_transformers, longest
 
@@ -75,7 +76,8 @@ def test_the_libraries_own_forward_gives_the_same() -> None:
     import transformers
 
     ours = build_model(ModelStep(transformers=step("gpt2", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)), "cpu")
-    theirs = transformers.GPT2LMHeadModel(ours.config)  # type: ignore[arg-type]
+    config: Any = ours.config
+    theirs = transformers.GPT2LMHeadModel(config)
     theirs.load_state_dict(ours.state_dict())
     x = torch.randint(0, 40, (2, 6))
     torch.testing.assert_close(ours(x), theirs(x).logits)
@@ -88,13 +90,14 @@ def test_configurations_from_files(tmp_path: Path) -> None:
     (tmp_path / "tiny" / "config.json").write_text(json.dumps(written))
     for name in ("tiny", "tiny/config.json"):
         model = build_transformers(step(name, folder=str(tmp_path), num_hidden_layers=2))
-        assert len(model.model.layers) == 2 and model.config.rms_norm_eps == 1e-3  # type: ignore[arg-type, union-attr]
+        config: Any = model.config
+        assert "model.layers.1" in dict(model.named_modules()) and config.rms_norm_eps == 1e-3
         assert next(model.parameters()).dtype == torch.float32
 
 
 def test_labels_are_the_datas_unless_said(tmp_path: Path) -> None:
     def labels(made: TransformersStep) -> int:
-        return build_transformers(made)(torch.zeros(2, 4, dtype=torch.int64)).shape[1]  # type: ignore[no-any-return]
+        return build_transformers(made)(torch.zeros(2, 4, dtype=torch.int64)).shape[1]
 
     assert labels(step("bert", "sequence_classification", 6)) == 6
     assert labels(step("bert", "sequence_classification", 6, num_labels=9)) == 9
@@ -126,8 +129,8 @@ def test_each_module_can_make_its_own_numbers(name: str) -> None:
         assert not (value == 99).any(), key
         if value.dim() > 1 and "c_proj" not in key:  # of which GPT-2 has its own opinion
             assert float(value.detach().double().std()) == pytest.approx(deviation[key], rel=0.3), key
-    for key, value in model.named_buffers():
-        assert not (value.float() == 99).all(), key
+    for key, held in model.named_buffers():
+        assert not (held.float() == 99).all(), key
 
 
 def test_learnt_positions_end() -> None:
@@ -167,3 +170,18 @@ def test_it_is_the_same_on_the_meta_device() -> None:
     assert [(n, p.shape) for n, p in made.named_parameters()] == [(n, p.shape) for n, p in whole.named_parameters()]
     assert all(p.is_meta for p in made.parameters())
     assert isinstance(made, nn.Module)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_it_can_be_made_module_by_module(name: str) -> None:
+    def made() -> dict[str, torch.Tensor]:
+        parts = blank(ModelStep(transformers=step(name), seed=3, reset=True))
+        parts.fill(lambda value, _: value.clone(), "cpu")
+        assert not any(tensor.is_meta for tensor in (*parts.module.parameters(), *parts.module.buffers()))
+        return parts.module.state_dict()
+
+    one, other = made(), made()
+    assert all(torch.equal(value, other[key]) for key, value in one.items())
+    whole = build_transformers(step(name))
+    for key, value in whole.named_buffers():
+        torch.testing.assert_close(one.get(key, value), value)

@@ -1,0 +1,122 @@
+"""A module of a user's own, whose blocks the plan found, sharded and recomputed: it trains as in one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from launcher import Launcher
+from safetensors.numpy import load_file
+
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.load import load
+from dslc.runs import prepare
+
+MODULE = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x, *, mask):
+        return x + self.down(self.up(self.norm(x) * mask).relu()), mask
+
+
+class Net(nn.Module):
+    def __init__(self, width, blocks):
+        super().__init__()
+        self.table = nn.Embedding(256, width)
+        self.position = nn.Parameter(torch.randn(16, width))
+        self.register_buffer("mask", torch.ones(width), persistent=False)
+        self.blocks = nn.ModuleList([Block(width) for _ in range(blocks)])
+        self.head = nn.Linear(width, 256, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, x):
+        x = self.table(x) + self.position
+        for block in self.blocks:
+            x, mask = block(x, mask=self.mask)
+        return self.head(x)
+
+
+def network(width=32, blocks=3):
+    return Net(width, blocks)
+"""
+JOB = """
+model {
+  network = python("mine:network", blocks = 4)
+  loss    = cross_entropy()
+}
+data {
+  source = stdlib(context = 16)
+  batch  = 8
+}
+devices {
+  cpus = 1
+}
+train {
+  steps     = 6
+  optimizer = sgd(lr = 0.1, momentum = 0.9)
+}
+log {
+  every       = 1 step
+  tensorboard = false
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "mine.py").write_text(MODULE)
+    (folder / "job.plt").write_text(JOB)
+    return folder / "job.plt"
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Any:
+    made = Launcher()
+    yield made
+    made.close()
+
+
+def trained(launcher: Launcher, job: Path, *settings: str) -> tuple[Any, list[float], dict[str, Any]]:
+    report = Report()
+    ready = prepare(load(str(job), list(settings)), report)
+    assert ready is not None, [d.message for d in report.errors]
+    folder = job.parent / f"run{len(list(job.parent.iterdir()))}"
+    folder.mkdir()
+    outcome, shown = launcher.launch(ready.program, ready.places, folder)
+    assert outcome.failure is None, f"{outcome.failure}\n{shown}"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line["split"] == "train"]
+    return ready.program, losses, load_file(folder / "weights.safetensors")
+
+
+def test_blocks_are_sharded_and_recomputed(job: Path, launcher: Launcher) -> None:
+    _, losses, weights = trained(launcher, job)
+    assert losses[-1] < losses[0]
+    for settings, again in (
+        (("parallelism.zero=3", "memory.recompute=full"), ("blocks.0", "blocks.1", "blocks.2", "blocks.3")),
+        (
+            ("parallelism.zero=2", "parallelism.microbatches=2", "memory.recompute=every(2)"),
+            ("blocks.0", "blocks.2"),
+        ),
+    ):
+        program, others, parameters = trained(launcher, job, "devices.cpus=2", *settings)
+        assert program.gradients.units == ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
+        assert program.recompute.modules == again
+        assert program.model.ties == (("head.weight", "table.weight"),)
+        np.testing.assert_allclose(losses, others, rtol=0, atol=1e-5)
+        assert weights.keys() == parameters.keys()
+        for name in weights:
+            np.testing.assert_allclose(weights[name], parameters[name], rtol=0, atol=1e-5, err_msg=name)
