@@ -15,6 +15,7 @@ from dslc.compiler.facts import SourceFacts
 from dslc.compiler.layout import Layout
 from dslc.compiler.model import ModelGraph
 from dslc.compiler.rules_checkpoint import check_checkpoints
+from dslc.compiler.rules_training import check_training
 from dslc.compiler.schedules import SPLITS_BACKWARD, accepted_microbatches, demands
 from dslc.compiler.units import byte_text, percent_text, time_text
 from dslc.compiler.workload import Workload, in_steps
@@ -43,6 +44,7 @@ def check_job(
     _check_optimizer(job, report)
     _check_metrics(job, source, report)
     check_checkpoints(job, report)
+    check_training(job, layout, model, report)
     if layout and workload and model:
         _check_batch_norm(job, layout, workload, model, report)
     if layout:

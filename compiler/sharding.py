@@ -1,10 +1,10 @@
 """How the model is laid over the data axis: which of torch's engines, and what is gathered and scattered as one.
 
 Model: ZeRO-1 under O1 is `ZeroRedundancyOptimizer` beside DistributedDataParallel; ZeRO-2 and -3, full copies within
-the data axis, and every O2 (whose low-precision copy is a matter of `MixedPrecisionPolicy`) are `fully_shard`. Its unit
-is a module whose parameters are gathered by one all-gather and whose gradients are agreed by one reduce-scatter. Units
-are the model's blocks and every other layer of 1 MiB or more; the root is a unit of what is left, and of tied weights,
-which two units cannot share.
+the data axis, every O2 (whose low-precision copy is a matter of `MixedPrecisionPolicy`) and parameters that are kept in
+the host's memory (a matter of `CPUOffloadPolicy`) are `fully_shard`. Its unit is a module whose parameters are gathered
+by one all-gather and whose gradients are agreed by one reduce-scatter. Units are the model's blocks and every other
+layer of 1 MiB or more; the root is a unit of what is left, and of tied weights, which two units cannot share.
 
 Contract: the account, the predicted collectives and the program all ask here, so that they cannot differ.
 """
@@ -54,16 +54,26 @@ class Unit:
 def sharding_of(job: JobSpec, layout: Layout) -> Sharding:
     """The engine for `job`, and what it does."""
     data, zero = layout.sizes["data"], job.parallelism.zero
-    low_copy = getattr(job.train.precision, "level", "O1") == "O2"
-    if not low_copy and (data == 1 or zero == 0):
+    away = "parameters" in offloaded(job, layout)
+    whole = getattr(job.train.precision, "level", "O1") == "O1" and not away
+    if whole and (data == 1 or zero == 0):
         return Sharding(engine="none" if data == 1 else "ddp", replicas=data, shards=1, reshard=False, accumulate=True)
     alone = layout.world_size == data
-    if zero == 1 and not low_copy and alone and job.parallelism.replicas == 1:
+    if zero == 1 and whole and alone and job.parallelism.replicas == 1:
         return Sharding(engine="zero1", replicas=1, shards=data, reshard=False, accumulate=True)
     replicas = data if zero == 0 else job.parallelism.replicas
     return Sharding(
-        engine="fsdp", replicas=replicas, shards=data // replicas, reshard=zero == 3 and data > 1, accumulate=zero <= 1
+        engine="fsdp",
+        replicas=replicas,
+        shards=data // replicas,
+        reshard=away or (zero == 3 and data > 1),
+        accumulate=zero <= 1,
     )
+
+
+def offloaded(job: JobSpec, layout: Layout) -> frozenset[str]:
+    """What is kept in the host's memory; nothing moves on a CPU."""
+    return frozenset(job.memory.offload if layout.device == "cuda" else ())
 
 
 def units(model: ModelGraph) -> tuple[Unit, ...]:
@@ -110,9 +120,10 @@ def parameter_count(layers: list[LayerNode], tensor: int) -> int:
 
 
 def trained(job: JobSpec, model: ModelGraph) -> frozenset[str]:
-    """The parameters that train; a pattern is held against the name that a tied weight has first."""
-    own = (q for layer in model.layers for q in layer.parameters if q.trains and q.tied_to is None)
-    return frozenset(q.name for q in own if not any(fnmatchcase(q.name, pattern) for pattern in job.model.freeze))
+    """The parameters that train: those that no pattern of `model.freeze` matches by any name a tied weight has."""
+    everything = [q for layer in model.layers for q in layer.parameters]
+    frozen = {q.tied_to or q.name for q in everything if any(fnmatchcase(q.name, each) for each in job.model.freeze)}
+    return frozenset(q.name for q in everything if q.trains and q.tied_to is None and q.name not in frozen)
 
 
 def optimizer_groups(job: JobSpec, model: ModelGraph, names: frozenset[str]) -> tuple[tuple[ParameterNode, ...], ...]:

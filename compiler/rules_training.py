@@ -1,0 +1,239 @@
+"""Rules for what is kept, computed again, moved away, frozen and started from. E0710 to E0719, W0714.
+
+Pure functions over what is known so far, as in `rules`; None is what could not be told, and is left for the run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from dslc.compiler.layout import Layout
+from dslc.compiler.model import ModelGraph
+from dslc.compiler.sharding import offloaded, recomputed, sharding_of, trained
+from dslc.compiler.weights_file import TensorEntry, Unreadable, entries, file_of
+from dslc.dsl import calls as c
+from dslc.dsl.diagnostics import Diagnostic, Note, Report
+from dslc.dsl.job import JobSpec
+from dslc.dsl.registry import Block
+from dslc.dsl.source import Span
+from dslc.dsl.suggest import near
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_SHOWN = 3  # names of a kind that a message lists
+
+
+def check_training(job: JobSpec, layout: Layout | None, model: ModelGraph | None, report: Report) -> None:
+    if model is not None:
+        _check_patterns(job, model, report)
+        _check_recompute(job, model, report)
+    if job.model.weights is not None:
+        _check_weights(job, job.model.weights, model, report)
+    if layout is not None:
+        _check_offload(job, layout, report)
+
+
+# ------------------------------------------------------------------------------------------------------- patterns
+
+
+def _check_patterns(job: JobSpec, model: ModelGraph, report: Report) -> None:
+    names = [parameter.name for layer in model.layers for parameter in layer.parameters]
+    unmatched = [
+        *_unmatched("freeze", job.model, job.model.freeze, names, report),
+        *_unmatched("no_decay", job.train, job.train.no_decay, names, report),
+    ]
+    training = trained(job, model)
+    if job.model.freeze and not training:
+        report.add(
+            "E0711",
+            f"every one of the {len(names)} parameters is frozen: there is nothing to train",
+            job.model.at("freeze"),
+            help="leave out the layers that are to learn",
+        )
+    elif job.train.no_decay and not unmatched and not any(_matches(job.train.no_decay, name) for name in training):
+        report.add(
+            "W0103",
+            "`train.no_decay` has no effect: all that it matches is frozen",
+            job.train.named("no_decay"),
+            notes=[Note(message="`model.freeze` is set here", span=job.model.at("freeze"))],
+        )
+
+
+def _unmatched(field: str, block: Block, patterns: Sequence[str], names: Sequence[str], report: Report) -> list[str]:
+    found = [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)]
+    for pattern in found:
+        meant = near(pattern, _patterns(names))
+        report.add(
+            "E0710",
+            f"`{type(block).word}.{field}`: no parameter is called `{pattern}`",
+            _entry(block.at(field), pattern),
+            help=f"did you mean `{meant}`?" if meant else f"the parameters are called {_listed(_quoted(names))}",
+        )
+    return found
+
+
+def _matches(patterns: Iterable[str], name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _patterns(names: Iterable[str]) -> dict[str, None]:
+    """What someone may want to write: names, those of any number, all below a module, all of an ending."""
+    made: dict[str, None] = {}
+    for name in names:
+        for form in (name, re.sub(r"\d+", "*", name)):
+            parts = form.split(".")
+            for number in range(1, len(parts)):
+                made[".".join(parts[:number]) + ".*"] = None
+                made["*." + ".".join(parts[number:])] = None
+            made[form] = None
+    return made
+
+
+def _entry(span: Span | None, text: str) -> Span | None:
+    """Where `text` stands, in quotes, within the list at `span`."""
+    if span is None or (start := span.text().find(f'"{text}"')) < 0:
+        return span
+    return Span(span.source, span.start + start, span.start + start + len(text) + 2)
+
+
+# ------------------------------------------------------------------------------------------------- weights of a file
+
+
+def _check_weights(job: JobSpec, path: str, model: ModelGraph | None, report: Report) -> None:
+    span, file = job.model.at("weights"), file_of(path)
+    try:
+        if not os.path.isfile(file):
+            raise Unreadable(f"there is no {file}")
+        if not file.endswith(".safetensors"):
+            return  # made by torch.save, which only torch reads: the run says whether it fits
+        found = entries(file)
+    except Unreadable as absent:
+        report.extend(
+            [
+                Diagnostic(
+                    code="E0712",
+                    message=str(absent),
+                    span=span,
+                    help="a `.safetensors` file, a run directory, or a file of `torch.save`; "
+                    "paths are relative to the file that wrote them",
+                    severity="warning",
+                    blocks_run=True,
+                )
+            ]
+        )
+        return
+    if model is not None:
+        _check_fit(found, file, model, span, report)
+
+
+def _check_fit(found: dict[str, TensorEntry], file: str, model: ModelGraph, span: Span | None, report: Report) -> None:
+    parameters = {q.name: q.shape for layer in model.layers for q in layer.parameters if q.tied_to is None}
+    buffers = {buffer.name: buffer.shape for layer in model.layers for buffer in layer.buffers}
+    own = model.root is not None  # of others it is not known which buffers a file has
+    wanted = parameters | (buffers if own else {})
+    missing = [name for name in wanted if name not in found]
+    over = [name for name in found if name not in wanted and name not in buffers and name not in dict(model.ties)]
+    unlike = [
+        f"`{name}` is {list(entry.shape)} there and {list(wanted[name])} here"
+        for name, entry in found.items()
+        if name in wanted and entry.shape != wanted[name]
+    ]
+    unlike += [f"`{name}` is {found[name].dtype}" for name in parameters if name in found if not _float(found[name])]
+    kinds = (("lacks", _quoted(missing)), ("has besides", _quoted(over)), ("has unlike tensors:", unlike))
+    notes = [Note(message=f"the file {what} {_listed(said)}") for what, said in kinds if said]
+    if notes:
+        report.add(
+            "E0713",
+            f"{file} does not hold the weights of this network",
+            span,
+            notes=notes,
+            help=_renamed(missing, over),
+        )
+
+
+def _float(entry: TensorEntry) -> bool:
+    return entry.dtype in _FLOATS
+
+
+def _renamed(missing: Sequence[str], over: Sequence[str]) -> str:
+    """What a name that is missing may be called in the file."""
+    for name in missing[:_SHOWN]:
+        longer = next((other for other in over if other.endswith(f".{name}")), None)
+        if longer is not None:
+            return f"`{name}` may be `{longer}`: take `{longer.removesuffix(name)}` off the names of the file"
+        other = near(name, over)
+        if other is not None:
+            return f"`{name}` may be `{other}` of the file"
+    return ""
+
+
+def _quoted(names: Iterable[str]) -> list[str]:
+    return [f"`{name}`" for name in names]
+
+
+def _listed(said: Sequence[str]) -> str:
+    return ", ".join(said[:_SHOWN]) + (f" and {len(said) - _SHOWN} more" if len(said) > _SHOWN else "")
+
+
+# ------------------------------------------------------------------------------------------- recomputation, offload
+
+
+def _check_recompute(job: JobSpec, model: ModelGraph, report: Report) -> None:
+    if job.memory.recompute != "none" and not recomputed(job, model):
+        report.add(
+            "W0714",
+            "`memory.recompute` has no effect: the network has no blocks",
+            job.memory.at("recompute"),
+            notes=[Note(message="the network", span=job.model.at("network"))],
+            help="`transformer_block`, `attention` and `residual([…])` are blocks",
+        )
+
+
+def _check_offload(job: JobSpec, layout: Layout, report: Report) -> None:
+    """What torch (`CPUOffloadPolicy`) and torchao (`CPUOffloadOptimizer`) cannot do."""
+    moved = offloaded(job, layout)
+    span = job.memory.at("offload")
+    if "parameters" in moved and "optimizer" not in moved:
+        report.add(
+            "E0715",
+            "parameters that are kept in the host's memory are updated there, with the optimizer's state beside them",
+            span,
+            help="`offload = [optimizer, parameters]`",
+        )
+    if "optimizer" not in moved:
+        return
+    if isinstance(job.train.precision, c.Fp16):
+        report.add(
+            "E0717",
+            "loss scaling has to see every gradient before the update, and the offloaded ones are elsewhere by then",
+            span,
+            notes=[Note(message="fp16 implies loss scaling", span=job.train.at("precision"))],
+            help="`bf16` needs no loss scaling",
+        )
+    if "parameters" in moved:
+        return
+    for what, where in _not_alone(job, layout):
+        report.add(
+            "E0716",
+            f"the optimizer cannot be moved alone with {what}",
+            span,
+            notes=[Note(message="it is asked for here", span=where)],
+            help="`offload = [optimizer, parameters]` can",
+        )
+
+
+def _not_alone(job: JobSpec, layout: Layout) -> Iterable[tuple[str, Span | None]]:
+    """Each gradient goes to the host as soon as it is there, before ranks agree on it and before it is clipped."""
+    parallelism, train = job.parallelism, job.train
+    if layout.sizes["data"] > 1:
+        named = next((field for field in ("zero", "data") if parallelism.is_set(field)), "")
+        what = f"gradients that {layout.sizes['data']} ranks agree on"
+        yield what, parallelism.at(named) if named else job.devices.at("gpus")
+    elif sharding_of(job, layout).engine == "fsdp":
+        yield "a 16-bit copy of the parameters", train.at("precision")
+    if train.clip is not None:
+        yield "gradients that are clipped", train.at("clip")
+    if job.checkpoint.every is not None:
+        yield "checkpoints of its state", job.checkpoint.at("every")

@@ -1,0 +1,5 @@
+import "base/digits.plt"
+
+model {
+  freeze = ["1.*"] #! E0711
+}

@@ -1,0 +1,9 @@
+import "base/gpt.plt"
+
+model {
+  freeze = ["*.bias", "blocks.0.*"]
+}
+
+train {
+  no_decay = ["*.bias"] #! W0103
+}

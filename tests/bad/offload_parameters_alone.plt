@@ -1,0 +1,9 @@
+import "base/gpt.plt"
+
+devices {
+  gpus = 2
+}
+
+memory {
+  offload = [parameters] #! E0715
+}

@@ -1,0 +1,9 @@
+import "base/gpt.plt"
+
+model {
+  freeze = ["blocks.*.atention.*", "embeddings.*"] #! E0710
+}
+
+train {
+  no_decay = ["*.bias", "*.norm.weight"] #! E0710
+}

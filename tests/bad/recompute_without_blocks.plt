@@ -1,0 +1,5 @@
+import "base/digits.plt"
+
+memory {
+  recompute = full #! W0714
+}

@@ -1,0 +1,5 @@
+import "base/digits.plt"
+
+model {
+  weights = "no_such_run" #! E0712
+}

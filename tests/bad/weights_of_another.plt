@@ -1,0 +1,5 @@
+import "base/digits.plt"
+
+model {
+  weights = "wrapped.safetensors" #! E0713
+}
