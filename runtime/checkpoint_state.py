@@ -81,6 +81,8 @@ class TrainingState:
     @torch.no_grad()
     def mine(self) -> State:
         """The tensors that this rank writes: those of the training themselves, not copies."""
+        if hasattr(self._parts.optimizer, "optim_dict"):  # offloaded: the new parameters may be still on their way
+            torch.cuda.current_stream().wait_stream(self._parts.optimizer.stream)
         deal, found = _Deal(self._rank, self._ranks), State()
         for name, tensor in self._model.items():
             if name in self._parameters and deal.is_mine(tensor):
@@ -179,7 +181,9 @@ def _slots(optimizer: Any, names: Mapping[int, str]) -> Iterator[_Slot]:
                     step_beside=beside,
                     original=parameter,
                 )
-        return
+        optimizer = optimizer.d_opt  # of the parameters that are too small to be worth it
+        if optimizer is None:
+            return
     inner = optimizer.optim if _is_zero1(optimizer) else optimizer
     for parameter, beside in _parameters(inner):
         yield _Slot(name=names[id(parameter)], parameter=parameter, kept=inner.state, step_beside=beside)

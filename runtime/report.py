@@ -20,6 +20,7 @@ Contract: report.json is written by every run that trained to its end or was sto
                         null without --profile
         recorded        the steps whose collectives were recorded
         steady          whether all of these had the same collectives; those shown are the first one's
+        checkpoints     {saved, stall}: how many it wrote, and for how many seconds (the median) each held it up
 
 What is not known is null: step times of hardware without a catalogue entry, all predictions of a model that was not
 traced. `--profile` records the steps that `collectives.FIRST_STEP` says; a training with fewer has none.
@@ -69,14 +70,15 @@ class Measure:
         tracked = _tracked(work, self._tracker)
         return collectives.recorded(tracked, self._exchanges, self._done)
 
-    def leave(self, run_dir: str) -> None:
-        """Writes down what was measured."""
+    def leave(self, run_dir: str, stalls: Sequence[float]) -> None:
+        """Writes down what was measured; `stalls` are the seconds that each checkpoint held the training up."""
         process = {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RESIDENT_UNIT}
         if self._device.type == "cuda":
             process["allocated"] = torch.cuda.max_memory_allocated(self._device)
             process["reserved"] = torch.cuda.max_memory_reserved(self._device)
         found = {
             "process": process,
+            "checkpoints": {"saved": len(stalls), "stall": statistics.median(stalls) if stalls else None},
             "memory": _tracked_memory(self._tracker) if self._tracker is not None else None,
             "exchanges": {str(step): to_json(each) for step, each in self._exchanges.items()},
         }
@@ -159,6 +161,7 @@ def _rank(run_dir: str, plan: Mapping[str, Any], rank: int) -> dict[str, Any]:
             "measured": measured["memory"],
         },
         "process": measured["process"],
+        "checkpoints": measured["checkpoints"],
         "collectives": _side_by_side(planned and planned["traffic"], first),
         "recorded": recorded,
         "steady": all(each == first for each in exchanges.values()) if recorded else None,
@@ -167,7 +170,7 @@ def _rank(run_dir: str, plan: Mapping[str, Any], rank: int) -> dict[str, Any]:
 
 def _planned_memory(memory: Mapping[str, Any]) -> dict[str, Any]:
     kinds = {kind: memory[kind] for kind in KINDS}
-    return {**kinds, "peak": sum(kinds.values()), **{name: memory.get(name) for name in ("rest", "when")}}
+    return {**kinds, "peak": sum(kinds.values()), "rest": memory["rest"], "when": memory["when"]}
 
 
 def _side_by_side(

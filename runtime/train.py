@@ -83,7 +83,7 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
             late = False
         if stopped:
             break
-    measure.leave(run_dir)
+    measure.leave(run_dir, checkpoints.stalls)
     if records is not None:
         records.close()
     weights.save_weights(parts.plain, run_dir, writes=place.rank == 0)

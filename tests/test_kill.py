@@ -178,7 +178,8 @@ def records(folder: Path) -> list[tuple[int, str, int]]:
 
 def kill(launcher: Launcher, tmp_path: Path, kills: int, seed: int) -> list[str]:
     """Trains again and again, killing, until there were that many kills and the last training is done; who they hit."""
-    draw, data, hit = random.Random(seed), tokens(tmp_path), []
+    draw, data = random.Random(seed), tokens(tmp_path)
+    hit: list[str] = []
     whole = tmp_path / "whole"
     launcher.launch(job(data, "one process", True), places(1), whole)
     wanted = read_metrics(str(whole))

@@ -196,7 +196,8 @@ def test_another_run_directory_begins_with_the_next_step(launcher: Launcher, tmp
 
 def test_ctrl_c_and_on_from_there(launcher: Launcher, tmp_path: Path) -> None:
     """Wherever it was stopped: the checkpoint is of that step."""
-    data, long = images(tmp_path), {"learning_rate": p.LearningRateStep(steps=10**6)}
+    data = images(tmp_path)
+    long: dict[str, Any] = {"learning_rate": p.LearningRateStep(steps=10**6)}
     job = program(2, data, steps=10**6, log_every=50, evaluate_every=7, checkpoint=every(10**5), **long)
     run = write_program(job, places(2), tmp_path / "run")
     with Command(run) as command:
