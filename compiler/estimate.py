@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from dslc.compiler.cost import RankCost
 from dslc.compiler.layout import Layout
 from dslc.compiler.model import ModelGraph
+from dslc.compiler.sharding import sharding_of
 from dslc.dsl.job import JobSpec
 
 
@@ -27,13 +28,15 @@ def estimate(job: JobSpec, layout: Layout, model: ModelGraph, costs: tuple[RankC
     peak = hardware.flops(job.train.precision.word)
     if peak is None or hardware.link is None or hardware.network is None:
         return Estimate(step_time=None, mfu=None)
-    slowest = 0.0
+    shards, slowest = sharding_of(job, layout).shards, 0.0
     for cost in costs:
         compute = cost.flops / peak
         hidden = exposed = 0.0
         for traffic in cost.traffic:
             speed = hardware.network if layout.crosses_nodes(traffic.axis) else hardware.link
-            seconds = traffic.bytes / speed
+            # Of an all-gather a rank hands in its own part, and takes in those of all.
+            parts = shards if traffic.operation == "all_gather" and traffic.axis == "data" else 1
+            seconds = traffic.bytes * parts / speed
             if traffic.axis == "data" and traffic.what in ("gradients", "parameters"):
                 hidden += seconds
             else:
