@@ -60,11 +60,11 @@ def _put(
     if wrong:
         raise WeightsError(f"{what} is not of this model: {'; '.join(wrong)}")
     for name, tensor in tensors.items():
-        local, part = _own_part(tensor)
+        local, part = own_part(tensor)
         if 0 not in local.shape:
             local.copy_(read(name, part))
     for name in shapes.keys() - tensors.keys():
-        local, part = _own_part(tensors[ties[name]])
+        local, part = own_part(tensors[ties[name]])
         if 0 not in local.shape and not torch.equal(local.cpu(), read(name, part).to(local.dtype)):
             raise WeightsError(f"{what}: `{name}` and `{ties[name]}` are one weight in the model, and differ here")
 
@@ -91,7 +91,7 @@ def _first(names: list[str], count: int = 3) -> str:
     return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
 
 
-def _own_part(tensor: Tensor) -> tuple[Tensor, Part]:
+def own_part(tensor: Tensor) -> tuple[Tensor, Part]:
     """What this rank holds of `tensor`, and where that lies in the whole."""
     if not hasattr(tensor, "placements"):
         return tensor.detach(), tuple(slice(0, size) for size in tensor.shape)

@@ -24,6 +24,7 @@ from dslc.runtime.batches import StepBatch, batches
 from dslc.runtime.checkpoint import Checkpoints
 from dslc.runtime.evaluate import evaluate
 from dslc.runtime.learning_rate import set_learning_rate
+from dslc.runtime.observe import Observer
 from dslc.runtime.records import Records
 from dslc.runtime.report import Measure
 from dslc.runtime.sources import Splits
@@ -51,6 +52,9 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
         board.records = records.begin
     measure = Measure(job, place, parts, start.step)
     work = measure.around(stepper(job, place, parts))
+    observer = Observer(job, place, parts, run_dir, start.step) if job.observe else None
+    if observer is not None:
+        work = observer.around(work)
     rate, late = 0.0, False
     seen, step, began = start.samples, start.step, time.monotonic() - start.seconds
     for batch in batches(job.data, splits, place, job.microbatches, start.step, job.steps, parts.device):
@@ -73,7 +77,7 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
                 )
         if stopped and not checkpoints.on:
             break
-        if job.data.validation_samples and _evaluated(job, step):
+        if job.data.validation_samples and not job.observe and _evaluated(job, step):
             found = evaluate(job, place, parts, splits)
             if records is not None:
                 passed = time.monotonic() - began
@@ -84,6 +88,8 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
         if stopped:
             break
     measure.leave(run_dir, checkpoints.stalls)
+    if observer is not None:
+        observer.leave()
     if records is not None:
         records.close()
     weights.save_weights(parts.plain, run_dir, writes=place.rank == 0)

@@ -1,0 +1,177 @@
+"""What each rank did in each step, written down for `dslc verify`, and read back for the comparison.
+
+Model: a training with `observe` keeps, for each step of each rank, which samples the order of the data gave it, a
+digest of every sample that its model really saw, the sum of its losses and what that is divided by, the norm of the
+gradient, and whether the step drew random numbers. Before the first step and after the last each rank writes the part
+that it holds of every tensor of the model, and where that part lies in the whole.
+
+    observed/rank-N.json                the steps
+    observed/start-N.safetensors        the tensors before the first step; `end-N` after the last
+
+Contract: dropout is switched off in the modules of torch that do it, since no two ranks draw the same; noise that is
+left shows as `noise`. All else is the training as it is.
+
+Limits: the host waits for the device in every step. Each rank writes what it holds twice, in float32 or its integers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dslc.compiler.program import JobProgram, RankPlace
+from dslc.runtime import random_numbers
+from dslc.runtime.assemble import Parts
+from dslc.runtime.batches import StepBatch
+from dslc.runtime.initial_weights import Part, own_part
+from dslc.runtime.sampler import micro_batches, steps_per_epoch
+from dslc.runtime.stepper import Done
+from dslc.runtime.weights import named_tensors
+
+_FOLDER = "observed"
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """One step of one rank. `samples` are indices into the training samples, one digest for each that came."""
+
+    step: int  # from 1
+    samples: tuple[int, ...]
+    digests: tuple[str, ...]
+    total: float  # the sum of this rank's losses
+    number: float  # what the sum over all ranks is divided by
+    norm: float  # of the whole gradient, before it is clipped
+    lr: float
+    noise: bool  # random numbers were drawn
+
+
+class Observer:
+    """The observation of one rank. To be made after the model has its first values, and before the first step."""
+
+    def __init__(self, job: JobProgram, place: RankPlace, parts: Parts, run_dir: str, step: int) -> None:
+        self._job, self._place, self._parts, self._step = job, place, parts, step
+        self._tensors = named_tensors(parts.plain)
+        self._folder = os.path.join(run_dir, _FOLDER)
+        self._seen: list[Seen] = []
+        os.makedirs(self._folder, exist_ok=True)
+        _silence(parts.plain)
+        self._write_tensors("start")
+
+    def around(self, work: Callable[[StepBatch], Done]) -> Callable[[StepBatch], Done]:
+        """`work`, which is one step, and what it did."""
+
+        def watched(batch: StepBatch) -> Done:
+            digests = tuple(digest for pair in batch.micro for digest in _digests(*pair))
+            before = random_numbers.state(self._parts.device)
+            done = work(batch)
+            after = random_numbers.state(self._parts.device)
+            assert done.norm is not None
+            data, number = self._job.data, self._step
+            taken = micro_batches(data, self._place, self._job.microbatches, *divmod(number, steps_per_epoch(data)))
+            self._step += 1
+            self._seen.append(
+                Seen(
+                    step=self._step,
+                    samples=tuple(index for indices in taken for index in indices.tolist()),
+                    digests=digests,
+                    total=float(done.total.double()),
+                    number=float(done.number),
+                    norm=float(done.norm),
+                    lr=float(self._parts.optimizer.param_groups[0]["lr"]) if self._parts.optimizer.param_groups else 0.0,
+                    noise=any(not torch.equal(before[name], after[name]) for name in before),
+                )
+            )
+            return done
+
+        return watched
+
+    def leave(self) -> None:
+        """After the last step."""
+        self._write_tensors("end")
+        with open(os.path.join(self._folder, f"rank-{self._place.rank}.json"), "w", encoding="utf-8") as file:
+            json.dump([asdict(seen) for seen in self._seen], file)
+
+    @torch.no_grad()
+    def _write_tensors(self, when: str) -> None:
+        from safetensors.torch import save_file
+
+        found, places = {}, {}
+        for name, tensor in self._tensors.items():
+            local, part = own_part(tensor)
+            wide = local.cpu().float() if local.is_floating_point() else local.cpu()
+            found[name] = wide.clone(memory_format=torch.contiguous_format)
+            places[name] = [(each.start, each.stop) for each in part]
+        parameters = [name for name, tensor in self._tensors.items() if isinstance(tensor, nn.Parameter)]
+        told = {"parts": json.dumps(places), "parameters": json.dumps(parameters)}
+        save_file(found, _tensor_file(self._folder, when, self._place.rank), told)
+
+
+def _tensor_file(folder: str, when: str, rank: int) -> str:
+    return os.path.join(folder, f"{when}-{rank}.safetensors")
+
+
+def _silence(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        elif isinstance(module, nn.RNNBase | nn.MultiheadAttention):
+            module.dropout = 0.0
+
+
+def _digests(inputs: Tensor, targets: Tensor) -> Iterator[str]:
+    """One for each sample."""
+    for pair in zip(inputs.cpu().contiguous(), targets.cpu().contiguous(), strict=True):
+        digest = hashlib.blake2b(digest_size=8)
+        for tensor in pair:
+            digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        yield digest.hexdigest()
+
+
+# ---------------------------------------------------------------------------------------------------- reading it back
+
+
+class Observation:
+    """What the `ranks` ranks of a training in `run_dir` wrote down."""
+
+    def __init__(self, run_dir: str, ranks: int) -> None:
+        self._folder = os.path.join(run_dir, _FOLDER)
+        self.ranks = [self._read(rank) for rank in range(ranks)]
+
+    def _read(self, rank: int) -> tuple[Seen, ...]:
+        with open(os.path.join(self._folder, f"rank-{rank}.json"), encoding="utf-8") as file:
+            told = json.load(file)
+        return tuple(Seen(**{k: tuple(v) if isinstance(v, list) else v for k, v in each.items()}) for each in told)
+
+    def tensors(self, when: str, rank: int) -> Mapping[str, tuple[Part, Array, bool]]:
+        """By name, of `start` or `end`: what `rank` holds, where that lies in the whole, whether it is a parameter."""
+        return _Tensors(_tensor_file(self._folder, when, rank))
+
+
+class _Tensors(Mapping[str, tuple[Part, Array, bool]]):
+    """A file of tensors, each read when it is asked for."""
+
+    def __init__(self, path: str) -> None:
+        from safetensors import safe_open
+
+        self._file: Any = safe_open(path, framework="np")
+        told = self._file.metadata()
+        self._parts, self._parameters = json.loads(told["parts"]), set(json.loads(told["parameters"]))
+
+    def __getitem__(self, name: str) -> tuple[Part, Array, bool]:
+        part = tuple(slice(start, stop) for start, stop in self._parts[name])
+        return part, self._file.get_tensor(name), name in self._parameters
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
