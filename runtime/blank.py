@@ -114,6 +114,8 @@ def blank(step: ModelStep) -> Blank:
         numbers = take_out(module)
         return Blank(step=step, module=module, spots=spots_of(module), numbers=numbers)
     module = _on_meta(step)
+    if step.reset:
+        _check_resets(step, module)
     return Blank(step=step, module=module, spots=spots_of(module))
 
 
@@ -192,15 +194,22 @@ def _where(step: ModelStep) -> str:
     return f"{line}: " if line else ""
 
 
+def _check_resets(step: ModelStep, module: nn.Module) -> None:
+    """Raises ModelError for a module that could not be given its numbers alone."""
+    for name, part in module.named_modules():
+        own = any(tensor is not None for tensor in (*part._parameters.values(), *part._buffers.values()))
+        if own and not callable(getattr(part, "reset_parameters", None)):
+            kind = type(part).__name__
+            raise ModelError(
+                f"{_where(step)}the module `{name or kind}` ({kind}) has no `reset_parameters`, which would give its "
+                "tensors their numbers: without it the model has to be built whole"
+            )
+
+
 def _by_reset(module: nn.Module, names: dict[str, str], step: ModelStep) -> dict[str, Tensor]:
     """What `reset_parameters` makes of the module's own tensors, on the CPU; the module is left as it was."""
     name = next(iter(names.values())).rpartition(".")[0]
-    reset = getattr(module, "reset_parameters", None)
-    if not callable(reset):
-        raise ModelError(
-            f"{_where(step)}`{name or type(module).__name__}` has no `reset_parameters`, by which the module "
-            f"({type(module).__name__}) could be given its numbers alone"
-        )
+    reset: Callable[[], None] = module.reset_parameters  # type: ignore[assignment]
     kept = {attribute: getattr(module, attribute) for attribute in names}
     for attribute, old in kept.items():
         empty = _unset(old)
