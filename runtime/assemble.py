@@ -47,7 +47,7 @@ def assemble(job: JobProgram, device: torch.device) -> Parts:
 def _whole(job: JobProgram, device: torch.device) -> tuple[nn.Module, Engine]:
     plain = build_model(job.model, device)  # with its memory format, which has to be fixed before buckets are laid out
     initial_weights.load(job.model, plain)
-    _apply(job, plain)
+    _apply(job, plain, device)
     with dynamo.leave_out():
         return plain, ddp.wrap(job, plain)  # which may hand out rank 0's numbers: before the optimizer takes any
 
@@ -55,14 +55,14 @@ def _whole(job: JobProgram, device: torch.device) -> tuple[nn.Module, Engine]:
 def _sharded(job: JobProgram, device: torch.device) -> tuple[nn.Module, Engine]:
     """Nothing has numbers until all is in place, so that no rank ever holds the model whole."""
     made = blank(job.model)
-    _apply(job, made.module)
+    _apply(job, made.module, device)
     engine = fsdp.shard(job, made.module, device)
     made.fill(lambda value, old: fsdp.place(value, old, device), device)
     initial_weights.load(job.model, made.module)
     return made.module, engine
 
 
-def _apply(job: JobProgram, plain: nn.Module) -> None:
+def _apply(job: JobProgram, plain: nn.Module, device: torch.device) -> None:
     """What changes the modules of a model in place."""
     frozen.freeze(job.model, plain)  # before any engine, which sees to what trains
     if job.sync_batch_norm:
@@ -70,4 +70,4 @@ def _apply(job: JobProgram, plain: nn.Module) -> None:
     if job.precision.level == "O2":
         batch_norm.widen(plain)
     recompute.apply(job.recompute, plain)  # inside what gathers parameters, which are there when it runs again
-    compiling.apply(job.compiled, plain)  # around recomputation, so that the compiler sees it
+    compiling.apply(job.compiled, plain, device)  # around recomputation, so that the compiler sees it

@@ -1,11 +1,67 @@
-"""`torch.compile`, module by module and in place."""
+"""`torch.compile`, module by module and in place.
+
+Model: the module's `forward` is replaced, on the instance, by its compiled form, which torch makes at the first call.
+`nn.Module.compile` would leave modules of torch's own as they are, as the compiler skips their `__call__`; and what
+hooks do, to gather parameters say, is better left outside. Modules that are alike share what is compiled.
+
+Contract: names, parameters and hooks stay; results agree with the plain module within rounding. A machine that lacks
+what torch compiles with is a CompileError before the first step, which says what is missing.
+
+Limits: what torch cannot compile runs as it is between compiled parts. A second size of a batch (the last of an epoch,
+evaluation) is compiled once more, for any size.
+"""
 
 from __future__ import annotations
 
+import shutil
+from typing import Any
+
+import torch
 from torch import nn
 
+_VARIANTS = 16  # of one module: training or not, with gradients or not, sizes of a batch
 
-def apply(modules: tuple[str, ...], model: nn.Module) -> None:
-    """Has torch compile these modules of `model` at their first call; names and parameters stay."""
-    if modules:
-        raise NotImplementedError("compile")
+
+class CompileError(RuntimeError):
+    """The machine has not what `train.compile` needs."""
+
+
+def apply(modules: tuple[str, ...], model: nn.Module, device: torch.device) -> None:
+    """Has torch compile these modules of `model`, which will run on `device`, at their first call.
+
+    Raises CompileError.
+    """
+    if not modules:
+        return
+    _expect_compiler(device)
+    import torch._dynamo
+
+    # Torch's limits count all modules that share a line of code; beyond them it would run them as they are.
+    limits: Any = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, _VARIANTS * len(modules))
+    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 2 * limits.recompile_limit)
+    limits.fail_on_recompile_limit_hit = True
+    for name in modules:
+        module = model.get_submodule(name)
+        module.forward = torch.compile(module.forward)
+
+
+def _expect_compiler(device: torch.device) -> None:
+    if device.type == "cuda":
+        from torch.utils._triton import has_triton
+
+        if not has_triton():
+            raise CompileError(_text("triton, which PyTorch's builds for GPUs bring along", "install it, or"))
+        if not any(shutil.which(name) for name in ("cc", "gcc", "clang")):
+            raise CompileError(_text("a C compiler (cc, gcc or clang)", "install one, or"))
+        return
+    from torch._inductor import cpp_builder, exc
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler as error:
+        raise CompileError(_text("a C++ compiler (g++)", "install one (or name it in CXX), or")) from error
+
+
+def _text(what: str, remedy: str) -> str:
+    return f"`train.compile` needs {what}, and this machine has none: {remedy} set `train.compile = false`"

@@ -54,14 +54,16 @@ def _recomputing(module: nn.Module, *, selective: bool) -> Callable[..., Any]:
     forward = module.forward
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": draws_numbers(module)}
     contexts = functools.partial(create_selective_checkpoint_contexts, _policy) if selective else noop_context_fn
-    writing_once = functools.partial(_writing_once, module, contexts)
+    plain = options | ({"context_fn": contexts} if selective else {})
+    writing_once = options | {"context_fn": functools.partial(_writing_once, module, contexts)}
     writes = any(True for _ in module.buffers())
 
     def once_and_again(*arguments: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*arguments, **named)
-        plain = not writes or not module.training or torch.compiler.is_compiling()
-        return checkpoint(forward, *arguments, context_fn=contexts if plain else writing_once, **options, **named)
+        if torch.compiler.is_compiling() or not writes or not module.training:
+            return checkpoint(forward, *arguments, **plain, **named)
+        return checkpoint(forward, *arguments, **writing_once, **named)
 
     return once_and_again
 

@@ -67,7 +67,7 @@ def test_near_patterns_are_suggested(pattern: str, meant: str) -> None:
 
 def test_nothing_left_to_train_and_no_decay_of_what_does_not_train() -> None:
     assert codes(**gpt(freeze=("*",))) == ["E0711"]
-    adamw = {"steps": 10, "optimizer": c.AdamW()}
+    adamw: dict[str, Any] = {"steps": 10, "optimizer": c.AdamW()}
     assert codes(**gpt(freeze=("*.bias",)), train=TrainSpec(no_decay=("*.bias",), **adamw)) == ["W0103"]
     assert codes(**gpt(freeze=("*.bias",)), train=TrainSpec(no_decay=("*.weight",), **adamw)) == []
 
