@@ -230,6 +230,46 @@ class CheckpointStep:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageStep:
+    """One stage of a pipeline: the layers `modules` of the model, in order, on the ranks at pipeline coordinate `rank`.
+
+    `input` and `output` are of one sample: (shape, dtype) of what it is sent and of what it gives, whole over the other
+    axes; the first stage's input is the data's.
+    """
+
+    index: int
+    rank: int
+    modules: tuple[str, ...]
+    input: tuple[tuple[int, ...], str]
+    output: tuple[tuple[int, ...], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineStep:
+    """The pipeline axis: its stages, and for each pipeline coordinate the actions in order, in torch's notation
+    (`0F0`, `1B3`, `0I2`, `0W2`), communication left out."""
+
+    schedule: str
+    stages: tuple[StageStep, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorParallelStep:
+    """The tensor axis: how each module's parameters are cut.
+
+    `styles` are (module, style): `column` and `row` for linear layers, `vocabulary` for an embedding, `sequence` for
+    what works along the sequence (norms, dropout), `heads` for an attention whose heads are shared out. `sequence`:
+    between blocks each rank has a piece of the sequence. `loss_parallel`: logits stay cut over the vocabulary.
+    """
+
+    size: int
+    sequence: bool
+    styles: tuple[tuple[str, str], ...]
+    loss_parallel: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobProgram:
     """What all ranks of a job have in common."""
 
@@ -258,6 +298,9 @@ class JobProgram:
     recompute: RecomputeStep = field(default_factory=RecomputeStep)
     offload: tuple[str, ...] = ()  # optimizer, parameters, activations: kept in the host's memory; () on a CPU
     compiled: tuple[str, ...] = ()  # modules that torch.compile takes one by one; ("",): the whole model
+    pipeline: PipelineStep | None = None
+    tensor: TensorParallelStep | None = None
+    context: int = 1  # ranks that share each sequence, contiguous pieces of it
     checkpoint: CheckpointStep = field(default_factory=CheckpointStep)
     profile: bool = False  # measures memory and collectives of the first steps
     observe: bool = False  # writes down, for `dslc verify`, what each rank did in each step

@@ -173,8 +173,9 @@ def test_every_pair_of_settings_trains_as_one_process(trainer: Trainer, choice: 
 @pytest.mark.long
 def test_the_full_product_trains_as_one_process(trainer: Trainer) -> None:
     """Every sharding, with every recomputation, precision, count of micro-batches and ranks."""
-    varied = {name: FACTORS[name] for name in ("network", "ranks", "zero", "replicas", "recompute", "precision")}
-    varied |= {"microbatches": FACTORS["microbatches"], "offload": ("[]",), "optimizer": ("sgd",), "clip": ("0.5",)}
+    names = ("ranks", "zero", "replicas", "recompute", "precision", "microbatches")
+    fixed = {"network": ("tied gpt",), "offload": ("[]",), "optimizer": ("sgd",), "clip": ("0.5",)}
+    varied = {name: fixed.get(name, FACTORS[name]) for name in FACTORS if name in names or name in fixed}
     products = [dict(zip(varied, values, strict=True)) for values in itertools.product(*varied.values())]
     failed = []
     for choice in filter(_allowed, products):
