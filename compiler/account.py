@@ -489,17 +489,19 @@ class _Account:
             layer = layers[n]
             held = before[n] + lasting[n] + layer.copies
             gradients, passing = engine.backward(n, Moment(0, 0, 0, 0)), engine.passing
-            when = f"all-gather before the backward pass of {self._name(n)}"
-            self._stop(when, n, gradients, engine.communication + passing, held + layer.kept + layer.output)
+            if passing:
+                when = f"all-gather before the backward pass of {self._name(n)}"
+                self._stop(when, n, gradients, engine.communication + passing, held + layer.kept + layer.output)
             for moment in layer.backward:
                 when = f"backward pass of {self._name(n)}"
                 self._stop(when, n, engine.backward(n, moment), engine.communication, held + moment.bytes)
             if layer.again:
                 when = f"forward pass of {self._name(n)}, again"
                 self._stop(when, n, gradients, engine.communication, held + layer.again)
+            held = before[n] + (layer.input if n else 0)
             for gradients in engine.leave(n):
                 when = f"reduce-scatter after the backward pass of {self._name(n)}"
-                self._stop(when, n, gradients, engine.communication + engine.passing, before[n] + layer.input)
+                self._stop(when, n, gradients, engine.communication + engine.passing, held)
         gradients = engine.update()
         self._stop("optimizer step", None, gradients, 0, self._update_bytes())
         return self._peak_node()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from dslc.compiler import rules
+from dslc.compiler import rules, rules_memory
 from dslc.compiler.cost import RankCost, rank_cost
 from dslc.compiler.estimate import Estimate, estimate
 from dslc.compiler.facts import Facts, SourceFacts
@@ -55,8 +55,12 @@ class Analysis:
     estimate: Estimate | None
 
 
-def analyse(job: JobSpec, facts: Facts, report: Report, broken: Collection[str] = ()) -> Analysis | None:
-    """Runs every rule. None where too little is right for an analysis; mistakes are in the report either way.
+def analyse(
+    job: JobSpec, facts: Facts, report: Report, broken: Collection[str] = (), *, limits: bool = True
+) -> Analysis | None:
+    """Runs every rule; without `limits`, those on memory and promises are left out.
+
+    None where too little is right for an analysis; mistakes are in the report either way.
 
     `broken` are the fields of which `resolve` could make nothing (`devices.gpus`): the job holds their defaults, and
     what would follow from those is not said.
@@ -93,9 +97,14 @@ def analyse(job: JobSpec, facts: Facts, report: Report, broken: Collection[str] 
         costs=costs,
         estimate=estimated,
     )
-    if not broken:
-        rules.check_memory(analysis, report)
-        rules.check_promises(analysis, report)
+    if not broken and limits:
+        known = replace(facts, source=source)
+
+        def again(changed: JobSpec, found: Report) -> Analysis | None:
+            return analyse(changed, known, found, limits=False)
+
+        rules_memory.check_memory(analysis, again, report)
+        rules_memory.check_promises(analysis, again, report)
     rules.check_supported(job, report)
     return analysis
 

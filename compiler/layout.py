@@ -172,7 +172,7 @@ def _hardware(devices: DevicesSpec, processes: int | None, report: Report) -> Ha
             help=f"did you mean `{close}`?" if close else f"one of {', '.join(catalogue)}",
         )
         return CATALOGUE["cpu"]
-    if devices.catalogue is not None and found is CATALOGUE.get(kind):
+    if catalogue is not CATALOGUE and found is CATALOGUE.get(kind):
         report.add(
             "W0423",
             f"`devices.catalogue` says nothing of `{kind}`, the kind of device that the job runs on",

@@ -2,14 +2,12 @@
 (`compiler/model`), an axis (`compiler/layout`), a share (`compiler/workload`) or a stage (`compiler/stages`).
 
 Pure functions over what is known so far; None is what could not be told. Codes: E03xx data and evaluation, E04xx
-parallelism, E05xx memory and promises, E06xx training, E08xx what this version plans but cannot carry out yet.
+parallelism, E06xx training, E08xx what this version plans but cannot carry out yet.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from dslc.compiler.facts import SourceFacts
 from dslc.compiler.layout import Layout
@@ -17,17 +15,13 @@ from dslc.compiler.model import ModelGraph
 from dslc.compiler.rules_checkpoint import check_checkpoints
 from dslc.compiler.rules_training import check_training
 from dslc.compiler.schedules import SPLITS_BACKWARD, accepted_microbatches, demands
-from dslc.compiler.units import byte_text, percent_text, time_text
 from dslc.compiler.workload import Workload, in_steps
 from dslc.dsl import calls as c
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
-from dslc.dsl.job import JobSpec, Promise
+from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import GPT, Attention, PythonNetwork, TransformerBlock, TransformersNetwork, ViT
 from dslc.dsl.registry import Call, Quantity
 from dslc.dsl.source import Span
-
-if TYPE_CHECKING:
-    from dslc.compiler.analyse import Analysis
 
 
 def check_job(
@@ -336,99 +330,6 @@ def _warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, 
         )
 
 
-# ------------------------------------------------------------------------------------------- memory and promises
-
-
-def check_memory(analysis: Analysis, report: Report) -> None:
-    """The peak against `memory.limit`, or the device's memory."""
-    job, layout = analysis.job, analysis.layout
-    limit = job.memory.limit or layout.hardware.memory
-    if not analysis.costs or limit is None:
-        return
-    worst = max(range(len(analysis.costs)), key=lambda p: analysis.costs[p].memory.peak)
-    memory = analysis.costs[worst].memory
-    if memory.peak <= limit:
-        return
-    kind, amount = max(vars(memory).items(), key=lambda item: item[1])
-    where = f"rank {layout.ranks(worst)[0]}" if layout.world_size > 1 else "the device"
-    report.add(
-        "E0501",
-        f"{where} would hold {byte_text(memory.peak)} at its peak, over a limit of {byte_text(limit)}",
-        job.memory.at("limit") if job.memory.is_set("limit") else job.devices.at("kind"),
-        label=f"most of it is {kind}: {byte_text(amount)}",
-        help=_lighter(job, layout, kind),
-    )
-
-
-def _lighter(job: JobSpec, layout: Layout, kind: str) -> str:
-    if kind == "activations":
-        if job.memory.recompute == "none":
-            return "`memory.recompute = full` keeps only the inputs of blocks, for a third more arithmetic"
-        return "more `microbatches`, or a smaller `data.batch`"
-    if layout.sizes["data"] > 1 and job.parallelism.zero < 3:
-        return f"`parallelism.zero = {job.parallelism.zero + 1}` shards more over the data axis"
-    return "more devices, or a smaller network"
-
-
-def promise_values(analysis: Analysis) -> dict[str, int | float | None]:
-    """What `expect` can speak of, in base units; None where it is not known."""
-    known = bool(analysis.costs)
-    estimated = analysis.estimate
-    return {
-        "devices": analysis.layout.world_size,
-        "parameters": analysis.model.parameters if analysis.model else None,
-        "peak_memory": max(cost.memory.peak for cost in analysis.costs) if known else None,
-        "bubble": analysis.pipeline.bubble if analysis.pipeline else None,
-        "traffic": max(sum(t.bytes for t in cost.traffic) for cost in analysis.costs) if known else None,
-        "step_time": estimated.step_time if estimated else None,
-        "mfu": estimated.mfu if estimated else None,
-    }
-
-
-_COMPARE = {"<": operator.lt, "<=": operator.le, "==": operator.eq, ">=": operator.ge, ">": operator.gt}
-_TEXT = {
-    "peak_memory": byte_text,
-    "traffic": byte_text,
-    "bubble": percent_text,
-    "mfu": percent_text,
-    "step_time": time_text,
-}
-
-
-def check_promises(analysis: Analysis, report: Report) -> None:
-    """Each line of `expect` against the plan."""
-    values = promise_values(analysis)
-    for promise in analysis.job.expect:
-        value = values[promise.name]
-        if value is None:
-            report.add(
-                "W0503",
-                f"`{promise.name}` cannot be told for this job, so the promise is not checked",
-                promise.span,
-                help="name a `devices.kind` of the catalogue"
-                if promise.name in ("step_time", "mfu")
-                else "`dslc check --trace` looks into `python(…)` models",
-            )
-        elif not _COMPARE[promise.operator](value, promise.value):
-            text = _TEXT.get(promise.name, _number)
-            report.add(
-                "E0502",
-                f"`{promise.name}` is {text(value)}, and {_promised(promise, text(promise.value))} was expected",
-                promise.span,
-                label=f"found {text(value)}",
-                help="`dslc plan` shows how it comes about",
-            )
-
-
-def _promised(promise: Promise, value: str) -> str:
-    words = {"<": "less than", "<=": "at most", "==": "exactly", ">=": "at least", ">": "more than"}
-    return f"{words[promise.operator]} {value}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,}"
-
-
 # ------------------------------------------------------------------------------------- not carried out yet: E0801
 
 
@@ -471,4 +372,3 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
         yield f"`launch.with = {job.launch.with_.word}(…)`", job.launch.at("with_"), "`local()` runs"
     if job.launch.restarts:
         yield "`launch.restarts`", job.launch.at("restarts"), "`restarts = 0` runs"
-

@@ -1,0 +1,325 @@
+"""What a device would hold, and what the job promises, against the account: E0501, E0502, W0503.
+
+A job that does not fit is told when and where it is at its highest, which kind and layer have most of it, and what
+would make it fit. Each such change is really made to the job, which is analysed anew under all the rules; what is
+listed passes them, fits, and stays the same training where that is possible. Prices are those of the account:
+arithmetic, bytes exchanged, and the time of a step where the catalogue knows speeds. Where no change is enough, pairs
+are tried.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from dslc.compiler.account import MemoryNode
+from dslc.compiler.units import byte_text, percent_text, time_text
+from dslc.dsl import calls as c
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.job import JobSpec, Promise
+
+if TYPE_CHECKING:
+    from dslc.compiler.analyse import Analysis
+
+MOST_REMEDIES = 5
+Analyse = Callable[[JobSpec, Report], "Analysis | None"]
+
+
+# ------------------------------------------------------------------------------------------------------- the limit
+
+
+def check_memory(analysis: Analysis, again: Analyse, report: Report) -> None:
+    """The peak against `memory.limit`, or the device's memory. `again` analyses a job that differs from this one."""
+    job, layout = analysis.job, analysis.layout
+    limit = job.memory.limit or layout.hardware.memory
+    if not analysis.costs or limit is None or _peak(analysis) <= limit:
+        return
+    report.add(
+        "E0501",
+        f"{_holder(analysis)} would hold {byte_text(_peak(analysis))} at its peak, over a limit of {byte_text(limit)}",
+        job.memory.at("limit") if job.memory.is_set("limit") else job.devices.at("kind"),
+        label=blame(_worst(analysis)),
+        help=remedies(analysis, lambda peak: peak <= limit, again),
+    )
+
+
+def _worst(analysis: Analysis) -> MemoryNode:
+    return max((cost.memory for cost in analysis.costs), key=lambda memory: memory.peak)
+
+
+def _peak(analysis: Analysis) -> int:
+    return _worst(analysis).peak
+
+
+def _holder(analysis: Analysis) -> str:
+    layout = analysis.layout
+    if layout.world_size == 1:
+        return "the device"
+    pipeline = max(range(len(analysis.costs)), key=lambda p: analysis.costs[p].memory.peak)
+    return f"rank {layout.ranks(pipeline)[0] + _worst(analysis).rank * layout.stride('data')}"
+
+
+def blame(memory: MemoryNode) -> str:
+    """Which kind has most of the peak, by which layer, and when."""
+    kind, amount = max(memory.kinds.items(), key=lambda item: item[1])
+    by = ""
+    if kind == "activations" and memory.layers:
+        by = f", of which {memory.layers[0].name} {byte_text(memory.layers[0].bytes)}"
+    where = "in the" if "pass of" in memory.when else "at the"
+    return f"most of it is {kind}: {byte_text(amount)}{by}, {where} {memory.when}"
+
+
+# ---------------------------------------------------------------------------------------------------------- remedies
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A change of the job. Of one `what` there are several `sizes` of it, of which the first that helps is taken.
+
+    `rank` orders changes before their price does: 0 leaves the training as it is, 1 changes its precision, 2 asks for
+    more devices.
+    """
+
+    what: str
+    text: str
+    make: Callable[[JobSpec], JobSpec]
+    rank: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Remedy:
+    changes: tuple[Change, ...]
+    found: Analysis
+
+    def key(self) -> tuple[float, ...]:
+        time = self.found.estimate.step_time if self.found.estimate else None
+        rank = max(change.rank for change in self.changes)
+        return (rank, time or 0.0, _flops(self.found), _traffic(self.found))
+
+
+def remedies(analysis: Analysis, enough: Callable[[int], bool], again: Analyse) -> str:
+    """The changes after which the peak is `enough`, each with its price, best first."""
+    known = _warnings(analysis, again)
+    tried = [(change, _after(analysis, (change,), again, known)) for change in _changes(analysis)]
+    possible = [(change, found) for change, found in tried if found is not None]
+    fitting = [_Remedy(changes=(change,), found=found) for change, found in possible if enough(_peak(found))]
+    if not fitting:
+        lighter = [change for change, found in possible if _peak(found) < _peak(analysis)]
+        for pair in combinations(lighter, 2):
+            if pair[0].what != pair[1].what:
+                found = _after(analysis, pair, again, known)
+                if found is not None and enough(_peak(found)):
+                    fitting.append(_Remedy(changes=pair, found=found))
+    if not fitting:
+        return _none(analysis, [found for _, found in possible])
+    best = _first_of_each(sorted(fitting, key=_Remedy.key))[:MOST_REMEDIES]
+    lines = [f"{_said(remedy.changes)}: {_price(analysis, remedy.found)}" for remedy in best]
+    return "\n".join(
+        ["any of these makes it fit, the cheapest first" if len(lines) > 1 else "this makes it fit", *lines]
+    )
+
+
+def _none(analysis: Analysis, tried: list[Analysis]) -> str:
+    least = min((_peak(found) for found in tried), default=_peak(analysis))
+    lowest = f": the best of them leaves {byte_text(least)}" if least < _peak(analysis) else ""
+    return f"no change of `parallelism`, `memory` or `precision` alone, nor two of them, makes it fit{lowest}"
+
+
+def _first_of_each(remedies: list[_Remedy]) -> Iterator[_Remedy] | list[_Remedy]:
+    """Of remedies of the same kinds, the cheapest."""
+    seen: dict[tuple[str, ...], _Remedy] = {}
+    for remedy in remedies:
+        seen.setdefault(tuple(change.what for change in remedy.changes), remedy)
+    return list(seen.values())
+
+
+def _after(analysis: Analysis, changes: tuple[Change, ...], again: Analyse, known: set[str]) -> Analysis | None:
+    """The job so changed; None where a rule refuses it, or warns of something new."""
+    job = analysis.job
+    for change in changes:
+        job = change.make(job)
+    report = Report()
+    found = again(job, report)
+    if found is None or not found.costs or report.errors or {d.code for d in report.found} - known:
+        return None
+    return found
+
+
+def _warnings(analysis: Analysis, again: Analyse) -> set[str]:
+    report = Report()
+    again(analysis.job, report)
+    return {d.code for d in report.found}
+
+
+def _changes(analysis: Analysis) -> Iterator[Change]:
+    """Single changes, from little to much of each kind."""
+    job, layout = analysis.job, analysis.layout
+    parallelism, data = job.parallelism, layout.sizes["data"]
+    if data > 1:
+        for zero in range(parallelism.zero + 1, 4):
+            yield Change(what="zero", text=f"parallelism.zero = {zero}", make=_set("parallelism", zero=zero))
+        if parallelism.replicas > 1:
+            yield Change(what="replicas", text="parallelism.replicas = 1", make=_set("parallelism", replicas=1))
+    share, pieces = analysis.workload.share, layout.microbatches
+    for count in [m for m in range(pieces + 1, share + 1) if share % m == 0 and m % pieces == 0][:6]:
+        text = f"parallelism.microbatches = {count}"
+        yield Change(what="microbatches", text=text, make=_set("parallelism", microbatches=count))
+    for recompute in _more_recompute(job):
+        word = recompute if isinstance(recompute, str) else f"every({recompute.n})"
+        yield Change(what="recompute", text=f"memory.recompute = {word}", make=_set("memory", recompute=recompute))
+    if layout.device == "cuda":
+        for moved in (("optimizer",), ("optimizer", "parameters"), ("activations",)):
+            if not set(moved) <= set(job.memory.offload):
+                both = tuple(dict.fromkeys((*job.memory.offload, *moved)))
+                text = f"memory.offload = [{', '.join(both)}]"
+                yield Change(what=f"offload {moved[-1]}", text=text, make=_set("memory", offload=both))
+    if isinstance(job.train.precision, c.Fp32):
+        yield Change(what="precision", text="train.precision = bf16", make=_set("train", precision=c.Bf16()), rank=1)
+    if getattr(job.train.precision, "level", "O1") == "O1":
+        low = c.Fp16(level="O2") if isinstance(job.train.precision, c.Fp16) else c.Bf16(level="O2")
+        text = f"train.precision = {low.word}(level = O2)"
+        yield Change(what="precision", text=text, make=_set("train", precision=low), rank=1)
+    yield from _more_devices(analysis)
+
+
+def _more_recompute(job: JobSpec) -> list[str | c.Every]:
+    order: list[str | c.Every] = ["none", "selective", c.Every(n=2), "full"]
+    now = order.index(job.memory.recompute) if job.memory.recompute in order else 2
+    return order[now + 1 :]
+
+
+def _more_devices(analysis: Analysis) -> Iterator[Change]:
+    """Twice and four times the data-parallel ranks, of the same nodes."""
+    devices, processes = analysis.job.devices, analysis.layout.processes
+    field = "cpus" if devices.gpus is None else "gpus"
+    if field == "gpus" and not isinstance(devices.gpus, int):
+        return
+    for factor in (2, 4):
+        data = analysis.layout.sizes["data"] * factor if analysis.job.parallelism.data is not None else None
+
+        def make(job: JobSpec, count: int = factor * processes, data: int | None = data) -> JobSpec:
+            job = replace(job, devices=replace(job.devices, **{field: count}))
+            return job if data is None else replace(job, parallelism=replace(job.parallelism, data=data))
+
+        text = f"devices.{field} = {factor * processes}" + (f"` with `parallelism.data = {data}" if data else "")
+        yield Change(what="devices", text=text, make=make, rank=2)
+
+
+def _set(block: str, **values: object) -> Callable[[JobSpec], JobSpec]:
+    return lambda job: replace(job, **{block: replace(getattr(job, block), **values)})
+
+
+def _said(changes: tuple[Change, ...]) -> str:
+    return " and ".join(f"`{change.text}`" for change in changes)
+
+
+def _price(before: Analysis, after: Analysis) -> str:
+    """`peak 1.2 GiB, 33% more arithmetic, 3 MiB more traffic a step, step 1.2 s instead of 1 s`."""
+    parts = [f"peak {byte_text(_peak(after))}"]
+    work = _flops(after) * after.layout.world_size / max(1, _flops(before) * before.layout.world_size) - 1
+    if work > 0.0005:
+        parts.append(f"{percent_text(work)} more arithmetic")
+    traffic = _traffic(after) - _traffic(before)
+    if traffic:
+        parts.append(f"{byte_text(abs(traffic))} {'more' if traffic > 0 else 'less'} traffic a step")
+    if after.job.memory.recompute == "selective" != before.job.memory.recompute:
+        parts.append("what is no product or attention is computed again")
+    moved = set(after.job.memory.offload) - set(before.job.memory.offload)
+    if moved:
+        parts.append(f"{' and '.join(sorted(moved))} go to the host and back in each step")
+    times = [each.estimate.step_time if each.estimate else None for each in (before, after)]
+    if times[0] is not None and times[1] is not None and abs(times[1] / times[0] - 1) > 0.0005:
+        parts.append(f"at best {time_text(times[1])} a step instead of {time_text(times[0])}")
+    if len(parts) == 1:
+        parts.append("no more arithmetic or traffic")
+    return ", ".join(parts)
+
+
+def _flops(analysis: Analysis) -> int:
+    return max(cost.flops for cost in analysis.costs)
+
+
+def _traffic(analysis: Analysis) -> int:
+    return max(sum(t.bytes for t in cost.traffic) for cost in analysis.costs)
+
+
+# ---------------------------------------------------------------------------------------------------------- promises
+
+
+def promise_values(analysis: Analysis) -> dict[str, int | float | None]:
+    """What `expect` can speak of, in base units; None where it is not known."""
+    known = bool(analysis.costs)
+    estimated = analysis.estimate
+    return {
+        "devices": analysis.layout.world_size,
+        "parameters": analysis.model.parameters if analysis.model else None,
+        "peak_memory": _peak(analysis) if known else None,
+        "bubble": analysis.pipeline.bubble if analysis.pipeline else None,
+        "traffic": _traffic(analysis) if known else None,
+        "step_time": estimated.step_time if estimated else None,
+        "mfu": estimated.mfu if estimated else None,
+    }
+
+
+_COMPARE = {"<": operator.lt, "<=": operator.le, "==": operator.eq, ">=": operator.ge, ">": operator.gt}
+_TEXT = {
+    "peak_memory": byte_text,
+    "traffic": byte_text,
+    "bubble": percent_text,
+    "mfu": percent_text,
+    "step_time": time_text,
+}
+
+
+def check_promises(analysis: Analysis, again: Analyse, report: Report) -> None:
+    """Each line of `expect` against the plan."""
+    values = promise_values(analysis)
+    for promise in analysis.job.expect:
+        value = values[promise.name]
+        if value is None:
+            report.add(
+                "W0503",
+                f"`{promise.name}` cannot be told for this job, so the promise is not checked",
+                promise.span,
+                help="name a `devices.kind` of the catalogue"
+                if promise.name in ("step_time", "mfu")
+                else "`dslc check --trace` looks into `python(…)` models",
+            )
+        elif not _holds(promise, value):
+            text = _TEXT.get(promise.name, _number)
+            report.add(
+                "E0502",
+                f"`{promise.name}` is {text(value)}, and {_promised(promise, text(promise.value))} was expected",
+                promise.span,
+                label=_found(analysis, promise, text(value)),
+                help=_help(analysis, promise, again),
+            )
+
+
+def _holds(promise: Promise, value: float) -> bool:
+    held: bool = _COMPARE[promise.operator](value, promise.value)
+    return held
+
+
+def _found(analysis: Analysis, promise: Promise, value: str) -> str:
+    if promise.name == "peak_memory":
+        return f"found on {_holder(analysis)}; {blame(_worst(analysis))}"
+    return f"found {value}"
+
+
+def _help(analysis: Analysis, promise: Promise, again: Analyse) -> str:
+    if promise.name == "peak_memory" and promise.operator in ("<", "<="):
+        return remedies(analysis, lambda peak: _holds(promise, peak), again)
+    return "`dslc plan` shows how it comes about"
+
+
+def _promised(promise: Promise, value: str) -> str:
+    words = {"<": "less than", "<=": "at most", "==": "exactly", ">=": "at least", ">": "more than"}
+    return f"{words[promise.operator]} {value}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,}"

@@ -1,0 +1,125 @@
+"""What does not fit is told with what would make it fit, and that is true."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dslc.compiler.analyse import Analysis, analyse
+from dslc.compiler.facts import Facts
+from dslc.dsl.diagnostics import Diagnostic, Report
+from dslc.dsl.load import load
+
+GPT = """
+model {
+  network = gpt(layers = 8, width = 256, heads = 4, context = 128, vocab = 1000)
+  loss    = cross_entropy()
+}
+data {
+  source = synthetic(samples = 10_000, vocab = 1000)
+  batch  = 256
+}
+devices {
+  gpus = 2
+  kind = h100
+}
+train {
+  steps     = 10
+  optimizer = adamw()
+}
+"""
+
+
+def checked(folder: Path, text: str, *settings: str) -> tuple[list[Diagnostic], Analysis]:
+    (folder / "made.plt").write_text(text)
+    loaded = load(str(folder / "made.plt"), list(settings))
+    assert loaded.job is not None, loaded.report.found
+    report = Report()
+    analysis = analyse(loaded.job, Facts(), report)
+    assert analysis is not None, report.found
+    return report.errors, analysis
+
+
+def peak(analysis: Analysis) -> int:
+    return max(cost.memory.peak for cost in analysis.costs)
+
+
+def settings_of(line: str) -> list[str]:
+    """What a line of the help says to set."""
+    return [quoted.replace(" = ", "=", 1) for quoted in re.findall(r"`([^`]+)`", line.split(": peak", maxsplit=1)[0])]
+
+
+@pytest.mark.parametrize("share", [0.97, 0.9, 0.8])
+def test_each_remedy_makes_it_fit(share: float, tmp_path: Path) -> None:
+    _, whole = checked(tmp_path, GPT)
+    limit = f"memory.limit={int(share * peak(whole))}B"
+    (error,), _ = checked(tmp_path, GPT, limit)
+    assert error.code == "E0501"
+    first, *lines = error.help.split("\n")
+    assert "makes it fit" in first and lines
+    for line in lines:
+        found, after = checked(tmp_path, GPT, limit, *settings_of(line))
+        assert not found, (line, found)
+        assert peak(after) < peak(whole)
+
+
+def test_what_leaves_the_training_as_it_is_comes_first(tmp_path: Path) -> None:
+    _, whole = checked(tmp_path, GPT)
+    (error,), _ = checked(tmp_path, GPT, f"memory.limit={peak(whole) - 1}B")
+    words = [line.split(" = ")[0].strip("` ") for line in error.help.split("\n")[1:]]
+    precise = [n for n, word in enumerate(words) if word.startswith("train.precision")]
+    assert words[0].startswith(("parallelism", "memory"))
+    assert all(n > max(m for m, w in enumerate(words) if w.startswith(("parallelism", "memory"))) for n in precise)
+
+
+def test_a_price_names_arithmetic_and_traffic(tmp_path: Path) -> None:
+    _, whole = checked(tmp_path, GPT)
+    (error,), _ = checked(tmp_path, GPT, f"memory.limit={int(0.9 * peak(whole))}B")
+    lines = error.help.split("\n")[1:]
+    assert all(re.search(r": peak \d", line) for line in lines)
+    assert any("a step instead of" in line for line in lines if "devices.gpus" in line)
+    (error,), _ = checked(tmp_path, GPT, f"memory.limit={peak(whole) - 1}B")
+    (sharded,) = [line for line in error.help.split("\n") if "parallelism.zero" in line]
+    assert "traffic a step" in sharded
+
+
+def test_the_message_names_rank_kind_layer_and_moment(tmp_path: Path) -> None:
+    text = GPT.replace("kind = h100", "").replace("gpus = 2", "cpus = 2")
+    (error,), analysis = checked(tmp_path, text, "memory.limit=200MiB")
+    memory = analysis.costs[0].memory
+    assert error.message.startswith("rank 0 would hold ")
+    assert "most of it is activations" in error.label
+    assert memory.layers[0].name in error.label and memory.when in error.label
+
+
+def test_two_changes_where_one_is_not_enough(tmp_path: Path) -> None:
+    text = GPT.replace("kind = h100", "").replace("gpus = 2", "cpus = 2").replace("batch  = 256", "batch  = 2")
+    _, whole = checked(tmp_path, text)
+    for share in (0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1):
+        (error,), _ = checked(tmp_path, text, f"memory.limit={int(share * peak(whole))}B")
+        lines = error.help.split("\n")[1:]
+        if lines and all(len(settings_of(line)) >= 2 for line in lines):
+            break
+    else:
+        raise AssertionError("one change, or none, was enough for each")
+    limit = f"memory.limit={int(share * peak(whole))}B"
+    for line in lines:
+        assert not checked(tmp_path, text, limit, *settings_of(line))[0], line
+
+
+def test_it_is_said_where_nothing_makes_it_fit(tmp_path: Path) -> None:
+    (error,), _ = checked(tmp_path, GPT, "memory.limit=1MiB")
+    assert error.help.startswith("no change of")
+
+
+def test_a_promise_about_memory_is_answered_like_a_limit(tmp_path: Path) -> None:
+    text = GPT.replace("kind = h100", "").replace("gpus = 2", "cpus = 2")
+    _, whole = checked(tmp_path, text)
+    (error,), _ = checked(tmp_path, text + f"expect {{\n  peak_memory < {int(0.9 * peak(whole))}B\n}}\n")
+    assert error.code == "E0502"
+    assert "rank 0" in error.label and "most of it is" in error.label
+    for line in error.help.split("\n")[1:]:
+        _, after = checked(tmp_path, text, *settings_of(line))
+        assert peak(after) < 0.9 * peak(whole)
