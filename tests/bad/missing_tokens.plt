@@ -1,0 +1,9 @@
+import "base/digits.plt"
+
+model {
+  network = gpt(layers = 1, width = 8, heads = 2, context = 8, vocab = 16)
+}
+
+data {
+  source = tokens("corpus-*.bin") #! E0309
+}
