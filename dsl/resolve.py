@@ -100,6 +100,15 @@ def resolve(merged: Merged, report: Report, name: str, folder: str) -> Resolved:
     if all(not isinstance(made, Bad) for made in base.blocks.values()):
         job = JobSpec(name=name, folder=folder, source=merged.main.source, **base.blocks, expect=base.promises,
                       sweep=texts)  # fmt: skip
+        checkpoint = job.checkpoint
+        if texts and checkpoint.dir is not None and checkpoint.every is not None and "checkpoint.dir" not in texts:
+            span, paths_swept = checkpoint.at("dir"), ", ".join(f"`{path}`" for path in texts)
+            report.add(
+                "E0145",
+                f"the runs of the sweep over {paths_swept} would all write their checkpoints into {checkpoint.dir}",
+                span,
+                help="leave it out: each run has a folder of its own",
+            )
     origins = _origins(merged, base)
     return Resolved(
         job=job, origins=origins, broken=frozenset(base.evaluator.broken), combinations=tuple(_combinations(texts))

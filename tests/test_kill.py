@@ -15,6 +15,7 @@ import shutil
 import signal
 import struct
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,7 +127,8 @@ class Killer:
     def __init__(self, draw: random.Random, launcher: Launcher, folder: Path) -> None:
         self.killed = ""
         self._draw, self._server = draw, launcher.process_id
-        self._events = Events(folder, folder / "checkpoints")
+        self._checkpoints = folder / "checkpoints"
+        self._events = Events(folder, self._checkpoints)
         self._watched: list[int] = []
         self._thread = threading.Thread(target=self._work)
         self._thread.start()
@@ -142,6 +144,8 @@ class Killer:
         victim = draw.choice([*ranks, trainer])
         self._watched = [os.pidfd_open(process) for process in (trainer, *ranks)]
         self.killed = "the launcher" if victim == trainer else f"rank {ranks.index(victim)} of {len(ranks)}"
+        if any(name.endswith(".part") for name in os.listdir(self._checkpoints)):
+            self.killed += ", saving"
         os.kill(victim, signal.SIGKILL)
 
     def end(self) -> None:
@@ -178,8 +182,7 @@ def records(folder: Path) -> list[tuple[int, str, int]]:
 
 def kill(launcher: Launcher, tmp_path: Path, kills: int, seed: int) -> list[str]:
     """Trains again and again, killing, until there were that many kills and the last training is done; who they hit."""
-    draw, data = random.Random(seed), tokens(tmp_path)
-    hit: list[str] = []
+    draw, data, hit = random.Random(seed), tokens(tmp_path), list[str]()
     whole = tmp_path / "whole"
     launcher.launch(job(data, "one process", True), places(1), whole)
     wanted = read_metrics(str(whole))
@@ -220,4 +223,6 @@ def test_five_kills(launcher: Launcher, tmp_path: Path) -> None:
 def test_a_hundred_kills(launcher: Launcher, tmp_path: Path) -> None:
     hit = kill(launcher, tmp_path, 100, seed=0)
     assert len(hit) == 100
-    assert {"the launcher", "rank 0 of 2", "rank 3 of 4"} <= set(hit)
+    counts = Counter(hit)
+    print(*(f"{count:3} {what}" for what, count in sorted(counts.items())), sep="\n")
+    assert {"the launcher, saving", "rank 0 of 2, saving", "rank 3 of 4"} <= set(hit)

@@ -72,7 +72,7 @@ PLANS = {
     "one process in pieces": ("devices.cpus=1", "parallelism.microbatches=2", "memory.recompute=full"),
     "2 ranks, zero 0": ("devices.cpus=2",),
     "4 ranks, zero 1": ("devices.cpus=4", "parallelism.zero=1"),
-    "2 ranks, zero 2": ("devices.cpus=2", "parallelism.zero=2"),
+    "4 ranks, zero 2": ("devices.cpus=4", "parallelism.zero=2"),
     "2 ranks, zero 3": ("devices.cpus=2", "parallelism.zero=3"),
     "4 ranks, zero 3, 2 replicas": ("devices.cpus=4", "parallelism.zero=3", "parallelism.replicas=2"),
 }
