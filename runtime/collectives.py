@@ -66,6 +66,8 @@ class Exchange:
 class Recorder(TorchDispatchMode):
     """Counts collectives as long as it is entered, also those of the threads of the backward pass."""
 
+    supports_higher_order_operators = True  # of compiled code: they pass through
+
     def __init__(self) -> None:
         super().__init__()
         self._found: dict[tuple[str, int], tuple[int, int]] = {}

@@ -67,6 +67,7 @@ memory {
 train {
   steps     = STEPS
   optimizer = adamw(lr = 1e-3)
+  compile   = COMPILE
   no_decay  = NO_DECAY
   precision = PRECISION
   clip      = CLIP
@@ -75,7 +76,56 @@ log {
   tensorboard = false
 }
 """
-NETWORKS = {"gpt": GPT, "wide": WIDE, "conv": CONV}
+OWN = """
+model {
+  network = python("own_nets:KIND")
+  loss    = cross_entropy()
+}
+data {
+  source = digits()
+  batch  = 16
+}
+"""
+OWN_NETS = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, norm=False, buffer=False, unused=False):
+        super().__init__()
+        self.inner = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)) for _ in range(3))
+        self.wide = nn.Linear(64, 5000)
+        self.norm = nn.BatchNorm1d(64) if norm else nn.Identity()
+        self.head = nn.Linear(5000, 10)
+        self.head.bias.requires_grad_(False)
+        if buffer:
+            self.register_buffer("shift", torch.zeros(64))
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        if unused:
+            self.extra = nn.Linear(3, 3)
+
+    def forward(self, x):
+        x = x.flatten(1) + getattr(self, "shift", 0)
+        for part in self.inner:
+            x = x + part(x)
+        return self.head(self.wide(self.norm(x)))
+
+
+def normed():
+    return Net(norm=True)
+
+
+def buffered():
+    return Net(buffer=True)
+
+
+def unused():
+    return Net(unused=True)
+"""
+NETWORKS = {"gpt": GPT, "wide": WIDE, "conv": CONV} | {
+    kind: OWN.replace("KIND", kind) for kind in ("normed", "buffered", "unused")
+}
 PLAIN = {
     "network": "gpt",
     "ranks": "2",
@@ -88,10 +138,10 @@ PLAIN = {
     "ignore": "-100",
     "freeze": "[]",
     "no_decay": "[]",
+    "compile": "false",
 }
 DDP: list[dict[str, str]] = [
-    {"network": "wide", "ranks": "4"},
-    {"network": "wide", "precision": "bf16", "microbatches": "2"},
+    {"network": "wide", "ranks": "4", "precision": "bf16", "microbatches": "2"},
     {"ignore": "0", "microbatches": "2", "precision": "fp16", "clip": "1.0"},
     {"network": "conv", "microbatches": "2", "recompute": "full"},
     {"network": "conv", "ranks": "4", "freeze": '["0.*", "1.*", "3.layers.0.*"]'},
@@ -107,13 +157,23 @@ FSDP: list[dict[str, str]] = [
     {"zero": "3", "ranks": "4", "replicas": "2", "microbatches": "2", "clip": "1.0"},
     {"zero": "1", "ranks": "4", "replicas": "2", "microbatches": "2"},
     {"zero": "3", "precision": "bf16(level = O2)", "clip": "1.0"},
-    {"zero": "0", "precision": "bf16(level = O2)", "microbatches": "2"},
-    {"zero": "1", "precision": "fp16(level = O2)", "microbatches": "2"},
+    {"zero": "0", "precision": "fp16(level = O2)", "microbatches": "2"},
     {"zero": "2", "precision": "fp16", "network": "conv", "recompute": "every(2)"},
     {"zero": "3", "network": "wide", "freeze": '["3.*", "*.bias"]'},
-    {"zero": "3", "network": "wide", "freeze": '["1.*", "3.*"]'},
     {"zero": "2", "network": "wide", "freeze": '["1.*", "3.*"]', "microbatches": "2", "precision": "fp16"},
     {"zero": "3", "freeze": '["embedding*", "position*", "blocks.0.*", "blocks.1.*"]', "microbatches": "2"},
+]
+OWN_MODELS: list[dict[str, str]] = [
+    {"network": "normed", "microbatches": "2"},
+    {"network": "buffered", "microbatches": "2"},
+    {"network": "unused", "microbatches": "2"},
+    {"network": "normed", "zero": "3", "ranks": "4", "replicas": "2", "recompute": "full"},
+    {"network": "buffered", "zero": "2", "precision": "bf16(level = O2)", "clip": "1.0"},
+]
+COMPILED: list[dict[str, str]] = [
+    {"compile": "true", "microbatches": "2"},
+    {"compile": "true", "zero": "3", "recompute": "full"},
+    {"compile": "true", "network": "normed"},
 ]
 
 
@@ -137,6 +197,7 @@ def launcher() -> Iterator[Launcher]:
 
 def _profiled(launcher: Launcher, folder: Path, choice: dict[str, str]) -> dict[str, Any]:
     """report.json of the job, run with --profile."""
+    (folder / "own_nets.py").write_text(OWN_NETS)
     (folder / "made.plt").write_text(_text(PLAIN | choice))
     report = Report()
     ready = prepare(load(str(folder / "made.plt"), []), report, profile=True)
@@ -147,7 +208,7 @@ def _profiled(launcher: Launcher, folder: Path, choice: dict[str, str]) -> dict[
     return report_on(ready, str(folder), outcome.steps)
 
 
-@pytest.mark.parametrize("choice", [*DDP, *ZERO1, *FSDP], ids=_name)
+@pytest.mark.parametrize("choice", [*DDP, *ZERO1, *FSDP, *OWN_MODELS], ids=_name)
 def test_a_step_exchanges_what_was_planned(launcher: Launcher, tmp_path: Path, choice: dict[str, str]) -> None:
     report = _profiled(launcher, tmp_path, choice)
     for rank in report["ranks"]:
@@ -155,3 +216,9 @@ def test_a_step_exchanges_what_was_planned(launcher: Launcher, tmp_path: Path, c
         found = {each["operation"]: each["measured"] for each in rank["collectives"]}
         assert found == {each["operation"]: each["predicted"] for each in rank["collectives"]}
         assert any(each["count"] for each in found.values())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("choice", COMPILED, ids=_name)
+def test_a_compiled_step_too(launcher: Launcher, tmp_path: Path, choice: dict[str, str]) -> None:
+    test_a_step_exchanges_what_was_planned(launcher, tmp_path, choice)
