@@ -98,9 +98,9 @@ def seen(dtype: torch.dtype) -> DType:
 
 
 def fact(tensor: torch.Tensor, samples: int) -> TensorFact:
-    """One sample of a batch; of a tensor that is no batch, the whole."""
+    """One sample of a batch, also of one that is the same for all; of a tensor that is no batch, the whole."""
     shape = tuple(tensor.shape)
-    return TensorFact(shape=shape[1:] if shape[:1] == (samples,) else shape, dtype=seen(tensor.dtype))
+    return TensorFact(shape=shape[1:] if shape[:1] in ((samples,), (1,)) else shape, dtype=seen(tensor.dtype))
 
 
 # --------------------------------------------------------------------------------------------------- the module
