@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dslc.compiler.program import JobProgram
-from dslc.runtime import batch_norm, compiling, ddp, dynamo, frozen, fsdp, initial_weights, recompute
+from dslc.runtime import batch_norm, compiling, ddp, dynamo, frozen, fsdp, initial_weights, offload, recompute
 from dslc.runtime.blank import blank
 from dslc.runtime.engine import Engine
 from dslc.runtime.losses import LossSum, loss_sum
@@ -33,7 +33,8 @@ def assemble(job: JobProgram, device: torch.device) -> Parts:
     """Makes the parts on `device`. Where there are several ranks or shards, the process group has to be there."""
     plain, engine = _sharded(job, device) if job.gradients.kind == "fsdp" else _whole(job, device)
     with dynamo.leave_out():
-        optimizer = build_optimizer(job.optimizer, plain, shared_out=job.gradients.kind == "zero1")
+        moved = offload.moves_optimizer(job)
+        optimizer = build_optimizer(job.optimizer, plain, shared_out=job.gradients.kind == "zero1", moved=moved)
     return Parts(
         plain=plain,
         engine=engine,
@@ -57,7 +58,8 @@ def _sharded(job: JobProgram, device: torch.device) -> tuple[nn.Module, Engine]:
     made = blank(job.model)
     _apply(job, made.module, device)
     engine = fsdp.shard(job, made.module, device)
-    made.fill(lambda value, old: fsdp.place(value, old, device), device)
+    home = offload.home(job, device)
+    made.fill(lambda value, old: fsdp.place(value, old, device, home), device)
     initial_weights.load(job.model, made.module)
     return made.module, engine
 

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.program import JobProgram
+from dslc.runtime import offload
 from dslc.runtime.engine import Engine, buffers_of_rank_0, nothing
 from dslc.runtime.model import ModelError
 
@@ -54,12 +55,14 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device) -> Engine:
     step, mesh = job.gradients, _mesh(job, device)
     low = getattr(torch, job.precision.dtype) if job.precision.level == "O2" else None
     reduced = torch.float32 if low is not None else None
+    common: dict[str, Any] = {"mesh": mesh, "offload_policy": offload.policy(job, device)}
     inner = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduced)
     for name in step.units:
-        fully_shard(model.get_submodule(name), mesh=mesh, reshard_after_forward=step.reshard, mp_policy=inner)
+        module = model.get_submodule(name)
+        fully_shard(module, reshard_after_forward=step.reshard, mp_policy=inner, **common)
     # The root is needed again as soon as the backward pass begins: torch's default keeps it.
     outer = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduced, output_dtype=reduced)
-    fully_shard(model, mesh=mesh, reshard_after_forward=None if step.reshard else False, mp_policy=outer)
+    fully_shard(model, reshard_after_forward=None if step.reshard else False, mp_policy=outer, **common)
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for unit in units:
         unit.set_gradient_divide_factor(1.0)
@@ -120,10 +123,11 @@ def _exchange(job: JobProgram, units: Sequence[FSDPModule], last: bool) -> None:
             unit.set_reshard_after_backward(last, recurse=False)
 
 
-def place(value: Tensor, old: Tensor, device: torch.device) -> Tensor:
-    """The part of `value` that this rank keeps in the place of `old`, on `device`; a copy.
+def place(value: Tensor, old: Tensor, device: torch.device, home: torch.device) -> Tensor:
+    """The part of `value` that this rank keeps in the place of `old`; a copy.
 
-    `value` is the whole tensor, the same on all ranks; `old` a sharded parameter on the meta device, or a buffer.
+    `value` is the whole tensor, the same on all ranks; `old` a sharded parameter on the meta device, whose rows go to
+    `home`, or a buffer, which goes to `device`.
     """
     from torch.distributed.tensor import DTensor
 
@@ -132,11 +136,5 @@ def place(value: Tensor, old: Tensor, device: torch.device) -> Tensor:
     mesh, rows = old.device_mesh, value.shape[0]
     size = -(-rows // mesh.size(mesh.ndim - 1))
     start = min(rows, mesh.get_local_rank(mesh.ndim - 1) * size)
-    return DTensor.from_local(
-        value[start : start + size].to(device, copy=True),
-        mesh,
-        old.placements,
-        run_check=False,
-        shape=old.shape,
-        stride=old.stride(),
-    )
+    # Not `from_local`, which would take the rows to the mesh's device.
+    return DTensor(value[start : start + size].to(home, copy=True), old._spec, requires_grad=False)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from dslc.compiler.program import OptimizerStep
-from dslc.runtime import zero1
+from dslc.runtime import offload, zero1
 
 _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -31,12 +31,15 @@ _FUSED = {"cpu": ("sgd", "adam", "adamw", "adagrad"), "cuda": ("sgd", "adam", "a
 _FUSED_IN_ROWS = ("adam", "adamw")  # those of torch's fused kernels that take DTensors
 
 
-def build_optimizer(step: OptimizerStep, model: nn.Module, shared_out: bool = False) -> torch.optim.Optimizer:
+def build_optimizer(
+    step: OptimizerStep, model: nn.Module, shared_out: bool = False, moved: bool = False
+) -> torch.optim.Optimizer:
     """The optimizer over the model's trainable parameters, each once, in the model's order.
 
     `step.kind` is the name of the class in `torch.optim`, in any case. Parameters that a pattern of `step.no_decay`
     matches, by any of their names, are a group of their own. Every group has `initial_lr`, what the factor of the
-    learning rate is applied to. With `shared_out` each rank keeps the state of its share (zero1.py).
+    learning rate is applied to. With `shared_out` each rank keeps the state of its share (zero1.py); `moved`, in the
+    host's memory (offload.py).
     """
     kind = step.kind.lower()
     groups = _groups(step, model)
@@ -49,7 +52,7 @@ def build_optimizer(step: OptimizerStep, model: nn.Module, shared_out: bool = Fa
         arguments["fused"] = True
     else:
         arguments["foreach"] = True
-    made = zero1.share_out if shared_out else _build
+    made = zero1.share_out if shared_out else offload.optimizer if moved else _build
     optimizer = made(_CLASSES[kind], groups, arguments)
     for group in optimizer.param_groups:
         group["initial_lr"] = step.lr

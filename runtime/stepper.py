@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dslc.compiler.program import JobProgram, RankPlace
-from dslc.runtime import dynamo
+from dslc.runtime import dynamo, offload
 from dslc.runtime.assemble import Parts
 from dslc.runtime.batches import StepBatch
 from dslc.runtime.losses import count
@@ -46,9 +46,10 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts) -> Callable[[StepBa
     update = dynamo.plain_step(optimizer)
     parameters = [parameter for parameter in parts.plain.parameters() if parameter.requires_grad]
     measured = clip is not None or job.observe
+    aside = offload.activations(job, device)
 
     def forward(input: Tensor, target: Tensor) -> Tensor:
-        with autocast(precision, device):
+        with aside(), autocast(precision, device):
             return loss_sum(model(input), target)
 
     def backward(loss: Tensor, number: int | Tensor) -> Tensor:

@@ -1,0 +1,88 @@
+"""What is kept in the host's memory changes no number: here, where the host is the device, by the same code."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from launcher import Launcher
+from made_programs import gpt_model, images, places, program, tokens
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from dslc.compiler import program as p
+from dslc.runtime import offload
+from dslc.runtime.records import read_metrics
+
+CPU = torch.device("cpu")
+
+
+def asked(folder: Path, *what: str) -> p.JobProgram:
+    return dataclasses.replace(program(1, images(folder)), offload=what)
+
+
+def test_activations_move_and_parameters_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[Tensor] = []
+    plain = Tensor.cpu
+
+    def cpu(tensor: Tensor, *arguments: Any, **named: Any) -> Tensor:
+        moved.append(tensor)
+        return plain(tensor, *arguments, **named)
+
+    monkeypatch.setattr(Tensor, "cpu", cpu)
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 3, bias=False))
+    input = torch.randn(5, 4)
+    with offload.activations(asked(tmp_path, "activations"), CPU)():
+        model(input).sum().backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    # The inputs of the three modules, and mean and deviation of each row.
+    assert sorted(tuple(tensor.shape) for tensor in moved) == [(5, 1), (5, 1), (5, 4), (5, 4), (5, 4)]
+    model.zero_grad()
+    model(input).sum().backward()
+    assert all(torch.equal(one, two.grad) for one, two in zip(gradients, model.parameters(), strict=True))  # type: ignore[arg-type]
+
+
+def test_what_torch_is_told(tmp_path: Path) -> None:
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    both = asked(tmp_path, "optimizer", "parameters")
+    cuda = torch.device("cuda", 0)
+    assert offload.policy(both, CPU) == CPUOffloadPolicy(pin_memory=False)
+    assert offload.policy(both, cuda) == CPUOffloadPolicy(pin_memory=True)
+    assert offload.home(both, cuda) == CPU and not offload.moves_optimizer(both)
+    alone = asked(tmp_path, "optimizer")
+    assert offload.home(alone, cuda) == cuda and offload.moves_optimizer(alone)
+    assert not isinstance(offload.policy(alone, cuda), CPUOffloadPolicy)
+
+
+def test_a_machine_without_torchao_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao.optim", None)
+    with pytest.raises(offload.OffloadError, match="needs torchao"):
+        offload.optimizer(torch.optim.AdamW, [{"params": [nn.Parameter(torch.zeros(2))]}], {})
+
+
+def test_a_training_on_two_ranks_with_everything_moved(launcher: Launcher, tmp_path: Path) -> None:
+    data = tokens(tmp_path)
+    common: dict[str, Any] = {"model": gpt_model(), "microbatches": 2, "clip": 0.5}
+    sharded = p.GradientStep(kind="fsdp", units=("2",), reshard=True)
+    everything = ("optimizer", "parameters", "activations")
+    late = dataclasses.replace(sharded, accumulate=True)
+    trained = []
+    for name, ranks, changed in (
+        ("plain", 1, {}),
+        ("moved", 2, {"gradients": sharded, "offload": everything}),
+        ("moved, summed at last", 2, {"gradients": late, "offload": everything}),
+    ):
+        outcome, shown = launcher.launch(program(ranks, data, **common, **changed), places(ranks), tmp_path / name)
+        assert outcome.done, f"{outcome}\n{shown}"
+        losses = [line["loss"] for line in read_metrics(str(tmp_path / name)) if line["split"] == "train"]
+        trained.append((losses, load_file(tmp_path / name / "weights.safetensors")))
+    for losses, weights in trained[1:]:
+        np.testing.assert_allclose(losses, trained[0][0], rtol=0, atol=1e-5)
+        for key, value in trained[0][1].items():
+            torch.testing.assert_close(weights[key], value, rtol=0, atol=1e-5, msg=key)
