@@ -70,6 +70,16 @@ def build_parser() -> argparse.ArgumentParser:
     render.add_argument("--view", choices=("placement", "graph", "schedule"), default="placement", help="of what")
     render.add_argument("--trace", action="store_true", help="call `python(…)` functions to look at what they make")
 
+    verify = command(
+        "verify",
+        "train some steps under the plan and in one process, and compare",
+        "dslc verify gpt_cpu.plt --set parallelism.zero=3",
+    )
+    job_arguments(verify)
+    verify.add_argument("--steps", metavar="N", type=int, default=5, help="how many (default: 5)")
+    verify.add_argument("--shrink", action="store_true", help="a narrow copy of a library network, that fits a laptop")
+    verify.add_argument("--out", metavar="DIR", help="keep the run directories of the trainings here")
+
     fmt = command("fmt", "bring jobs into the one layout", "dslc fmt --check jobs/*.plt")
     fmt.add_argument("jobs", metavar="JOB", nargs="+", help="a .plt file, or - for standard input")
     fmt.add_argument("--check", action="store_true", help="change nothing; exit 1 if a file would change")

@@ -1,0 +1,211 @@
+"""`dslc verify`: trains some steps under the plan and in one process, and says which invariant broke where."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dslc.compiler.program import CheckpointStep, JobProgram
+from dslc.dsl.diagnostics import Diagnostic, Report
+from dslc.dsl.load import Loaded
+from dslc.front import load_each, show
+from dslc.main import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
+from dslc.reference import CannotShrink, observed, one_process, shrunk
+from dslc.runs import Ready, prepare
+
+if TYPE_CHECKING:
+    from dslc.runtime.observe import Observation
+    from dslc.verification import Verdict
+
+# What `check` warns of that keeps a plan from agreeing with one process.
+_BY_NATURE = {
+    "W0606": "batch statistics are taken over each micro-batch (W0606)",
+    "W0607": "batch statistics are taken on each rank alone (W0607)",
+}
+
+
+def main(arguments: argparse.Namespace) -> int:
+    if arguments.steps < 1:
+        print("dslc: --steps takes a number from 1 up", file=sys.stderr)
+        return WRONG_USAGE
+    loaded, combinations = load_each(arguments.job, arguments.settings)
+    if len(combinations) > 1:
+        print("the job sweeps over several trainings, the first of which is verified", file=sys.stderr)
+    try:
+        job, changes = _job(combinations[0], arguments.shrink)
+    except CannotShrink as reason:
+        print(f"dslc: {reason}", file=sys.stderr)
+        return JOB_AT_FAULT
+    pair = _both(job)
+    if pair is None:
+        return JOB_AT_FAULT
+    for change in changes:
+        print(f"narrow copy: {change}")
+    folder = os.path.abspath(arguments.out) if arguments.out else tempfile.mkdtemp(prefix="dslc-verify-")
+    status = TRAINING_FAILED
+    try:
+        status = _verify(*pair, arguments.steps, folder)
+    finally:
+        if not arguments.out and status != TRAINING_FAILED:  # which has logs to be read
+            shutil.rmtree(folder)
+    return status
+
+
+def _job(loaded: Loaded, shrink: bool) -> tuple[Loaded, tuple[str, ...]]:
+    """The job that is verified, and what a narrow copy has smaller."""
+    job = loaded.job
+    if not shrink or job is None or loaded.report.errors:
+        return (replace(loaded, job=observed(job)) if job else loaded), ()
+    from dslc.compiler.layout import lay_out
+
+    layout = lay_out(job, Report())
+    if layout is None:
+        return loaded, ()  # what is wrong with it is said when it is compiled
+    gpus = 0
+    if job.devices.gpus is not None:
+        import torch
+
+        gpus = torch.cuda.device_count()
+    narrow, changes = shrunk(job, layout, gpus)
+    return replace(loaded, job=observed(narrow)), changes
+
+
+def _both(loaded: Loaded) -> tuple[Ready, Ready, list[str]] | None:
+    """The job under its plan and in one process, and what keeps them from agreeing; None where one is refused."""
+    report = Report()
+    plan = prepare(loaded, report)
+    show(report)
+    if plan is None or loaded.job is None:
+        return None
+    alone = Report()
+    one = prepare(replace(loaded, report=Report(), job=one_process(loaded.job)), alone)
+    if one is None:
+        show(alone.errors)
+        print(
+            "dslc: the job is good, but not in one process, with which it would be compared: try --shrink, or smaller "
+            "sizes with --set",
+            file=sys.stderr,
+        )
+        return None
+    return plan, one, _by_nature(report)
+
+
+def _by_nature(report: Iterable[Diagnostic]) -> list[str]:
+    return [_BY_NATURE[each.code] for each in report if each.code in _BY_NATURE]
+
+
+def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: str) -> int:
+    from dslc.verification import compare, compare_resumed
+
+    steps = min(steps, plan.program.steps)
+    saved = steps // 2
+    checkpoint = CheckpointStep(every=saved, keep=steps, asynchronous=plan.program.checkpoint.asynchronous)
+    whole = _observed(plan.program, steps, checkpoint if saved and not by_nature else CheckpointStep())
+    print(f"{plan.program.file}: {_shown(plan)}, against one process, {steps} step{'s' if steps > 1 else ''}")
+    under_plan = _train(plan, whole, os.path.join(folder, "plan"), "under the plan")
+    alone = under_plan and _train(one, _observed(one.program, steps), os.path.join(folder, "one"), "in one process")
+    if not under_plan or not alone:
+        return TRAINING_FAILED
+    verdict = compare(plan.program, under_plan, alone, by_nature)
+    model = plan.compiled.analysis.model
+    if model is not None and model.noise:
+        verdict.notes.append("dropout is switched off in both trainings, as no two ranks draw the same")
+    if verdict.findings[3].status == "holds" and saved:
+        taken = os.path.join(folder, "plan", "checkpoints", f"step-{saved:08d}")
+        again = _observed(one.program, steps, CheckpointStep(resume=taken))
+        resumed = _train(one, again, os.path.join(folder, "resumed"), f"in one process from step {saved} on")
+        if not resumed:
+            return TRAINING_FAILED
+        compare_resumed(plan.program, resumed, alone, saved, verdict)
+    _show(verdict)
+    return JOB_AT_FAULT if verdict.broken else GOOD
+
+
+def _observed(program: JobProgram, steps: int, checkpoint: CheckpointStep | None = None) -> JobProgram:
+    return replace(
+        program,
+        steps=steps,
+        observe=True,
+        log_every=steps,
+        tensorboard=False,
+        checkpoint=checkpoint or CheckpointStep(),
+    )
+
+
+def _train(ready: Ready, program: JobProgram, folder: str, what: str) -> Observation | None:
+    """What its ranks wrote down; None where the training failed or was stopped, which is said."""
+    from dslc.runtime.failure import describe
+    from dslc.runtime.launch import launch
+    from dslc.runtime.observe import Observation
+
+    with open(os.devnull, "w", encoding="utf-8") as screen:
+        outcome = launch(program, ready.places, folder, screen=screen)
+    if not outcome.done:
+        print(f"{what}: {describe(outcome)}", file=sys.stderr)
+        return None
+    return Observation(folder, program.world_size)
+
+
+def _shown(ready: Ready) -> str:
+    job = ready.compiled.analysis.job
+    ranks, parallelism = ready.program.world_size, job.parallelism
+    parts = [f"{ranks} rank{'s' if ranks > 1 else ''}", f"zero {parallelism.zero}"]
+    if parallelism.replicas > 1:
+        parts.append(f"{parallelism.replicas} replicas")
+    if ready.program.microbatches > 1:
+        parts.append(f"{ready.program.microbatches} micro-batches")
+    if ready.program.recompute.kind != "none":
+        parts.append(f"recompute {ready.program.recompute.kind}")
+    if ready.program.offload:
+        parts.append(f"offload {', '.join(ready.program.offload)}")
+    if ready.program.compiled:
+        parts.append("compiled")
+    return ", ".join([*parts, job.train.precision.word])
+
+
+# ------------------------------------------------------------------------------------------------------- on the screen
+
+
+def _show(verdict: Verdict) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from dslc.verification import TITLES
+
+    steps = Table(box=None, pad_edge=False)
+    for column in ("step", "samples", "loss", "one process", "apart", "norm", "one process", "apart"):
+        steps.add_column(column, justify="right", no_wrap=True)
+    for row in verdict.rows:
+        numbers = (f"{row.losses[0]:.6f}", f"{row.losses[1]:.6f}", _apart(row.losses))
+        norms = (f"{row.norms[0]:.6g}", f"{row.norms[1]:.6g}", _apart(row.norms))
+        steps.add_row(str(row.step), str(row.samples), *numbers, *norms)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(steps)
+    console.print()
+    colour: Callable[[str], str] = {"holds": "green", "broken": "red", "not compared": "yellow"}.__getitem__
+    for number, (title, finding) in enumerate(zip(TITLES, verdict.findings, strict=True), 1):
+        head = f"{number} {title:<13} {finding.status:<13}"
+        for text in finding.texts:
+            console.print(head, style=colour(finding.status), end="", markup=False)
+            console.print(text, markup=False)
+            head = " " * len(head)
+    for note in verdict.notes:
+        console.print(f"note: {note}", markup=False)
+    if verdict.broken:
+        console.print(f"the plan does not train as one process does: {', '.join(verdict.broken)} broken")
+    else:
+        console.print("the plan trains as one process does" + (", as far as it can be compared" if _part(verdict) else ""))
+
+
+def _part(verdict: Verdict) -> bool:
+    return any(finding.status != "holds" for finding in verdict.findings)
+
+
+def _apart(pair: tuple[float, float]) -> str:
+    return f"{abs(pair[0] - pair[1]):.1e}" if pair[0] != pair[1] else "0"

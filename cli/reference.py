@@ -1,0 +1,158 @@
+"""Other forms of a job that `dslc verify` trains: in one process, and narrow.
+
+Model: blocks of the resolved job are replaced; what the user wrote stays where it was, so that messages point there.
+`one_process` leaves alone what a training means (model, data, batch, optimizer, precision, seed) and takes away how it
+is carried out. `shrunk` keeps how it is carried out, the axes and the sharding, and makes everything smaller.
+
+Limits: only library networks can be made narrow. A data axis is cut to `RANKS`. Where tokens or pictures are not here,
+or a vocabulary is too large to keep, synthetic samples of the same form take their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from dslc.compiler.analyse import context_of
+from dslc.compiler.facts import SourceFacts
+from dslc.compiler.layout import AXES, Layout
+from dslc.compiler.sources import source_facts
+from dslc.dsl import calls as c
+from dslc.dsl import layers as n
+from dslc.dsl.blocks import CheckpointSpec, EvaluateSpec, LaunchSpec, MemorySpec, ParallelismSpec
+from dslc.dsl.job import JobSpec
+
+RANKS = 4  # of the data axis in a narrow copy
+WIDTH, LAYERS, CONTEXT, VOCAB, SIDE = 64, 4, 64, 1024, 64  # the most that a narrow copy keeps
+
+
+class CannotShrink(Exception):
+    """A job of which there is no narrow copy; the text says why."""
+
+
+def observed(job: JobSpec) -> JobSpec:
+    """The job without what is no part of a few observed steps: its checkpoints, promises and evaluations."""
+    return replace(job, checkpoint=CheckpointSpec(), evaluate=EvaluateSpec(), expect=(), sweep={})
+
+
+def one_process(job: JobSpec) -> JobSpec:
+    """The same training in one process: the same global batch at once, nothing sharded, recomputed or moved away."""
+    devices = job.devices
+    if devices.gpus is None:
+        devices = replace(devices, nodes=1, cpus=1)
+    else:
+        gpus: Any = devices.gpus[:1] if isinstance(devices.gpus, tuple) else 1
+        devices = replace(devices, nodes=1, gpus=gpus)
+    return replace(
+        observed(job),
+        devices=devices,
+        parallelism=ParallelismSpec(),
+        memory=MemorySpec(),
+        data=replace(job.data, workers=0),
+        train=replace(job.train, compile=False),
+        launch=LaunchSpec(timeout=job.launch.timeout),
+    )
+
+
+def shrunk(job: JobSpec, layout: Layout, gpus_here: int) -> tuple[JobSpec, tuple[str, ...]]:
+    """A narrow copy of the job for this machine, and what was made smaller, in words. Raises CannotShrink."""
+    changes: list[str] = []
+
+    def smaller(what: str, before: Any, after: Any) -> None:
+        if before != after:
+            changes.append(f"{what} {before} -> {after}")
+
+    sizes = dict(layout.sizes)
+    sizes["data"] = min(sizes["data"], RANKS)
+    ranks = 1
+    for axis in AXES:
+        ranks *= sizes[axis]
+    smaller("ranks", layout.world_size, ranks)
+    on_gpus = job.devices.gpus is not None and ranks <= gpus_here
+    if job.devices.gpus is not None and not on_gpus:
+        changes.append("GPUs -> CPUs")
+    places: dict[str, Any] = {"gpus": ranks, "cpus": None} if on_gpus else {"gpus": None, "cpus": ranks, "kind": None}
+    backend = job.devices.backend if on_gpus or job.devices.backend != "nccl" else None
+    replicas = job.parallelism.replicas
+    kept = next(count for count in range(min(replicas, sizes["data"]), 0, -1) if sizes["data"] % count == 0)
+    smaller("replicas", replicas, kept)
+    batch = _batch(job.data.batch, sizes["data"], layout.microbatches)
+    smaller("batch", job.data.batch, batch)
+    network, source = _network(job, smaller), _source(job, smaller)
+    return (
+        replace(
+            job,
+            model=replace(job.model, network=network, weights=None),
+            data=replace(job.data, batch=batch, source=source),
+            devices=replace(job.devices, nodes=1, backend=backend, **places),
+            parallelism=replace(job.parallelism, data=sizes["data"], replicas=kept),
+            memory=replace(job.memory, limit=None),
+            launch=LaunchSpec(timeout=job.launch.timeout),
+            expect=(),
+        ),
+        tuple(changes),
+    )
+
+
+def _batch(batch: int, ranks: int, microbatches: int) -> int:
+    """Two samples in each micro-batch; an uneven batch stays uneven."""
+    small = 2 * ranks * microbatches
+    uneven = batch % (ranks * microbatches)
+    return min(batch, small + (1 if uneven else 0))
+
+
+def _network(job: JobSpec, smaller: Any) -> Any:
+    network = job.model.network
+    changes: dict[str, Any]
+    match network:
+        case n.GPT() | n.ViT():
+            heads = min(network.heads, 4)
+            each = max(2, min(network.width, WIDTH) // heads // 2 * 2)
+            changes = {"heads": heads, "width": heads * each, "layers": min(network.layers, LAYERS)}
+            if isinstance(network, n.GPT):
+                changes["context"] = min(network.context, CONTEXT)
+                if network.vocab is not None:
+                    changes["vocab"] = min(network.vocab, VOCAB)
+        case n.MLP():
+            changes = {"widths": tuple(min(width, WIDTH) for width in network.widths)}
+        case n.ConvNet():
+            changes = {"channels": tuple(min(channels, WIDTH // 4) for channels in network.channels)}
+        case n.ResNet():
+            changes = {"depth": min(network.depth, 50) if network.depth >= 50 else 18, "width": min(network.width, 8)}
+        case _:
+            what = "a list of layers" if isinstance(network, tuple) else f"`{network.word}(…)`"
+            raise CannotShrink(
+                f"{what} cannot be made narrow: only the library's networks can (mlp, convnet, resnet, vit, gpt). "
+                "Give its sizes as params, and verify it with smaller ones: `--set width=64`"
+            )
+    for name, value in changes.items():
+        smaller(name, getattr(network, name), value)
+    return replace(network, **changes)
+
+
+def _source(job: JobSpec, smaller: Any) -> Any:
+    """The job's source where it is here and goes with a narrow network, else samples of its form that are made up."""
+    source, network = job.data.source, job.model.network
+    if isinstance(network, n.GPT):
+        vocab = network.vocab if network.vocab is not None else getattr(source, "vocab", None)
+        whole = isinstance(source, c.Stdlib | c.Text)
+        if whole and (not isinstance(source, c.Text) or not source_facts(source, context_of(job)).missing):
+            return replace(source, context=None)
+        made = c.Synthetic(samples=4096, vocab=min(vocab or VOCAB, VOCAB))
+        smaller("source", source.word, "synthetic tokens")
+        return made
+    facts = source_facts(source, context_of(job))
+    if not facts.missing and not _large(facts):
+        return source
+    shape = facts.input.shape if facts.input is not None else (3, SIDE, SIDE)
+    smaller("source", source.word, "synthetic samples")
+    return c.Synthetic(samples=1024, shape=_small(shape), classes=facts.classes or 10)
+
+
+def _large(facts: SourceFacts) -> bool:
+    return facts.input is not None and _small(facts.input.shape) != tuple(facts.input.shape)
+
+
+def _small(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(min(size, SIDE) for size in shape) if len(shape) == 3 else tuple(shape)

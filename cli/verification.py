@@ -1,0 +1,365 @@
+"""Whether two observed trainings of a job, under its plan and in one process, are the same training.
+
+Model: LANGUAGE.md's four invariants, each held against what the ranks wrote down (runtime/observe.py): the samples of
+each step, by number and by content; the values before the first step; losses, their count and the norm of the
+gradient, step by step; the parameters after the last step, and a third training, in one process, that goes on from the
+checkpoint that the plan wrote. Of what breaks only the cause is reported: where samples or the start differ, what
+follows from them is shown and not judged.
+
+Tolerances, the largest difference that is let pass (`Tolerance`):
+
+    precision     loss        norm      parameters
+    fp32          1e-5        1e-4      1e-5 with SGD; 0.05 x the sum of the learning rates with Adam and AdamW, whose
+                                        division amplifies rounding where gradients vanish; twice that sum with Adagrad
+                                        and RMSprop, which have nothing to damp it
+    bf16, fp16    2e-2        1e-1      all together: 0.3 of the way that they went, root mean squares
+
+A loss is taken relative to one or to itself, whichever is more, a norm relative to itself, a parameter like a loss.
+
+Limits: noise that is left when dropout is off, statistics that are taken per rank or per micro-batch, and steps that
+fp16 skips in one training alone, differ by nature: what depends on them is shown and said, and not judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from dslc.compiler.program import JobProgram
+
+if TYPE_CHECKING:
+    from dslc.runtime.observe import Observation, Seen
+
+Status = Literal["holds", "broken", "not compared"]
+TITLES = ("same samples", "same start", "same scale", "same state")
+_NAMED = 3  # of what differs, how many a message names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    loss: float
+    norm: float
+    parameter: float | None  # of each number; None where they are measured together
+    way: float | None = None  # the difference of all parameters over the way that they went
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One step of both trainings: of the plan, of the one process."""
+
+    step: int
+    samples: int
+    losses: tuple[float, float]
+    norms: tuple[float, float]
+
+
+@dataclass
+class Finding:
+    """What became of one invariant."""
+
+    status: Status = "holds"
+    texts: list[str] = field(default_factory=list)
+
+    def breaks(self, text: str) -> None:
+        if self.status != "broken":
+            self.status, self.texts = "broken", []
+        self.texts.append(text)
+
+
+@dataclass
+class Verdict:
+    """The steps side by side, the four invariants in order, and what has to be said besides."""
+
+    rows: list[Row] = field(default_factory=list)
+    findings: tuple[Finding, Finding, Finding, Finding] = field(
+        default_factory=lambda: (Finding(), Finding(), Finding(), Finding())
+    )
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def broken(self) -> list[str]:
+        return [title for title, finding in zip(TITLES, self.findings, strict=True) if finding.status == "broken"]
+
+
+def tolerance_of(job: JobProgram, rates: Sequence[float]) -> Tolerance:
+    """See above; `rates` are the learning rates of the steps."""
+    if job.precision.dtype != "float32":
+        return Tolerance(loss=2e-2, norm=1e-1, parameter=None, way=0.3)
+    kind = job.optimizer.kind.lower()
+    allowed = {"sgd": 1e-5, "adam": 0.05 * sum(rates), "adamw": 0.05 * sum(rates)}.get(kind, 2.0 * sum(rates))
+    return Tolerance(loss=1e-5, norm=1e-4, parameter=max(allowed, 1e-6))
+
+
+def compare(job: JobProgram, plan: Observation, one: Observation, by_nature: Sequence[str]) -> Verdict:
+    """`job` is the plan's program; `by_nature` says what keeps the two from agreeing, if anything is known to."""
+    verdict = Verdict(rows=_rows(plan, one), notes=list(by_nature))
+    samples, start, scale, state = verdict.findings
+    _samples(plan, one, samples)
+    _start(plan, one, start)
+    if any(seen.noise for ranks in (plan.ranks, one.ranks) for steps in ranks for seen in steps):
+        verdict.notes.append("the model draws random numbers of its own, and no two ranks draw the same")
+    reason = ""
+    if "broken" in (samples.status, start.status):
+        reason = "what goes into the steps differs"
+    elif verdict.notes:
+        reason = "it differs by nature: see below"
+    tolerance = tolerance_of(job, [seen.lr for seen in one.ranks[0]])
+    _count(plan, one, scale)
+    if reason:
+        _leave(scale, reason)
+        _leave(state, reason)
+        return verdict
+    _scale(plan, verdict.rows, tolerance, scale, verdict.notes)
+    if scale.status == "holds":
+        _state(plan, one, tolerance, state, "")
+    else:
+        _leave(state, "the steps that lead there differ")
+    return verdict
+
+
+def compare_resumed(job: JobProgram, resumed: Observation, one: Observation, step: int, verdict: Verdict) -> None:
+    """Adds to the fourth invariant how a training in one process went on from the plan's checkpoint of `step`."""
+    finding = verdict.findings[3]
+    later = [seen for seen in one.ranks[0] if seen.step > step]
+    if [seen.samples for seen in resumed.ranks[0]] != [seen.samples for seen in later]:
+        finding.breaks(f"gone on from the checkpoint of step {step}, the samples are not those that follow")
+        return
+    tolerance = tolerance_of(job, [seen.lr for seen in one.ranks[0]])
+    for theirs, ours in zip(resumed.ranks[0], later, strict=True):
+        losses = theirs.total / max(1.0, theirs.number), ours.total / max(1.0, ours.number)
+        if not _alike(*losses, tolerance.loss, 1.0):
+            shown = _against(losses, tolerance.loss)
+            finding.breaks(f"gone on from the checkpoint of step {step}, the loss of step {ours.step} is {shown}")
+            return
+    _state(resumed, one, tolerance, finding, f"gone on from the checkpoint of step {step}: ")
+
+
+def _leave(finding: Finding, reason: str) -> None:
+    if finding.status == "holds":
+        finding.status, finding.texts = "not compared", [reason]
+
+
+# ------------------------------------------------------------------------------------------------------ the samples
+
+
+def _samples(plan: Observation, one: Observation, finding: Finding) -> None:
+    taken = 0
+    for number, ours in enumerate(one.ranks[0]):
+        theirs = [steps[number] for steps in plan.ranks]
+        wanted = Counter(ours.samples)
+        there = Counter(sample for seen in theirs for sample in seen.samples)
+        who = {sample: rank for rank, seen in enumerate(theirs) for sample in seen.samples}
+        lost, over = list((wanted - there).elements()), list((there - wanted).elements())
+        if lost:
+            finding.breaks(f"step {ours.step}: no rank takes {_numbers(lost)}")
+        if over:
+            ranks = _ranks(who[sample] for sample in over)
+            finding.breaks(f"step {ours.step}: {ranks} takes {_numbers(over)} once more than one process does")
+        _content(ours, theirs, finding)
+        if finding.status == "broken":
+            return
+        taken += len(ours.samples)
+    finding.texts.append(f"{taken:,} in {len(one.ranks[0])} steps, each once, with the numbers it has in one process")
+
+
+def _content(ours: Seen, theirs: Sequence[Seen], finding: Finding) -> None:
+    """Whether what the models saw is what the order of the data says."""
+    known = dict(zip(ours.samples, ours.digests, strict=False))
+    for rank, seen in enumerate(theirs):
+        if len(seen.digests) != len(seen.samples):
+            finding.breaks(
+                f"step {seen.step}: rank {rank} was given {len(seen.digests)} samples in the place of "
+                f"{len(seen.samples)}"
+            )
+            continue
+        pairs = zip(seen.samples, seen.digests, strict=True)
+        other = [sample for sample, digest in pairs if sample in known and known[sample] != digest]
+        if other:
+            finding.breaks(
+                f"step {seen.step}: on rank {rank} {_numbers(other)} {'holds' if len(other) == 1 else 'hold'} other "
+                "numbers than in one process (a data set has to give the same for an index, in any process, every time)"
+            )
+
+
+def _numbers(samples: Sequence[int]) -> str:
+    shown = ", ".join(map(str, sorted(samples)[:_NAMED]))
+    more = f" and {len(samples) - _NAMED} more" if len(samples) > _NAMED else ""
+    return f"sample{'s' if len(samples) > 1 else ''} {shown}{more}"
+
+
+def _ranks(ranks: Any) -> str:
+    found = sorted(set(ranks))
+    return f"rank{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
+
+
+# --------------------------------------------------------------------------------------------- tensors: start, state
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Difference:
+    name: str
+    rank: int
+    largest: float  # nan where only one of the two is a number
+    excess: float  # the largest, relative to one or to the number itself
+    squares: float  # the sum of them
+    way: float  # the same of what one process has changed since the start
+
+
+def _differences(plan: Observation, one: Observation, when: str, finding: Finding) -> Iterator[_Difference]:
+    """Of each tensor on each rank, from the same part of the one process's. A tensor that is not there is a break."""
+    import numpy as np
+
+    whole, before = one.tensors(when, 0), one.tensors("start", 0)
+    for rank in range(len(plan.ranks)):
+        held = plan.tensors(when, rank)
+        for name in held.keys() ^ whole.keys():
+            where = "in one process alone" if name in whole else "under the plan alone"
+            finding.breaks(f"`{name}` is there {where}")
+        for name in held.keys() & whole.keys():
+            part, theirs, parameter = held[name]
+            ours = whole[name][1][part] if part else whole[name][1]
+            if not ours.size or not (parameter or np.issubdtype(ours.dtype, np.floating)):
+                continue
+            apart = np.abs(theirs.astype(np.float64) - ours)
+            apart[np.isnan(theirs) & np.isnan(ours) | (theirs == ours)] = 0.0
+            relative = apart / np.maximum(1.0, np.abs(ours))
+            yield _Difference(
+                name=name,
+                rank=rank,
+                largest=float(apart.max()),
+                excess=float(relative.max()),
+                squares=float(np.square(apart).sum()),
+                way=float(np.square(ours.astype(np.float64) - (before[name][1][part] if part else before[name][1])).sum()),
+            )
+
+
+def _start(plan: Observation, one: Observation, finding: Finding) -> None:
+    found = list(_differences(plan, one, "start", finding))
+    wrong = [each for each in found if each.largest != 0]
+    for each in _worst(wrong):
+        finding.breaks(f"`{each.name}` begins {_rank_of(each, wrong)} with values that differ by up to {each.largest:.3g}")
+    if finding.status == "holds":
+        finding.texts.append(f"{len({each.name for each in found})} tensors begin with the same values on every rank")
+
+
+def _state(plan: Observation, one: Observation, tolerance: Tolerance, finding: Finding, what: str) -> None:
+    found = list(_differences(plan, one, "end", finding))
+    if tolerance.parameter is None:
+        assert tolerance.way is not None
+        _together(found, tolerance.way, finding, what)
+        return
+    wrong = [each for each in found if not each.excess <= tolerance.parameter]
+    for each in _worst(wrong):
+        finding.breaks(
+            f"{what}`{each.name}` ends {_rank_of(each, wrong)} {each.largest:.3g} away ({tolerance.parameter:.2g} is "
+            "allowed)"
+        )
+    if finding.status == "holds":
+        most = max((each.excess for each in found), default=0.0)
+        finding.texts.append(f"{what}parameters differ by at most {most:.2g} ({tolerance.parameter:.2g} is allowed)")
+
+
+def _together(found: Sequence[_Difference], allowed: float, finding: Finding, what: str) -> None:
+    """All numbers of all ranks at once: their distance, over the distance that they went in one process."""
+    apart, went = sum(each.squares for each in found), sum(each.way for each in found)
+    ratio = math.sqrt(apart / went) if went else (0.0 if apart == 0 else math.inf)
+    shown = f"{what}parameters are {ratio:.2g} of the way that they went apart ({allowed} is allowed)"
+    if ratio <= allowed:
+        finding.texts.append(shown)
+    else:
+        finding.breaks(shown)
+
+
+def _worst(found: Sequence[_Difference]) -> list[_Difference]:
+    """The worst of each tensor, and of these the first few."""
+    by_name: dict[str, _Difference] = {}
+    for each in found:
+        known = by_name.get(each.name)
+        if known is None or not each.largest <= known.largest:
+            by_name[each.name] = each
+    return sorted(by_name.values(), key=lambda each: (not math.isnan(each.largest), -each.largest))[:_NAMED]
+
+
+def _rank_of(one: _Difference, found: Sequence[_Difference]) -> str:
+    return f"on {_ranks(each.rank for each in found if each.name == one.name)}"
+
+
+# ------------------------------------------------------------------------------------------------------- the scale
+
+
+def _rows(plan: Observation, one: Observation) -> list[Row]:
+    return [
+        Row(
+            step=ours.step,
+            samples=len(ours.samples),
+            losses=(_loss([steps[number] for steps in plan.ranks]), _loss([ours])),
+            norms=(plan.ranks[0][number].norm, ours.norm),
+        )
+        for number, ours in enumerate(one.ranks[0])
+    ]
+
+
+def _loss(seen: Sequence[Seen]) -> float:
+    return sum(each.total for each in seen) / max(1.0, seen[0].number)
+
+
+def _count(plan: Observation, one: Observation, finding: Finding) -> None:
+    for number, ours in enumerate(one.ranks[0]):
+        for rank, steps in enumerate(plan.ranks):
+            if steps[number].number != ours.number:
+                finding.breaks(
+                    f"step {ours.step}: rank {rank} divides by {steps[number].number:,.0f}, one process by "
+                    f"{ours.number:,.0f}"
+                )
+                return
+
+
+def _scale(
+    plan: Observation, rows: Sequence[Row], tolerance: Tolerance, finding: Finding, notes: list[str]
+) -> None:
+    if finding.status == "broken":
+        return
+    for number, row in enumerate(rows):
+        if math.isfinite(row.norms[0]) != math.isfinite(row.norms[1]) and tolerance.parameter is None:
+            where = "under the plan" if math.isfinite(row.norms[1]) else "in one process"
+            notes.append(f"fp16: the gradient of step {row.step} overflows {where} alone, which skips the step")
+            _leave(finding, "a step was skipped in one of the two trainings")
+            return
+        if not _alike(*row.losses, tolerance.loss, 1.0):
+            before = "; the steps before agree" if number else ""
+            finding.breaks(f"step {row.step}: the loss is {_against(row.losses, tolerance.loss)}{before}")
+        if not _alike(*row.norms, tolerance.norm, 0.0):
+            finding.breaks(f"step {row.step}: the norm of the gradient is {_against(row.norms, tolerance.norm)}")
+        for rank, steps in enumerate(plan.ranks):
+            if not _alike(steps[number].norm, row.norms[0], tolerance.norm, 0.0):
+                finding.breaks(
+                    f"step {row.step}: the norm of the gradient is {steps[number].norm:.6g} on rank {rank}, and "
+                    f"{row.norms[0]:.6g} on rank 0"
+                )
+        if finding.status == "broken":
+            return
+    losses = max(_apart(*row.losses, 1.0) for row in rows)
+    norms = max(_apart(*row.norms, 0.0) for row in rows)
+    finding.texts.append(
+        f"losses differ by at most {losses:.2g} ({tolerance.loss:.0e} is allowed), norms by {norms:.2g} of themselves "
+        f"({tolerance.norm:.0e})"
+    )
+    if not all(math.isfinite(number) for row in rows for number in (*row.losses, *row.norms)):
+        notes.append("the training itself goes astray: losses or gradients are not finite, under the plan and without")
+
+
+def _apart(a: float, b: float, least: float) -> float:
+    if a == b or (math.isnan(a) and math.isnan(b)):
+        return 0.0
+    return abs(a - b) / max(least, abs(b), 1e-6)
+
+
+def _alike(a: float, b: float, allowed: float, least: float) -> bool:
+    return _apart(a, b, least) <= allowed
+
+
+def _against(pair: tuple[float, float], allowed: float) -> str:
+    return f"{pair[0]:.7g} under the plan and {pair[1]:.7g} in one process ({allowed:.0e} is allowed)"
