@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 
-from dslc.compiler.cost import MemoryNode
+from dslc.compiler.account import MemoryNode
 from dslc.compiler.facts import TensorFact
 from dslc.compiler.plan import (
     PLAN_VERSION,

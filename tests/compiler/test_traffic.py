@@ -14,8 +14,8 @@ from torch import nn
 
 from dslc.compiler.facts import SourceFacts
 from dslc.compiler.program import ModelStep
-from dslc.compiler.sharding import zero1_partition
-from dslc.compiler.traffic import BUCKET_BYTES, FIRST_BUCKET_BYTES, buckets, ready
+from dslc.compiler.sharding import BUCKET_BYTES, zero1_partition
+from dslc.compiler.traffic import FIRST_BUCKET_BYTES, buckets, ready
 from dslc.dsl import layers as s
 from dslc.runtime.model import build_model
 
@@ -41,7 +41,7 @@ def _dealt(rank: int, cases: list[list[list[int]]]) -> list[list[list[int]]]:
     found = []
     for sizes in cases:
         groups = [[nn.Parameter(torch.zeros(size)) for size in group] for group in sizes]
-        made = ZeroRedundancyOptimizer([{"params": group} for group in groups], torch.optim.SGD, lr=0.1)
+        made: Any = ZeroRedundancyOptimizer([{"params": group} for group in groups], torch.optim.SGD, lr=0.1)
         found.append([[made._param_to_rank[parameter] for parameter in group] for group in groups])
     return found
 
@@ -88,7 +88,7 @@ def test_gradients_are_ready_in_the_order_that_is_said(name: str, autocast: bool
     model = build_model(ModelStep(root=graph.root, inits=graph.inits, ties=graph.ties), "cpu")
     seen: list[str] = []
     for path, parameter in model.named_parameters():
-        parameter.register_post_accumulate_grad_hook(lambda _, path=path: seen.append(path))  # type: ignore[misc]
+        parameter.register_post_accumulate_grad_hook(lambda _, path=path: seen.append(path))
     assert source.input is not None
     batch = torch.zeros(2, *source.input.shape, dtype=getattr(torch, source.input.dtype))
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):

@@ -17,7 +17,7 @@ from dslc.runtime.collectives import FIRST_STEP, STEPS, Exchange, Recorder, reco
 def _known(rank: int) -> list[Exchange]:
     from torch.distributed import _functional_collectives as functional
 
-    group = dist.new_group([0, 1])
+    group: Any = dist.new_group([0, 1])
     alone = [dist.new_group([each]) for each in range(3)][rank]
     numbers = torch.ones(6)
     with Recorder() as recorder:
