@@ -134,8 +134,8 @@ def test_each_rank_fills_its_own_rows(replicas: int, tmp_path: Path) -> None:
 
 
 def test_a_training_goes_on_from_the_weights_of_another(launcher: Launcher, tmp_path: Path) -> None:
-    def run(folder: str, ranks: int, model: p.ModelStep) -> list[float]:
-        outcome, _ = launcher.launch(program(ranks, data, model=model), places(ranks), tmp_path / folder)
+    def run(folder: str, ranks: int, model: p.ModelStep, **changed: Any) -> list[float]:
+        outcome, _ = launcher.launch(program(ranks, data, model=model, **changed), places(ranks), tmp_path / folder)
         assert outcome.done, outcome
         return [line["loss"] for line in read_metrics(str(tmp_path / folder)) if line["split"] == "train"]
 
@@ -143,5 +143,7 @@ def test_a_training_goes_on_from_the_weights_of_another(launcher: Launcher, tmp_
     first = run("first", 1, conv_model())
     one = run("one", 1, start(conv_model(), tmp_path / "first"))
     two = run("two", 2, start(conv_model(), tmp_path / "first"))
+    sharded = p.GradientStep(kind="fsdp", units=("4",), reshard=True)
+    rows = run("rows", 2, start(conv_model(), tmp_path / "first"), gradients=sharded)
     assert one[0] < first[0] - 0.3
-    np.testing.assert_allclose(two, one, rtol=0, atol=1e-5)
+    np.testing.assert_allclose([two, rows], [one, one], rtol=0, atol=1e-5)

@@ -73,11 +73,12 @@ def test_a_training_on_two_ranks_with_everything_moved(launcher: Launcher, tmp_p
     everything = ("optimizer", "parameters", "activations")
     late = dataclasses.replace(sharded, accumulate=True)
     trained = []
-    for name, ranks, changed in (
+    runs: tuple[tuple[str, int, dict[str, Any]], ...] = (
         ("plain", 1, {}),
         ("moved", 2, {"gradients": sharded, "offload": everything}),
         ("moved, summed at last", 2, {"gradients": late, "offload": everything}),
-    ):
+    )
+    for name, ranks, changed in runs:
         outcome, shown = launcher.launch(program(ranks, data, **common, **changed), places(ranks), tmp_path / name)
         assert outcome.done, f"{outcome}\n{shown}"
         losses = [line["loss"] for line in read_metrics(str(tmp_path / name)) if line["split"] == "train"]

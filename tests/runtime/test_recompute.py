@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gang import gang
 from launcher import Launcher
 from made_programs import conv_model, gpt_model, images, places, program, tokens
 from safetensors.torch import load_file
@@ -250,31 +249,14 @@ def test_a_transformer_in_16_bits_on_two_ranks(launcher: Launcher, tmp_path: Pat
         agree(plain, train(launcher, tmp_path / kind, 2, data, recompute=step, **common))
 
 
-def sharded(rank: int, kind: str) -> list[float]:
-    from torch.distributed.fsdp import fully_shard
-
-    def losses(again: bool) -> list[float]:
-        model = build_model(gpt_model(), "cpu")
-        if again:
-            recompute.apply(p.RecomputeStep(kind=kind, modules=("2",)), model)  # type: ignore[arg-type]
-        fully_shard(model.get_submodule("2"))
-        fully_shard(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        found = []
-        for step in range(4):
-            for part in range(2):
-                seed = torch.Generator().manual_seed(10 * step + 2 * part + rank)
-                loss = model(torch.randint(32, (2, 8), generator=seed)).square().mean()
-                loss.backward()
-            found.append(loss.item())
-            optimizer.step()
-            optimizer.zero_grad()
-        return found
-
-    assert losses(again=True) == losses(again=False)
-    return losses(again=True)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_within_fully_shard_on_two_ranks(kind: str) -> None:
-    assert all(np.isfinite(gang(2, sharded, kind)).flatten())
+@pytest.mark.parametrize(("kind", "reshard"), (("full", True), ("selective", False)))
+def test_within_what_gathers_parameters_on_two_ranks(
+    launcher: Launcher, tmp_path: Path, kind: Any, reshard: bool
+) -> None:
+    data = tokens(tmp_path)
+    common: dict[str, Any] = {"model": gpt_model(), "clip": 0.5}
+    plain = train(launcher, tmp_path / "plain", 1, data, **common)
+    step = p.RecomputeStep(kind=kind, modules=("2",))
+    sharded = p.GradientStep(kind="fsdp", units=("2",), reshard=reshard)
+    changed = {"recompute": step, "gradients": sharded, "microbatches": 2}
+    agree(plain, train(launcher, tmp_path / "again", 2, data, **common, **changed))
