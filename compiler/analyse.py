@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from dslc.compiler import rules, rules_memory
+from dslc.compiler import rules, rules_memory, rules_sharding
 from dslc.compiler.cost import RankCost, rank_cost
 from dslc.compiler.estimate import Estimate, estimate
 from dslc.compiler.facts import Facts, SourceFacts
@@ -121,6 +121,8 @@ def _model(job: JobSpec, layout: Layout | None, facts: Facts, source: SourceFact
     if isinstance(network, PythonNetwork | TransformersNetwork):
         if facts.model is None:
             return None
+        if layout:
+            rules_sharding.check_own_model(job, layout, facts.model, report)
         graph = opaque(facts.model, job.model, source, report)
         memory = facts.machine.memory if facts.machine else None
         parts = bool(layout and graph) and made_by_parts(job, layout, facts.model, memory, report)  # type: ignore[arg-type]

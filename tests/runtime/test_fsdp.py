@@ -129,7 +129,8 @@ def kept_rows(rank: int, folder: str) -> list[Any]:
     parts, _ = made(rank, folder, 4, model=model, gradients=sharded(("2",), 3))
     whole = build_model(model, "cpu")
     found = []
-    for name, parameter in parts.plain.named_parameters():
+    found_parameters: Any = parts.plain.named_parameters()
+    for name, parameter in found_parameters:
         local, expected = parameter.to_local(), whole.get_parameter(name)
         size = -(-len(expected) // 4)
         assert torch.equal(local, expected[rank * size : (rank + 1) * size])
@@ -150,7 +151,7 @@ def one_infinity(rank: int, folder: str, clip: float | None, kind: str) -> list[
     optimizer = p.OptimizerStep(kind=kind, lr=0.01)
     changed: dict[str, Any] = {"precision": low, "clip": clip, "optimizer": optimizer}
     parts, (step, batch) = made(rank, folder, 2, gradients=sharded(("2",), 3), **changed)
-    weight = parts.plain.get_parameter("2.mlp.bias")
+    weight: Any = parts.plain.get_parameter("2.mlp.bias")
     found: list[Any] = [weight.full_tensor().tolist()]
 
     def spoil(parameter: Any) -> None:
@@ -175,10 +176,10 @@ def test_an_infinity_in_one_ranks_rows_is_seen_by_all(tmp_path: Path, clip: floa
 
 
 def norms(rank: int, folder: str, kind: str, clip: float | None) -> list[Any]:
-    engine = sharded(("2",), 2) if kind == "fsdp" else p.GradientStep(kind=kind)  # type: ignore[arg-type]
+    engine = sharded(("2",), 2) if kind == "fsdp" else p.GradientStep(kind=kind)
     parts, (step, batch) = made(rank, folder, 2, gradients=engine, clip=clip, observe=True)
     norm = step(batch).norm
-    changed = {name: parameter for name, parameter in parts.plain.named_parameters()}["2.mlp.weight"]
+    changed: Any = parts.plain.get_parameter("2.mlp.weight")
     whole = changed.full_tensor() if kind == "fsdp" else changed
     return [norm.item(), whole.detach().numpy().copy()]
 
@@ -190,7 +191,9 @@ def test_the_norm_is_that_of_the_whole_gradient(tmp_path: Path, clip: float | No
     torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), inputs.flatten(), reduction="sum").div(8).backward()
     expected = nn.utils.clip_grad_norm_(model.parameters(), clip or 1e9).item()
     assert expected > 0.1
-    updated = model.get_parameter("2.mlp.weight") - 0.05 * model.get_parameter("2.mlp.weight").grad
+    changed = model.get_parameter("2.mlp.weight")
+    assert changed.grad is not None
+    updated = changed - 0.05 * changed.grad
     for kind in ("ddp", "zero1", "fsdp"):
         for norm, weight in gang(2, norms, str(tmp_path), kind, clip):
             assert norm == pytest.approx(expected, rel=1e-5)
@@ -322,7 +325,7 @@ def test_frozen_parameters_stay(launcher: Launcher, tmp_path: Path) -> None:
     one = train(launcher, tmp_path / "one", 1, data, model=model)
     begun = build_model(model, "cpu").state_dict()
     for kind in ("fsdp", "zero1", "ddp"):
-        engine = sharded(("2",), 3) if kind == "fsdp" else p.GradientStep(kind=kind)  # type: ignore[arg-type]
+        engine = sharded(("2",), 3) if kind == "fsdp" else p.GradientStep(kind=kind)
         two = train(launcher, tmp_path / kind, 2, data, model=model, gradients=engine)
         agree(one, two)
         for name in ("2.attention.qkv.weight", "1.weight"):

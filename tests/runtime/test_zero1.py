@@ -53,7 +53,7 @@ def test_losses_scaled_for_float16_skip_the_same_steps(launcher: Launcher, tmp_p
     data = images(tmp_path)
     one = train(launcher, tmp_path / "one", 1, data, **low)
     for kind in ("ddp", "zero1"):
-        two = train(launcher, tmp_path / kind, 2, data, **low, gradients=p.GradientStep(kind=kind))  # type: ignore[arg-type]
+        two = train(launcher, tmp_path / kind, 2, data, **low, gradients=p.GradientStep(kind=kind))
         agree(one, two, losses=5e-3, weights=5e-3)
 
 

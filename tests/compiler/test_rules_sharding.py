@@ -1,0 +1,33 @@
+"""What cannot be sharded is refused, where it would be and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from test_opaque import FACTS, analysed
+
+from dslc.dsl import calls as c
+from dslc.dsl.blocks import DevicesSpec, ParallelismSpec, TrainSpec
+from dslc.dsl.codes import explain
+
+NUMBER = replace(FACTS, parameters=(*FACTS.parameters, ("temperature", (), True)))
+LOW = TrainSpec(steps=5, optimizer=c.SGD(lr=0.1), precision=c.Bf16(level="O2"))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "refused"),
+    [
+        ({"devices": DevicesSpec(cpus=2), "parallelism": ParallelismSpec(zero=3)}, True),
+        ({"devices": DevicesSpec(cpus=2), "parallelism": ParallelismSpec(zero=1)}, False),
+        ({"devices": DevicesSpec(cpus=2)}, False),
+        ({"train": LOW}, True),
+    ],
+)
+def test_a_parameter_without_rows(blocks: dict[str, Any], refused: bool) -> None:
+    _, report = analysed(NUMBER, **blocks)
+    assert [d.code for d in report.errors] == (["E0720"] if refused else [])
+    _, report = analysed(FACTS, **blocks)
+    assert not report.errors
+    assert explain("E0720")
