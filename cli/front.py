@@ -106,12 +106,10 @@ def _opened(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
     def work() -> Any:
         from dslc.runtime import tables
 
-        if not fetch:
-            os.environ["HF_HUB_OFFLINE"] = "1"
         try:
             if isinstance(call, Parquet):
                 return tables.parquet_facts(call.files, call.input, call.target, call.size)
-            return tables.datasets_facts(arguments)
+            return tables.datasets_facts(arguments, fetch=fetch)
         except tables.TableFault as fault:
             return fault.facts()
 

@@ -25,6 +25,7 @@ from dslc.dsl.registry import (
 )
 
 _COUNT = Int(min=1)
+_COLUMNS = ListOf(Str(), min_length=1, single=True)
 _SIZE_DOC = "the height and width to which pictures are brought"
 _FUNCTION = Str(r"[\w.]+:[\w.]+", '"module:function"')
 _FUNCTION_DOC = "where it is; the folder of the job is searched first"
@@ -139,8 +140,8 @@ class Parquet(Call):
     """Columns of Parquet files: numbers, lists of numbers of one shape, or pictures."""
 
     files: str = arg(Path("read", glob=True), "the files, in the order of their names")
-    input: str = arg(Str(), "the column of the inputs", default="x")
-    target: str = arg(Str(), "the column of the targets", default="y")
+    input: tuple[str, ...] = arg(_COLUMNS, "the column of the inputs, or several of one number each", default=("x",))
+    target: tuple[str, ...] = arg(_COLUMNS, "the column of the targets, or several of one number each", default=("y",))
     size: int | None = arg(_COUNT, _SIZE_DOC, default=None, shown="their own")
 
 
@@ -153,8 +154,12 @@ class Datasets(Call):
         ListOf(Path("read", glob=True, name=True), single=True), "its files; with `./` local ones", default=None
     )
     data_dir: str | None = arg(Path("read", name=True), "its folder; with `./` a local one", default=None)
-    input: str | None = arg(Str(), "the column of the inputs", default=None, shown="the first of two")
-    target: str | None = arg(Str(), "the column of the targets", default=None, shown="the second of two")
+    input: tuple[str, ...] | None = arg(
+        _COLUMNS, "the column of the inputs, or several of one number each", default=None, shown="the first of two"
+    )
+    target: tuple[str, ...] | None = arg(
+        _COLUMNS, "the column of the targets, or several of one number each", default=None, shown="the second of two"
+    )
     size: int | None = arg(_COUNT, _SIZE_DOC, default=None, shown="their own")
     arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "what `load_dataset` is called with", default=())
 

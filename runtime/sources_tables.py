@@ -33,17 +33,22 @@ class Rows:
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         found, table = self.step.arguments, self.gather(indices)
         made = []
-        for column, kind, shape in zip(found["columns"], found["kinds"], found["shapes"], strict=True):
+        for columns, kind, shape in zip(found["columns"], found["kinds"], found["shapes"], strict=True):
             try:
-                values = tables.column_values(table.column(column), kind, shape, found["size"])
-            except (ValueError, OSError) as error:
-                raise SourceError(f"{self.step.line}: column `{column}` of {self.name}: {error}") from error
+                values = tables.values_of(table, columns, kind, shape, found["size"])
+            except ValueError as error:
+                raise SourceError(f"{self.step.line}: {self.name}: {error}") from error
             made.append(torch.from_numpy(values))
         return made[0], made[1]
 
 
 def _has_pictures(step: DataStep) -> bool:
     return any(kind in ("L", "RGB") for kind in step.arguments["kinds"])
+
+
+def _columns(step: DataStep) -> list[str]:
+    input, target = step.arguments["columns"]
+    return list(dict.fromkeys((*input, *target)))
 
 
 class ParquetFiles(Joined):
@@ -69,7 +74,7 @@ def _read(file: str, groups: tuple[int, int], planned: int, step: DataStep) -> A
     import pyarrow.parquet as pq
 
     start, count = groups
-    columns = list(dict.fromkeys(step.arguments["columns"]))
+    columns = _columns(step)
     # Without threads of its own: ranks and their workers share the cores already.
     with pq.ParquetFile(file, memory_map=True) as opened:
         table = opened.read_row_groups(range(start, start + count), columns=columns, use_threads=False)
@@ -82,7 +87,7 @@ def datasets(step: DataStep) -> Rows | tuple[Rows, Rows]:
     import datasets as library
 
     library.disable_progress_bars()
-    columns = list(dict.fromkeys(step.arguments["columns"]))
+    columns = _columns(step)
     try:
         train, validation = tables.open_datasets(step.arguments)
     except tables.TableFault as fault:

@@ -14,10 +14,11 @@ the library's cache is found, and nothing else. Streaming data sets, whose lengt
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 BLOCK = 8 << 20  # bytes of the two columns, unpacked, that are read as one; a row group may take more
@@ -139,22 +140,49 @@ def _by(shape: tuple[int, ...]) -> str:
     return f"{shape[1]} x {shape[2]}"
 
 
-def _facts_of(table: Any, input: str, target: str, size: int | None, classes: int | None) -> dict[str, Any]:
+Columns = tuple[str, ...]
+
+
+def _facts_of(table: Any, input: Columns, target: Columns, size: int | None, classes: int | None) -> dict[str, Any]:
     """Of a table with one row."""
-    found = {name: column_fact(name, table.column(name), size) for name in dict.fromkeys((input, target))}
-    tensors = [
-        {"shape": fact["shape"], "dtype": "int64" if fact["kind"] == "int64" else "float32"}
-        for fact in (found[input], found[target])
-    ]
-    layout = {"columns": (input, target), "kinds": tuple(found[name]["kind"] for name in (input, target))}
-    shapes = tuple(tuple(found[name]["shape"]) for name in (input, target))
-    return {"input": tensors[0], "target": tensors[1], "classes": classes, "found": layout | {"shapes": shapes}}
+    sides = [_side_by_side(table, names, size) for names in (input, target)]
+    tensors = [{"shape": side["shape"], "dtype": "int64" if side["kind"] == "int64" else "float32"} for side in sides]
+    layout = {
+        "columns": (input, target),
+        "kinds": tuple(side["kind"] for side in sides),
+        "shapes": tuple(tuple(side["shape"]) for side in sides),
+    }
+    return {"input": tensors[0], "target": tensors[1], "classes": classes, "found": layout}
+
+
+def _side_by_side(table: Any, names: Columns, size: int | None) -> dict[str, Any]:
+    """The fact of one column, or of several of one number each, which make a list."""
+    facts = [column_fact(name, table.column(name), size) for name in names]
+    if len(facts) == 1:
+        return facts[0]
+    for name, fact in zip(names, facts, strict=True):
+        if fact["shape"]:
+            raise TableFault(f"column `{name}` holds more than a number, and stands beside others", "a column alone")
+    return {"kind": "float32" if any(f["kind"] == "float32" for f in facts) else "int64", "shape": [len(facts)]}
+
+
+def values_of(table: Any, names: Columns, kind: str, shape: tuple[int, ...], size: int | None) -> Any:
+    """The rows of these columns as one array. ValueError as in `column_values`, with the column's name."""
+    import numpy as np
+
+    made = []
+    for name in names:
+        try:
+            made.append(column_values(table.column(name), kind, shape if len(names) == 1 else (), size))
+        except (ValueError, OSError) as error:
+            raise ValueError(f"column `{name}`: {error}") from error
+    return made[0] if len(names) == 1 else np.stack(made, 1)
 
 
 # ------------------------------------------------------------------------------------------------------ Parquet
 
 
-def parquet_facts(pattern: str, input: str, target: str, size: int | None) -> dict[str, Any]:
+def parquet_facts(pattern: str, input: Columns, target: Columns, size: int | None) -> dict[str, Any]:
     """The fields of SourceFacts. Raises TableFault."""
     try:
         import pyarrow as pa
@@ -172,8 +200,8 @@ def parquet_facts(pattern: str, input: str, target: str, size: int | None) -> di
     for file in files:
         try:
             with pq.ParquetFile(file) as opened:
-                _hold_columns(file, files[0], opened.schema_arrow, input, target, types)
-                blocks += _blocks(file, opened.metadata, (input, target))
+                _hold_columns(file, files[0], opened.schema_arrow, (*input, *target), types)
+                blocks += _blocks(file, opened.metadata, (*input, *target))
                 if first is None and opened.metadata.num_rows:
                     batches = opened.iter_batches(batch_size=1, columns=list(types), use_threads=False)
                     first = pa.Table.from_batches([next(batches)])
@@ -193,8 +221,8 @@ def parquet_facts(pattern: str, input: str, target: str, size: int | None) -> di
     return facts
 
 
-def _hold_columns(file: str, before: str, schema: Any, input: str, target: str, types: dict[str, Any]) -> None:
-    for name in (input, target):
+def _hold_columns(file: str, before: str, schema: Any, columns: Columns, types: dict[str, Any]) -> None:
+    for name in columns:
         if name not in schema.names:
             raise TableFault(f"{file} has no column `{name}`", f"it has {_listed(schema.names)}")
         kind = schema.field(name).type
@@ -204,7 +232,7 @@ def _hold_columns(file: str, before: str, schema: Any, input: str, target: str, 
             )
 
 
-def _blocks(file: str, metadata: Any, columns: tuple[str, str]) -> list[tuple[str, int, int, int, int]]:
+def _blocks(file: str, metadata: Any, columns: Columns) -> list[tuple[str, int, int, int, int]]:
     """Consecutive row groups, together as many as fit into a block."""
     made: list[tuple[str, int, int, int, int]] = []
     wanted = [
@@ -230,8 +258,12 @@ def _listed(names: Any) -> str:
 _HELD_OUT = ("validation", "val", "valid", "dev", "test")
 
 
-def open_datasets(arguments: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The data set to train on, and the one held out or None. Raises TableFault."""
+def open_datasets(arguments: Mapping[str, Any], *, fetch: bool = False) -> tuple[Any, Any]:
+    """The data set to train on, and the one held out or None. Raises TableFault.
+
+    What is on this machine is found without asking the network, which would take most of a minute to be silent; `fetch`
+    asks it for what is not.
+    """
     try:
         import datasets
     except ImportError as error:
@@ -252,16 +284,39 @@ def open_datasets(arguments: Mapping[str, Any]) -> tuple[Any, Any]:
             if "split" in more and isinstance(made, datasets.DatasetDict):
                 made = made[more["split"]]
         else:
-            made = datasets.load_dataset(path, **more)
+            try:
+                with _offline():
+                    made = datasets.load_dataset(path, **more)
+            except Exception as error:
+                if not fetch or not _is_absent(error):
+                    raise
+                made = datasets.load_dataset(path, **more)
     except Exception as error:  # of a dozen kinds, of three libraries
         raise _not_loaded(path, more, error) from error
     return _parted(path, made)
 
 
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Both libraries look at these when they are about to ask the network."""
+    from datasets import config
+    from huggingface_hub import constants
+
+    before = config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
+
+
+def _is_absent(error: Exception) -> bool:
+    return isinstance(error, OSError) or type(error).__name__ in ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
+
+
 def _not_loaded(path: str, more: dict[str, Any], error: Exception) -> TableFault:
     said = str(error).strip().split("\n")[0] or type(error).__name__
-    absent = isinstance(error, OSError) or type(error).__name__ in ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
-    if not absent:
+    if not _is_absent(error):
         return TableFault(f"`{path}` cannot be loaded: {said}", "`datasets.load_dataset` says it with its traceback")
     if os.path.isabs(path):
         return TableFault(f"{said}", "a folder of files, or one that `save_to_disk` wrote", "E0309")
@@ -288,25 +343,26 @@ def _parted(path: str, made: Any) -> tuple[Any, Any]:
     return made, None
 
 
-def datasets_facts(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def datasets_facts(arguments: Mapping[str, Any], *, fetch: bool) -> dict[str, Any]:
     """The fields of SourceFacts. Raises TableFault."""
-    train, validation = open_datasets(arguments)
+    train, validation = open_datasets(arguments, fetch=fetch)
     names = list(train.column_names)
     input, target = arguments["input"], arguments["target"]
     if input is None and target is None and len(names) == 2:
-        input, target = names
+        input, target = (names[0],), (names[1],)
     if input is None or target is None:
         raise TableFault(
             f"which columns of `{arguments['path']}` are input and target? It has {_listed(names)}",
             '`input = "…", target = "…"`',
         )
-    for name, held in ((input, train), (target, train), (input, validation), (target, validation)):
-        if held is not None and name not in held.column_names:
+    columns = tuple(dict.fromkeys((*input, *target)))
+    for name, held in ((name, held) for held in (train, validation) if held is not None for name in columns):
+        if name not in held.column_names:
             raise TableFault(f"`{arguments['path']}` has no column `{name}`", f"it has {_listed(held.column_names)}")
     if not len(train):
         raise TableFault(f"`{arguments['path']}` holds no rows", "a data set with rows")
-    classes = getattr(train.features[target], "num_classes", None)
-    row = train.select_columns(list(dict.fromkeys((input, target)))).with_format("arrow")[:1]
+    classes = getattr(train.features[target[0]], "num_classes", None) if len(target) == 1 else None
+    row = train.select_columns(list(columns)).with_format("arrow")[:1]
     facts = _facts_of(row, input, target, arguments["size"], classes)
     return facts | {
         "samples": len(train),

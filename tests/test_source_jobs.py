@@ -13,12 +13,14 @@ from typing import Any
 import made_data
 import numpy as np
 import pytest
+import torch
 from launcher import Launcher
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load_text
 from dslc.front import inspect
 from dslc.runs import prepare
+from dslc.runtime.sources import open_source
 
 DSLC = Path(sys.executable).parent / "dslc"
 
@@ -69,6 +71,12 @@ CASES: dict[str, tuple[Callable[[Path], object], str, str, bool]] = {
     "mnist": (lambda folder: made_data.mnist(folder / "m"), 'mnist("m")', "[flatten(), linear(10)]", True),
     "cifar10": (lambda folder: made_data.cifar10(folder / "c"), 'cifar10("c")', "[flatten(), linear(10)]", True),
     "parquet": (lambda folder: made_data.parquet(folder), 'parquet("*.parquet")', "[linear(2)]", False),
+    "pictures in parquet": (
+        lambda folder: made_data.parquet(folder, x=made_data.encoded(), y=np.arange(40) % 2),
+        'parquet("*.parquet", size = 5)',
+        "[flatten(), linear(2)]",
+        False,
+    ),
     "datasets": (lambda folder: made_data.dataset(folder / "d"), 'datasets("./d")', "[linear(2)]", False),
 }
 
@@ -77,7 +85,7 @@ CASES: dict[str, tuple[Callable[[Path], object], str, str, bool]] = {
 def test_a_job_trains_to_the_same_losses_on_two_ranks(launcher: Launcher, tmp_path: Path, kind: str) -> None:
     make, source, network, given = CASES[kind]
     make(tmp_path)
-    text = job(source, network, data="" if given else ", validation = 0.2")
+    text = job(source.format(folder=tmp_path), network, data="" if given else ", validation = 0.2")
     one = trained(launcher, tmp_path, text, 1)
     two = trained(launcher, tmp_path, text, 2, "data.workers=1")
     assert [(line["step"], line["split"]) for line in one] == [(line["step"], line["split"]) for line in two]
@@ -85,6 +93,12 @@ def test_a_job_trains_to_the_same_losses_on_two_ranks(launcher: Launcher, tmp_pa
     np.testing.assert_allclose([l["loss"] for l in one], [l["loss"] for l in two], rtol=0, atol=1e-5)  # noqa: E741
     losses = [line["loss"] for line in one if line["split"] == "train"]
     assert len(set(losses)) == len(losses) and np.mean(losses[-4:]) < np.mean(losses[:4]), "and it learns"
+
+
+def test_a_vocabulary_that_the_network_does_not_hold_is_said_beforehand(tmp_path: Path) -> None:
+    made_data.llm_c(tmp_path / "a.bin", np.arange(300, dtype="<u2"), 300)
+    text = job('tokens("a.bin")', "gpt(layers = 1, width = 8, heads = 2, context = 16, vocab = 256)")
+    assert any("a vocabulary of 256 does not hold the data's 300 tokens" in each[2] for each in found(tmp_path, text))
 
 
 def test_a_number_that_the_network_does_not_know_is_named_with_its_file(launcher: Launcher, tmp_path: Path) -> None:
@@ -128,11 +142,11 @@ def found(folder: Path, text: str, *, run: bool = False) -> list[tuple[str, str,
 def test_data_that_is_not_there_is_a_warning_with_the_command_that_makes_it(
     tmp_path: Path, source: str, network: str, words: str
 ) -> None:
-    said = [each for each in found(tmp_path, job(source, network)) if each[0] == "E0309"]
-    assert len(said) == 1 and said[0][1] == "warning" and words in said[0][2]
     report = Report()
-    assert prepare(load_text(job(source, network), folder=str(tmp_path)), report) is None or source.startswith("x")
-    assert any(d.code == "E0309" and d.severity == "error" for d in report)
+    inspect(load_text(job(source, network), folder=str(tmp_path)), report)
+    (said,) = [d for d in report if d.code == "E0309"]
+    assert said.severity == "warning" and said.for_run().severity == "error"
+    assert said.help and words in said.help, said
 
 
 def broken_parquet(folder: Path) -> None:
@@ -157,6 +171,7 @@ def mixed_parquet(folder: Path) -> None:
         (lambda f: made_data.parquet(f, x=[b"a"] * 40), 'parquet("*.parquet")', "`x` holds bytes that are no picture"),
         (lambda f: made_data.parquet(f, x=[None, 1] * 20), 'parquet("*.parquet")', "`x` has no value in its first row"),
         (lambda f: made_data.dataset(f / "d"), 'datasets("./d", input = "q", target = "y")', "no column `q`"),
+        (made_data.parquet, 'parquet("*.parquet", input = ["x", "y"])', "`x` holds more than a number"),
         (lambda f: made_data.dataset(f / "d"), 'datasets("./d", input = "x")', "which columns .* `x`, `y`"),
     ],
 )
@@ -168,6 +183,17 @@ def test_a_table_that_cannot_be_used_is_an_error(
     make(tmp_path)
     said = [each for each in found(tmp_path, job(source, "[linear(2)]")) if each[0] == "E0311"]
     assert len(said) == 1 and said[0][1] == "error" and re.search(words, said[0][2]), said
+
+
+def test_several_columns_of_a_table_of_text(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b,c\n" + "".join(f"{n}.5,{n},{n % 3}\n" for n in range(20)))
+    source = 'datasets("csv", data_files = "./t.csv", input = ["a", "b"], target = "c", cache_dir = "CACHE")'
+    text = job(source.replace("CACHE", str(tmp_path / "cache")), "[linear(3)]")
+    ready = prepare(load_text(text, folder=str(tmp_path)), Report())
+    assert ready is not None
+    inputs, targets = open_source(ready.program.data).train.batch(torch.tensor([7, 2]))
+    assert inputs.tolist() == [[7.5, 7], [2.5, 2]] and targets.tolist() == [1, 2]
+    assert inputs.dtype == torch.float32 and targets.dtype == torch.int64
 
 
 def test_a_test_set_of_its_own_leaves_nothing_for_validation(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -151,3 +153,16 @@ def test_a_file_that_could_not_be_finished_is_not_left(tmp_path: Path, monkeypat
     with pytest.raises(TokensError, match="more than 5 tokens"):
         write_tokens([str(tmp_path / "a.txt")], str(tmp_path / "t.bin"), None, lambda read: None)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_the_example_trains_on_the_file_that_it_says_how_to_make(tmp_path: Path) -> None:
+    example = Path(__file__).parent.parent / "examples" / "tokens.plt"
+    command = example.read_text().splitlines()[1].removeprefix("#   ")
+    here = {**os.environ, "PATH": f"{DSLC.parent}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run(command, shell=True, cwd=tmp_path, env=here, check=True, capture_output=True)
+    (tmp_path / "tokens.plt").write_text(example.read_text())
+    words = [str(DSLC), "run", "tokens.plt", "--out", "run", "--set", "train.steps=25", "--set", "evaluate.every=none"]
+    run = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["split"] == "validation" and lines[-1]["loss"] < 4.5 < lines[0]["loss"]

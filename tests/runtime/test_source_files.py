@@ -293,11 +293,14 @@ def test_columns_of_every_kind(tmp_path: Path) -> None:
         "matrix": ("int64", [[[2, 1], [2, 3], [4, 5]], [[0, 1], [2, 3], [4, 5]]]),
         "fixed": ("float32", [[2, 1], [0, 1]]),
         "bytes": ("float32", np.stack([np.full((1, 4, 5), n / 255) for n in (2, 0)])),
+        "whole real truth": ("float32", [[3, 2.5, 1], [1, 0.5, 1]]),
+        "whole truth": ("int64", [[3, 1], [1, 1]]),
         "picture": ("float32", np.stack([np.full((1, 4, 5), n / 255) for n in (2, 0)])),
     }
     for name, (dtype, rows) in expected.items():
-        facts = tables.parquet_facts(str(tmp_path / "a.parquet"), name, "whole", None)
-        call = c.Parquet(files=str(tmp_path / "a.parquet"), input=name, target="whole")
+        columns = tuple(name.split(" "))
+        facts = tables.parquet_facts(str(tmp_path / "a.parquet"), columns, ("whole",), None)
+        call = c.Parquet(files=str(tmp_path / "a.parquet"), input=columns, target=("whole",))
         inputs, targets = open_source(step_for(call, Facts(3, facts["found"]))).train.batch(torch.tensor([2, 0]))
         assert str(inputs.dtype) == f"torch.{dtype}" == f"torch.{facts['input']['dtype']}"
         assert list(inputs.shape[1:]) == facts["input"]["shape"]
@@ -315,7 +318,7 @@ def test_rows_that_differ_from_the_first_are_named(tmp_path: Path, rows: Any, wo
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"x": pa.array(rows, pa.list_(pa.float32())), "y": [0, 1]}), tmp_path / "a.parquet")
-    with pytest.raises(SourceError, match=rf"job.plt:9:3: column `x` of .*a.parquet: {words}"):
+    with pytest.raises(SourceError, match=rf"job.plt:9:3: .*a.parquet: column `x`: {words}"):
         open_source(parquet_step(tmp_path)).train.batch(torch.tensor([0, 1]))
 
 
