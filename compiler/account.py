@@ -256,6 +256,7 @@ class _Sharded:
     reshard: bool
     accumulate: bool
     stays: bool  # gradients of earlier micro-batches are there
+    held: bool  # a micro-batch that is not the last: what stays gathered, stays
     copies: bool  # gloo takes a copy of what it exchanges
 
     def __post_init__(self) -> None:
@@ -292,7 +293,9 @@ class _Sharded:
         return True
 
     def forward(self, layer: int) -> int:
-        if self._gather(self.unit_of[layer]) and self.parts > 1:
+        if self.stays and not self.reshard:  # from the first micro-batch on
+            self._gathered, self._flat = set(range(len(self.whole))), None
+        elif self._gather(self.unit_of[layer]) and self.parts > 1:
             self._flat = self.unit_of[layer]
         return self._gradients(0)
 
@@ -323,15 +326,19 @@ class _Sharded:
 
     def _scatter(self, unit: int) -> Iterator[int]:
         """First what was made stands beside what is handed over; then that beside what comes of it."""
-        self._gathered.discard(unit)
-        self._handed = unit
         accumulated = self.accumulate and self.stays
+        if not self.held or self.reshard:
+            self._gathered.discard(unit)
+        if self.held and self.accumulate:
+            return
+        self._handed = unit
         yield self._gradients(0 if accumulated else self._made)
         self._scattered.add(unit)
         self._made -= self._of_unit[unit]
         # One rank divides instead of scattering.
         self.passing = 4 * self.whole[unit] if self.copies or self.parts == 1 else 0
-        yield self._gradients(0 if accumulated else self._made)
+        added = 4 * self.shard[unit] if self.stays and not self.accumulate else 0
+        yield self._gradients(0 if accumulated else self._made) + added
         self.passing = 0
 
     def update(self) -> int:
@@ -431,9 +438,9 @@ class _Account:
                 totals[owner] += size
         return totals
 
-    def _engine(self) -> _Whole | _Sharded:
+    def _engine(self, microbatch: int) -> _Whole | _Sharded:
         job, tensor, sharding = self._job, self._layout.sizes["tensor"], self._sharding
-        later = self._layout.microbatches > 1
+        later = microbatch > 0
 
         def numbers(parameters: tuple[ParameterNode, ...], shards: int, padded: bool = False) -> int:
             found = (q for q in parameters if q.tied_to is None and q.name in self._trained)
@@ -460,6 +467,7 @@ class _Account:
             reshard=sharding.reshard,
             accumulate=sharding.accumulate,
             stays=later,
+            held=microbatch + 1 < self._layout.microbatches,
             copies=shards > 1 and self._layout.device == "cpu",
         )
 
@@ -467,16 +475,23 @@ class _Account:
 
     def highest(self) -> MemoryNode:
         self._rest = state = self._state()
-        engine, layers = self._engine(), self._bytes
-        before = [0]  # what is kept by the layers before each, and all of them
-        copies, lasting = [0], [0]
-        for layer in layers:
-            before.append(before[-1] + (0 if "activations" in self._moved else layer.kept))
-            copies.append(copies[-1] + layer.copies)
+        # What is kept by the layers before each, and by all; likewise copies of weights, and those that last.
+        self._before, self._copies, self._lasting = [0], [0], [0]
+        for layer in self._bytes:
+            self._before.append(self._before[-1] + (0 if "activations" in self._moved else layer.kept))
+            self._copies.append(self._copies[-1] + layer.copies)
             # What is recomputed copies its weights anew; until then they are gone.
-            lasting.append(lasting[-1] + (0 if layer.again else layer.copies))
-        self._before = before
+            self._lasting.append(self._lasting[-1] + (0 if layer.again else layer.copies))
         self._stop("between two steps", None, state.gradients, 0, 0)
+        last = self._layout.microbatches - 1
+        for microbatch in sorted({0, last, *([last - 1] if self._sharding.engine == "fsdp" and last else [])}):
+            self._walk(self._engine(microbatch))
+        self._stop("optimizer step", None, self._engine(last).update(), 0, self._update_bytes())
+        return self._peak_node()
+
+    def _walk(self, engine: _Whole | _Sharded) -> None:
+        """One micro-batch, forward and backward."""
+        layers, before, copies, lasting = self._bytes, self._before, self._copies, self._lasting
         for n, layer in enumerate(layers):
             gradients = engine.forward(n)
             held = before[n] + copies[n + 1] + layer.forward
@@ -502,9 +517,6 @@ class _Account:
             for gradients in engine.leave(n):
                 when = f"reduce-scatter after the backward pass of {self._name(n)}"
                 self._stop(when, n, gradients, engine.communication + engine.passing, held)
-        gradients = engine.update()
-        self._stop("optimizer step", None, gradients, 0, self._update_bytes())
-        return self._peak_node()
 
     def _loss(self, engine: _Whole | _Sharded, kept: int, copies: int, lasting: int) -> None:
         forward, stays, backward = (int(self._samples * size) for size in _loss_bytes(self._job, self._model))

@@ -20,6 +20,7 @@ from dslc.compiler.units import byte_text, percent_text, time_text
 from dslc.dsl import calls as c
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.job import JobSpec, Promise
+from dslc.dsl.registry import Call
 
 if TYPE_CHECKING:
     from dslc.compiler.analyse import Analysis
@@ -128,7 +129,7 @@ def _none(analysis: Analysis, tried: list[Analysis]) -> str:
     return f"no change of `parallelism`, `memory` or `precision` alone, nor two of them, makes it fit{lowest}"
 
 
-def _first_of_each(remedies: list[_Remedy]) -> Iterator[_Remedy] | list[_Remedy]:
+def _first_of_each(remedies: list[_Remedy]) -> list[_Remedy]:
     """Of remedies of the same kinds, the cheapest."""
     seen: dict[tuple[str, ...], _Remedy] = {}
     for remedy in remedies:
@@ -168,7 +169,7 @@ def _changes(analysis: Analysis) -> Iterator[Change]:
         text = f"parallelism.microbatches = {count}"
         yield Change(what="microbatches", text=text, make=_set("parallelism", microbatches=count))
     for recompute in _more_recompute(job):
-        word = recompute if isinstance(recompute, str) else f"every({recompute.n})"
+        word = f"every({recompute.n})" if isinstance(recompute, c.Every) else recompute
         yield Change(what="recompute", text=f"memory.recompute = {word}", make=_set("memory", recompute=recompute))
     if layout.device == "cuda":
         for moved in (("optimizer",), ("optimizer", "parameters"), ("activations",)):
@@ -185,8 +186,8 @@ def _changes(analysis: Analysis) -> Iterator[Change]:
     yield from _more_devices(analysis)
 
 
-def _more_recompute(job: JobSpec) -> list[str | c.Every]:
-    order: list[str | c.Every] = ["none", "selective", c.Every(n=2), "full"]
+def _more_recompute(job: JobSpec) -> list[str | Call]:
+    order: list[str | Call] = ["none", "selective", c.Every(n=2), "full"]
     now = order.index(job.memory.recompute) if job.memory.recompute in order else 2
     return order[now + 1 :]
 
@@ -201,7 +202,8 @@ def _more_devices(analysis: Analysis) -> Iterator[Change]:
         data = analysis.layout.sizes["data"] * factor if analysis.job.parallelism.data is not None else None
 
         def make(job: JobSpec, count: int = factor * processes, data: int | None = data) -> JobSpec:
-            job = replace(job, devices=replace(job.devices, **{field: count}))
+            more = replace(job.devices, cpus=count) if field == "cpus" else replace(job.devices, gpus=count)
+            job = replace(job, devices=more)
             return job if data is None else replace(job, parallelism=replace(job.parallelism, data=data))
 
         text = f"devices.{field} = {factor * processes}" + (f"` with `parallelism.data = {data}" if data else "")

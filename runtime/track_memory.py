@@ -13,17 +13,17 @@ each of the first few steps, the update and `zero_grad` included; two are enough
 are bytes by kind, `tracker.when` says in which part of the step the peak was. `rest` is between two steps, after the
 last that was measured; `peak` is the highest of all. A step takes a few times as long while it is measured.
 
-Limits: the batch that the step is given was there before, and is not counted. What another thread releases (gloo's)
-is noticed at the end of the step only. What a library allocates beside torch (oneDNN's scratch pads, gloo's buffers) is
-not seen, nor the allocator's own loss on a CPU; on a GPU the peak's own `activations` hold all that is neither state
-nor gradients.
+Limits: the batch that the step is given was there before, and is not counted. What another thread releases is not
+reported: that gloo's threads hold what was exchanged for a moment longer is left out. What a library allocates beside
+torch (oneDNN's scratch pads, gloo's buffers) is not seen, nor the allocator's own loss on a CPU; on a GPU the peak's
+own `activations` hold all that is neither state nor gradients.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,39 @@ from torch.autograd.profiler import profile, record_function
 
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations", "communication")
 _UPDATED = "dslc: updated"  # marks, among what is recorded, where gradients were looked up
+# Phases of `fully_shard`: what is gathered goes, forward, with the next gather or the pass; backward, when it is taken
+# apart.
+_GATHERED, _TAKEN_APART = "FSDP::all_gather", "FSDP::all_gather_copy_out"
 _EXCHANGE = ("FSDP::", "c10d::", "record_param_comms", "gloo:", "nccl:", "fsdp::", "_c10d_functional::")
+
+
+class _Event(NamedTuple):
+    """An allocation (a release, where the size is below 0), or, with no address, a mark or the beginning of a phase of
+    `fully_shard`. `until`: the end of the collective that it happened inside."""
+
+    time: int
+    address: int | None
+    size: int
+    around: str
+    until: int | None
+    phase: str
+
+    @property
+    def backward(self) -> bool:
+        return self.around.startswith("autograd::")
+
+
+class _Block:
+    """Memory that was made in the step. `until`: when it goes, if another thread releases it: with the collective that
+    needed it, or when `fully_shard` comes to the end of a phase."""
+
+    __slots__ = ("around", "end", "kind", "phase", "size", "start", "until")
+
+    def __init__(self, event: _Event) -> None:
+        self.start, self.size, self.around, self.until = event.time, event.size, event.around, event.until
+        self.end: int | None = None
+        self.phase = event.phase
+        self.kind = "communication" if any(name in event.around for name in _EXCHANGE) else "activations"
 
 
 class Tracker:
@@ -57,10 +89,10 @@ class Tracker:
         with self._gradients_noted(), profile(profile_memory=True) as recorded:
             yield
         assert recorded.kineto_results is not None
-        events: list[Any] = []
+        events: list[_Event] = []
         for event in recorded.kineto_results.experimental_event_tree():
-            _flatten(event, (), events)
-        events.sort(key=lambda item: int(item[0].start_time_ns))
+            _flatten(event, "", None, "", events)
+        events.sort(key=lambda event: event.time)
         self._play(events)
         self.rest = self._sums(self._at_rest())
 
@@ -109,54 +141,68 @@ class Tracker:
         finally:
             del self._optimizer.zero_grad
 
-    def _play(self, events: list[tuple[Any, tuple[str, ...]]]) -> None:
+    def _play(self, events: list[_Event]) -> None:
         """The allocations of a step in order: notes the peak, and which gradients are still there after it."""
-        order: list[tuple[int, int, tuple[str, ...]]] = []  # (address, bytes, in what)
-        kinds: dict[int, str] = {}  # by position in `order`
-        born: dict[int, int] = {}  # what is there and was made in this step: address to position
+        blocks: list[_Block] = []
+        open_blocks: dict[int, _Block] = {}  # by address
+        released: list[tuple[int, int]] = []  # (time, address) of what was there before the step
+        phases: dict[tuple[str, bool], list[_Block]] = {}  # what was made in the phase that was the last of its kind
         early = dict(self._gradients)  # gradients in storages that were there before the step
-        for event, around in events:
-            if event.tag != _EventType.Allocation:
-                if event.name == _UPDATED:
-                    early = {address: size for address, size in early.items() if address not in born}
-                    kinds |= {born[address]: "gradients" for address in self._gradients if address in born}
+        for event in events:
+            if event.address is None and event.phase != _UPDATED:
+                ended = [(event.phase, event.backward)]
+                if event.backward:
+                    ended += [(_GATHERED, False), *([(_GATHERED, True)] if event.phase == _TAKEN_APART else [])]
+                for block in (block for phase in ended for block in phases.pop(phase, [])):
+                    block.until = block.until or event.time
                 continue
-            address, size = event.extra_fields.ptr, event.extra_fields.alloc_size
-            if address in born:  # released; where a new one begins there, by another thread
-                kinds.setdefault(born[address], _kind(order[born.pop(address)][2]))
-            if size > 0:
-                born[address] = len(order)
-            order.append((address, size, around))
+            if event.address is None:
+                early = {address: size for address, size in early.items() if address not in open_blocks}
+                for address in self._gradients:
+                    if address in open_blocks:
+                        open_blocks[address].kind = "gradients"
+                continue
+            before = open_blocks.pop(event.address, None)
+            if before is not None:  # where a new one begins there, another thread has released it
+                before.end = event.time if event.size < 0 else min(event.time, before.until or event.time)
+            else:
+                released.append((event.time, event.address))
+            if event.size > 0:
+                blocks.append(_Block(event))
+                open_blocks[event.address] = blocks[-1]
+                if event.phase:
+                    phases.setdefault((event.phase, event.backward), []).append(blocks[-1])
         states = self._at_rest()
-        for address, position in born.items():  # still there at the end
-            kinds.setdefault(position, states[address][1] if address in states else _kind(order[position][2]))
+        for address, block in open_blocks.items():
+            if address in states:
+                block.kind = states[address][1]
+            else:
+                block.end = block.until
 
         known = self._live | {address: (size, "gradients") for address, size in early.items()}
         # Buckets of the step before that are laid out anew: they go, unseen, before the new ones are made.
-        old = {address for address, (_, kind) in known.items() if kind == "gradients"} - set(early)
+        old = [address for address, (_, kind) in known.items() if kind == "gradients" and address not in early]
+        anew = min((b.start for b in blocks if b.kind == "gradients" and b.end is None), default=None)
+        if anew is not None:
+            released.extend((anew, address) for address in old)
         live = self._sums(known)
+        changes = [(time, 0, *known.pop(address), "") for time, address in sorted(released) if address in known]
+        self._note(live, sum(live.values()), "before the step")
+        moves = [(time, order, -size, kind, "") for time, order, size, kind, _ in changes]
+        moves += [(b.start, 1, b.size, b.kind, b.around) for b in blocks]
+        moves += [(b.end, 0, -b.size, b.kind, "") for b in blocks if b.end is not None]
         now = sum(live.values())
-        self._note(live, now, ("before the step",))
-        for position, (address, size, around) in enumerate(order):
-            released = [address]  # for a new one, what another thread released unseen
-            if size > 0 and kinds[position] == "gradients" and born.get(address) == position:
-                released.extend(old)
-            for one in released:
-                gone, kind = known.pop(one, (0, KINDS[0]))
-                live[kind] -= gone
-                now -= gone
+        for _, _, size, kind, around in sorted(moves, key=lambda move: move[:2]):
+            live[kind] += size
+            now += size
             if size > 0:
-                kind = kinds[position]
-                known[address] = size, kind
-                live[kind] += size
-                now += size
                 self._note(live, now, around)
-        self._gradients = {address: size for address, size in self._gradients.items() if address in known}
+        there = known.keys() | open_blocks.keys()
+        self._gradients = {address: size for address, size in self._gradients.items() if address in there}
 
-    def _note(self, live: dict[str, int], total: int, around: tuple[str, ...]) -> None:
+    def _note(self, live: dict[str, int], total: int, when: str) -> None:
         if total > sum(self.peak.values()):
-            self.peak = {kind: live.get(kind, 0) for kind in KINDS}
-            self.when = " > ".join(around)
+            self.peak, self.when = dict(live), when
 
     def _sums(self, storages: dict[int, tuple[int, str]]) -> dict[str, int]:
         sums = dict.fromkeys(KINDS, 0)
@@ -181,14 +227,20 @@ class Tracker:
             self.peak = state | {"gradients": gradients, "activations": max(0, most - known)}
 
 
-def _kind(around: tuple[str, ...]) -> str:
-    exchanged = any(name.startswith(_EXCHANGE) for name in around)
-    return "communication" if exchanged else "activations"
-
-
-def _flatten(event: Any, around: tuple[str, ...], into: list[Any]) -> None:
-    """The tree as a list of (event, names of what it happened inside)."""
-    into.append((event, around))
-    inside = (*around, event.name) if event.children else around
+def _flatten(event: Any, around: str, until: int | None, phase: str, into: list[_Event]) -> None:
+    """The allocations and marks of a tree, each with what it happened inside."""
+    if event.tag == _EventType.Allocation:
+        fields = event.extra_fields
+        into.append(_Event(event.start_time_ns, fields.ptr, fields.alloc_size, around, until, phase))
+        return
+    name = event.name
+    if name.startswith("FSDP::"):
+        phase = name.partition(" (")[0]
+    if name == _UPDATED or name.startswith("FSDP::"):
+        mark = _UPDATED if name == _UPDATED else phase
+        time = event.start_time_ns + (event.duration_time_ns if mark == _TAKEN_APART else 0)
+        into.append(_Event(time, None, 0, around, None, mark))
+    if name.startswith("c10d::"):
+        until = event.start_time_ns + event.duration_time_ns
     for child in event.children:
-        _flatten(child, inside, into)
+        _flatten(child, f"{around} > {name}" if around else name, until, phase, into)
