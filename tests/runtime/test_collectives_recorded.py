@@ -18,7 +18,7 @@ def _known(rank: int) -> list[Exchange]:
     from torch.distributed import _functional_collectives as functional
 
     group: Any = dist.new_group([0, 1])
-    alone = [dist.new_group([each]) for each in range(3)][rank]
+    alone: Any = [dist.new_group([each]) for each in range(3)][rank]
     numbers = torch.ones(6)
     with Recorder() as recorder:
         dist.all_reduce(numbers)
