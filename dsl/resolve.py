@@ -102,11 +102,11 @@ def resolve(merged: Merged, report: Report, name: str, folder: str) -> Resolved:
                       sweep=texts)  # fmt: skip
         checkpoint = job.checkpoint
         if texts and checkpoint.dir is not None and checkpoint.every is not None and "checkpoint.dir" not in texts:
-            span, paths_swept = checkpoint.at("dir"), ", ".join(f"`{path}`" for path in texts)
+            swept = ", ".join(f"`{path}`" for path in texts)
             report.add(
                 "E0145",
-                f"the runs of the sweep over {paths_swept} would all write their checkpoints into {checkpoint.dir}",
-                span,
+                f"the runs of the sweep over {swept} would all write their checkpoints into {checkpoint.dir}",
+                checkpoint.at("dir"),
                 help="leave it out: each run has a folder of its own",
             )
     origins = _origins(merged, base)

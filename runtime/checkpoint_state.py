@@ -58,7 +58,7 @@ def load_model(path: str, manifest: Manifest, model: nn.Module) -> None:
     wrong = misfitting_tensors(manifest.fit.tensors, shapes_of(model))
     if wrong:
         raise CheckpointError(f"{path} is not of this model: {wrong}")
-    _read(path, {f"model.{name}": tensor.detach() for name, tensor in weights.named_tensors(model).items()})
+    read(path, {f"model.{name}": tensor.detach() for name, tensor in weights.named_tensors(model).items()})
 
 
 class TrainingState:
@@ -81,23 +81,24 @@ class TrainingState:
     @torch.no_grad()
     def mine(self) -> State:
         """The tensors that this rank writes: those of the training themselves, not copies."""
-        if hasattr(self._parts.optimizer, "optim_dict"):  # offloaded: the new parameters may be still on their way
-            torch.cuda.current_stream().wait_stream(self._parts.optimizer.stream)
+        optimizer: Any = self._parts.optimizer
+        if hasattr(optimizer, "optim_dict"):  # offloaded: the new parameters may be still on their way
+            torch.cuda.current_stream().wait_stream(optimizer.stream)
         deal, found = _Deal(self._rank, self._ranks), State()
         for name, tensor in self._model.items():
             if name in self._parameters and deal.is_mine(tensor):
-                found[f"model.{name}"] = tensor.detach()
+                found[f"model.{name}"] = tensor
         for slot in self._slots:
             for state, value in slot.kept.get(slot.parameter, {}).items():
                 if value is None:
                     continue  # a momentum before the first gradient
                 assert isinstance(value, Tensor), f"{slot.name}: state {state} is a {type(value).__name__}"
                 if not self._dealt_out or deal.is_mine(value):
-                    found[f"optimizer.{slot.name}.{state}"] = value.detach()
+                    found[f"optimizer.{slot.name}.{state}"] = value
         if self._rank == 0:
             for name, tensor in weights.named_tensors(self._parts.plain).items():
                 if name not in self._parameters:
-                    found[f"model.{name}"] = tensor.detach()
+                    found[f"model.{name}"] = tensor
             for name, number in self._parts.scaler.state_dict().items():
                 found[f"scaler.{name}"] = torch.tensor(float(number), dtype=torch.float64)
         generators = random_numbers.state(self._parts.device)
@@ -108,7 +109,7 @@ class TrainingState:
     @torch.no_grad()
     def load(self, path: str, manifest: Manifest, seed: int) -> None:
         """Puts the state of the checkpoint at `path` in place. Raises CheckpointError where it cannot be read."""
-        there = _keys(path)
+        there = keys_of(path)
         states: dict[str, list[str]] = {}
         for key in there:
             name, _, state = key.removeprefix("optimizer.").rpartition(".")
@@ -134,7 +135,7 @@ class TrainingState:
             if same_ranks and key.startswith(own)
         }
         wanted |= {own + name: tensor for name, tensor in generators.items()}
-        _read(path, wanted)
+        read(path, wanted)
         for slot in self._slots:
             slot.loaded()
         if of_scaler:
@@ -232,7 +233,8 @@ class _Deal:
 
 
 def _local(tensor: Any) -> Tensor:
-    local: Tensor = tensor.to_local() if hasattr(tensor, "device_mesh") else tensor
+    """What of a tensor this rank holds. Not by `to_local`, which takes as long as the copy of a small tensor."""
+    local: Tensor = tensor._local_tensor if hasattr(tensor, "device_mesh") else tensor
     return local
 
 
@@ -294,7 +296,7 @@ def write(path: str, tensors: State, group: Any) -> None:
         )
 
 
-def _read(path: str, wanted: State) -> None:
+def read(path: str, wanted: State) -> None:
     """Fills the tensors of `wanted` in place. No rank waits for another."""
     dcp = _torchs()
     with _plainly(f"{path} cannot be read"):
@@ -306,7 +308,7 @@ def _read(path: str, wanted: State) -> None:
         )
 
 
-def _keys(path: str) -> Mapping[str, Any]:
+def keys_of(path: str) -> Mapping[str, Any]:
     """What a checkpoint holds, with the shape of each."""
     dcp = _torchs()
     with _plainly(f"{path} cannot be read"):
