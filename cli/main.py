@@ -80,6 +80,35 @@ def build_parser() -> argparse.ArgumentParser:
     verify.add_argument("--shrink", action="store_true", help="a narrow copy of a library network, that fits a laptop")
     verify.add_argument("--out", metavar="DIR", help="keep the run directories of the trainings here")
 
+    def checkpoint_argument(made: argparse.ArgumentParser) -> None:
+        made.add_argument(
+            "--checkpoint", metavar="PATH", help="a checkpoint, a folder of them, a run, or a .safetensors (default: the newest)"
+        )
+
+    evaluate = command(
+        "evaluate", "the metrics of a checkpoint over the whole validation split", "dslc evaluate digits.plt --json"
+    )
+    job_arguments(evaluate)
+    checkpoint_argument(evaluate)
+    evaluate.add_argument("--json", action="store_true", help="an object, for machines")
+
+    predict = command(
+        "predict", "write what a checkpoint's model makes of every sample", "dslc predict digits.plt -o digits.npz"
+    )
+    job_arguments(predict)
+    checkpoint_argument(predict)
+    predict.add_argument("-o", "--output", metavar="FILE", required=True, help=".npz or .safetensors: output, index")
+    predict.add_argument(
+        "--split", choices=("validation", "train", "all"), default="validation", help="of which samples"
+    )
+
+    export = command(
+        "export", "write the whole weights of a checkpoint for plain torch", "dslc export gpt.plt -o gpt.safetensors"
+    )
+    job_arguments(export)
+    checkpoint_argument(export)
+    export.add_argument("-o", "--output", metavar="FILE", required=True, help=".safetensors or .pt")
+
     fmt = command("fmt", "bring jobs into the one layout", "dslc fmt --check jobs/*.plt")
     fmt.add_argument("jobs", metavar="JOB", nargs="+", help="a .plt file, or - for standard input")
     fmt.add_argument("--check", action="store_true", help="change nothing; exit 1 if a file would change")

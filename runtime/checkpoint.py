@@ -50,7 +50,7 @@ class Start:
 
 def preload(job: JobProgram) -> None:
     """In the launcher: loads what the ranks would each have to load (0.6 s)."""
-    if _wanted(job):
+    if _wanted(job) or job.task != "train":
         import torch.distributed.checkpoint  # noqa: F401
 
 
@@ -147,7 +147,7 @@ class Checkpoints:
         if choice.taken is not None and choice.taken.manifest is not None:
             manifest = choice.taken.manifest
             note(self._run_dir, f"goes on after step {manifest.step}, from {_short(choice.taken.path)}")
-        elif self._step.resume == "auto":
+        elif self._step.resume == "auto" and not choice.whole:
             note(self._run_dir, f"begins at the first step: no checkpoint to go on from in {_short(asked)}")
 
     def _of_rank_0(self, value: Any) -> Any:

@@ -13,6 +13,7 @@ it computes on first use) and then not train with.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 
@@ -35,27 +36,34 @@ def evaluate(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits) ->
     """The metrics over the whole validation split, by name; the same on every rank."""
     steps = job.metrics if any(step.name == "loss" for step in job.metrics) else (_LOSS, *job.metrics)
     metrics = Metrics(steps, job.loss, parts.device)
-    modes = [(module, module.training) for module in parts.plain.modules()]
-    parts.engine.agree_on_buffers()
-    parts.plain.eval()
-    try:
+    with evaluating(parts):
         for input, target, counts in _batches(job, place, parts, splits):
             with autocast(job.precision, parts.device):
                 output = parts.plain(input)
             if counts:
                 metrics.update(output, target)
-    finally:
-        parts.engine.let_go()
-        for module, training in modes:
-            module.training = training
     if place.data_ranks > 1:
         dist.all_reduce(metrics.sums)
     return metrics.results()
 
 
+@contextlib.contextmanager
+def evaluating(parts: Parts) -> Iterator[None]:
+    """The model in evaluation mode, all ranks with the same buffers; afterwards it is as it was."""
+    modes = [(module, module.training) for module in parts.plain.modules()]
+    parts.engine.agree_on_buffers()
+    parts.plain.eval()
+    try:
+        yield
+    finally:
+        parts.engine.let_go()
+        for module, training in modes:
+            module.training = training
+
+
 def _batches(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits) -> Iterator[tuple[Tensor, Tensor, bool]]:
     """This rank's batches (input, target, whether they count): as many on every rank where they go in lockstep."""
-    size, own = _size(job, place), 0
+    size, own = batch_size(job, place), 0
     pair: tuple[Tensor, Tensor] | None = None
     for pair in validation_batches(job.data, splits, place, size, parts.device):
         own += 1
@@ -70,6 +78,6 @@ def _batches(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits) ->
         yield *pair, False
 
 
-def _size(job: JobProgram, place: RankPlace) -> int:
+def batch_size(job: JobProgram, place: RankPlace) -> int:
     """Samples at once: two micro-batches of the training, since nothing is kept for a backward pass."""
     return 2 * -(-job.data.batch // (place.data_ranks * job.microbatches))

@@ -18,6 +18,7 @@ import contextlib
 import itertools
 import json
 import os
+from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 import torch
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 
 NAME = "weights.safetensors"
 
-_DTYPES = {
+DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -62,22 +63,23 @@ def save_weights(model: nn.Module, run_dir: str, writes: bool = True) -> str:
     tensors = named_tensors(model)
     with open(path + ".part", "wb") if writes else contextlib.nullcontext() as file:
         if file is not None:
-            file.write(_header(tensors))
+            file.write(header(tensors))
         for tensor in tensors.values():
             whole = _whole(tensor, writes)
             if file is not None and whole is not None:
-                _write(file, whole)
+                write_tensor(file, whole)
     if writes:
         os.replace(path + ".part", path)
     return path
 
 
-def _header(tensors: dict[str, Tensor]) -> bytes:
+def header(tensors: Mapping[str, Tensor]) -> bytes:
+    """What a file of these tensors begins with; they may be on the meta device."""
     ends = itertools.accumulate(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     places = itertools.pairwise(itertools.chain((0,), ends))
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     for (name, tensor), place in zip(tensors.items(), places, strict=True):
-        entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": place}
+        entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": place}
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header
@@ -92,7 +94,8 @@ def _whole(tensor: Any, wanted: bool) -> Tensor | None:
     return whole
 
 
-def _write(file: BinaryIO, tensor: Tensor) -> None:
+def write_tensor(file: BinaryIO, tensor: Tensor) -> None:
+    """The bytes of the next tensor, in the order of the header."""
     plain = tensor.detach().cpu().contiguous().reshape(-1)
     file.write(plain.view(torch.uint8).numpy().data)
 

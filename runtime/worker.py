@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from dslc.compiler.program import JobProgram, RankPlace
-from dslc.runtime import failure, random_numbers, stop
+from dslc.runtime import failure, random_numbers, stop, tasks
 from dslc.runtime.assemble import Parts, assemble
 from dslc.runtime.lifetime import end_with
 from dslc.runtime.sources import open_source
@@ -62,7 +62,11 @@ def work(
         splits = open_source(job.data)
         parts = assemble(job, device)
         random_numbers.begin(job.seed, place.rank)
-        end = train(job, place, parts, splits, board, run_dir)
+        if job.task == "train":
+            end = train(job, place, parts, splits, board, run_dir)
+        else:
+            tasks.work_off(job, place, parts, splits, run_dir)
+            end = End(steps=0)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         board.leave(place.rank)

@@ -1,0 +1,153 @@
+"""Which weights `evaluate`, `predict` and `export` take, and whether a checkpoint fits a job. Needs no torch.
+
+Model: `--checkpoint` names a checkpoint (`step-00000050`), a folder of them, a run directory, or a `.safetensors` file.
+Without it, the newest is taken of what is in `checkpoint.dir` and in the runs under `runs/<job>/`. Of several
+checkpoints in a folder the newest whole one is taken, and those that are damaged are passed over and named; of a run
+directory the final weights, unless a checkpoint is newer.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dslc.compiler.analyse import Analysis
+from dslc.compiler.model import ModelGraph
+from dslc.dsl.job import JobSpec
+from dslc.runtime.checkpoint_files import (
+    MANIFEST,
+    Manifest,
+    Shapes,
+    checkpoints_in,
+    damage,
+    is_checkpoint,
+    look,
+    misfitting_tensors,
+)
+
+WEIGHTS = "weights.safetensors"
+
+
+class NoCheckpoint(Exception):
+    """There is none to take; the text says where was looked, and what to do."""
+
+
+class Misfit(Exception):
+    """The checkpoint is of another model than the job's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """What is used: a checkpoint's folder with its manifest, or a file of weights without one."""
+
+    path: str
+    manifest: Manifest | None
+
+    def __str__(self) -> str:
+        shown = os.path.relpath(self.path)
+        shown = self.path if shown.startswith("..") else shown
+        return f"{shown} (step {self.manifest.step:,})" if self.manifest else shown
+
+
+def take(job: JobSpec, asked: str | None) -> Taken:
+    """The checkpoint that is asked for, else the newest of the job. Raises NoCheckpoint."""
+    if asked is not None:
+        path = os.path.abspath(os.path.expanduser(asked))
+        if not os.path.exists(path):
+            raise NoCheckpoint(f"there is no {asked}")
+        found = _in(path)
+        if found is None:
+            raise NoCheckpoint(
+                f"{asked} is no checkpoint (a folder `step-00000050` with a {MANIFEST}), no folder that holds one, no run "
+                "directory and no .safetensors file"
+            )
+        return found
+    places = _places(job)
+    for place in sorted(places, key=_age, reverse=True):
+        found = _in(place)
+        if found is not None:
+            return found
+    looked = [os.path.join("runs", job.name, "*"), *([job.checkpoint.dir] if job.checkpoint.dir else [])]
+    raise NoCheckpoint(
+        f"there is no checkpoint of `{job.name}` in {' or '.join(looked)}: train first (`dslc run`), or name one with "
+        "--checkpoint"
+    )
+
+
+def _places(job: JobSpec) -> list[str]:
+    """Where a checkpoint of the job may be: its own folder of them, its run directories, those of a sweep."""
+    runs = os.path.join(os.path.abspath("runs"), glob.escape(job.name))
+    found = [path for depth in ("*", os.path.join("*", "*")) for path in glob.glob(os.path.join(runs, depth))]
+    own = [job.checkpoint.dir] if job.checkpoint.dir and os.path.isdir(job.checkpoint.dir) else []
+    return [*own, *(path for path in found if _is_run(path))]
+
+
+def _is_run(path: str) -> bool:
+    return os.path.isdir(path) and (
+        os.path.exists(os.path.join(path, WEIGHTS)) or bool(checkpoints_in(os.path.join(path, "checkpoints")))
+    )
+
+
+def _age(place: str) -> float:
+    return max((_time(path) for path in _candidates(place)), default=0.0)
+
+
+def _candidates(place: str) -> Iterator[str]:
+    """Checkpoints and weights in a place, as paths."""
+    yield from checkpoints_in(place)
+    if not is_checkpoint(place):
+        yield from checkpoints_in(os.path.join(place, "checkpoints"))
+        if os.path.isfile(os.path.join(place, WEIGHTS)):
+            yield os.path.join(place, WEIGHTS)
+
+
+def _time(path: str) -> float:
+    """When it was written."""
+    try:
+        return os.path.getmtime(os.path.join(path, MANIFEST) if os.path.isdir(path) else path)
+    except OSError:
+        return 0.0
+
+
+def _in(place: str) -> Taken | None:
+    """What to take of a place that exists. Raises NoCheckpoint where all that is there is damaged."""
+    if os.path.isfile(place):
+        return Taken(path=place, manifest=None) if place.endswith(".safetensors") else None
+    passed_over = []
+    found = sorted(_candidates(place), key=lambda path: (_time(path), path), reverse=True)
+    for path in found:
+        if os.path.isfile(path):
+            return Taken(path=path, manifest=None)
+        seen = look(path)
+        reasons = [seen.reason] if seen.manifest is None else damage(path, seen.manifest)
+        if not reasons:
+            for each in passed_over:
+                print(f"passed over {each}", file=sys.stderr)
+            return Taken(path=path, manifest=seen.manifest)
+        passed_over.append(f"{path}: {'; '.join(reasons)}")
+    if passed_over:
+        raise NoCheckpoint("\n".join([f"no checkpoint in {place} is whole", *passed_over]))
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------- whether it fits
+
+
+def tensors_of(model: ModelGraph, there: Shapes) -> Shapes:
+    """The tensors of a checkpoint of `model`. A user's module may keep buffers out of its state: those that are not
+    `there` are left out."""
+    found = {q.name: q.shape for layer in model.layers for q in layer.parameters if q.tied_to is None}
+    kept = {b.name: b.shape for layer in model.layers for b in layer.buffers if model.root or b.name in there}
+    return found | kept
+
+
+def hold_against(taken: Taken, analysis: Analysis) -> None:
+    """Raises Misfit where the checkpoint is of another model, as far as that is known before anything is read."""
+    if taken.manifest is None or taken.manifest.fit.tensors is None or analysis.model is None:
+        return
+    wrong = misfitting_tensors(taken.manifest.fit.tensors, tensors_of(analysis.model, taken.manifest.fit.tensors))
+    if wrong:
+        raise Misfit(f"{taken} does not fit {analysis.job.source.name}: {wrong}")

@@ -1,0 +1,38 @@
+"""`dslc evaluate`: the metrics of a checkpoint over the whole validation split, on any devices."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+
+from dslc.front import load_each
+from dslc.main import GOOD, WRONG_USAGE
+from dslc.use import Refused, metrics, ready
+
+
+def main(arguments: argparse.Namespace) -> int:
+    _, combinations = load_each(arguments.job, arguments.settings)
+    try:
+        made, taken = ready(combinations[0], arguments.checkpoint, "evaluate")
+        if not made.program.data.validation_samples:
+            print(
+                "dslc: there is nothing to evaluate on: the job holds no samples out (`--set data.validation=10%`)",
+                file=sys.stderr,
+            )
+            return WRONG_USAGE
+        found = metrics(made)
+    except Refused as refused:
+        return refused.status
+    samples = made.program.data.validation_samples
+    if arguments.json:
+        finite = {name: value if math.isfinite(value) else None for name, value in found.items()}
+        step = taken.manifest.step if taken.manifest else None
+        print(json.dumps({"checkpoint": taken.path, "step": step, "samples": samples, **finite}))
+        return GOOD
+    print(f"{taken} over {samples:,} validation samples")
+    width = max(map(len, found))
+    for name, value in found.items():
+        print(f"  {name:<{width}}  {value:.6g}")
+    return GOOD

@@ -1,0 +1,45 @@
+"""`dslc export`: the whole weights of a checkpoint, under plain names, for torch without dslc."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from dslc.checkpoints import Misfit, hold_against
+from dslc.dsl.diagnostics import Report
+from dslc.front import inspect, load_each, show
+from dslc.main import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
+from dslc.use import Refused, taken_for
+
+
+def main(arguments: argparse.Namespace) -> int:
+    if not arguments.output.endswith((".safetensors", ".pt")):
+        print("dslc: weights are written as .safetensors or .pt", file=sys.stderr)
+        return WRONG_USAGE
+    _, combinations = load_each(arguments.job, arguments.settings)
+    report = Report()
+    # Only a `.pt` needs to know which weights are tied, for which a module of the user's own has to be made.
+    analysis = inspect(combinations[0], report, trace=arguments.output.endswith(".pt"))
+    if report.errors or analysis is None:
+        show(report.errors)
+        return JOB_AT_FAULT
+    try:
+        taken = taken_for(analysis.job, arguments.checkpoint)
+        hold_against(taken, analysis)
+    except Refused as refused:
+        return refused.status
+    except Misfit as misfit:
+        print(f"dslc: {misfit}", file=sys.stderr)
+        return JOB_AT_FAULT
+    from dslc.runtime.checkpoint_state import CheckpointError
+    from dslc.runtime.export import export
+
+    try:
+        count = export(taken.path, dict(analysis.model.ties) if analysis.model else {}, arguments.output)
+    except (CheckpointError, OSError) as error:
+        print(f"dslc: {error}", file=sys.stderr)
+        return TRAINING_FAILED
+    size = os.path.getsize(arguments.output)
+    print(f"{arguments.output}: {count} tensors, {size:,} bytes, of {taken}")
+    return GOOD

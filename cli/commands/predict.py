@@ -1,0 +1,41 @@
+"""`dslc predict`: what the model of a checkpoint makes of every sample, in order, on any devices."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from dslc.front import load_each
+from dslc.main import GOOD, TRAINING_FAILED, WRONG_USAGE
+from dslc.use import Refused, launched, ready
+
+
+def main(arguments: argparse.Namespace) -> int:
+    output = os.path.abspath(arguments.output)
+    if not output.endswith((".npz", ".safetensors")):
+        print("dslc: predictions are written as .npz or .safetensors", file=sys.stderr)
+        return WRONG_USAGE
+    folder = os.path.dirname(output)
+    if not os.path.isdir(folder):
+        print(f"dslc: there is no folder {folder}", file=sys.stderr)
+        return WRONG_USAGE
+    _, combinations = load_each(arguments.job, arguments.settings)
+    try:
+        made, taken = ready(combinations[0], arguments.checkpoint, "predict", split=arguments.split, output=output)
+        data = made.program.data
+        if arguments.split == "validation" and not data.validation_samples:
+            print("dslc: the job holds no samples out: `--split train` or `--split all`", file=sys.stderr)
+            return WRONG_USAGE
+        with launched(made, beside=folder) as parts:
+            from dslc.runtime.predictions import join
+
+            try:
+                shape = join(parts, made.program.world_size, output)
+            except (OSError, ValueError) as error:
+                print(f"dslc: {output} cannot be written: {error}", file=sys.stderr)
+                return TRAINING_FAILED
+    except Refused as refused:
+        return refused.status
+    print(f"{arguments.output}: output {' x '.join(map(str, shape))} of {taken}")
+    return GOOD

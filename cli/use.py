@@ -1,0 +1,108 @@
+"""From a job and a checkpoint to ranks that evaluate or predict: what `dslc evaluate` and `dslc predict` share."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from dslc.checkpoints import Misfit, NoCheckpoint, Taken, hold_against, take
+from dslc.compiler.layout import lay_out
+from dslc.dsl.blocks import CheckpointSpec
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.job import JobSpec
+from dslc.dsl.load import Loaded
+from dslc.front import show
+from dslc.main import JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
+from dslc.runs import Ready, prepare
+
+_UNLIMITED = 2**62
+
+
+class Refused(Exception):
+    """Nothing is to be done; why has been said. `status` is the exit status."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"exit status {status}")
+        self.status = status
+
+
+def ready(loaded: Loaded, asked: str | None, task: str, **changed: Any) -> tuple[Ready, Taken]:
+    """The job as a program that does `task` with a checkpoint. Raises Refused."""
+    report = Report()
+    if loaded.job is None or loaded.report.errors:
+        show(loaded.report)
+        raise Refused(JOB_AT_FAULT)
+    made = prepare(replace(loaded, job=_without_training(loaded.job)), report)
+    show([each for each in report if each.severity == "error"])  # warnings are about a training
+    if made is None:
+        raise Refused(JOB_AT_FAULT)
+    taken = taken_for(loaded.job, asked)
+    try:
+        hold_against(taken, made.compiled.analysis)
+    except Misfit as misfit:
+        print(f"dslc: {misfit}", file=sys.stderr)
+        raise Refused(JOB_AT_FAULT) from None
+    program = replace(made.program, task=task, use=taken.path, **changed)
+    return replace(made, program=program), taken
+
+
+def taken_for(job: JobSpec, asked: str | None) -> Taken:
+    """The checkpoint. Raises Refused where there is none."""
+    try:
+        return take(job, asked)
+    except NoCheckpoint as reason:
+        print(f"dslc: {reason}", file=sys.stderr)
+        raise Refused(WRONG_USAGE) from None
+
+
+def _without_training(job: JobSpec) -> JobSpec:
+    """The job without what only a training needs: its checkpoints, promises and first weights; the account of its
+    memory, which is that of a training; a global batch that the ranks can share out."""
+    layout = lay_out(job, Report())
+    each = layout.sizes["data"] * layout.microbatches if layout else 1
+    batch = max(each, job.data.batch // each * each)
+    return replace(
+        job,
+        model=replace(job.model, weights=None),
+        data=replace(job.data, batch=batch),
+        train=replace(job.train, compile=False),
+        memory=replace(job.memory, limit=_UNLIMITED, recompute="none"),
+        checkpoint=CheckpointSpec(),
+        expect=(),
+        sweep={},
+    )
+
+
+@contextlib.contextmanager
+def launched(made: Ready, beside: str | None = None) -> Iterator[str]:
+    """The folder in which the ranks have left what came of it, for as long as this lasts. Raises Refused."""
+    from dslc.runtime.failure import describe
+    from dslc.runtime.launch import launch
+
+    folder = tempfile.mkdtemp(prefix=f".dslc-{made.program.task}-", dir=beside)
+    with open(os.devnull, "w", encoding="utf-8") as screen:
+        outcome = launch(made.program, made.places, folder, screen=screen)
+    if outcome.failure is not None:  # the folder holds the logs
+        print(describe(outcome).replace("training failed", f"`{made.program.task}` failed"), file=sys.stderr)
+        raise Refused(TRAINING_FAILED)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def metrics(made: Ready) -> dict[str, float]:
+    """Evaluates: the metrics over the validation split by name. Raises Refused."""
+    from dslc.runtime.tasks import EVALUATION
+
+    with launched(made) as folder, open(os.path.join(folder, EVALUATION), encoding="utf-8") as file:
+        found: dict[str, float] = json.load(file)
+    return found
+

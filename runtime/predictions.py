@@ -1,0 +1,99 @@
+"""Predictions on the disk: the part of each rank, and the one file that is made of them.
+
+Model: a rank appends its outputs (float32) and the numbers of its samples (int64) as bytes to two files, and leaves
+beside them how many rows they are and of what shape. `join` writes the header of the file that was asked for and copies
+the bytes of one rank after another behind it, so that nothing is ever in memory whole.
+
+Contract: `.npz` (uncompressed) or `.safetensors`, with `output` of shape (n, …), float32, and `index`, int64: the number
+of each sample in the source. It is written beside its place and renamed. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Sequence
+from typing import IO, Any
+
+import numpy as np
+
+SUFFIXES = (".npz", ".safetensors")
+_NAMES = {"output": ("<f4", "F32"), "index": ("<i8", "I64")}  # as numpy and as safetensors call their numbers
+
+
+class Part:
+    """What one rank writes."""
+
+    def __init__(self, run_dir: str, rank: int) -> None:
+        self._stem = os.path.join(run_dir, f"part-{rank}")
+        self._rows = 0
+        self._shape: tuple[int, ...] | None = None
+
+    def __enter__(self) -> Part:
+        self._files = {name: open(f"{self._stem}.{name}", "wb") for name in _NAMES}  # noqa: SIM115
+        return self
+
+    def add(self, output: np.ndarray[Any, Any], index: np.ndarray[Any, Any]) -> None:
+        """One row of `output` for each of `index`. Raises ValueError where rows are of another shape than before."""
+        if self._shape is not None and self._shape != output.shape[1:]:
+            raise ValueError(f"the model gives outputs of shape {output.shape[1:]} here, and gave {self._shape} before")
+        self._shape = output.shape[1:]
+        self._rows += len(index)
+        for name, array in (("output", output), ("index", index)):
+            self._files[name].write(np.ascontiguousarray(array, _NAMES[name][0]).data)
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files.values():
+            file.close()
+        with open(f"{self._stem}.json", "w", encoding="utf-8") as told:
+            json.dump({"rows": self._rows, "shape": self._shape}, told)
+
+
+def join(run_dir: str, ranks: int, path: str) -> tuple[int, ...]:
+    """Writes the parts of all ranks into `path`; the shape of `output`. Raises OSError, or ValueError where the ranks'
+    outputs are of unequal shape."""
+    parts = []
+    for rank in range(ranks):
+        with open(os.path.join(run_dir, f"part-{rank}.json"), encoding="utf-8") as file:
+            parts.append(json.load(file))
+    shapes = {tuple(part["shape"]) for part in parts if part["rows"]}
+    if len(shapes) > 1:
+        raise ValueError(f"the ranks' outputs are of unequal shape: {sorted(shapes)}")
+    rows = sum(part["rows"] for part in parts)
+    shape = (rows, *(shapes.pop() if shapes else ()))
+    wanted = {"output": shape, "index": (rows,)}
+    files = {name: [os.path.join(run_dir, f"part-{rank}.{name}") for rank in range(ranks)] for name in _NAMES}
+    (_write_npz if path.endswith(".npz") else _write_safetensors)(path + ".part", wanted, files)
+    os.replace(path + ".part", path)
+    return shape
+
+
+def _write_npz(path: str, shapes: dict[str, tuple[int, ...]], files: dict[str, list[str]]) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, shape in shapes.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                about = {"descr": _NAMES[name][0], "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(entry, about)
+                _copy(files[name], entry)
+
+
+def _write_safetensors(path: str, shapes: dict[str, tuple[int, ...]], files: dict[str, list[str]]) -> None:
+    entries, end = {}, 0
+    for name, shape in shapes.items():
+        size = sum(os.path.getsize(file) for file in files[name])
+        entries[name] = {"dtype": _NAMES[name][1], "shape": shape, "data_offsets": (end, end + size)}
+        end += size
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    with open(path, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for name in shapes:
+            _copy(files[name], file)
+
+
+def _copy(sources: Sequence[str], target: IO[bytes]) -> None:
+    for source in sources:
+        with open(source, "rb") as file:
+            shutil.copyfileobj(file, target, 1 << 20)

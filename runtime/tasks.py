@@ -1,0 +1,103 @@
+"""What the ranks do where they do not train: evaluate a checkpoint, or write down what its model makes of the data.
+
+Model: the parts are those of a training, with the weights of a checkpoint (`job.use`) in the place of the first ones:
+each rank reads what it holds. An evaluation is that of a training. For a prediction the samples are put into the order
+of the source and shared out over the ranks, one contiguous piece each, which goes batch by batch into a file of the
+rank's own; whoever launched the ranks joins these (predictions.py).
+
+Contract: rank 0 leaves `evaluation.json`; each rank of a prediction leaves what predictions.py reads. Every sample is
+worked through once. No rank holds the outputs of more than one batch.
+
+Limits: Ctrl-C is heard when it is said twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dslc.compiler.program import DataStep, JobProgram, RankPlace
+from dslc.runtime import checkpoint_files, initial_weights
+from dslc.runtime.assemble import Parts
+from dslc.runtime.checkpoint_state import load_model
+from dslc.runtime.evaluate import batch_size, evaluate, evaluating
+from dslc.runtime.precision import autocast
+from dslc.runtime.predictions import Part
+from dslc.runtime.sampler import deal, held_out
+from dslc.runtime.samples import Joined, Samples
+from dslc.runtime.sources import Splits
+
+EVALUATION = "evaluation.json"
+
+
+class OutputError(RuntimeError):
+    """A model whose outputs do not make one array."""
+
+
+def work_off(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, run_dir: str) -> None:
+    """Does the task of `job`, which is not a training. Raises CheckpointError and WeightsError for `job.use`."""
+    if os.path.isdir(job.use):
+        load_model(job.use, checkpoint_files.read_manifest(job.use), parts.plain)
+    else:
+        initial_weights.load(dataclasses.replace(job.model, weights=job.use, weights_line=""), parts.plain)
+    if job.task == "predict":
+        _predict(job, place, parts, splits, run_dir)
+        return
+    found = evaluate(job, place, parts, splits)
+    if place.rank == 0:
+        with open(os.path.join(run_dir, EVALUATION), "w", encoding="utf-8") as file:
+            json.dump(found, file)
+
+
+# ------------------------------------------------------------------------------------------------------- predictions
+
+
+@torch.no_grad()
+def _predict(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, run_dir: str) -> None:
+    samples, chosen, numbers = in_order(job.data, splits, job.split)
+    with Part(run_dir, place.rank) as part, evaluating(parts):
+        for indices, counts in _batches(job, place, parts, len(chosen)):
+            input, _ = samples.batch(chosen[indices])
+            with autocast(job.precision, parts.device):
+                output = parts.plain(input.to(parts.device))
+            if not isinstance(output, Tensor) or output.shape[:1] != indices.shape:
+                what = f"one of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+                raise OutputError(f"a prediction needs one output for each of {len(indices)} samples, and got {what}")
+            if counts:
+                part.add(output.float().cpu().numpy(), numbers[indices].numpy())
+
+
+def in_order(step: DataStep, splits: Splits, split: str) -> tuple[Samples, Tensor, Tensor]:
+    """(samples, which of them in the order of the source, what number each has there).
+
+    Where training and validation samples are two sources, those for validation follow after those for training.
+    """
+    train, validation = (torch.arange(count) for count in (step.train_samples, step.validation_samples))
+    numbers = held_out(step) if step.split == "random" else (train, validation + len(train))
+    if split == "train":
+        return splits.train, train, numbers[0]
+    if split == "validation":
+        return splits.validation, validation, numbers[1]
+    whole = torch.cat(numbers)
+    both = (splits.train, splits.validation)
+    order = whole.argsort()
+    return Joined([len(train), len(validation)], both.__getitem__, keep=None), order, whole[order]
+
+
+def _batches(job: JobProgram, place: RankPlace, parts: Parts, count: int) -> Iterator[tuple[Tensor, bool]]:
+    """This rank's samples, some at a time, and whether they count: where a pass takes all ranks, one that has done its
+    share runs its first sample again as often as others need."""
+    size, shares = batch_size(job, place), deal(count, place.data_ranks)
+    start, stop = shares[place.data_rank]
+    own = list(torch.arange(start, stop).split(size)) if stop > start else []
+    for indices in own:
+        yield indices, True
+    if parts.engine.lockstep:
+        most = max(-(-(b - a) // size) for a, b in shares)
+        for _ in range(most - len(own)):
+            yield torch.tensor([0]), False
