@@ -300,8 +300,8 @@ def open_datasets(arguments: Mapping[str, Any], *, fetch: bool = False) -> tuple
 def _offline() -> Iterator[None]:
     """Both libraries look at these when they are about to ask the network."""
     from datasets import config
-    from huggingface_hub import constants
 
+    constants = config.constants  # of huggingface_hub
     before = config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
     config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:

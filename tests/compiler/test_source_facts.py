@@ -216,7 +216,12 @@ def test_of_many_files_of_tokens_few_headers_are_read(tmp_path: Path, monkeypatc
     for n in range(200):
         made_data.llm_c(tmp_path / f"{n:03}.bin", np.arange(100 + n, dtype="<u2"), 300)
     opened: list[str] = []
-    monkeypatch.setattr("builtins.open", lambda file, *rest, real=open: opened.append(file) or real(file, *rest))
+
+    def counting(file: Any, *rest: Any, real: Any = open) -> Any:
+        opened.append(str(file))
+        return real(file, *rest)
+
+    monkeypatch.setattr("builtins.open", counting)
     facts = source_facts(source(c.Tokens, tmp_path, {"files": "*.bin"}), 10)
     assert facts.samples == sum((99 + n) // 10 for n in range(200)) and facts.vocab == 300
     assert len(opened) < 70
