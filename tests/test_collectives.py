@@ -140,37 +140,31 @@ PLAIN = {
     "no_decay": "[]",
     "compile": "false",
 }
-DDP: list[dict[str, str]] = [
-    {"network": "wide", "ranks": "4", "precision": "bf16", "microbatches": "2"},
+JOBS: list[dict[str, str]] = [
+    {"network": "wide", "precision": "bf16", "microbatches": "2"},
     {"ignore": "0", "microbatches": "2", "precision": "fp16", "clip": "1.0"},
     {"network": "conv", "microbatches": "2", "recompute": "full"},
-    {"network": "conv", "ranks": "4", "freeze": '["0.*", "1.*", "3.layers.0.*"]'},
-    {"freeze": '["*norm*", "embedding*"]', "recompute": "selective"},
-]
-ZERO1: list[dict[str, str]] = [
+    {"network": "conv", "freeze": '["0.*", "1.*", "3.layers.0.*"]'},
     {"zero": "1", "ranks": "4", "microbatches": "2", "no_decay": '["*norm*", "*.bias"]', "clip": "1.0"},
-    {"zero": "1", "network": "wide", "ranks": "4", "freeze": '["1.*", "3.*", "5.*", "*.bias"]'},
-]
-FSDP: list[dict[str, str]] = [
     {"zero": "2", "ranks": "4", "microbatches": "2", "clip": "1.0"},
-    {"zero": "3", "ranks": "4", "microbatches": "2", "recompute": "full", "ignore": "0"},
+    {"zero": "3", "microbatches": "2", "recompute": "full", "ignore": "0"},
     {"zero": "3", "ranks": "4", "replicas": "2", "microbatches": "2", "clip": "1.0"},
-    {"zero": "1", "ranks": "4", "replicas": "2", "microbatches": "2"},
     {"zero": "3", "precision": "bf16(level = O2)", "clip": "1.0"},
     {"zero": "0", "precision": "fp16(level = O2)", "microbatches": "2"},
     {"zero": "2", "precision": "fp16", "network": "conv", "recompute": "every(2)"},
+    {"zero": "3", "freeze": '["embedding*", "position*", "blocks.0.*", "blocks.1.*"]', "microbatches": "2"},
+    {"network": "unused", "microbatches": "2"},
+    {"network": "buffered", "microbatches": "2"},
+]
+MORE: list[dict[str, str]] = [
+    {"freeze": '["*norm*", "embedding*"]', "recompute": "selective"},
+    {"zero": "1", "network": "wide", "ranks": "4", "freeze": '["1.*", "3.*", "5.*", "*.bias"]'},
+    {"zero": "1", "ranks": "4", "replicas": "2", "microbatches": "2"},
     {"zero": "3", "network": "wide", "freeze": '["3.*", "*.bias"]'},
     {"zero": "2", "network": "wide", "freeze": '["1.*", "3.*"]', "microbatches": "2", "precision": "fp16"},
-    {"zero": "3", "freeze": '["embedding*", "position*", "blocks.0.*", "blocks.1.*"]', "microbatches": "2"},
-]
-OWN_MODELS: list[dict[str, str]] = [
     {"network": "normed", "microbatches": "2"},
-    {"network": "buffered", "microbatches": "2"},
-    {"network": "unused", "microbatches": "2"},
     {"network": "normed", "zero": "3", "ranks": "4", "replicas": "2", "recompute": "full"},
     {"network": "buffered", "zero": "2", "precision": "bf16(level = O2)", "clip": "1.0"},
-]
-COMPILED: list[dict[str, str]] = [
     {"compile": "true", "microbatches": "2"},
     {"compile": "true", "zero": "3", "recompute": "full"},
     {"compile": "true", "network": "normed"},
@@ -208,7 +202,7 @@ def _profiled(launcher: Launcher, folder: Path, choice: dict[str, str]) -> dict[
     return report_on(ready, str(folder), outcome.steps)
 
 
-@pytest.mark.parametrize("choice", [*DDP, *ZERO1, *FSDP, *OWN_MODELS], ids=_name)
+@pytest.mark.parametrize("choice", JOBS, ids=_name)
 def test_a_step_exchanges_what_was_planned(launcher: Launcher, tmp_path: Path, choice: dict[str, str]) -> None:
     report = _profiled(launcher, tmp_path, choice)
     for rank in report["ranks"]:
@@ -219,6 +213,6 @@ def test_a_step_exchanges_what_was_planned(launcher: Launcher, tmp_path: Path, c
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("choice", COMPILED, ids=_name)
-def test_a_compiled_step_too(launcher: Launcher, tmp_path: Path, choice: dict[str, str]) -> None:
+@pytest.mark.parametrize("choice", MORE, ids=_name)
+def test_and_with_more_of_each(launcher: Launcher, tmp_path: Path, choice: dict[str, str]) -> None:
     test_a_step_exchanges_what_was_planned(launcher, tmp_path, choice)
