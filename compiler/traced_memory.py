@@ -1,0 +1,150 @@
+"""What the layers of a traced module take while they work, beside what they keep.
+
+Model: the module runs forward and backward without memory, and after each operation the bytes of all tensors that are
+alive are noted, which come and go as they do in a training. What two samples more add to each of these figures is what
+grows with the batch; results that do not grow are gradients of weights.
+Contract: figures follow the conventions of `Working`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+from dslc.compiler.traced_run import LARGE, SMALL, Run, storage, tensors_of
+from dslc.compiler.working import Moment, Working
+
+
+class Step(NamedTuple):
+    """After one operation: the layer, whether in the backward pass, what is alive and what was when the layer began,
+    and what was made: (bytes, numbers) of each result, and whether it is a copy in another dtype."""
+
+    layer: str
+    back: bool
+    level: int
+    entry: int
+    made: tuple[tuple[int, int], ...]
+    copies: bool
+
+
+class Walk(Run):
+    """One run that notes what is alive."""
+
+    def __init__(self, *arguments: Any, gradients: bool) -> None:
+        super().__init__(*arguments)
+        self.steps: list[Step] = []
+        self.copied: dict[str, int] = defaultdict(int)
+        self._gradients = gradients
+        self._live = self._entry = 0
+        self._alive: dict[int, Any] = {}
+        self._copied: set[int] = set()
+        self._weights = {storage(p): p.numel() for p in self.model.parameters()}
+
+    def go(self) -> None:
+        import torch
+
+        with torch.set_grad_enabled(self._gradients), self.running():
+            output = self.model(self.input)
+        if not output.requires_grad:
+            return
+        # A gradient of the output's size comes in, and the output goes.
+        with self.fake:
+            total = (output * 1.0).sum()
+        del output
+        self.backward(total)
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+    def moved(self) -> None:
+        super().moved()
+        self._entry = self._live
+
+    def operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        made = []
+        for tensor in tensors_of(result):
+            key = storage(tensor)
+            if key in self.own or key in self._alive:
+                continue
+            place = tensor.untyped_storage()
+            made.append((place.nbytes(), tensor.numel()))
+            self._live += place.nbytes()
+            self._alive[key] = weakref.ref(place, self._gone(key, place.nbytes()))
+        copies = func._overloadpacket.__name__ == "_to_copy"
+        if copies and not self.going_back and self.low:
+            self._note_copy(args)
+        layer = self.of_node(self.steps[-1].layer if self.steps else "") if self.going_back else self.now
+        self.steps.append(Step(layer, self.going_back, self._live, self._entry, tuple(made), copies))
+
+    def _note_copy(self, args: Any) -> None:
+        for tensor in tensors_of(args):
+            if (key := storage(tensor)) in self._weights and key not in self._copied:
+                self._copied.add(key)
+                self.copied[self.now] += self._weights[key]
+
+    def _gone(self, key: int, size: int) -> Any:
+        def gone(_: Any) -> None:
+            self._alive.pop(key, None)
+            self._live -= size
+
+        return gone
+
+
+def measure(run: Run, saved: dict[str, int], given: dict[str, int]) -> dict[str, Working]:
+    """What each layer of `run`'s module works in; `saved` is what each keeps of a sample, in order, `given` what it
+    takes. Empty where the runs are not the same operations."""
+    walks = []
+    for gradients in (True, False):
+        for samples in (SMALL, LARGE):
+            walk = Walk(run.model, run.cut, run.fake, run.sample, samples, run.low, gradients=gradients)
+            walk.go()
+            walks.append(walk)
+    small, large, idle_small, idle_large = (walk.steps for walk in walks)
+    if not _same(small, large) or not _same(idle_small, idle_large):
+        return {}
+    forward, dropping = _forward(small, large), _forward(idle_small, idle_large)
+    backward = _backward(small, large, saved)
+    return {
+        layer: Working(
+            forward=given[layer] + forward[layer],
+            dropping=given[layer] + dropping[layer],
+            copied=walks[0].copied[layer],
+            backward=tuple(backward[layer]),
+        )
+        for layer in saved
+    }
+
+
+def _same(small: list[Step], large: list[Step]) -> bool:
+    return [(s.layer, s.back, len(s.made)) for s in small] == [(s.layer, s.back, len(s.made)) for s in large]
+
+
+def _forward(small: list[Step], large: list[Step]) -> dict[str, int]:
+    most: dict[str, int] = defaultdict(int)
+    for one, other in zip(small, large, strict=True):
+        if not one.back:
+            grown = (other.level - other.entry - one.level + one.entry) // (LARGE - SMALL)
+            most[one.layer] = max(most[one.layer], grown)
+    return most
+
+
+def _backward(small: list[Step], large: list[Step], saved: dict[str, int]) -> dict[str, list[Moment]]:
+    earlier, below = 0, {}
+    for layer, size in saved.items():
+        below[layer] = earlier
+        earlier += size
+    moments: dict[str, list[Moment]] = defaultdict(list)
+    made: dict[str, int] = defaultdict(int)
+    for one, other in zip(small, large, strict=True):
+        if not one.back:
+            continue
+        fixed = sum(mine[1] for mine, theirs in zip(one.made, other.made, strict=True) if mine == theirs)
+        copies = fixed // 2 if one.copies else 0
+        if not one.copies:
+            made[one.layer] += fixed
+        grown = (other.level - one.level) // (LARGE - SMALL) - below.get(one.layer, 0)
+        now = Moment(max(0, grown), fixed, copies, made[one.layer])
+        kept = moments[one.layer]
+        if not any(moment.exceeds(now) for moment in kept):
+            moments[one.layer] = [moment for moment in kept if not now.exceeds(moment)] + [now]
+    return moments

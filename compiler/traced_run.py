@@ -1,0 +1,137 @@
+"""One run of a module on tensors without memory: which layer is at work when an operation is done.
+
+Model: the tensors call themselves the CPU's (torch's FakeTensorMode, which is the meta device under the name of
+another): the same kernels are chosen as on a CPU, autocast included. An operation of the backward pass belongs to the
+layer that was at work when its node of autograd was made.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from dslc.compiler.facts import TensorFact
+from dslc.compiler.traced_cut import Cut
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+SMALL, LARGE = 2, 4  # samples; one alone would stop batch norm
+_NO_ORDER = 2**64 - 1  # of nodes that add up gradients
+
+
+class Run:
+    """`now` is the path of the layer at work, "" between layers; subclasses take note of operations."""
+
+    def __init__(
+        self, model: nn.Module, cut: Cut, fake: Any, input: TensorFact, samples: int, low: bool = False
+    ) -> None:
+        import torch
+
+        self.model, self.cut, self.fake, self.low = model, cut, fake, low
+        self.sample, self.samples = input, samples
+        with fake:
+            self.input = torch.empty((samples, *input.shape), dtype=getattr(torch, input.dtype))
+        self.own = {storage(tensor) for tensor in (*model.parameters(), *model.buffers(), self.input)}
+        self.going_back = False
+        self._inside: list[str] = []
+        self._marks: list[tuple[int, str]] = []  # from which of autograd's nodes on a layer was at work
+
+    def operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """An operation was done."""
+
+    def entered(self, path: str, given: Any) -> None:
+        """A layer begins, and is given this."""
+
+    def left(self, path: str, output: Any) -> None:
+        """A layer has given this."""
+
+    def moved(self) -> None:
+        """Another layer is at work, or none."""
+        import torch
+
+        self._marks.append((torch.autograd._get_sequence_nr(), self.now))
+
+    @property
+    def now(self) -> str:
+        """Of a layer that calls another the outer, which is what would run again."""
+        return self._inside[0] if self._inside else ""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The surroundings of a forward pass."""
+        import torch
+
+        with ExitStack() as around:
+            for path, module in self.cut.layers.items():
+                enter = module.register_forward_pre_hook(self._enter(path), with_kwargs=True)
+                around.callback(enter.remove)
+                around.callback(module.register_forward_hook(self._leave(path)).remove)
+            around.enter_context(self.fake)
+            around.enter_context(self._watching())
+            around.enter_context(torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.low))
+            self.moved()
+            yield
+
+    def backward(self, total: torch.Tensor) -> None:
+        self.going_back = True
+        with self.fake, self._watching():
+            total.backward()
+
+    def of_node(self, otherwise: str = "") -> str:
+        """The layer of the operation of the backward pass that is done now."""
+        import torch
+
+        node = torch._C._current_autograd_node()
+        number = _NO_ORDER if node is None else node._sequence_nr()
+        if number == _NO_ORDER:
+            return otherwise
+        return self._marks[max(0, bisect_right(self._marks, number, key=lambda mark: mark[0]) - 1)][1]
+
+    def _enter(self, path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._inside.append(path)
+            if len(self._inside) == 1:
+                self.entered(path, (args, kwargs))
+                self.moved()
+
+        return hook
+
+    def _leave(self, path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            self._inside.pop()
+            if not self._inside:
+                self.left(path, output)
+                self.moved()
+
+        return hook
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        import torch
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(_, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                result = func(*args, **(kwargs or {}))
+                if func is not torch.ops.prim.device.default:
+                    self.operation(func, args, kwargs or {}, result)
+                return result
+
+        with Watch():
+            yield
+
+
+def storage(tensor: torch.Tensor) -> int:
+    """The identity of a tensor's memory, as long as it is alive."""
+    return tensor.untyped_storage()._cdata
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
