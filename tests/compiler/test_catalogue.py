@@ -1,0 +1,104 @@
+"""A user's own catalogue of devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dslc.compiler.analyse import analyse
+from dslc.compiler.catalogue import read_catalogue
+from dslc.compiler.facts import Facts
+from dslc.compiler.hardware import CATALOGUE, CUDA_CONTEXT, framework_bytes
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.load import load, load_text
+from dslc.dsl.write import write
+
+JOB = """
+model {
+  network = mlp(widths = [64])
+  loss    = cross_entropy()
+}
+data {
+  source = digits()
+  batch  = 64
+}
+devices {
+  gpus      = 2
+  kind      = lab_card
+  catalogue = "cards.toml"
+}
+train {
+  steps     = 10
+  optimizer = sgd()
+  precision = bf16
+}
+"""
+CARDS = """
+[lab_card]
+memory  = "10GB"
+fp32    = "50TFLOPS"
+bf16    = "200.5TFLOPS"
+link    = "100 GBps"
+network = "400Gbps"
+"""
+
+
+def read(folder: Path, text: str) -> tuple[Report, dict[str, object]]:
+    (folder / "cards.toml").write_text(text)
+    report = Report()
+    return report, dict(read_catalogue(str(folder / "cards.toml"), None, report))
+
+
+def test_a_job_is_planned_with_the_figures_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "cards.toml").write_text(CARDS)
+    (tmp_path / "made.plt").write_text(JOB)
+    loaded = load(str(tmp_path / "made.plt"), [])
+    assert loaded.job is not None
+    report = Report()
+    analysis = analyse(loaded.job, Facts(), report)
+    assert analysis is not None and not report.found, report.found
+    card = analysis.layout.hardware
+    assert (card.memory, card.link, card.network) == (10**10, 100e9, 50e9)
+    assert (card.flops("fp32"), card.flops("bf16"), card.flops("fp16")) == (50e12, 200.5e12, 50e12)
+    assert analysis.estimate is not None and analysis.estimate.step_time is not None
+    assert analysis.costs[0].memory.framework == framework_bytes("cuda", 2) > CUDA_CONTEXT
+    # What a run leaves as its job is read from another folder.
+    again = load_text(write(loaded.job), folder=str(tmp_path / "elsewhere"))
+    assert again.job is not None and again.job.devices.catalogue == str(tmp_path / "cards.toml")
+
+
+def test_a_kind_of_dslcs_own_keeps_what_is_left_out(tmp_path: Path) -> None:
+    report, found = read(tmp_path, '[h100]\nmemory = "96GB"\n')
+    assert not report.found
+    assert found["h100"].memory == 96 * 10**9  # type: ignore[attr-defined]
+    assert found["h100"].link == CATALOGUE["h100"].link  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "line", "words"),
+    [
+        ("[a]\nmemory = 80\n", "E0422", 2, "`memory` of a device is bytes"),
+        ('[a]\nmemory = "-1GB"\n', "E0422", 2, "`-1GB` is not"),
+        ('[a]\nlink = "1GB"\n', "E0422", 2, "`link` of a device is bandwidth"),
+        ('[b]\n\n[a]\nmemroy = "1GB"\n', "E0422", 4, "`memroy`"),
+        ('kind = "1GB"\n', "E0422", 1, "outside of a table"),
+        ('[gpu]\nmemory = "1GB"\n', "E0422", 1, "stands for any GPU"),
+        ("[a\n", "E0421", 0, "is no TOML"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, code: str, line: int, words: str) -> None:
+    report, _ = read(tmp_path, text)
+    (error,) = report.errors
+    assert error.code == code and words in error.message
+    assert (error.span.source.position(error.span.start)[0] if error.span else 0) == line
+
+
+def test_a_catalogue_without_the_kind_that_is_used_is_without_effect(tmp_path: Path) -> None:
+    (tmp_path / "cards.toml").write_text(CARDS)
+    (tmp_path / "made.plt").write_text(JOB.replace("kind      = lab_card", "kind      = h100"))
+    loaded = load(str(tmp_path / "made.plt"), [])
+    assert loaded.job is not None
+    report = Report()
+    analyse(loaded.job, Facts(), report)
+    assert [d.code for d in report.found] == ["W0423"]
