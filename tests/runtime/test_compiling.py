@@ -38,12 +38,12 @@ def agree(one: Any, other: Any) -> None:
         torch.testing.assert_close(other[1][name], value, rtol=0, atol=1e-5, msg=name)
 
 
-def test_a_compiled_block_that_recomputes_on_two_ranks_is_the_plain_training(
-    launcher: Launcher, tmp_path: Path
-) -> None:
+def test_a_compiled_block_on_two_ranks_is_the_plain_training(launcher: Launcher, tmp_path: Path) -> None:
     plain = train(launcher, tmp_path / "plain", 1, steps=4)
     again = p.RecomputeStep(kind="full", modules=("2",))
-    agree(plain, train(launcher, tmp_path / "compiled", 2, steps=4, compiled=("2",), recompute=again))
+    agree(plain, train(launcher, tmp_path / "ddp", 2, steps=4, compiled=("2",), recompute=again))
+    sharded = p.GradientStep(kind="fsdp", units=("2",), reshard=True)
+    agree(plain, train(launcher, tmp_path / "sharded", 2, steps=4, compiled=("2",), gradients=sharded))
 
 
 def test_modules_of_torch_are_compiled_too_and_keep_their_names() -> None:
