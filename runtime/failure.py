@@ -246,6 +246,8 @@ def _line_of_file(job: JobProgram, file: str) -> str:
         return job.loss.line
     if file in ("sources.py", "batches.py", "synthetic.py"):
         return job.data.line
+    if file.startswith("checkpoint"):
+        return job.checkpoint.line
     if file == "optimizers.py":
         return job.optimizer.line
     if file == "model.py" and job.model.python is not None:

@@ -225,4 +225,5 @@ def test_a_hundred_kills(launcher: Launcher, tmp_path: Path) -> None:
     assert len(hit) == 100
     counts = Counter(hit)
     print(*(f"{count:3} {what}" for what, count in sorted(counts.items())), sep="\n")
-    assert {"the launcher, saving", "rank 0 of 2, saving", "rank 3 of 4"} <= set(hit)
+    assert {"the launcher, saving", "rank 0 of 2, saving"} <= set(hit)
+    assert sum(count for what, count in counts.items() if "saving" in what) >= 30

@@ -30,7 +30,7 @@ def every(steps: int, **changed: Any) -> p.CheckpointStep:
     return p.CheckpointStep(every=steps, **changed)
 
 
-def made(folder: Path, ranks: int, data: p.DataStep, **changed: Any) -> p.JobProgram:
+def made(ranks: int, data: p.DataStep, **changed: Any) -> p.JobProgram:
     """A job of `STEPS` steps; `stop_after` cuts it, with the learning rate of the whole."""
     stop = changed.pop("stop_after", STEPS)
     rate = p.LearningRateStep(kind="cosine", steps=STEPS, warmup=2)
@@ -39,14 +39,14 @@ def made(folder: Path, ranks: int, data: p.DataStep, **changed: Any) -> p.JobPro
 
 def train(launcher: Launcher, folder: Path, ranks: int, data: p.DataStep, **changed: Any) -> str:
     """Trains, and gives what was shown."""
-    outcome, shown = launcher.launch(made(folder, ranks, data, **changed), places(ranks), folder)
+    outcome, shown = launcher.launch(made(ranks, data, **changed), places(ranks), folder)
     assert outcome.done, outcome
     return str(shown)
 
 
 def fails(launcher: Launcher, folder: Path, ranks: int, data: p.DataStep, **changed: Any) -> str:
     """What a training fails with."""
-    outcome, _ = launcher.launch(made(folder, ranks, data, **changed), places(ranks), folder)
+    outcome, _ = launcher.launch(made(ranks, data, **changed), places(ranks), folder)
     assert outcome.failure is not None, outcome
     return str(outcome.failure.message)
 
@@ -356,11 +356,13 @@ def test_what_a_killed_training_left_is_cleared_away(launcher: Launcher, tmp_pat
 def test_a_checkpoint_that_cannot_be_written_ends_the_training(
     launcher: Launcher, tmp_path: Path, asynchronous: bool
 ) -> None:
-    given = every(4, resume="auto", asynchronous=asynchronous)
+    given = every(4, resume="auto", asynchronous=asynchronous, line="made.plt:9:3")
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints" / "step-00000004").write_text("a file in its place")
-    message = fails(launcher, tmp_path / "run", 2, images(tmp_path), checkpoint=given)
-    assert message.startswith("the checkpoint of step 4 could not be written: ")
+    job = made(2, images(tmp_path), checkpoint=given)
+    outcome, _ = launcher.launch(job, places(2), tmp_path / "run")
+    assert outcome.failure.message.startswith("the checkpoint of step 4 could not be written: ")
+    assert outcome.failure.line == "made.plt:9:3"
 
 
 # --------------------------------------------------------------------------------------------------- weights alone
