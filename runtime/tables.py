@@ -280,6 +280,10 @@ def open_datasets(arguments: Mapping[str, Any], *, fetch: bool = False) -> tuple
     )
     try:
         if kept:
+            if odd := sorted(set(more) - {"split"}):
+                raise TableFault(
+                    f"`{path}` is a folder of `save_to_disk`, which takes no {_listed(odd)}", "`split` alone"
+                )
             made = datasets.load_from_disk(path)
             if "split" in more and isinstance(made, datasets.DatasetDict):
                 made = made[more["split"]]
@@ -291,6 +295,8 @@ def open_datasets(arguments: Mapping[str, Any], *, fetch: bool = False) -> tuple
                 if not fetch or not _is_absent(error):
                     raise
                 made = datasets.load_dataset(path, **more)
+    except TableFault:
+        raise
     except Exception as error:  # of a dozen kinds, of three libraries
         raise _not_loaded(path, more, error) from error
     return _parted(path, made)

@@ -171,6 +171,7 @@ def mixed_parquet(folder: Path) -> None:
         (lambda f: made_data.parquet(f, x=[b"a"] * 40), 'parquet("*.parquet")', "`x` holds bytes that are no picture"),
         (lambda f: made_data.parquet(f, x=[None, 1] * 20), 'parquet("*.parquet")', "`x` has no value in its first row"),
         (lambda f: made_data.dataset(f / "d"), 'datasets("./d", input = "q", target = "y")', "no column `q`"),
+        (lambda f: made_data.dataset(f / "d"), 'datasets("./d", revision = "a")', "takes no `revision`"),
         (made_data.parquet, 'parquet("*.parquet", input = ["x", "y"])', "`x` holds more than a number"),
         (lambda f: made_data.dataset(f / "d"), 'datasets("./d", input = "x")', "which columns .* `x`, `y`"),
     ],
