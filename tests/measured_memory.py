@@ -1,9 +1,13 @@
-"""Jobs run for a few steps in real processes, and what their ranks held, beside what the account says."""
+"""Jobs run for a few steps in real processes, and what their ranks held, beside what the account says.
+
+`python tests/measured_memory.py` writes the tables of docs/memory.md anew.
+"""
 
 from __future__ import annotations
 
+import statistics
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -11,6 +15,7 @@ from gang import gang
 
 from dslc.compiler.account import MemoryNode
 from dslc.compiler.program import JobProgram, RankPlace
+from dslc.compiler.units import byte_text, percent_text
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
 from dslc.runs import prepare
@@ -45,6 +50,90 @@ class Measured:
         return self.predicted.rest / self.rest - 1
 
 
+NETWORKS = {
+    "gpt": ("gpt(layers = 4, width = 128, heads = 4, context = 64, vocab = 256)", "stdlib()"),
+    "tied gpt": ("gpt(layers = 2, width = 64, heads = 2, context = 64, vocab = 4000, tie = true)", "stdlib()"),
+    "convnet": ("convnet(channels = [32, 64])", "digits()"),
+    "mlp": ("mlp(widths = [1024, 1024])", "digits()"),
+    "resnet": ("resnet(depth = 18, width = 16, stem = small)", "digits()"),
+    "vit": ("vit(layers = 4, width = 128, heads = 4, patch = 2)", "digits()"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A job, by what it differs in."""
+
+    network: str = "gpt"
+    ranks: int = 1
+    batch: int = 16
+    zero: int = 0
+    replicas: int = 1
+    microbatches: int = 1
+    recompute: str = "none"
+    precision: str = "fp32"
+    optimizer: str = "adamw()"
+    clip: str = "none"
+
+    def __str__(self) -> str:
+        other = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        other.pop("network", None)
+        return ", ".join([self.network, *(f"{name} {value}" for name, value in other.items())])
+
+    @property
+    def text(self) -> str:
+        network, source = NETWORKS[self.network]
+        return f"""
+model {{
+  network = {network}
+  loss    = cross_entropy()
+}}
+data {{
+  source = {source}
+  batch  = {self.batch}
+}}
+devices {{
+  cpus = {self.ranks}
+}}
+parallelism {{
+  zero         = {self.zero}
+  replicas     = {self.replicas}
+  microbatches = {self.microbatches}
+}}
+memory {{
+  recompute = {self.recompute}
+}}
+train {{
+  steps     = {STEPS}
+  optimizer = {self.optimizer}
+  precision = {self.precision}
+  clip      = {self.clip}
+}}
+"""
+
+
+CASES = (
+    Case(),
+    Case(ranks=2),
+    Case(precision="bf16"),
+    Case(microbatches=4),
+    Case(recompute="full", ranks=2, zero=3),
+    Case(recompute="selective"),
+    Case(recompute="every(2)", precision="fp16(level = O2)"),
+    Case(ranks=2, zero=2, microbatches=4),
+    Case(ranks=4, zero=3, replicas=2),
+    Case(network="tied gpt", ranks=4, zero=1, clip="1.0"),
+    Case(network="mlp", ranks=2, zero=1),
+    Case(network="mlp", ranks=2, zero=3, microbatches=4),
+    Case(network="mlp", ranks=4, zero=3, precision="bf16(level = O2)"),
+    Case(network="convnet", batch=64, ranks=2),
+    Case(network="convnet", batch=64, ranks=2, zero=3),
+    Case(network="resnet", batch=32, optimizer="sgd(lr = 0.1, momentum = 0.9)"),
+    Case(network="resnet", batch=32, ranks=2, zero=2),
+    Case(network="vit", batch=32, ranks=4, zero=3, precision="bf16"),
+)
+
+
 def measure(text: str) -> Measured:
     """Runs the job of that text. AssertionError where it is at fault."""
     with tempfile.TemporaryDirectory() as folder:
@@ -75,3 +164,86 @@ def _rank(rank: int, job: JobProgram, places: tuple[RankPlace, ...]) -> tuple[Su
         with tracker.step():
             step(batch)
     return tracker.rest, tracker.peak, tracker.when
+
+
+# ------------------------------------------------------------------------------------------ the tables of the page
+
+PAGE = Path(__file__).parents[1] / "docs" / "memory.md"
+MARK = "<!-- {} by tests/measured_memory.py -->"
+
+
+def _accuracy() -> str:
+    lines = [
+        "| job | predicted | measured | off by | at rest | off by | when |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
+    ]
+    errors = []
+    for case in CASES:
+        found = measure(case.text)
+        errors.append(abs(found.error))
+        lines.append(
+            f"| {case} | {byte_text(found.predicted.peak)} | {byte_text(found.peak)} | {100 * found.error:+.1f}% "
+            f"| {byte_text(found.rest)} | {100 * found.error_at_rest:+.1f}% | {found.predicted.when} |"
+        )
+    errors.sort()
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Off by {percent_text(statistics.median(errors))} at the median, {percent_text(errors[-1])} at worst.",
+        ]
+    )
+
+
+def _zero() -> str:
+    lines = [
+        "| | ranks | paper | at rest | account | peak | account | gathered and scattered at the peak |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for precision in ("fp32", "bf16(level = O2)"):
+        for ranks in (2, 4):
+            for zero in range(4):
+                case = Case(ranks=ranks, zero=zero, precision=precision, batch=4 * ranks)
+                found = measure(case.text)
+                numbers = _numbers(case)
+                whole, parted = PAPER[zero]
+                low = precision != "fp32"
+                paper = numbers * (_bytes(whole, low) + _bytes(parted, low) / ranks)
+                said = found.predicted
+                sizes = (paper, found.rest, said.rest, found.peak, said.peak, said.communication)
+                shown = " | ".join(byte_text(size) for size in sizes)
+                lines.append(f"| zero {zero}{', O2' if low else ''} | {ranks} | {shown} |")
+    return "\n".join(lines)
+
+
+# What stays whole on each rank, and what is divided: parameters, gradients, optimizer state.
+PAPER = (("pgo", ""), ("pg", "o"), ("p", "go"), ("", "pgo"))
+
+
+def _bytes(kinds: str, low: bool) -> int:
+    """For each parameter: with Adam in float32, or as the paper has it, in 16 bits with a float32 copy."""
+    each = {"p": 2, "g": 2, "o": 12} if low else {"p": 4, "g": 4, "o": 8}
+    return sum(each[kind] for kind in kinds)
+
+
+def _numbers(case: Case) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "made.plt").write_text(case.text)
+        ready = prepare(load(str(Path(folder) / "made.plt"), []), Report())
+    assert ready is not None and ready.compiled.plan.parameters is not None
+    return ready.compiled.plan.parameters
+
+
+def write_page() -> None:
+    """Puts the tables between their marks."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, table in (("accuracy", _accuracy()), ("zero", _zero())):
+        first, last = MARK.format(f"{name}, written"), MARK.format(f"end of {name}, written")
+        before, _, rest = text.partition(first)
+        _, _, after = rest.partition(last)
+        text = f"{before}{first}\n{table}\n{last}{after}"
+    PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_page()
