@@ -17,6 +17,7 @@ from dslc.runtime.collectives import FIRST_STEP, STEPS, Exchange, Recorder, reco
 def _known(rank: int) -> list[Exchange]:
     from torch.distributed import _functional_collectives as functional
 
+    world: Any = dist.group.WORLD
     group: Any = dist.new_group([0, 1])
     alone: Any = [dist.new_group([each]) for each in range(3)][rank]
     numbers = torch.ones(6)
@@ -28,7 +29,7 @@ def _known(rank: int) -> list[Exchange]:
         dist.all_gather_into_tensor(torch.empty(18), numbers)
         dist.reduce_scatter_tensor(torch.empty(2), numbers)
         dist.barrier()
-        functional.all_reduce(numbers[:3], "sum", dist.group.WORLD).sum()  # a tensor that waits by itself
+        functional.all_reduce(numbers[:3], "sum", world).sum()  # a tensor that waits by itself
         dist.all_reduce(numbers, group=alone)  # which exchanges nothing
         if rank == 0:
             dist.send(numbers, 1)
