@@ -56,6 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     job_arguments(check, many=True)
     check.add_argument("--json", action="store_true", help="a list of objects, for machines")
     check.add_argument("--trace", action="store_true", help="call `python(…)` functions to look at what they make")
+    check.add_argument("--resume", metavar="DIR", help="would the job go on from the checkpoint in here?")
 
     plan = command("plan", "show what every rank will do", "dslc plan cluster.plt --rank 5")
     job_arguments(plan)

@@ -51,7 +51,7 @@ def emit(analysis: Analysis, plan: Plan) -> p.JobProgram:
         microbatches=layout.microbatches,
         steps=workload.steps,
         steps_per_epoch=workload.steps_per_epoch,
-        optimizer=_optimizer(analysis),
+        optimizer=optimizer_step(analysis),
         learning_rate=_learning_rate(analysis),
         clip=job.train.clip,
         precision=p.PrecisionStep(
@@ -282,7 +282,7 @@ def scaled_lr(analysis: Analysis) -> float:
             return lr
 
 
-def _optimizer(analysis: Analysis) -> p.OptimizerStep:
+def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
     optimizer = analysis.job.train.optimizer
     return p.OptimizerStep(
         kind=TORCH_OPTIMIZERS[optimizer.word],

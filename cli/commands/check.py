@@ -1,4 +1,5 @@
-"""`dslc check`: every reason to reject a job. Starts no process and, without `--trace`, runs nothing of the user's."""
+"""`dslc check`: every reason to reject a job, or to go on from a checkpoint with it. Starts no process and, without
+`--trace`, runs nothing of the user's."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ def main(arguments: argparse.Namespace) -> int:
     found: list[Diagnostic] = []
     status = GOOD
     for path in arguments.jobs:
-        report, analysis = check_one(path, arguments.settings, trace=arguments.trace)
+        report, analysis, goes_on = check_with(path, arguments.settings, arguments.trace, arguments.resume)
         found.extend(report)
         if report.errors:
             status = JOB_AT_FAULT
         if not arguments.json:
             show(report)
             if not report.errors and analysis:
-                print(f"{path} is good: {_summary(analysis)}")
+                print(f"{path} is good: {_summary(analysis)}" + (f"; {goes_on}" if goes_on else ""))
     if arguments.json:
         json.dump(to_json(found), sys.stdout, indent=2)
         print()
@@ -39,6 +40,24 @@ def check_one(path: str, settings: list[str], *, trace: bool = False) -> tuple[R
     for chosen in combinations:
         analysis = inspect(chosen, report, trace=trace)
     return report, analysis
+
+
+def check_with(
+    path: str, settings: list[str], trace: bool, resume: str | None
+) -> tuple[Report, Analysis | None, str]:
+    """The same, and whether the job would go on from the checkpoint in `resume`: from which, in words."""
+    if resume is None:
+        return *check_one(path, settings, trace=trace), ""
+    from dslc.resume import check_resume
+
+    loaded, combinations = load_each(path, settings)
+    report, analysis, goes_on = Report(), None, ""
+    report.extend(loaded.report.found)
+    for chosen in combinations:
+        analysis = inspect(chosen, report, trace=trace)
+        if analysis is not None:
+            goes_on = check_resume(analysis, resume, report)
+    return report, analysis, goes_on
 
 
 def _summary(analysis: Analysis) -> str:

@@ -1,0 +1,149 @@
+"""`dslc check --resume`: whether a job would go on from a checkpoint, without torch and without a process.
+
+Model: of the checkpoints in the place the first is taken, the newest first, that is whole (every file is read) and
+fits, as a training does with `checkpoint.resume`. Where one does, those before it are warnings; where none does, each
+thing that keeps the newest whole one from fitting is an error at the field of the job that it is about.
+
+Limits: what the compiler does not know of a job (a `python(…)` model that was not traced, data that is not here) is not
+compared.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from dslc.checkpoints import tensors_of
+from dslc.compiler.analyse import Analysis
+from dslc.compiler.emit import TORCH_OPTIMIZERS, optimizer_step
+from dslc.dsl.diagnostics import Diagnostic, Note, Report
+from dslc.dsl.source import Span
+from dslc.runtime.checkpoint_files import (
+    Manifest,
+    checkpoints_in,
+    damage,
+    is_checkpoint,
+    look,
+    misfitting_tensors,
+    states_of,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Candidate:
+    path: str
+    manifest: Manifest | None
+    damage: str
+    misfits: tuple[Diagnostic, ...] = ()
+
+
+def check_resume(analysis: Analysis, place: str, report: Report) -> str:
+    """Adds to the report why the job cannot go on from `place`; or gives, in words, what it goes on from."""
+    paths = _paths(place)
+    job = analysis.job
+    if not paths:
+        report.add(
+            "E0901",
+            f"there is no checkpoint in {place}",
+            job.checkpoint.at("resume"),
+            help="a checkpoint (`step-00000050`), a folder that holds some, or a run directory",
+        )
+        return ""
+    seen: list[_Candidate] = []
+    for path in paths:
+        found = _candidate(path, analysis)
+        if not found.damage and not found.misfits:
+            report.extend(replace(each, severity="warning") for other in seen for each in _reasons(other, analysis))
+            assert found.manifest is not None
+            return f"it would go on after step {found.manifest.step:,}, from {_short(path)}"
+        seen.append(found)
+    whole = [each for each in seen if not each.damage]
+    for each in whole[:1] or seen:
+        report.extend(_reasons(each, analysis))
+    return ""
+
+
+def _paths(place: str) -> list[str]:
+    """The checkpoints in a place, the newest first: in a folder of them, or in a run directory."""
+    place = os.path.expanduser(place)
+    return checkpoints_in(place) or ([] if is_checkpoint(place) else checkpoints_in(os.path.join(place, "checkpoints")))
+
+
+def _candidate(path: str, analysis: Analysis) -> _Candidate:
+    seen = look(path)
+    if seen.manifest is None:
+        return _Candidate(path=path, manifest=None, damage=seen.reason)
+    misfits = tuple(_misfits(path, seen.manifest, analysis))
+    wrong = [] if misfits else damage(path, seen.manifest)
+    return _Candidate(path=path, manifest=seen.manifest, damage="; ".join(wrong), misfits=misfits)
+
+
+def _reasons(candidate: _Candidate, analysis: Analysis) -> Sequence[Diagnostic]:
+    if not candidate.damage:
+        return candidate.misfits
+    return [
+        Diagnostic(
+            code="E0902",
+            message=f"{_short(candidate.path)} is damaged: {candidate.damage}",
+            span=analysis.job.checkpoint.at("resume"),
+            help="it cannot be mended: go on from an older one, or copy it again from where it is whole",
+        )
+    ]
+
+
+def _misfits(path: str, manifest: Manifest, analysis: Analysis) -> Iterator[Diagnostic]:
+    """What keeps a checkpoint from being one of this job's."""
+    job, fit, workload, name = analysis.job, manifest.fit, analysis.workload, _short(path)
+
+    def wrong(code: str, what: str, span: Span | None, help: str, notes: Sequence[Note] = ()) -> Diagnostic:
+        return Diagnostic(code=code, message=f"{name} does not fit: {what}", span=span, help=help, notes=tuple(notes))
+
+    if analysis.model is not None and fit.tensors is not None:
+        other = misfitting_tensors(fit.tensors, tensors_of(analysis.model, fit.tensors))
+        if other:
+            remedy = "the network has to be the one that it was written with; `dslc export` and `model.weights` start anew"
+            yield wrong("E0903", other, job.model.at("network"), remedy)
+    optimizer = job.train.optimizer
+    if optimizer.word in TORCH_OPTIMIZERS:
+        step = optimizer_step(analysis)
+        if step.kind.lower() != fit.optimizer.lower():
+            what = f"its optimizer is {fit.optimizer.lower()}, and the job's {optimizer.word}"
+            yield wrong("E0904", what, job.train.at("optimizer"), f"`optimizer = {fit.optimizer.lower()}(…)`")
+        elif set(states_of(step)) != set(fit.states):
+            kept, wanted = (", ".join(states) or "nothing" for states in (fit.states, states_of(step)))
+            what = f"its optimizer keeps {kept} for each parameter, and the job's {wanted}"
+            yield wrong("E0904", what, optimizer.span, "the arguments that decide it, as `momentum` and `amsgrad`")
+    same = (
+        ("seed", fit.seed, job.train.seed, job.train.at("seed"), f"`train.seed = {fit.seed}`"),
+        ("global batch", fit.batch, job.data.batch, job.data.at("batch"), f"`data.batch = {fit.batch}`"),
+        ("shuffling", fit.shuffle, job.data.shuffle, job.data.at("shuffle"), f"`shuffle = {str(fit.shuffle).lower()}`"),
+        (
+            "number of training samples",
+            fit.train_samples,
+            workload.train,
+            job.data.at("source"),
+            "the same data, and the same `validation`",
+        ),
+    )
+    found = False
+    for what, theirs, ours, span, help in same:
+        if ours is not None and theirs != ours:
+            found = True
+            yield wrong("E0905", f"its {what} is {_text(theirs)}, and the job's {_text(ours)}", span, help)
+    if not found and workload.steps_per_epoch is not None and workload.steps_per_epoch != fit.steps_per_epoch:
+        what = f"its epochs are of {fit.steps_per_epoch:,} steps, and the job's of {workload.steps_per_epoch:,}"
+        yield wrong("E0905", what, job.data.at("last_batch"), "the same `last_batch`")
+    if workload.steps is not None and manifest.step > workload.steps:
+        span = job.train.at("epochs") if job.train.epochs is not None else job.train.at("steps")
+        what = f"it is at step {manifest.step:,}, and the job ends after {workload.steps:,}"
+        yield wrong("E0906", what, span, f"more than {manifest.step:,} steps, or an older checkpoint")
+
+
+def _text(value: int | bool) -> str:
+    return ("off", "on")[value] if isinstance(value, bool) else f"{value:,}"
+
+
+def _short(path: str) -> str:
+    short = os.path.relpath(path)
+    return path if short.startswith("..") else short
