@@ -1,6 +1,6 @@
 """What a user's own functions make, found by calling them once: modules on the meta device, data sets for one sample.
 
-Modules are `traced`'s. These two files are the only ones of this floor where torch is imported, and the only ones that
+Modules are `traced`'s. `trace*.py` are the only files of this floor where torch is imported, and the only ones that
 run a user's code. `check` comes here with `--trace` alone.
 """
 
