@@ -9,7 +9,7 @@ Contract: report.json is written by every run that trained to its end or was sto
     plan        the plan's hash
     steps       {planned, done}
     step_time   {predicted, measured}, seconds; measured: the median over the logged steps after the first, without
-                evaluation and checkpoints
+                evaluation, but with what a checkpoint in between held it up
     ranks       for each rank
         rank
         memory          {predicted, measured}: bytes by kind at the peak, `peak` itself, `rest` (between two steps), and
