@@ -379,20 +379,20 @@ class _Account:
         placement = schedule.placement if schedule else (0,) * len(stages)
         self._ends = placement[-1] == pipeline  # the rank has the last stage, and the loss
         again = set(recomputed(job, model))
-        self._all = [
-            layer_bytes(job, layer, layer.name in again, self._samples, layout.sizes["tensor"])
-            for layer in model.layers
-        ]
         self._mine = [n for stage, rank in zip(stages, placement, strict=True) if rank == pipeline for n in stage]
         self._layers = [model.layers[n] for n in self._mine]
-        self._bytes = [self._all[n] for n in self._mine]
+        tensor = layout.sizes["tensor"]
+        self._bytes = [layer_bytes(job, layer, layer.name in again, self._samples, tensor) for layer in self._layers]
         self._moved = set(job.memory.offload) if layout.device == "cuda" else set()
         # What other micro-batches in flight keep here, and other stages of this rank.
-        kept = [float(sum(self._all[n].kept for n in stage)) for stage in stages]
-        # Between the two halves of a split backward torch frees nothing, and gradients come to the activations.
-        between = [1.7 * b for b in kept] if schedule and schedule.name in SPLITS_BACKWARD else None
-        held = peak_held(schedule, kept, between)[pipeline] if schedule else kept[0]
-        self._others = max(0, int(held) - sum(b.kept for b in self._bytes)) if "activations" not in self._moved else 0
+        self._others = 0
+        if schedule and "activations" not in self._moved:
+            each = [self._samples * _kept(job, layer, layer.name in again) for layer in model.layers]
+            kept = [sum(each[n] for n in stage) for stage in stages]
+            # Between the two halves of a split backward torch frees nothing, and gradients come to the activations.
+            between = [1.7 * b for b in kept] if schedule.name in SPLITS_BACKWARD else None
+            held = peak_held(schedule, kept, between)[pipeline]
+            self._others = max(0, int(held) - sum(layer.kept for layer in self._bytes))
         self._most = -1
 
     # ---------------------------------------------------------------------------------------------------- the state

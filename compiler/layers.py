@@ -10,7 +10,8 @@ from dataclasses import replace
 from math import prod, sqrt
 from typing import TypeAlias
 
-from dslc.compiler.tape import Store, Tape, Value, describe, layer, say
+from dslc.compiler.tape import Tape, Value, describe, layer, say
+from dslc.compiler.working import Store
 from dslc.dsl import layers as s
 from dslc.dsl.diagnostics import Note
 from dslc.dsl.registry import Call
