@@ -101,6 +101,7 @@ class Checkpoints:
             return Start()
         self._keep(taken.manifest.step, found, asked)
         self._state.load(taken.path, taken.manifest, self._job.seed)
+        self._remove_older()  # one that was killed after it had published may have left them
         return Start(step=taken.manifest.step, samples=taken.manifest.samples, seconds=taken.manifest.seconds)
 
     def _prepare_folder(self) -> None:
@@ -233,8 +234,11 @@ class Checkpoints:
         if self._rank == 0:
             described = {name: file for each in of_all for name, file in sorted(each.items())}
             self._kept.append(files.publish(part, dataclasses.replace(manifest, files=described)))
-            while len(self._kept) > self._step.keep:
-                files.remove(self._kept.pop(0))
+            self._remove_older()
+
+    def _remove_older(self) -> None:
+        while len(self._kept) > self._step.keep:
+            files.remove(self._kept.pop(0))
 
 
 @contextlib.contextmanager
