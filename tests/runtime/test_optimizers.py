@@ -59,3 +59,19 @@ def test_a_tied_parameter_counts_once_and_a_frozen_one_not() -> None:
     model[0].bias.requires_grad_(False)
     (group,) = build_optimizer(OptimizerStep(kind="SGD", lr=0.1), model).param_groups
     assert [id(p) for p in group["params"]] == [id(model[0].weight), id(model[1].bias)]
+
+
+def test_what_matches_a_pattern_does_not_decay() -> None:
+    """By any of its names; the rest decays, and every parameter is in one group."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 3))
+    model[2].weight = model[0].weight
+    named = {id(parameter): name for name, parameter in model.named_parameters()}
+    step = OptimizerStep(kind="AdamW", lr=0.1, no_decay=("*.bias", "2.w*"), arguments={"weight_decay": 0.5})
+    decaying, still = build_optimizer(step, model).param_groups
+    assert [named[id(p)] for p in decaying["params"]] == ["1.weight"]
+    assert [named[id(p)] for p in still["params"]] == ["0.weight", "0.bias", "1.bias", "2.bias"]
+    assert (decaying["weight_decay"], still["weight_decay"]) == (0.5, 0.0)
+    assert decaying["initial_lr"] == still["initial_lr"] == 0.1
+    everything = OptimizerStep(kind="SGD", lr=0.1, no_decay=("*",), arguments={"weight_decay": 0.5})
+    (group,) = build_optimizer(everything, model).param_groups
+    assert group["weight_decay"] == 0.0
