@@ -159,7 +159,7 @@ def pool(spec: AnyPool, x: Value, t: Tape) -> Value:
         t.keep(x)
         if largest:
             t.keep_bytes(8 * y.count, 8 * y.count)  # where each maximum was
-    return y
+    return replace(y, pooled=x.count) if largest and dims == 2 and prod(size) > 1 else y
 
 
 @layer(s.AdaptiveAvgPool1d, s.AdaptiveAvgPool2d, s.AdaptiveMaxPool2d)

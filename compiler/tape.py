@@ -51,6 +51,7 @@ class Value:
     sequence: bool  # (length, width) rather than (channels, length)
     full_store: Store
     low_store: Store
+    pooled: int = 0  # numbers of which these are the largest of each window
 
     @property
     def count(self) -> int:
@@ -233,11 +234,11 @@ class Tape:
         gives: Value,
         adds: bool = False,
         view: bool = False,
-        scratch: bool = False,
+        scratch: tuple[int, int] = (0, 0),
         rounds: int = 0,
     ) -> Value:
         """Notes that `gives` was computed from `takes`: what was kept since the last is this one's. A layer without
-        parts is one operation by itself. `scratch`: its backward pass takes memory of the result's size for a while;
+        parts is one operation by itself. `scratch`: bytes that its backward pass takes for a while;
         `rounds`: that many copies of its weights' gradients."""
         mine = self.parameters[self._weighed :]
         self._weighed = len(self.parameters)
@@ -257,7 +258,7 @@ class Tape:
                     differentiates=any(x.grad for x in takes),
                     adds=adds,
                     view=view,
-                    scratch=given.bytes if scratch else 0,
+                    scratch=scratch[0 if full else 1],
                     rounds=rounds,
                 )
             )
@@ -314,12 +315,18 @@ class Tape:
         y = LAYERS[type(spec)](spec, x, self)
         if len(self.operations) == before and y is not x:
             taken = self._taken or x
-            # torch's kernels on CPUs: a batch norm's gradient, and a convolution's of its weights, are made in steps.
+            # torch's kernels on CPUs: a batch norm's gradient, and a convolution's of its weights, are made in steps. A
+            # gradient that comes through a flattening has another order in memory: pooling puts all it has into that.
+            scratch = (0, 0)
+            if spec.word == "batch_norm":
+                scratch = (y.full_store.bytes, y.low_store.bytes)
+            elif spec.word == "flatten" and x.pooled:
+                scratch = (8 * x.pooled + 8 * x.count, (4 if x.low else 8) * x.pooled + 8 * x.count)
             self.operation(
                 taken,
                 gives=y,
                 view=y.full_store is taken.full_store,
-                scratch=spec.word == "batch_norm",
+                scratch=scratch,
                 rounds=2 if spec.word in ("conv1d", "conv2d") else 0,
             )
         made, self._frame = self._frame, outer

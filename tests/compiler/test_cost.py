@@ -70,7 +70,7 @@ def test_the_peak_says_when_it_is_and_which_layers_hold_most() -> None:
     memory = analysis_of().costs[0].memory
     assert memory.peak == sum(memory.kinds.values())
     assert memory.when.startswith("backward pass of")
-    assert [share.name for share in memory.layers][0].startswith("blocks.")
+    assert memory.layers[0].name.startswith("blocks.")
     assert all(share.bytes <= memory.activations for share in memory.layers)
 
 
