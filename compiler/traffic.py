@@ -306,14 +306,20 @@ def _stage_traffic(
     microbatches: int,
     element: int,
 ) -> Iterator[TrafficNode]:
-    """What the stages of a rank send: outputs to the next stage, gradients of inputs to the one before."""
-    forward = sum(model.layers[stages[i][-1]].output.numbers for i in mine if i + 1 < len(stages))
-    backward = sum(model.layers[stages[i][0]].input.numbers for i in mine if i > 0)
-    sends = (sum(i + 1 < len(stages) for i in mine) + sum(i > 0 for i in mine)) * microbatches
-    yield TrafficNode(
-        operation="send",
-        axis="pipeline",
-        what="activations and their gradients",
-        count=sends,
-        bytes=(forward + backward) * workload.microbatch * microbatches * element,
-    )
+    """What the stages of a rank send to other ranks: outputs to the next stage, gradients of inputs to the one
+    before."""
+    sizes = [message_numbers(model, stages, workload, i) for i in mine if i + 1 < len(stages) and i + 1 not in mine]
+    sizes += [message_numbers(model, stages, workload, i - 1) for i in mine if i > 0 and i - 1 not in mine]
+    if sizes:
+        yield TrafficNode(
+            operation="send",
+            axis="pipeline",
+            what="activations and their gradients",
+            count=len(sizes) * microbatches,
+            bytes=sum(sizes) * microbatches * element,
+        )
+
+
+def message_numbers(model: ModelGraph, stages: tuple[range, ...], workload: Workload, stage: int) -> int:
+    """Numbers of a micro-batch that a stage hands to the next one; as many come back as their gradients."""
+    return model.layers[stages[stage][-1]].output.numbers * workload.microbatch

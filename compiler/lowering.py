@@ -1,0 +1,158 @@
+"""What torch's schedule runtime makes of a schedule table: the sends and receives, and where stages are gathered.
+
+Model. `_PipelineScheduleRuntime` (torch 2.13) is given the compute actions of each rank, and puts in what they need:
+
+    SEND_F, RECV_F     a stage's output, from the rank that made it to the rank of the next stage
+    SEND_B, RECV_B     the gradient of a stage's input, to the rank of the stage before
+    UNSHARD, RESHARD   a stage's parameters are gathered under `fully_shard`, and let go: the next `ACTIVE` are there
+    REDUCE_GRAD        a stage's gradients are agreed on, after the last of its backwards
+
+It takes one action of each rank in turn, again and again, and skips a rank whose next action has no input yet. Whoever
+makes an output writes down both ends of its message, the send in its own row and the receive at the end, so far, of the
+other's. So all rows together have one common order in which both ends of every message are neighbours: this is why no
+such plan hangs, also where a send waits for its receive. `verify` proves it anew for each plan, from the rows alone.
+
+Contract. `lowered` gives the very rows that torch makes of the same table (a test holds that). Stages of one rank hand
+over without a message.
+
+Limits. Torch's own sends do not wait: they are finished at the end of a step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from dslc.compiler.schedules import Action, ScheduleTable
+
+ACTIVE = 3  # stages whose parameters are there at once
+
+
+class Issue(NamedTuple):
+    """One entry of a rank's row: an action of the table, or what is put in for it. `microbatch` is -1 where the entry
+    is of a whole stage."""
+
+    kind: str
+    stage: int
+    microbatch: int = -1
+    overlapped: tuple[Action, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Issue, ...]:
+        """An overlapped pair as its two; else itself."""
+        return tuple(Issue(p.kind, p.stage, p.microbatch) for p in self.overlapped) or (self,)
+
+    def __str__(self) -> str:
+        """Torch's notation: `1RECV_F0`, `0UNSHARD`."""
+        if self.overlapped:
+            return str(Action("FB", self.stage, self.microbatch, self.overlapped))
+        return f"{self.stage}{self.kind}{self.microbatch if self.microbatch >= 0 else ''}"
+
+
+def lowered(table: ScheduleTable) -> tuple[tuple[Issue, ...], ...]:
+    """The rows of `table` with what torch puts in. A table that waits for itself is a bug of its maker:
+    AssertionError."""
+    rows = [_reduced(_gathered(table, rank), table.microbatches) for rank in range(table.ranks)]
+    return _with_messages(table, rows)
+
+
+def _gathered(table: ScheduleTable, rank: int) -> list[Issue]:
+    row = [Issue(*action) for action in table.rows[rank] if action is not None]
+    there: set[int] = set()
+    found: list[Issue] = []
+    for issue, soon in zip(row, _next_stages(row), strict=True):
+        gone = [stage for stage in there if stage not in soon]
+        fresh = [stage for stage in soon if stage not in there]
+        found += [Issue("RESHARD", stage) for stage in gone]
+        found += [Issue("UNSHARD", stage) for stage in fresh]
+        there.difference_update(gone)
+        there.update(fresh)
+        found.append(issue)
+    return found + [Issue("RESHARD", stage) for stage in there]
+
+
+def _next_stages(row: list[Issue]) -> list[list[int]]:
+    """For each entry the stages that are worked on from there on, in order of first need: `ACTIVE` of them, and one
+    more where a pair brings in the last two at once."""
+    found: list[list[int]] = []
+    needed: dict[int, int] = {}  # where each stage is needed next, the first needed last
+    for n in range(len(row) - 1, -1, -1):
+        for part in reversed(row[n].parts):
+            needed.pop(part.stage, None)
+            needed[part.stage] = n
+        soon = list(reversed(needed))
+        found.append([stage for k, stage in enumerate(soon) if k < ACTIVE or needed[stage] == needed[soon[ACTIVE - 1]]])
+    return found[::-1]
+
+
+def _reduced(row: list[Issue], microbatches: int) -> list[Issue]:
+    done: Counter[int] = Counter()
+    found: list[Issue] = []
+    for issue in row:
+        found.append(issue)
+        for part in issue.parts:
+            if part.kind in ("B", "W"):
+                done[part.stage] += 1
+                if done[part.stage] == microbatches:
+                    found.append(Issue("REDUCE_GRAD", part.stage))
+    return found
+
+
+def _with_messages(table: ScheduleTable, rows: list[list[Issue]]) -> tuple[tuple[Issue, ...], ...]:
+    left = [deque(row) for row in rows]
+    made: list[list[Issue]] = [[] for _ in rows]
+    there: list[set[tuple[str, int, int]]] = [set() for _ in rows]  # inputs, on the rank that takes them
+    while any(left):
+        moved = False
+        for rank, queue in enumerate(left):
+            if not queue or any(not _ready(table, part, there[rank]) for part in queue[0].parts):
+                continue
+            issue = queue.popleft()
+            moved = True
+            made[rank].append(issue)
+            for part in issue.parts:
+                _hand_over(table, rank, part, made, there)
+        assert moved, f"{table.name}: the table waits for itself"
+    return tuple(map(tuple, made))
+
+
+def _ready(table: ScheduleTable, part: Issue, there: set[tuple[str, int, int]]) -> bool:
+    """Whether what an action needs from another stage is on its rank."""
+    if part.kind == "F" and part.stage > 0:
+        return ("F", part.stage, part.microbatch) in there
+    if part.kind in ("B", "I") and part.stage < table.stages - 1:
+        return ("B", part.stage, part.microbatch) in there
+    return True
+
+
+def _hand_over(
+    table: ScheduleTable,
+    rank: int,
+    part: Issue,
+    made: list[list[Issue]],
+    there: list[set[tuple[str, int, int]]],
+) -> None:
+    to = receiver(part.kind, part.stage, table.stages)
+    if to is None:
+        return
+    way, home = ("F" if part.kind == "F" else "B"), table.placement[to]
+    if home != rank:
+        made[rank].append(Issue(f"SEND_{way}", part.stage, part.microbatch))
+        made[home].append(Issue(f"RECV_{way}", to, part.microbatch))
+    there[home].add((way, to, part.microbatch))
+
+
+def receiver(kind: str, stage: int, stages: int) -> int | None:
+    """The stage that an action hands its result to: the next one forward, the one before backward."""
+    if kind == "F":
+        return stage + 1 if stage + 1 < stages else None
+    return stage - 1 if kind in ("B", "I") and stage > 0 else None
+
+
+def messages(table: ScheduleTable, rank: int) -> Iterator[Issue]:
+    """The sends of a rank in a step, in no particular order."""
+    for action in table.work(rank):
+        to = receiver(action.kind, action.stage, table.stages)
+        if to is not None and table.placement[to] != rank:
+            yield Issue("SEND_F" if action.kind == "F" else "SEND_B", action.stage, action.microbatch)

@@ -1,0 +1,58 @@
+"""What is put into a schedule table, against what torch's own runtime puts into it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.distributed.pipelining import schedules as torch_schedules
+
+from dslc.compiler.lowering import lowered, messages
+from dslc.compiler.schedules import NAMES, default_virtual_stages, demands, table, to_csv
+
+SIZES = [(2, 2), (2, 4), (2, 7), (3, 6), (4, 4), (4, 8), (4, 12), (8, 16)]
+
+
+def by_torch(name: str, ranks: int, microbatches: int, virtual_stages: int, folder: Path) -> dict[int, list[Any]]:
+    """The rows that `_PipelineScheduleRuntime` makes of our table, loaded as the runtime loads it."""
+    ours = table(name, ranks, microbatches, virtual_stages)
+    path = folder / "schedule.csv"
+    path.write_text(to_csv(ours), newline="")
+    stages = [
+        SimpleNamespace(group_rank=0, group_size=ranks, num_stages=ours.stages, submod=None)
+        for _ in range(virtual_stages)
+    ]
+    runtime = torch_schedules._PipelineScheduleRuntime(stages, microbatches)  # type: ignore[arg-type]
+    runtime._load_csv(str(path), format="compute_only")
+    return runtime.pipeline_order_with_comms
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), SIZES)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rows_are_those_of_torch(name: str, ranks: int, microbatches: int, tmp_path: Path) -> None:
+    compared = 0
+    for virtual_stages in {default_virtual_stages(name), 3, 4}:
+        if demands(name, ranks, microbatches, virtual_stages):
+            continue
+        theirs = by_torch(name, ranks, microbatches, virtual_stages, tmp_path)
+        ours = lowered(table(name, ranks, microbatches, virtual_stages))
+        for rank in range(ranks):
+            assert [str(issue) for issue in ours[rank]] == [str(action) for action in theirs[rank]]
+        compared += 1
+    assert compared or demands(name, ranks, microbatches, default_virtual_stages(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_schedule_is_compared(name: str) -> None:
+    fitting = [size for size in SIZES if not demands(name, *size, default_virtual_stages(name))]
+    assert len(fitting) >= 3, fitting
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_messages_counted_are_those_sent(name: str) -> None:
+    ours = table(name, 4, 8, default_virtual_stages(name))
+    for rank, row in enumerate(lowered(ours)):
+        sent = [issue for issue in row if issue.kind.startswith("SEND")]
+        assert sorted(sent) == sorted(messages(ours, rank))
