@@ -25,11 +25,11 @@ most that the schedule holds. ZeRO: Rajbhandari et al. 2019 (arXiv:1910.02054); 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
 from dslc.compiler.facts import DTYPE_BYTES
+from dslc.compiler.gathers import Sharded, Whole
 from dslc.compiler.hardware import framework_bytes
 from dslc.compiler.layout import Layout
 from dslc.compiler.nodes import LayerNode, ModelGraph, ParameterNode
@@ -201,151 +201,6 @@ def _loss_bytes(job: JobSpec, model: ModelGraph) -> tuple[int, int, int]:
     return output + wide + 4 * numbers, wide or output, (wide or output) + 4 * numbers + (output if low else 0)
 
 
-# ------------------------------------------------------------------------------------------- gradients and gathers
-
-
-@dataclass(kw_only=True)
-class _Whole:
-    """One process, DistributedDataParallel, or that with ZeRO-1: parameters and gradients are whole on each rank."""
-
-    trains: list[int]  # numbers, by layer
-    stays: bool  # gradients are there already: buckets, or those of earlier micro-batches
-
-    communication = passing = 0
-
-    def __post_init__(self) -> None:
-        self._all = 4 * sum(self.trains)
-        self._made = 0
-
-    def forward(self, layer: int) -> int:
-        """Enters a layer; bytes of gradients."""
-        return self._all if self.stays else 0
-
-    def backward(self, layer: int, moment: Moment) -> int:
-        """The same in a moment of the layer's backward pass."""
-        # Under autocast it is there in 16 bits besides; the weight's own copy, as large, has gone by then.
-        if self.stays:  # a gradient is made beside what it is copied into, or added to
-            return self._all + 4 * (moment.weights + moment.copies)
-        return self._made + 4 * (moment.made + moment.copies)
-
-    def leave(self, layer: int) -> Iterator[int]:
-        """Leaves a layer in the backward pass; gradients while what it completes is scattered."""
-        self._made += 4 * self.trains[layer]
-        yield from ()
-
-    def update(self) -> int:
-        return self._all
-
-
-@dataclass(kw_only=True)
-class _Sharded:
-    """`fully_shard`: a unit is gathered for its layers, and its gradients scattered when these are done.
-
-    What is gathered stands there twice while it is taken apart, as the collective left it and parameter by parameter;
-    forward the former goes when the next is gathered, backward at once, when the unit before is asked for already. What
-    was handed to a reduce-scatter goes when the next begins. The root, and a unit whose input has no gradient, stay
-    until the end.
-    """
-
-    unit_of: list[int]  # by layer; the last unit is the root
-    trains: list[int]  # numbers, by layer
-    whole: list[int]  # padded numbers, by unit
-    shard: list[int]
-    parts: int
-    element: int  # bytes of a number that is gathered, and of a gradient as it is made
-    reshard: bool
-    accumulate: bool
-    stays: bool  # gradients of earlier micro-batches are there
-    held: bool  # a micro-batch that is not the last: what stays gathered, stays
-    copies: bool  # gloo takes a copy of what it exchanges
-
-    def __post_init__(self) -> None:
-        self.passing = 0  # what a collective takes while it is under way
-        self._root = len(self.whole) - 1
-        self._gathered = {self._root}
-        self._flat = self._root if self.parts > 1 else None
-        self._handed: int | None = None
-        self._scattered: set[int] = set()
-        self._of_unit = [0] * len(self.whole)
-        for unit, numbers in zip(self.unit_of, self.trains, strict=True):
-            self._of_unit[unit] += numbers
-        self._made = 0  # numbers of gradients of units that are not scattered yet
-
-    @property
-    def communication(self) -> int:
-        flat = self.element * self.whole[self._flat] if self._flat is not None else 0
-        handed = 4 * self.whole[self._handed] if self._handed is not None else 0
-        return self.element * sum(self.whole[u] for u in self._gathered) + flat + handed
-
-    def _gradients(self, made: int) -> int:
-        shards = range(len(self.shard)) if self.stays and not self.accumulate else self._scattered
-        earlier = 0
-        if self.stays and self.accumulate:
-            earlier = 4 * sum(n for u, n in enumerate(self.whole) if u not in self._scattered)
-        return earlier + 4 * sum(self.shard[u] for u in shards) + self.element * made
-
-    def _gather(self, unit: int) -> bool:
-        if unit in self._gathered:
-            return False
-        if self.reshard:
-            self._gathered = {self._root}
-        self._gathered.add(unit)
-        return True
-
-    def forward(self, layer: int) -> int:
-        if self.stays and not self.reshard:  # from the first micro-batch on
-            self._gathered, self._flat = set(range(len(self.whole))), None
-        elif self._gather(self.unit_of[layer]) and self.parts > 1:
-            self._flat = self.unit_of[layer]
-        return self._gradients(0)
-
-    def turn(self) -> None:
-        """From the forward to the backward pass: what was gathered last is taken apart."""
-        if self.reshard:
-            self._gathered = {self._root}
-        self._flat = None
-
-    def backward(self, layer: int, moment: Moment) -> int:
-        unit = self.unit_of[layer]
-        self.passing = 0
-        if self._gather(unit) and self.reshard and self.parts > 1:
-            self._flat = unit - 1 if unit > 0 else None
-            if self._flat is not None and self.copies:
-                self.passing = self.element * self.whole[self._flat]
-        own = moment.weights if self.accumulate and self.stays else self._made + moment.made
-        return self._gradients(own) + self.element * moment.copies
-
-    def leave(self, layer: int) -> Iterator[int]:
-        unit = self.unit_of[layer]
-        self._made += self.trains[layer]
-        if layer == 0:
-            for late in dict.fromkeys((self._root, unit)):
-                yield from self._scatter(late)
-        elif unit != self._root and self.unit_of[layer - 1] != unit:
-            yield from self._scatter(unit)
-
-    def _scatter(self, unit: int) -> Iterator[int]:
-        """First what was made stands beside what is handed over; then that beside what comes of it."""
-        accumulated = self.accumulate and self.stays
-        if not self.held or self.reshard:
-            self._gathered.discard(unit)
-        if self.held and self.accumulate:
-            return
-        self._handed = unit
-        yield self._gradients(0 if accumulated else self._made)
-        self._scattered.add(unit)
-        self._made -= self._of_unit[unit]
-        # One rank divides instead of scattering.
-        self.passing = 4 * self.whole[unit] if self.copies or self.parts == 1 else 0
-        added = 4 * self.shard[unit] if self.stays and not self.accumulate else 0
-        yield self._gradients(0 if accumulated else self._made) + added
-        self.passing = 0
-
-    def update(self) -> int:
-        self._gathered, self._flat, self._handed = set(), None, None
-        return 4 * sum(self.shard)
-
-
 # ----------------------------------------------------------------------------------------------------- the account
 
 
@@ -438,7 +293,7 @@ class _Account:
                 totals[owner] += size
         return totals
 
-    def _engine(self, microbatch: int) -> _Whole | _Sharded:
+    def _engine(self, microbatch: int) -> Whole | Sharded:
         job, tensor, sharding = self._job, self._layout.sizes["tensor"], self._sharding
         later = microbatch > 0
 
@@ -448,7 +303,7 @@ class _Account:
 
         count = [numbers(layer.parameters, 1) for layer in self._layers]
         if sharding.engine != "fsdp":
-            return _Whole(trains=count, stays=later or sharding.engine != "none")
+            return Whole(trains=count, stays=later or sharding.engine != "none")
         there = {q.name for layer in self._layers for q in layer.parameters}
         made = [u for u in units(self._model) if not u.name or any(q.name in there for q in u.parameters)]
         place = {q.name: n for n, unit in enumerate(made) for q in unit.parameters}
@@ -457,7 +312,7 @@ class _Account:
         ]
         own = [tuple(q for q in unit.parameters if q.name in there) for unit in made]
         shards = sharding.shards
-        return _Sharded(
+        return Sharded(
             unit_of=unit_of,
             trains=count,
             whole=[shards * sum(_share(q, shards, tensor, padded=True) for q in unit) for unit in own],
@@ -489,14 +344,14 @@ class _Account:
         self._stop("optimizer step", None, self._engine(last).update(), 0, self._update_bytes())
         return self._peak_node()
 
-    def _walk(self, engine: _Whole | _Sharded) -> None:
+    def _walk(self, engine: Whole | Sharded) -> None:
         """One micro-batch, forward and backward."""
         layers, before, copies, lasting = self._bytes, self._before, self._copies, self._lasting
         for n, layer in enumerate(layers):
             gradients = engine.forward(n)
             held = before[n] + copies[n + 1] + layer.forward
             self._stop(f"forward pass of {self._name(n)}", n, gradients, engine.communication, held)
-        if isinstance(engine, _Sharded):
+        if isinstance(engine, Sharded):
             engine.turn()
         if self._ends and layers:
             self._loss(engine, before[-1], copies[-1], lasting[-1])
@@ -518,7 +373,7 @@ class _Account:
                 when = f"reduce-scatter after the backward pass of {self._name(n)}"
                 self._stop(when, n, gradients, engine.communication + engine.passing, held)
 
-    def _loss(self, engine: _Whole | _Sharded, kept: int, copies: int, lasting: int) -> None:
+    def _loss(self, engine: Whole | Sharded, kept: int, copies: int, lasting: int) -> None:
         forward, stays, backward = (int(self._samples * size) for size in _loss_bytes(self._job, self._model))
         gradients = engine.forward(len(self._bytes) - 1)
         self._stop("loss", None, gradients, engine.communication, kept + copies + forward)

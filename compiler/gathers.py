@@ -1,0 +1,163 @@
+"""Gradients, and what is gathered and scattered, as a step goes through the layers of a rank.
+
+Both engines are entered and left layer by layer: `forward(n)`, then `backward(n, moment)` and `leave(n)` from the last
+layer to the first; each gives the bytes of gradients that are there. `communication` and `passing` are bytes of what is
+gathered and scattered at that moment, the latter only while a collective is under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dslc.compiler.working import Moment
+
+
+@dataclass(kw_only=True)
+class Whole:
+    """One process, DistributedDataParallel, or that with ZeRO-1: parameters and gradients are whole on each rank."""
+
+    trains: list[int]  # numbers, by layer
+    stays: bool  # gradients are there already: buckets, or those of earlier micro-batches
+
+    communication = passing = 0
+
+    def __post_init__(self) -> None:
+        self._all = 4 * sum(self.trains)
+        self._made = 0
+
+    def forward(self, layer: int) -> int:
+        """Enters a layer; bytes of gradients."""
+        return self._all if self.stays else 0
+
+    def backward(self, layer: int, moment: Moment) -> int:
+        """The same in a moment of the layer's backward pass."""
+        # Under autocast it is there in 16 bits besides; the weight's own copy, as large, has gone by then.
+        if self.stays:  # a gradient is made beside what it is copied into, or added to
+            return self._all + 4 * (moment.weights + moment.copies)
+        return self._made + 4 * (moment.made + moment.copies)
+
+    def leave(self, layer: int) -> Iterator[int]:
+        """Leaves a layer in the backward pass; gradients while what it completes is scattered."""
+        self._made += 4 * self.trains[layer]
+        yield from ()
+
+    def update(self) -> int:
+        return self._all
+
+
+@dataclass(kw_only=True)
+class Sharded:
+    """`fully_shard`: a unit is gathered for its layers, and its gradients scattered when these are done.
+
+    What is gathered stands there twice while it is taken apart, as the collective left it and parameter by parameter;
+    forward the former goes when the next is gathered, backward at once, when the unit before is asked for already. What
+    was handed to a reduce-scatter goes when the next begins. The root, and a unit whose input has no gradient, stay
+    until the end.
+    """
+
+    unit_of: list[int]  # by layer; the last unit is the root
+    trains: list[int]  # numbers, by layer
+    whole: list[int]  # padded numbers, by unit
+    shard: list[int]
+    parts: int
+    element: int  # bytes of a number that is gathered, and of a gradient as it is made
+    reshard: bool
+    accumulate: bool
+    stays: bool  # gradients of earlier micro-batches are there
+    held: bool  # a micro-batch that is not the last: what stays gathered, stays
+    copies: bool  # gloo takes a copy of what it exchanges
+
+    def __post_init__(self) -> None:
+        self.passing = 0  # what a collective takes while it is under way
+        self._root = len(self.whole) - 1
+        self._gathered = {self._root}
+        self._flat = self._root if self.parts > 1 else None
+        self._handed: int | None = None
+        # Running sums: numbers gathered, of shards that are there, and of whole gradients of earlier micro-batches.
+        self._there = self.whole[self._root]
+        self._shards = sum(self.shard) if self.stays and not self.accumulate else 0
+        self._earlier = sum(self.whole) if self.stays and self.accumulate else 0
+        self._of_unit = [0] * len(self.whole)
+        for unit, numbers in zip(self.unit_of, self.trains, strict=True):
+            self._of_unit[unit] += numbers
+        self._made = 0  # numbers of gradients of units that are not scattered yet
+
+    @property
+    def communication(self) -> int:
+        flat = self.element * self.whole[self._flat] if self._flat is not None else 0
+        handed = 4 * self.whole[self._handed] if self._handed is not None else 0
+        return self.element * self._there + flat + handed
+
+    def _gradients(self, made: int) -> int:
+        return 4 * (self._earlier + self._shards) + self.element * made
+
+    def _gather(self, unit: int) -> bool:
+        if unit in self._gathered:
+            return False
+        if self.reshard:
+            self._only_root()
+        self._gathered.add(unit)
+        self._there += self.whole[unit]
+        return True
+
+    def _only_root(self) -> None:
+        self._gathered, self._there = {self._root}, self.whole[self._root]
+
+    def forward(self, layer: int) -> int:
+        if self.stays and not self.reshard:  # from the first micro-batch on
+            if len(self._gathered) < len(self.whole):
+                self._gathered, self._there, self._flat = set(range(len(self.whole))), sum(self.whole), None
+        elif self._gather(self.unit_of[layer]) and self.parts > 1:
+            self._flat = self.unit_of[layer]
+        return self._gradients(0)
+
+    def turn(self) -> None:
+        """From the forward to the backward pass: what was gathered last is taken apart."""
+        if self.reshard:
+            self._only_root()
+        self._flat = None
+
+    def backward(self, layer: int, moment: Moment) -> int:
+        unit = self.unit_of[layer]
+        self.passing = 0
+        if self._gather(unit) and self.reshard and self.parts > 1:
+            self._flat = unit - 1 if unit > 0 else None
+            if self._flat is not None and self.copies:
+                self.passing = self.element * self.whole[self._flat]
+        own = moment.weights if self.accumulate and self.stays else self._made + moment.made
+        return self._gradients(own) + self.element * moment.copies
+
+    def leave(self, layer: int) -> Iterator[int]:
+        unit = self.unit_of[layer]
+        self._made += self.trains[layer]
+        if layer == 0:
+            for late in dict.fromkeys((self._root, unit)):
+                yield from self._scatter(late)
+        elif unit != self._root and self.unit_of[layer - 1] != unit:
+            yield from self._scatter(unit)
+
+    def _scatter(self, unit: int) -> Iterator[int]:
+        """First what was made stands beside what is handed over; then that beside what comes of it."""
+        accumulated = self.accumulate and self.stays
+        if (not self.held or self.reshard) and unit in self._gathered:
+            self._gathered.discard(unit)
+            self._there -= self.whole[unit]
+        if self.held and self.accumulate:
+            return
+        self._handed = unit
+        yield self._gradients(0 if accumulated else self._made)
+        if accumulated:
+            self._earlier -= self.whole[unit]
+        if not self.stays or self.accumulate:
+            self._shards += self.shard[unit]
+        self._made -= self._of_unit[unit]
+        # One rank divides instead of scattering.
+        self.passing = 4 * self.whole[unit] if self.copies or self.parts == 1 else 0
+        added = 4 * self.shard[unit] if self.stays and not self.accumulate else 0
+        yield self._gradients(0 if accumulated else self._made) + added
+        self.passing = 0
+
+    def update(self) -> int:
+        self._gathered, self._there, self._flat, self._handed = set(), 0, None, None
+        return 4 * sum(self.shard)
