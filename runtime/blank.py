@@ -180,7 +180,7 @@ def _agree(step: ModelStep, facts: dict[str, tuple[tuple[int, ...], torch.dtype]
     for name in (*told[0], *facts):
         if told[0].get(name) != facts.get(name):
             raise ModelError(
-                f"{_where(step)}`{name}` is {_words(facts.get(name))} on rank {dist.get_rank()} and "
+                f"{where(step)}`{name}` is {_words(facts.get(name))} on rank {dist.get_rank()} and "
                 f"{_words(told[0].get(name))} on rank 0: the model has to be the same on every rank"
             )
 
@@ -189,7 +189,8 @@ def _words(fact: tuple[tuple[int, ...], torch.dtype] | None) -> str:
     return "not there" if fact is None else f"{str(fact[1]).removeprefix('torch.')} of shape {fact[0]}"
 
 
-def _where(step: ModelStep) -> str:
+def where(step: ModelStep) -> str:
+    """The place in the job that names a user's own model, as an error's message begins."""
     line = (step.python.line if step.python else "") or (step.transformers.line if step.transformers else "")
     return f"{line}: " if line else ""
 
@@ -201,7 +202,7 @@ def _check_resets(step: ModelStep, module: nn.Module) -> None:
         if own and not callable(getattr(part, "reset_parameters", None)):
             kind = type(part).__name__
             raise ModelError(
-                f"{_where(step)}the module `{name or kind}` ({kind}) has no `reset_parameters`, which would give its "
+                f"{where(step)}the module `{name or kind}` ({kind}) has no `reset_parameters`, which would give its "
                 "tensors their numbers: without it the model has to be built whole"
             )
 
@@ -221,7 +222,7 @@ def _by_reset(module: nn.Module, names: dict[str, str], step: ModelStep) -> dict
     for attribute, old in kept.items():
         setattr(module, attribute, old)
         if _is_unset(made[attribute]):
-            raise ModelError(f"{_where(step)}`reset_parameters` of `{name}` leaves `{attribute}` without a value")
+            raise ModelError(f"{where(step)}`reset_parameters` of `{name}` leaves `{attribute}` without a value")
     return made
 
 

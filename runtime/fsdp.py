@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from dslc.compiler.program import JobProgram
 from dslc.runtime import offload
+from dslc.runtime.blank import where
 from dslc.runtime.engine import Engine, buffers_of_rank_0, nothing
 from dslc.runtime.model import ModelError
 
@@ -85,6 +86,8 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device) -> Engine:
 def _mesh(job: JobProgram, device: torch.device) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
 
+    if device.type == "cuda":
+        torch.cuda.init()  # or the mesh would choose a device in the place of the rank's
     replicas = job.gradients.replicas
     shards = job.world_size // replicas
     if replicas == 1:
@@ -93,15 +96,17 @@ def _mesh(job: JobProgram, device: torch.device) -> Any:
 
 
 def _check(job: JobProgram, model: nn.Module) -> None:
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    dtypes = {parameter.dtype for parameter in trained.values()}
-    where = f"{job.model.python.line}: " if job.model.python is not None and job.model.python.line else ""
     for name, parameter in model.named_parameters():
         if parameter.dim() == 0:
-            raise ModelError(f"{where}`{name}` is a single number without a dimension, which has no rows to be sharded")
+            raise ModelError(
+                f"{where(job.model)}`{name}` is a single number without a dimension, which has no rows to be sharded"
+            )
+    dtypes = {str(parameter.dtype)[6:] for parameter in model.parameters() if parameter.requires_grad}
     if len(dtypes) > 1:
-        found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-        raise ModelError(f"{where}parameters that train have to be of one dtype to be sharded, and these are {found}")
+        raise ModelError(
+            f"{where(job.model)}parameters that train have to be of one dtype to be sharded, and these are of "
+            + " and ".join(sorted(dtypes))
+        )
 
 
 @contextlib.contextmanager

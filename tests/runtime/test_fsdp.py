@@ -175,7 +175,7 @@ def test_an_infinity_in_one_ranks_rows_is_seen_by_all(tmp_path: Path, clip: floa
     assert (halved, scale) == (32768, 32768)
 
 
-def norms(rank: int, folder: str, kind: str, clip: float | None) -> list[Any]:
+def norms(rank: int, folder: str, kind: Any, clip: float | None) -> list[Any]:
     engine = sharded(("2",), 2) if kind == "fsdp" else p.GradientStep(kind=kind)
     parts, (step, batch) = made(rank, folder, 2, gradients=engine, clip=clip, observe=True)
     norm = step(batch).norm
