@@ -3,7 +3,7 @@
 Model: `--checkpoint` names a checkpoint (`step-00000050`), a folder of them, a run directory, or a `.safetensors` file.
 Without it, the newest is taken of what is in `checkpoint.dir` and in the runs under `runs/<job>/`. Of several
 checkpoints in a folder the newest whole one is taken, and those that are damaged are passed over and named; of a run
-directory the final weights, unless a checkpoint is newer.
+directory the same, and its final weights where it has no checkpoint that is whole.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def take(job: JobSpec, asked: str | None) -> Taken:
         found = _in(path)
         if found is None:
             raise NoCheckpoint(
-                f"{asked} is no checkpoint (a folder `step-00000050` with a {MANIFEST}), no folder that holds one, no run "
-                "directory and no .safetensors file"
+                f"{asked} is no checkpoint (a folder `step-00000050` with a {MANIFEST}), no folder that holds one, no "
+                "run directory and no .safetensors file"
             )
         return found
     places = _places(job)
@@ -96,7 +96,7 @@ def _age(place: str) -> float:
 
 
 def _candidates(place: str) -> Iterator[str]:
-    """Checkpoints and weights in a place, as paths."""
+    """Checkpoints in a place, the newest first, and weights, as paths."""
     yield from checkpoints_in(place)
     if not is_checkpoint(place):
         yield from checkpoints_in(os.path.join(place, "checkpoints"))
@@ -116,24 +116,29 @@ def _in(place: str) -> Taken | None:
     """What to take of a place that exists. Raises NoCheckpoint where all that is there is damaged."""
     if os.path.isfile(place):
         return Taken(path=place, manifest=None) if place.endswith(".safetensors") else None
-    passed_over = []
-    found = sorted(_candidates(place), key=lambda path: (_time(path), path), reverse=True)
-    for path in found:
-        if os.path.isfile(path):
-            return Taken(path=path, manifest=None)
-        seen = look(path)
-        reasons = [seen.reason] if seen.manifest is None else damage(path, seen.manifest)
-        if not reasons:
+    passed_over: list[str] = []
+    for path in _candidates(place):
+        found, reasons = _looked_at(path)
+        if found is not None:
             for each in passed_over:
                 print(f"passed over {each}", file=sys.stderr)
-            return Taken(path=path, manifest=seen.manifest)
+            return found
         passed_over.append(f"{path}: {'; '.join(reasons)}")
     if passed_over:
         raise NoCheckpoint("\n".join([f"no checkpoint in {place} is whole", *passed_over]))
     return None
 
 
-# ---------------------------------------------------------------------------------------------------------- whether it fits
+def _looked_at(path: str) -> tuple[Taken | None, list[str]]:
+    """A candidate that is whole, or what is wrong with it."""
+    if os.path.isfile(path):
+        return Taken(path=path, manifest=None), []
+    seen = look(path)
+    reasons = [seen.reason] if seen.manifest is None else damage(path, seen.manifest)
+    return (None, reasons) if reasons else (Taken(path=path, manifest=seen.manifest), [])
+
+
+# -------------------------------------------------------------------------------------------------- whether it fits
 
 
 def tensors_of(model: ModelGraph, there: Shapes) -> Shapes:

@@ -82,9 +82,8 @@ def build_parser() -> argparse.ArgumentParser:
     verify.add_argument("--out", metavar="DIR", help="keep the run directories of the trainings here")
 
     def checkpoint_argument(made: argparse.ArgumentParser) -> None:
-        made.add_argument(
-            "--checkpoint", metavar="PATH", help="a checkpoint, a folder of them, a run, or a .safetensors (default: the newest)"
-        )
+        wanted = "a checkpoint, a folder of them, a run, or a .safetensors file (default: the newest)"
+        made.add_argument("--checkpoint", metavar="PATH", help=wanted)
 
     evaluate = command(
         "evaluate", "the metrics of a checkpoint over the whole validation split", "dslc evaluate digits.plt --json"

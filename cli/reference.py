@@ -77,7 +77,7 @@ def shrunk(job: JobSpec, layout: Layout, gpus_here: int) -> tuple[JobSpec, tuple
     replicas = job.parallelism.replicas
     kept = next(count for count in range(min(replicas, sizes["data"]), 0, -1) if sizes["data"] % count == 0)
     smaller("replicas", replicas, kept)
-    batch = _batch(job.data.batch, sizes["data"], layout.microbatches)
+    batch = min(job.data.batch, 2 * sizes["data"] * layout.microbatches)
     smaller("batch", job.data.batch, batch)
     network, source = _network(job, smaller), _source(job, smaller)
     return (
@@ -93,13 +93,6 @@ def shrunk(job: JobSpec, layout: Layout, gpus_here: int) -> tuple[JobSpec, tuple
         ),
         tuple(changes),
     )
-
-
-def _batch(batch: int, ranks: int, microbatches: int) -> int:
-    """Two samples in each micro-batch; an uneven batch stays uneven."""
-    small = 2 * ranks * microbatches
-    uneven = batch % (ranks * microbatches)
-    return min(batch, small + (1 if uneven else 0))
 
 
 def _network(job: JobSpec, smaller: Any) -> Any:
@@ -136,8 +129,7 @@ def _source(job: JobSpec, smaller: Any) -> Any:
     source, network = job.data.source, job.model.network
     if isinstance(network, n.GPT):
         vocab = network.vocab if network.vocab is not None else getattr(source, "vocab", None)
-        whole = isinstance(source, c.Stdlib | c.Text)
-        if whole and (not isinstance(source, c.Text) or not source_facts(source, context_of(job)).missing):
+        if isinstance(source, c.Stdlib | c.Text) and not source_facts(source, context_of(job)).missing:
             return replace(source, context=None)
         made = c.Synthetic(samples=4096, vocab=min(vocab or VOCAB, VOCAB))
         smaller("source", source.word, "synthetic tokens")

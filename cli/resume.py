@@ -102,7 +102,7 @@ def _misfits(path: str, manifest: Manifest, analysis: Analysis) -> Iterator[Diag
     if analysis.model is not None and fit.tensors is not None:
         other = misfitting_tensors(fit.tensors, tensors_of(analysis.model, fit.tensors))
         if other:
-            remedy = "the network has to be the one that it was written with; `dslc export` and `model.weights` start anew"
+            remedy = "the network that it was written with; `dslc export` and `model.weights` begin a new training"
             yield wrong("E0903", other, job.model.at("network"), remedy)
     optimizer = job.train.optimizer
     if optimizer.word in TORCH_OPTIMIZERS:

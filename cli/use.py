@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from dslc.checkpoints import Misfit, NoCheckpoint, Taken, hold_against, take
 from dslc.compiler.layout import lay_out
@@ -33,7 +33,9 @@ class Refused(Exception):
         self.status = status
 
 
-def ready(loaded: Loaded, asked: str | None, task: str, **changed: Any) -> tuple[Ready, Taken]:
+def ready(
+    loaded: Loaded, asked: str | None, task: Literal["evaluate", "predict"], **changed: Any
+) -> tuple[Ready, Taken]:
     """The job as a program that does `task` with a checkpoint. Raises Refused."""
     report = Report()
     if loaded.job is None or loaded.report.errors:

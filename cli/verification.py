@@ -63,8 +63,12 @@ class Finding:
     status: Status = "holds"
     texts: list[str] = field(default_factory=list)
 
+    @property
+    def broken(self) -> bool:
+        return self.status == "broken"
+
     def breaks(self, text: str) -> None:
-        if self.status != "broken":
+        if not self.broken:
             self.status, self.texts = "broken", []
         self.texts.append(text)
 
@@ -81,7 +85,7 @@ class Verdict:
 
     @property
     def broken(self) -> list[str]:
-        return [title for title, finding in zip(TITLES, self.findings, strict=True) if finding.status == "broken"]
+        return [title for title, finding in zip(TITLES, self.findings, strict=True) if finding.broken]
 
 
 def tolerance_of(job: JobProgram, rates: Sequence[float]) -> Tolerance:
@@ -102,7 +106,7 @@ def compare(job: JobProgram, plan: Observation, one: Observation, by_nature: Seq
     if any(seen.noise for ranks in (plan.ranks, one.ranks) for steps in ranks for seen in steps):
         verdict.notes.append("the model draws random numbers of its own, and no two ranks draw the same")
     reason = ""
-    if "broken" in (samples.status, start.status):
+    if samples.broken or start.broken:
         reason = "what goes into the steps differs"
     elif verdict.notes:
         reason = "it differs by nature: see below"
@@ -159,7 +163,7 @@ def _samples(plan: Observation, one: Observation, finding: Finding) -> None:
             ranks = _ranks(who[sample] for sample in over)
             finding.breaks(f"step {ours.step}: {ranks} takes {_numbers(over)} once more than one process does")
         _content(ours, theirs, finding)
-        if finding.status == "broken":
+        if finding.broken:
             return
         taken += len(ours.samples)
     finding.texts.append(f"{taken:,} in {len(one.ranks[0])} steps, each once, with the numbers it has in one process")
@@ -223,6 +227,7 @@ def _differences(plan: Observation, one: Observation, when: str, finding: Findin
             ours = whole[name][1][part] if part else whole[name][1]
             if not ours.size or not (parameter or np.issubdtype(ours.dtype, np.floating)):
                 continue
+            way = ours.astype(np.float64) - (before[name][1][part] if part else before[name][1])
             apart = np.abs(theirs.astype(np.float64) - ours)
             apart[np.isnan(theirs) & np.isnan(ours) | (theirs == ours)] = 0.0
             relative = apart / np.maximum(1.0, np.abs(ours))
@@ -232,7 +237,7 @@ def _differences(plan: Observation, one: Observation, when: str, finding: Findin
                 largest=float(apart.max()),
                 excess=float(relative.max()),
                 squares=float(np.square(apart).sum()),
-                way=float(np.square(ours.astype(np.float64) - (before[name][1][part] if part else before[name][1])).sum()),
+                way=float(np.square(way).sum()),
             )
 
 
@@ -240,7 +245,8 @@ def _start(plan: Observation, one: Observation, finding: Finding) -> None:
     found = list(_differences(plan, one, "start", finding))
     wrong = [each for each in found if each.largest != 0]
     for each in _worst(wrong):
-        finding.breaks(f"`{each.name}` begins {_rank_of(each, wrong)} with values that differ by up to {each.largest:.3g}")
+        where = _rank_of(each, wrong)
+        finding.breaks(f"`{each.name}` begins {where} with values that differ by up to {each.largest:.3g}")
     if finding.status == "holds":
         finding.texts.append(f"{len({each.name for each in found})} tensors begin with the same values on every rank")
 
@@ -320,7 +326,7 @@ def _count(plan: Observation, one: Observation, finding: Finding) -> None:
 def _scale(
     plan: Observation, rows: Sequence[Row], tolerance: Tolerance, finding: Finding, notes: list[str]
 ) -> None:
-    if finding.status == "broken":
+    if finding.broken:
         return
     for number, row in enumerate(rows):
         if math.isfinite(row.norms[0]) != math.isfinite(row.norms[1]) and tolerance.parameter is None:
@@ -339,7 +345,7 @@ def _scale(
                     f"step {row.step}: the norm of the gradient is {steps[number].norm:.6g} on rank {rank}, and "
                     f"{row.norms[0]:.6g} on rank 0"
                 )
-        if finding.status == "broken":
+        if finding.broken:
             return
     losses = max(_apart(*row.losses, 1.0) for row in rows)
     norms = max(_apart(*row.norms, 0.0) for row in rows)

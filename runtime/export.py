@@ -1,8 +1,8 @@
 """The whole weights of a checkpoint as a file that torch reads without dslc.
 
-Model: a checkpoint of any plan holds each tensor of the model under `model.<name>` (checkpoint_state.py), in pieces; one
-after another is put together and written. `.safetensors` is written as it comes. `.pt`, which torch writes from a state
-dict, is made from such a file mapped into memory.
+Model: a checkpoint of any plan holds each tensor of the model under `model.<name>` (checkpoint_state.py), in pieces;
+one after another is put together and written. `.safetensors` is written as it comes. `.pt`, which torch writes from a
+state dict, is made from such a file mapped into memory.
 
 Contract: one process, no launch, one tensor in memory at a time. Names are those of the unwrapped model. A tied weight
 stands in a `.safetensors` file once, as the format wants it, and in a `.pt` under each of its names, so that

@@ -20,14 +20,14 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dslc.compiler.program import JobProgram, RankPlace
+from dslc.compiler.program import JobProgram, RankPlace, from_json, to_json
 from dslc.runtime import random_numbers
 from dslc.runtime.assemble import Parts
 from dslc.runtime.batches import StepBatch
@@ -72,6 +72,7 @@ class Observer:
         def watched(batch: StepBatch) -> Done:
             digests = tuple(digest for pair in batch.micro for digest in _digests(*pair))
             before = random_numbers.state(self._parts.device)
+            groups = self._parts.optimizer.param_groups
             done = work(batch)
             after = random_numbers.state(self._parts.device)
             assert done.norm is not None
@@ -86,7 +87,7 @@ class Observer:
                     total=float(done.total.double()),
                     number=float(done.number),
                     norm=float(done.norm),
-                    lr=float(self._parts.optimizer.param_groups[0]["lr"]) if self._parts.optimizer.param_groups else 0.0,
+                    lr=float(groups[0]["lr"]),
                     noise=any(not torch.equal(before[name], after[name]) for name in before),
                 )
             )
@@ -98,7 +99,7 @@ class Observer:
         """After the last step."""
         self._write_tensors("end")
         with open(os.path.join(self._folder, f"rank-{self._place.rank}.json"), "w", encoding="utf-8") as file:
-            json.dump([asdict(seen) for seen in self._seen], file)
+            json.dump(to_json(self._seen), file)
 
     @torch.no_grad()
     def _write_tensors(self, when: str) -> None:
@@ -149,7 +150,7 @@ class Observation:
     def _read(self, rank: int) -> tuple[Seen, ...]:
         with open(os.path.join(self._folder, f"rank-{rank}.json"), encoding="utf-8") as file:
             told = json.load(file)
-        return tuple(Seen(**{k: tuple(v) if isinstance(v, list) else v for k, v in each.items()}) for each in told)
+        return tuple(from_json(Seen, each) for each in told)
 
     def tensors(self, when: str, rank: int) -> Mapping[str, tuple[Part, Array, bool]]:
         """By name, of `start` or `end`: what `rank` holds, where that lies in the whole, whether it is a parameter."""

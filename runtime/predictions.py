@@ -4,8 +4,8 @@ Model: a rank appends its outputs (float32) and the numbers of its samples (int6
 beside them how many rows they are and of what shape. `join` writes the header of the file that was asked for and copies
 the bytes of one rank after another behind it, so that nothing is ever in memory whole.
 
-Contract: `.npz` (uncompressed) or `.safetensors`, with `output` of shape (n, …), float32, and `index`, int64: the number
-of each sample in the source. It is written beside its place and renamed. Needs no torch.
+Contract: `.npz` (uncompressed) or `.safetensors`, with `output` of shape (n, …), float32, and `index`, int64: the
+number of each sample in the source. It is written beside its place and renamed. Needs no torch.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.steps < 1:
         print("dslc: --steps takes a number from 1 up", file=sys.stderr)
         return WRONG_USAGE
-    loaded, combinations = load_each(arguments.job, arguments.settings)
+    _, combinations = load_each(arguments.job, arguments.settings)
     if len(combinations) > 1:
         print("the job sweeps over several trainings, the first of which is verified", file=sys.stderr)
     try:
@@ -78,6 +78,8 @@ def _job(loaded: Loaded, shrink: bool) -> tuple[Loaded, tuple[str, ...]]:
 
 def _both(loaded: Loaded) -> tuple[Ready, Ready, list[str]] | None:
     """The job under its plan and in one process, and what keeps them from agreeing; None where one is refused."""
+    if loaded.job is not None and not loaded.report.errors:
+        import dslc.runtime.launch  # noqa: F401 - or each child that looks at a user's function would load torch
     report = Report()
     plan = prepare(loaded, report)
     show(report)
@@ -200,11 +202,8 @@ def _show(verdict: Verdict) -> None:
     if verdict.broken:
         console.print(f"the plan does not train as one process does: {', '.join(verdict.broken)} broken")
     else:
-        console.print("the plan trains as one process does" + (", as far as it can be compared" if _part(verdict) else ""))
-
-
-def _part(verdict: Verdict) -> bool:
-    return any(finding.status != "holds" for finding in verdict.findings)
+        part = any(finding.status != "holds" for finding in verdict.findings)
+        console.print("the plan trains as one process does" + (", as far as it can be compared" if part else ""))
 
 
 def _apart(pair: tuple[float, float]) -> str:

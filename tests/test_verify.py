@@ -1,0 +1,195 @@
+"""`dslc verify`: a plan that trains as one process does is found good, and each way to break that is named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DSLC = Path(sys.executable).parent / "dslc"
+
+JOB = """
+model {
+  network = python("own:net")
+  loss    = python("own:loss")
+}
+data {
+  source = python("own:data")
+  batch  = 8
+}
+devices {
+  cpus = 2
+}
+train {
+  steps     = 10
+  optimizer = sgd(lr = 0.1, momentum = 0.9)
+}
+"""
+# `{…}` is where a test breaks it.
+OWN = """
+import os
+import torch
+from torch import nn
+
+class Samples(torch.utils.data.Dataset):
+    def __init__(self):
+        random = torch.Generator().manual_seed(0)
+        self.inputs = torch.randn(41, 6, generator=random)
+        self.targets = self.inputs.sum(1).gt(0).long()
+    def __len__(self):
+        return 41
+    def __getitem__(self, index):
+        input, target = self.inputs[index], self.targets[index]
+        SAMPLE
+        return input, target
+
+def data():
+    return Samples()
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 2))
+        NET
+    def forward(self, x):
+        FORWARD
+        return self.inner(x)
+
+def net():
+    return Net()
+
+def loss(output, target):
+    each = nn.functional.cross_entropy(output, target, reduction="none")
+    LOSS
+    return each
+"""
+LIBRARY = """
+model {
+  network = gpt(layers = 2, width = 32, heads = 2, context = 16, vocab = 256, tie = true, dropout = 0.1)
+  loss    = cross_entropy()
+}
+data {
+  source = stdlib()
+  batch  = 10
+}
+devices {
+  cpus = 2
+}
+train {
+  steps     = 20
+  optimizer = adamw(lr = 1e-3)
+  clip      = 1.0
+}
+"""
+
+
+def verify(folder: Path, text: str, *settings: str, **broken: str) -> subprocess.CompletedProcess[str]:
+    own = OWN
+    for place in ("SAMPLE", "NET", "FORWARD", "LOSS"):
+        own = own.replace(place, broken.get(place.lower(), "pass"))
+    (folder / "own.py").write_text(own)
+    (folder / "job.plt").write_text(text)
+    command = [str(DSLC), "verify", "job.plt"]
+    for setting in settings:
+        command += [setting] if setting.startswith("--") else ["--set", setting]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+
+
+def line_of(shown: str, title: str) -> str:
+    """What is said of one invariant."""
+    lines = shown.splitlines()
+    start = next(n for n, line in enumerate(lines) if line[2:].startswith(title))
+    stop = next(n for n, line in enumerate(lines) if n > start and not line.startswith(" "))
+    return "\n".join(lines[start:stop])
+
+
+def test_sharded_and_recomputed_is_one_process(tmp_path: Path) -> None:
+    run = verify(tmp_path, LIBRARY, "parallelism.zero=3", "memory.recompute=full")
+    assert run.returncode == 0, run.stdout + run.stderr
+    for title in ("same samples", "same start", "same scale", "same state"):
+        assert "holds" in line_of(run.stdout, title)
+    assert "gone on from the checkpoint of step 2" in line_of(run.stdout, "same state")
+    assert "dropout is switched off" in run.stdout
+    assert not list(tmp_path.glob("runs*")), "nothing is left"
+
+
+def test_a_users_own_is_one_process(tmp_path: Path) -> None:
+    """In two micro-batches, and with an uneven last batch of the epoch."""
+    settings = ("data.batch=36", "data.last_batch=keep", "data.workers=1")
+    run = verify(tmp_path, JOB, *settings, "parallelism.microbatches=2", "parallelism.zero=1", "--steps=3")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "the plan trains as one process does\n" in run.stdout
+    assert "77 in 3 steps" in line_of(run.stdout, "same samples")
+
+
+@pytest.mark.parametrize(
+    ("broken", "title", "said"),
+    [
+        # The second rank's samples are not those of one process.
+        ({"sample": 'input = input + int(os.environ.get("RANK", 0))'}, "same samples", "step 1: on rank 1 samples "),
+        # Another start with two processes than with one.
+        (
+            {"net": 'self.inner[3].bias.data.add_(int(os.environ.get("WORLD_SIZE", 1)))'},
+            "same start",
+            "`inner.3.bias` begins on ranks 0, 1 with values that differ by up to 1",
+        ),
+        # A mean over what a rank has at once, in the place of one loss for each sample.
+        ({"loss": "each = each / len(each)"}, "same scale", "step 1: the loss is "),
+        # The gradients of the two ranks are right in size, and one has a term of its own.
+        (
+            {"forward": 'x = x * (2.0 if os.environ.get("RANK") == "1" and self.training else 1.0)'},
+            "same scale",
+            "the norm of the gradient is ",
+        ),
+        # What no checkpoint holds: a number beside the tensors.
+        (
+            {"net": "self.calls = 0", "forward": "self.calls += 1; x = x * self.calls"},
+            "same state",
+            "gone on from the checkpoint of step 1, the loss of step 2 is ",
+        ),
+    ],
+    ids=["samples of a rank", "start", "mean", "model of a rank", "beside the tensors"],
+)
+def test_what_breaks_an_invariant_is_named(tmp_path: Path, broken: dict[str, str], title: str, said: str) -> None:
+    run = verify(tmp_path, JOB, "--steps=2", **broken)
+    assert run.returncode == 1, run.stdout + run.stderr
+    found = line_of(run.stdout, title)
+    assert "broken" in found
+    assert said in found
+    assert f"does not train as one process does: {title} broken" in run.stdout, "and of what follows nothing is said"
+
+
+def test_noise_is_said_and_not_judged(tmp_path: Path) -> None:
+    run = verify(tmp_path, JOB, "--steps=2", forward="x = x + torch.randn_like(x)")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "holds" in line_of(run.stdout, "same samples")
+    assert "not compared" in line_of(run.stdout, "same scale")
+    assert "draws random numbers of its own" in run.stdout
+    assert "as far as it can be compared" in run.stdout
+
+
+def test_a_training_that_fails_is_a_failure(tmp_path: Path) -> None:
+    run = verify(tmp_path, JOB, loss='assert os.environ["RANK"] != "1", "no loss today"')
+    assert run.returncode == 3
+    assert "under the plan: training failed on rank 1" in run.stderr
+    assert "no loss today" in run.stderr
+
+
+def test_a_narrow_copy_of_a_large_job(tmp_path: Path) -> None:
+    sizes = "layers = 80, width = 8192, heads = 64, context = 4096"
+    large = LIBRARY.replace("layers = 2, width = 32, heads = 2, context = 16", sizes)
+    large = large.replace("vocab = 256", "vocab = 50257").replace("stdlib()", 'tokens("none*.bin")')
+    large = large.replace("batch  = 10", "batch  = 1024").replace("cpus = 2", "gpus = 8\n  nodes = 16")
+    run = verify(tmp_path, large, "--shrink", "--steps=2", "parallelism.zero=3", "train.precision=bf16")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "narrow copy: ranks 128 -> 4" in run.stdout
+    assert "narrow copy: GPUs -> CPUs" in run.stdout
+    assert "4 ranks, zero 3, bf16" in run.stdout
+
+
+def test_what_cannot_be_made_narrow_is_said(tmp_path: Path) -> None:
+    run = verify(tmp_path, JOB, "--shrink")
+    assert run.returncode == 1
+    assert "`python(…)` cannot be made narrow" in run.stderr
