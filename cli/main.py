@@ -155,6 +155,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except OSError as error:
+        if error.filename is None:
+            raise
+        reason = error.strerror or str(error)  # a folder that is not there, is a file, or may not be written to
+        print(f"dslc: {error.filename}: {reason[:1].lower()}{reason[1:]}", file=sys.stderr)
+        return WRONG_USAGE
 
 
 if __name__ == "__main__":

@@ -135,3 +135,19 @@ def test_every_command_has_help_with_an_example() -> None:
         assert f"example:\n  dslc {name}" in command.format_help()
     assert dslc().returncode == 2
     assert dslc("nonsense").returncode == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    (
+        ("new", "nowhere/mine"),
+        ("render", "mine.plt", "-o", "nowhere/mine.svg"),
+        ("run", "mine.plt", "--out", "mine.plt"),
+        ("verify", "mine.plt", "--out", "mine.plt/x"),
+    ),
+)
+def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    assert dslc("new", "mine", cwd=tmp_path).returncode == 0
+    made = dslc(*arguments, cwd=tmp_path)
+    assert made.returncode == 2 and made.stderr.startswith("dslc: ") and len(made.stderr.splitlines()) == 1
+    assert ("nowhere/mine" if "nowhere" in arguments[-1] + arguments[1] else "mine.plt") in made.stderr
