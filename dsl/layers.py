@@ -348,8 +348,8 @@ class PythonNetwork(Call):
 
 @call("network", "transformers", open=True)
 class TransformersNetwork(Call):
-    """A model of the `transformers` library, built from a configuration: the head is the one that the data asks for, and
-    nothing is fetched."""
+    """A model of the `transformers` library, built from a configuration: the head is the one that the data asks for,
+    and nothing is fetched."""
 
     path: str = arg(Str(), "a folder with a `config.json`, such a file, or a type: `gpt2`, `llama`, …")
     arguments: tuple[tuple[str, Any], ...] = arg(

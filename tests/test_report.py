@@ -18,7 +18,8 @@ DSLC = Path(sys.executable).parent / "dslc"
 
 
 def _run(out: Path, *flags: str) -> tuple[str, dict[str, Any]]:
-    command = [str(DSLC), "run", str(DIGITS), "--out", str(out), "--set", "train.epochs=none", "--set", "evaluate.every=none", *flags]
+    shorter = ("--set", "train.epochs=none", "--set", "evaluate.every=none")
+    command = [str(DSLC), "run", str(DIGITS), "--out", str(out), *shorter, *flags]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout, json.loads((out / "report.json").read_text())
