@@ -15,6 +15,7 @@ from dslc.compiler.plan import Plan
 from dslc.compiler.rules import warmup_steps
 from dslc.compiler.sharding import recomputed, sharding_of, units
 from dslc.compiler.sources import source_key
+from dslc.compiler.stages import sent
 from dslc.compiler.workload import in_steps
 from dslc.dsl import calls as c
 from dslc.dsl.layers import PythonNetwork, TransformersNetwork
@@ -63,6 +64,7 @@ def emit(analysis: Analysis, plan: Plan) -> p.JobProgram:
         recompute=_recompute(analysis),
         offload=job.memory.offload if layout.device == "cuda" else (),
         compiled=_compiled(analysis),
+        pipeline=_pipeline(analysis),
         checkpoint=_checkpoint(analysis),
         evaluate_every=(in_steps(every, workload) or 0) if every else 0,
         metrics=tuple(_metric(metric) for metric in job.evaluate.metrics),
@@ -103,6 +105,32 @@ def _compiled(analysis: Analysis) -> tuple[str, ...]:
         return ()
     blocks = tuple(layer.name for layer in analysis.model.layers if layer.recomputable) if analysis.model else ()
     return blocks or ("",)
+
+
+def _pipeline(analysis: Analysis) -> p.PipelineStep | None:
+    model, pipeline = analysis.model, analysis.pipeline
+    if model is None or pipeline is None or pipeline.schedule is None:
+        return None
+    schedule, stages = pipeline.schedule, []
+    given = model.input
+    for index, (numbers, rank) in enumerate(zip(pipeline.stages, schedule.placement, strict=True)):
+        layers = [model.layers[n] for n in numbers]
+        made = sent(analysis.job, layers[-1]) if index + 1 < len(pipeline.stages) else model.output
+        stages.append(
+            p.StageStep(
+                index=index,
+                rank=rank,
+                modules=tuple(layer.name for layer in layers),
+                input=(given.shape, given.dtype),
+                output=(made.shape, made.dtype),
+            )
+        )
+        given = made
+    return p.PipelineStep(
+        schedule=schedule.name,
+        stages=tuple(stages),
+        rows=tuple(tuple(str(action) for action in row if action is not None) for row in schedule.rows),
+    )
 
 
 def _checkpoint(analysis: Analysis) -> p.CheckpointStep:
@@ -176,8 +204,9 @@ def _model(analysis: Analysis) -> p.ModelStep:
         return p.ModelStep(transformers=transformers_step(network, analysis.source, job.folder), **own)
     assert model is not None and model.root is not None
     image = len(model.input.shape) == 3 and any(layer.kind in ("conv2d", "residual") for layer in model.layers)
-    # `fully_shard` cuts rows of contiguous tensors, so it leaves the memory format as it is.
-    channels_last = image and sharding_of(job, analysis.layout).engine != "fsdp"
+    # `fully_shard` cuts rows of contiguous tensors, so it leaves the memory format as it is; stages send such tensors.
+    alone = analysis.layout.world_size == analysis.layout.sizes["data"]
+    channels_last = image and alone and sharding_of(job, analysis.layout).engine != "fsdp"
     return p.ModelStep(root=model.root, inits=model.inits, ties=model.ties, channels_last=channels_last, **common)
 
 

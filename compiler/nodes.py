@@ -69,6 +69,7 @@ class LayerNode:
     recomputable: bool
     working: Working | None = None  # None where no operation is known one by one
     working_low: Working | None = None
+    low: bool = False  # under autocast its output has 16 bits
 
 
 @dataclass(frozen=True, kw_only=True)

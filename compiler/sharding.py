@@ -2,9 +2,10 @@
 
 Model: ZeRO-1 under O1 is `ZeroRedundancyOptimizer` beside DistributedDataParallel; ZeRO-2 and -3, full copies within
 the data axis, every O2 (whose low-precision copy is a matter of `MixedPrecisionPolicy`) and parameters that are kept in
-the host's memory (a matter of `CPUOffloadPolicy`) are `fully_shard`. Its unit is a module whose parameters are gathered
-by one all-gather and whose gradients are agreed by one reduce-scatter. Units are the model's blocks and every other
-layer of 1 MiB or more; the root is a unit of what is left, and of tied weights, which two units cannot share.
+the host's memory (a matter of `CPUOffloadPolicy`) are `fully_shard`; so is every data axis beside another axis, where
+torch's DistributedDataParallel is unreliable. Its unit is a module whose parameters are gathered by one all-gather and
+whose gradients are agreed by one reduce-scatter. Units are the model's blocks and every other layer of 1 MiB or more;
+the root is a unit of what is left, and of tied weights, which two units cannot share.
 
 Contract: the account, the predicted collectives and the program all ask here, so that they cannot differ.
 """
@@ -56,9 +57,9 @@ def sharding_of(job: JobSpec, layout: Layout) -> Sharding:
     data, zero = layout.sizes["data"], job.parallelism.zero
     away = "parameters" in offloaded(job, layout)
     whole = getattr(job.train.precision, "level", "O1") == "O1" and not away
-    if whole and (data == 1 or zero == 0):
-        return Sharding(engine="none" if data == 1 else "ddp", replicas=data, shards=1, reshard=False, accumulate=True)
     alone = layout.world_size == data
+    if whole and (data == 1 or (zero == 0 and alone)):
+        return Sharding(engine="none" if data == 1 else "ddp", replicas=data, shards=1, reshard=False, accumulate=True)
     if zero == 1 and whole and alone and job.parallelism.replicas == 1:
         return Sharding(engine="zero1", replicas=1, shards=data, reshard=False, accumulate=True)
     replicas = data if zero == 0 else job.parallelism.replicas

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
+from dslc.compiler.facts import TensorFact
 from dslc.compiler.layout import Layout
-from dslc.compiler.model import ModelGraph
+from dslc.compiler.model import LayerNode, ModelGraph
+from dslc.dsl.calls import Fp32
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.job import JobSpec
 
@@ -44,6 +47,15 @@ def cut(job: JobSpec, layout: Layout, model: ModelGraph, report: Report) -> tupl
         return None
     starts = [sum(wanted[:i]) for i in range(stages)]
     return tuple(range(start, start + count) for start, count in zip(starts, wanted, strict=True))
+
+
+def sent(job: JobSpec, layer: LayerNode) -> TensorFact:
+    """What a stage that ends with `layer` sends for one sample: of the dtype in which it is made."""
+    precision, made = job.train.precision, layer.output
+    low = layer.low or getattr(precision, "level", "O1") == "O2"
+    if made.dtype != "float32" or isinstance(precision, Fp32) or not low:
+        return made
+    return replace(made, dtype="bfloat16" if precision.word == "bf16" else "float16")
 
 
 def balance(costs: Sequence[float], stages: int) -> tuple[range, ...]:

@@ -388,6 +388,7 @@ def record(around: Surroundings, name: str, spec: Call, x: Value) -> Value:
         recomputable=again,
         working=working(tape.operations),
         working_low=working(tape.operations_low),
+        low=y.low,
     )
     around.nodes.append(node)
     around.steps.append((name, tape._frame.children[0]))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 Contexts = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -16,15 +16,21 @@ def nothing() -> None:
     """In the place of what an engine has no need of."""
 
 
+def all_count(parameter: Tensor) -> bool:
+    """What a rank holds of a gradient is its own alone, or all ranks have all of it."""
+    return True
+
+
 @dataclass(frozen=True, kw_only=True)
 class Engine:
     """`model` is what the loop calls.
 
     `scale` is what a loss is multiplied by so that the gradients end as a sum over the ranks. `held` makes the context
     for the passes of each micro-batch but the last. `lockstep`: a forward pass takes all ranks. `shards` are the ranks
-    that hold a gradient between them, row by row; None where each holds it whole. `agree_on_buffers` gives all ranks
-    rank 0's buffers where they may differ (statistics per rank), before they are used. `let_go` frees what forward
-    passes without a backward pass have left gathered.
+    that hold the gradients between them, row by row; None where each holds them whole. `counts` says of a parameter
+    whether this rank is the one that counts the rows it holds. `agree_on_buffers` gives all ranks rank 0's buffers
+    where they may differ (statistics per rank), before they are used. `let_go` frees what forward passes without a
+    backward pass have left gathered.
     """
 
     model: nn.Module
@@ -32,15 +38,16 @@ class Engine:
     held: Contexts = contextlib.nullcontext
     lockstep: bool = False
     shards: dist.ProcessGroup | None = None
+    counts: Callable[[Tensor], bool] = all_count
     agree_on_buffers: Callable[[], None] = nothing
     let_go: Callable[[], None] = nothing
 
 
-def buffers_of_rank_0(model: nn.Module) -> Callable[[], None]:
-    """The function that gives all ranks rank 0's buffers."""
+def buffers_of_rank_0(model: nn.Module, group: dist.ProcessGroup | None = None) -> Callable[[], None]:
+    """The function that gives the ranks of a group (None: all) the buffers of its first."""
 
     def agree() -> None:
         for buffer in model.buffers():
-            dist.broadcast(buffer, 0)
+            dist.broadcast(buffer, group_src=0, group=group)
 
     return agree

@@ -1,7 +1,8 @@
 """Sharded parameters, gradients and optimizer state: torch's `fully_shard`, set up as the program says.
 
-Model: the ranks are a mesh of `replicas` x shards. Each parameter is a DTensor of which a rank keeps some rows
-(`Shard(0)`: equal pieces, the last ones shorter or empty). A unit, a module of the program's or the root with what is
+Model: the ranks that hold the same part of the model (mesh.py) are a mesh of `replicas` x shards. Each parameter is a
+DTensor of which a rank keeps some rows (`Shard(0)`: equal pieces, the last ones shorter or empty), or of its share of
+them where the tensor axis has cut it before (tensor_parallel.py). A unit, a module of the program's or the root with what is
 left, gathers its parameters by one all-gather before it runs, and its gradients are agreed by one reduce-scatter. Under
 O2 what is gathered is a copy in 16 bits, and gradients are added up in float32.
 
@@ -15,14 +16,14 @@ whenever no pass is running. Between the micro-batches of a step
 
 and over several replicas the rows of a gradient are summed at the last micro-batch only.
 
-Limits: the data axis alone. The ranks use the same parameters in each micro-batch. A parameter has at least one
-dimension; those that train have one dtype. Of parameters that are not contiguous the order in memory is lost.
+Limits: the ranks use the same parameters in each micro-batch. A parameter has at least one dimension; those that train
+have one dtype. Of parameters that are not contiguous the order in memory is lost.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +32,9 @@ from torch import Tensor, nn
 from dslc.compiler.program import JobProgram
 from dslc.runtime import offload
 from dslc.runtime.blank import where
-from dslc.runtime.engine import Engine, buffers_of_rank_0, nothing
+from dslc.runtime.engine import Engine, all_count, buffers_of_rank_0, nothing
+from dslc.runtime.initial_weights import part_of
+from dslc.runtime.mesh import AXES, Mesh, mesh_of
 from dslc.runtime.model import ModelError
 
 if TYPE_CHECKING:
@@ -47,13 +50,19 @@ def preload() -> None:
     import torch.distributed.fsdp  # noqa: F401
 
 
-def shard(job: JobProgram, model: nn.Module, device: torch.device) -> Engine:
-    """Shards `model`, which is on the meta device, in place. Raises ModelError for what torch cannot shard."""
+def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequence[nn.Module] = ()) -> Engine:
+    """Shards `model`, which is on the meta device, in place. Raises ModelError for what torch cannot shard.
+
+    `roots` are what is called of it, each for itself: the stages of a pipeline; all of it where there are none.
+    """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     preload()
     _check(job, model)
-    step, mesh = job.gradients, _mesh(job, device)
+    if device.type == "cuda":
+        torch.cuda.init()  # or the mesh would choose a device in the place of the rank's
+    step, axes = job.gradients, mesh_of(job)
+    mesh = axes.sharded(step.replicas, device)
     low = getattr(torch, job.precision.dtype) if job.precision.level == "O2" else None
     reduced = torch.float32 if low is not None else None
     common: dict[str, Any] = {"mesh": mesh, "offload_policy": offload.policy(job, device)}
@@ -63,8 +72,11 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device) -> Engine:
         fully_shard(module, reshard_after_forward=step.reshard, mp_policy=inner, **common)
     # The root is needed again as soon as the backward pass begins: torch's default keeps it.
     outer = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduced, output_dtype=reduced)
-    fully_shard(model, reshard_after_forward=None if step.reshard else False, mp_policy=outer, **common)
-    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for root in roots or (model,):
+        last = getattr(root, "last", True)  # of a stage: what it gives goes to the loss, not to another
+        policy = outer if last else inner
+        fully_shard(root, reshard_after_forward=None if step.reshard else False, mp_policy=policy, **common)
+    units = [module for root in roots or (model,) for module in root.modules() if isinstance(module, FSDPModule)]
     for unit in units:
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)  # or gloo is asked for an operation that it lacks
@@ -76,23 +88,35 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device) -> Engine:
     return Engine(
         model=model,
         held=lambda: _held(job, units),
-        lockstep=job.world_size > 1,
-        shards=mesh.get_group(mesh.ndim - 1) if mesh.size(mesh.ndim - 1) > 1 else None,
+        lockstep=mesh.size() > 1,
+        shards=_shards(axes, mesh),
+        counts=_counts(axes, mesh),
         let_go=let_go,
-        agree_on_buffers=nothing if job.sync_batch_norm or job.world_size == 1 else buffers_of_rank_0(model),
+        agree_on_buffers=nothing
+        if job.sync_batch_norm or mesh.size() == 1
+        else buffers_of_rank_0(model, axes.group("data", "context")),
     )
 
 
-def _mesh(job: JobProgram, device: torch.device) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
+def _shards(axes: Mesh, mesh: Any) -> Any:
+    """The ranks that have all rows of all gradients between them."""
+    if axes.root is not None:
+        return axes.group(*AXES)
+    return mesh.get_group(mesh.ndim - 1) if mesh.size(mesh.ndim - 1) > 1 else None
 
-    if device.type == "cuda":
-        torch.cuda.init()  # or the mesh would choose a device in the place of the rank's
-    replicas = job.gradients.replicas
-    shards = job.world_size // replicas
-    if replicas == 1:
-        return init_device_mesh(device.type, (shards,), mesh_dim_names=("shards",))
-    return init_device_mesh(device.type, (replicas, shards), mesh_dim_names=("replicas", "shards"))
+
+def _counts(axes: Mesh, mesh: Any) -> Callable[[Tensor], bool]:
+    """Whether this rank, of all that hold the same rows of a gradient, is the one that counts them."""
+    if axes.root is None:
+        return all_count
+    first = mesh.ndim == 1 or mesh.get_local_rank("replicas") == 0
+
+    def counts(parameter: Any) -> bool:
+        names = parameter.device_mesh.mesh_dim_names
+        shared = "tensor" in names and parameter.placements[names.index("tensor")].is_shard()
+        return first and (shared or axes.leads)
+
+    return counts
 
 
 def _check(job: JobProgram, model: nn.Module) -> None:
@@ -138,8 +162,6 @@ def place(value: Tensor, old: Tensor, device: torch.device, home: torch.device) 
 
     if not isinstance(old, DTensor):
         return value.to(device, copy=True)
-    mesh, rows = old.device_mesh, value.shape[0]
-    size = -(-rows // mesh.size(mesh.ndim - 1))
-    start = min(rows, mesh.get_local_rank(mesh.ndim - 1) * size)
     # Not `from_local`, which would take the rows to the mesh's device.
-    return DTensor(value[start : start + size].to(home, copy=True), old._spec, requires_grad=False)
+    own = value[part_of(old)].to(home, copy=True, memory_format=torch.contiguous_format)
+    return DTensor(own, old._spec, requires_grad=False)

@@ -1,0 +1,335 @@
+"""The pipeline axis: the stages of a rank, cut out of the model, and torch's schedule runtime over them.
+
+Model: every rank makes the whole model on the meta device, which costs nothing, and keeps the layers of its own stages
+where they stand, so that parameters have the names they have in one process, and only these are given numbers. A stage
+(`Stage`) calls its layers one after another. In a step torch's `_PipelineScheduleRuntime` carries out the program's own
+table (`Schedule`); without gradients a batch goes from stage to stage (`Pipeline.forward`).
+
+A tied weight whose layers are on two ranks is there twice, under the name that it has first in the model: the gradients
+of both are added up after the passes (`Pipeline.add_up_shared`), so that both are updated to the same numbers. The rank
+of the stage it belongs to by that name has it for its own (`Pipeline.owns`): the others leave it out of norms and files.
+
+Contract: shapes and dtypes of what stages send are fixed by the program; torch infers nothing, which would need a
+forward pass that batch statistics see. Losses are the caller's, scaled; nothing is divided by the micro-batches.
+
+Limits: models that the program builds itself. Under `fully_shard` the gradients of a stage stay whole until its last
+micro-batch. `_PipelineScheduleRuntime` is a private name of torch's (2.13).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dslc.compiler.program import JobProgram, PipelineStep, StageStep
+from dslc.runtime.blank import Blank
+from dslc.runtime.mesh import Mesh
+
+Contexts = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def preload() -> None:
+    """Imports what every rank is going to need, 1.3 s of it, in a process from which ranks are forked."""
+    import torch.distributed.pipelining.schedules  # noqa: F401
+
+
+# ---------------------------------------------------------------------------------------------------------- stages
+
+
+class Stage(nn.Module):
+    """Layers of the model, one after another. `around` is what they run in."""
+
+    def __init__(self, step: StageStep, last: bool, layers: Iterable[nn.Module], around: Contexts) -> None:
+        super().__init__()
+        self.step, self._around = step, around
+        self._sent = None if last else getattr(torch, step.output[1])
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            x = _Dense.apply(x)
+        with self._around():
+            for layer in self.layers:
+                x = layer(x)
+        if self._sent is None:
+            return x
+        return x.to(self._sent).contiguous()
+
+
+class _Dense(torch.autograd.Function):
+    """The same tensor, with a gradient whose numbers lie one after another, as only such can be sent."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.contiguous()
+
+
+@dataclass(kw_only=True)
+class Cut:
+    """What a rank keeps of the model: `made` without the other ranks' layers, and `job` without their names.
+
+    `whole` are the tensors of the whole model, on the meta device, by name. `shared` are those of this rank's that
+    another rank has too: by name, the pipeline coordinates that have it, its owner first.
+    """
+
+    job: JobProgram
+    made: Blank
+    modules: dict[int, list[nn.Module]]  # by the index of the stage
+    whole: Mapping[str, Tensor]
+    shared: Mapping[str, tuple[int, ...]]
+    stand_ins: list[tuple[nn.Module, str, tuple[nn.Module, str]]] = field(default_factory=list)
+
+    def name_shared(self) -> None:
+        """Has shared weights found under their first names too, now that they have numbers."""
+        for owner, attribute, (there, original) in self.stand_ins:
+            setattr(owner, attribute, getattr(there, original))
+
+
+def cut(job: JobProgram, made: Blank, whole: Mapping[str, Tensor], coordinate: int) -> Cut:
+    """Takes the layers that are not of `coordinate` out of `made.module`, in place."""
+    assert job.pipeline is not None
+    own = [stage for stage in job.pipeline.stages if stage.rank == coordinate]
+    names = [name for stage in own for name in stage.modules]
+    modules = {stage.index: [made.module.get_submodule(name) for name in stage.modules] for stage in own}
+    kept = {id(part) for layers in modules.values() for layer in layers for part in layer.modules()}
+    spots, shared, elsewhere = {}, {}, {}
+    for name, all_spots in made.spots.items():
+        mine = [spot for spot in all_spots if id(spot[0]) in kept]
+        if mine:
+            spots[name] = mine
+        if mine and len(all_spots) > 1:
+            holders = _holders(job.pipeline, made.module, all_spots)
+            if len(holders) > 1:
+                shared[name] = holders
+            if all_spots[0] not in mine:
+                elsewhere[name] = mine[0]
+    _prune(made.module, names, [name.rpartition(".")[0] for name in elsewhere])
+    found = Cut(
+        job=_restricted(job, names),
+        made=dataclasses.replace(
+            made,
+            step=dataclasses.replace(
+                made.step, inits=tuple(init for init in made.step.inits if init.parameter in spots)
+            ),
+            spots=spots,
+        ),
+        modules=modules,
+        whole=whole,
+        shared=shared,
+    )
+    for name, spot in elsewhere.items():
+        path, _, attribute = name.rpartition(".")
+        found.stand_ins.append((made.module.get_submodule(path), attribute, spot))
+    return found
+
+
+def _holders(step: PipelineStep, model: nn.Module, spots: Sequence[tuple[nn.Module, str]]) -> tuple[int, ...]:
+    """The pipeline coordinates that have a weight, that of its first place first."""
+    ranks = {
+        id(part): stage.rank
+        for stage in step.stages
+        for name in stage.modules
+        for part in model.get_submodule(name).modules()
+    }
+    return tuple(dict.fromkeys(ranks[id(owner)] for owner, _ in spots))
+
+
+def _prune(module: nn.Module, kept: Sequence[str], named: Sequence[str], prefix: str = "") -> None:
+    """Drops the modules that are neither `kept` nor lead there; of those `named`, empty ones stay in their place."""
+    for name, child in list(module.named_children()):
+        full = prefix + name
+        if full in kept:
+            continue
+        if any(each.startswith(full + ".") for each in kept):
+            _prune(child, kept, named, full + ".")
+        elif any(each == full or each.startswith(full + ".") for each in named):
+            empty = nn.Module()
+            for each in named:
+                if each.startswith(full + "."):
+                    _make_path(empty, each[len(full) + 1 :])
+            module._modules[name] = empty
+        else:
+            del module._modules[name]
+
+
+def _make_path(module: nn.Module, path: str) -> None:
+    head, _, rest = path.partition(".")
+    if head not in module._modules:
+        module.add_module(head, nn.Module())
+    if rest:
+        _make_path(module.get_submodule(head), rest)
+
+
+def _restricted(job: JobProgram, names: Sequence[str]) -> JobProgram:
+    """The program with the names of modules that are there alone."""
+
+    def there(modules: Sequence[str]) -> tuple[str, ...]:
+        return tuple(m for m in modules if any(m == name or m.startswith(name + ".") for name in names))
+
+    return dataclasses.replace(
+        job,
+        recompute=dataclasses.replace(job.recompute, modules=there(job.recompute.modules)),
+        compiled=there(job.compiled),
+        gradients=dataclasses.replace(job.gradients, units=there(job.gradients.units)),
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- the axis
+
+
+@dataclass(kw_only=True)
+class Pipeline:
+    """The pipeline as one rank sees it. `stages` are its own, by index."""
+
+    step: PipelineStep
+    stages: Mapping[int, Stage]
+    mesh: Mesh
+    device: torch.device
+    whole: Mapping[str, Tensor]
+    shared: Mapping[str, tuple[int, ...]]
+    _sent: list[tuple[Any, Tensor]] = field(default_factory=list)
+
+    @property
+    def coordinate(self) -> int:
+        return self.mesh.coordinates["pipeline"]
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        return self.mesh.group("pipeline")
+
+    @property
+    def last(self) -> int:
+        """The index of the last stage."""
+        return len(self.step.stages) - 1
+
+    @property
+    def ends(self) -> bool:
+        """Whether this rank has the last stage, and so the losses."""
+        return self.last in self.stages
+
+    def peer(self, coordinate: int) -> int:
+        """The rank, among all, at another coordinate of this pipeline."""
+        assert self.group is not None
+        return dist.get_global_rank(self.group, coordinate)
+
+    def owns(self, name: str) -> bool:
+        """Whether a tensor that this rank has is its own to count and to write."""
+        return self.shared.get(name, (self.coordinate,))[0] == self.coordinate
+
+    def owner(self, name: str) -> int:
+        """The pipeline coordinate of a tensor of the whole model."""
+        return next(
+            stage.rank for stage in self.step.stages for module in stage.modules if name.startswith(module + ".")
+        )
+
+    # ------------------------------------------------------------------------------------------ without gradients
+
+    def forward(self, input: Tensor) -> Tensor | None:
+        """What the model makes of `input`, on the ranks with the last stage; None elsewhere.
+
+        All ranks of the pipeline call it with the same number of samples.
+        """
+        self.finish()
+        given: Tensor | None = None
+        for index in sorted(self.stages):
+            stage = self.stages[index]
+            if index == 0:
+                given = input
+            elif index - 1 not in self.stages:
+                shape, dtype = stage.step.input
+                given = torch.empty((len(input), *shape), dtype=getattr(torch, dtype), device=self.device)
+                dist.recv(given, self.peer(self.step.stages[index - 1].rank), group=self.group)
+            assert given is not None
+            given = stage(given)
+            if index != self.last and index + 1 not in self.stages:
+                to = self.peer(self.step.stages[index + 1].rank)
+                self._sent.append((dist.isend(given, to, group=self.group), given))
+        return given if self.ends else None
+
+    def finish(self) -> None:
+        """Waits until what was sent has left."""
+        for work, _ in self._sent:
+            work.wait()
+        self._sent.clear()
+
+    # ---------------------------------------------------------------------------------------------- shared weights
+
+    @torch.no_grad()
+    def add_up_shared(self, tensors: Mapping[str, Tensor]) -> None:
+        """Gives each rank that has a tied weight the sum of the gradients of all that have it, in one order."""
+        for name, holders in self.shared.items():
+            parameter = tensors[name]
+            if not parameter.requires_grad:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            own: Tensor = getattr(parameter.grad, "_local_tensor", parameter.grad)
+            own = own.contiguous()
+            parts = {self.coordinate: own}
+            exchanges = []
+            for other in holders:
+                if other != self.coordinate:
+                    parts[other] = torch.empty_like(own)
+                    exchanges.append(dist.P2POp(dist.isend, own, self.peer(other), self.group))
+                    exchanges.append(dist.P2POp(dist.irecv, parts[other], self.peer(other), self.group))
+            for work in dist.batch_isend_irecv(exchanges):
+                work.wait()
+            total = parts[holders[0]].clone()
+            for other in holders[1:]:
+                total += parts[other]
+            target: Tensor = getattr(parameter.grad, "_local_tensor", parameter.grad)
+            target.copy_(total)
+
+
+class Schedule:
+    """One step's passes: the program's table, carried out by torch. `loss` takes the output and the target of a
+    micro-batch, and gives what the backward pass starts from."""
+
+    def __init__(self, pipeline: Pipeline, samples: int, microbatches: int, loss: Callable[[Tensor, Tensor], Tensor]):
+        from torch.distributed.pipelining import PipelineStage
+        from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+
+        step = pipeline.step
+        self._stages = [
+            PipelineStage(
+                stage,
+                index,
+                len(step.stages),
+                pipeline.device,
+                input_args=_example(stage.step.input, samples, grad=index > 0),
+                output_args=_example(stage.step.output, samples, grad=True),
+                group=pipeline.group,
+            )
+            for index, stage in sorted(pipeline.stages.items())
+        ]
+        self._runtime = _PipelineScheduleRuntime(self._stages, microbatches, loss_fn=loss, scale_grads=False)
+        self._runtime.pipeline_order = {
+            rank: [_Action.from_str(action) for action in row] for rank, row in enumerate(step.rows)
+        }
+        self._runtime._prepare_schedule_with_comms(self._runtime.pipeline_order)
+
+    def run(self, micro: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """The forward and backward passes of all micro-batches, which are of equal size."""
+        # `step` of torch's takes a whole batch, which it would cut into these again.
+        for stage in self._stages:
+            stage.has_backward = True
+            stage.clear_runtime_states()
+        inputs, targets = [(input,) for input, _ in micro], [target for _, target in micro]
+        self._runtime._step_microbatches(inputs, None, targets, return_outputs=False)
+
+
+def _example(fact: tuple[tuple[int, ...], str], samples: int, *, grad: bool) -> Tensor:
+    shape, name = fact
+    dtype = getattr(torch, name)
+    return torch.empty((samples, *shape), dtype=dtype, device="meta", requires_grad=grad and dtype.is_floating_point)
