@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 from dslc.compiler.analyse import Analysis
 from dslc.compiler.model import ModelGraph
+from dslc.compiler.weights_file import NAME as WEIGHTS
+from dslc.compiler.weights_file import Unreadable, entries
 from dslc.dsl.job import JobSpec
 from dslc.runtime.checkpoint_files import (
     MANIFEST,
@@ -28,15 +30,13 @@ from dslc.runtime.checkpoint_files import (
     misfitting_tensors,
 )
 
-WEIGHTS = "weights.safetensors"
-
 
 class NoCheckpoint(Exception):
     """There is none to take; the text says where was looked, and what to do."""
 
 
 class Misfit(Exception):
-    """The checkpoint is of another model than the job's."""
+    """The weights are of another model than the job's, or cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +151,17 @@ def tensors_of(model: ModelGraph, there: Shapes) -> Shapes:
 
 def hold_against(taken: Taken, analysis: Analysis) -> None:
     """Raises Misfit where the checkpoint is of another model, as far as that is known before anything is read."""
-    if taken.manifest is None or taken.manifest.fit.tensors is None or analysis.model is None:
+    if taken.manifest is not None:
+        theirs = taken.manifest.fit.tensors
+    else:
+        try:
+            theirs = {name: entry.shape for name, entry in entries(taken.path).items()}
+        except Unreadable as reason:
+            raise Misfit(str(reason)) from None
+    if theirs is None or analysis.model is None:
         return
-    wrong = misfitting_tensors(taken.manifest.fit.tensors, tensors_of(analysis.model, taken.manifest.fit.tensors))
+    ties = dict(analysis.model.ties)  # a file of weights may have them under each name
+    own = {name: shape for name, shape in theirs.items() if name not in ties}
+    wrong = misfitting_tensors(own, tensors_of(analysis.model, own))
     if wrong:
         raise Misfit(f"{taken} does not fit {analysis.job.source.name}: {wrong}")

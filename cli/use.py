@@ -94,6 +94,9 @@ def launched(made: Ready, beside: str | None = None) -> Iterator[str]:
     if outcome.failure is not None:  # the folder holds the logs
         print(describe(outcome).replace("training failed", f"`{made.program.task}` failed"), file=sys.stderr)
         raise Refused(TRAINING_FAILED)
+    if not outcome.done:
+        shutil.rmtree(folder)
+        raise KeyboardInterrupt
     try:
         yield folder
     finally:

@@ -9,7 +9,7 @@ that it holds of every tensor of the model, and where that part lies in the whol
     observed/start-N.safetensors        the tensors before the first step; `end-N` after the last
 
 Contract: dropout is switched off in the modules of torch that do it, since no two ranks draw the same; noise that is
-left shows as `noise`. All else is the training as it is.
+left shows as `noise`. On a GPU convolutions in float32 keep all their bits. All else is the training as it is.
 
 Limits: the host waits for the device in every step. Each rank writes what it holds twice, in float32 or its integers.
 """
@@ -64,6 +64,7 @@ class Observer:
         self._seen: list[Seen] = []
         os.makedirs(self._folder, exist_ok=True)
         _silence(parts.plain)
+        torch.backends.cudnn.allow_tf32 = False  # 10 bits, which round otherwise for each shape
         self._write_tensors("start")
 
     def around(self, work: Callable[[StepBatch], Done]) -> Callable[[StepBatch], Done]:

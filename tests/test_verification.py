@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from launcher import Launcher
+from made_programs import images, places, program
+
+from dslc.runtime.observe import Observation
+from dslc.verification import compare
 
 DSLC = Path(sys.executable).parent / "dslc"
 
@@ -193,3 +200,25 @@ def test_what_cannot_be_made_narrow_is_said(tmp_path: Path) -> None:
     run = verify(tmp_path, JOB, "--shrink")
     assert run.returncode == 1
     assert "`python(…)` cannot be made narrow" in run.stderr
+
+
+def test_ranks_that_take_the_same_samples_are_named(tmp_path: Path) -> None:
+    """A fault of dslc's own, which no job can bring about: rank 1 believes that it stands where rank 0 does."""
+    data = images(tmp_path)
+    common: dict[str, Any] = {"observe": True, "steps": 2, "clip": None}
+    launcher = Launcher()
+    try:
+        right, wrong = places(2)
+        both = (right, dataclasses.replace(wrong, data_rank=0))
+        for folder, ranks, where in (("plan", 2, both), ("one", 1, places(1))):
+            outcome, shown = launcher.launch(program(ranks, data, **common), where, tmp_path / folder)
+            assert outcome.done, shown
+    finally:
+        launcher.close()
+    plan, one = Observation(str(tmp_path / "plan"), 2), Observation(str(tmp_path / "one"), 1)
+    verdict = compare(program(2, data, **common), plan, one, [])
+    assert verdict.broken == ["same samples"]
+    lost, twice = verdict.findings[0].texts
+    assert lost.startswith("step 1: no rank takes samples ")
+    assert lost.endswith(" and 5 more")
+    assert twice.startswith("step 1: rank 1 takes samples ")

@@ -48,7 +48,7 @@ def main(arguments: argparse.Namespace) -> int:
     for change in changes:
         print(f"narrow copy: {change}")
     folder = os.path.abspath(arguments.out) if arguments.out else tempfile.mkdtemp(prefix="dslc-verify-")
-    status = TRAINING_FAILED
+    status = GOOD
     try:
         status = _verify(*pair, arguments.steps, folder)
     finally:
@@ -141,16 +141,20 @@ def _observed(program: JobProgram, steps: int, checkpoint: CheckpointStep | None
 
 
 def _train(ready: Ready, program: JobProgram, folder: str, what: str) -> Observation | None:
-    """What its ranks wrote down; None where the training failed or was stopped, which is said."""
+    """What its ranks wrote down; None where the training failed, which is said."""
     from dslc.runtime.failure import describe
     from dslc.runtime.launch import launch
     from dslc.runtime.observe import Observation
 
+    if sys.stderr.isatty():
+        print(f"trains {what} …", file=sys.stderr)
     with open(os.devnull, "w", encoding="utf-8") as screen:
         outcome = launch(program, ready.places, folder, screen=screen)
-    if not outcome.done:
+    if outcome.failure is not None:
         print(f"{what}: {describe(outcome)}", file=sys.stderr)
         return None
+    if not outcome.done:
+        raise KeyboardInterrupt
     return Observation(folder, program.world_size)
 
 
