@@ -8,7 +8,8 @@ rank's own; whoever launched the ranks joins these (predictions.py).
 Contract: rank 0 leaves `evaluation.json`; each rank of a prediction leaves what predictions.py reads. Every sample is
 worked through once. No rank holds the outputs of more than one batch.
 
-Limits: Ctrl-C is heard when it is said twice. A prediction fetches its samples in line, whatever `data.workers` says.
+Limits: Ctrl-C is heard when it is said twice. A prediction fetches its samples in line, whatever `data.workers` says,
+and knows the data axis alone.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def work_off(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, ru
 
 @torch.no_grad()
 def _predict(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, run_dir: str) -> None:
+    assert place.data_ranks == job.world_size, "a rank of another axis has no share of its own"
     samples, chosen, numbers = in_order(job.data, splits, job.split)
     with Part(run_dir, place.rank) as part, evaluating(parts):
         for indices, counts in _batches(job, place, parts, len(chosen)):
