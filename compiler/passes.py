@@ -7,7 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dslc.compiler.analyse import Analysis
-from dslc.compiler.graph import PlanGraph
+from dslc.compiler.exchanges import dtype_of, exchanges
+from dslc.compiler.facts import DTYPE_BYTES
+from dslc.compiler.graph import PlanGraph, unknown
+from dslc.compiler.lowering import Issue, lowered
+from dslc.compiler.schedule_cost import held
+from dslc.compiler.sharding import sharding_of
 from dslc.compiler.verify import verify
 
 Pass = Callable[[PlanGraph], None]
@@ -17,7 +22,7 @@ def place_devices(plan: PlanGraph) -> None:
     """Machines and their devices."""
     layout = plan.analysis.layout
     plan.graph.add_node("nodes", kind="node", count=layout.nodes)
-    plan.graph.add_node("devices", kind="device", count=layout.world_size, processes=layout.processes)
+    plan.graph.add_node("devices", kind="device", count=layout.world_size, processes=layout.processes, gpus=layout.gpus)
     plan.graph.add_edge("devices", "nodes", relation="placement")
 
 
@@ -26,7 +31,7 @@ def place_processes(plan: PlanGraph) -> None:
     layout = plan.analysis.layout
     for p in range(layout.sizes["pipeline"]):
         ranks = layout.ranks(p)
-        plan.graph.add_node(f"process {p}", kind="process", pipeline=p, first=ranks[0], last=ranks[-1])
+        plan.graph.add_node(f"process {p}", kind="process", index=p, pipeline=p, first=ranks[0], last=ranks[-1])
         plan.graph.add_edge(f"process {p}", "devices", relation="placement")
 
 
@@ -60,78 +65,89 @@ def shares(samples: int, ranks: int) -> list[tuple[int, int, int]]:
 def order_actions(plan: PlanGraph) -> None:
     """What each process does in a step, one thing after another, and what stages hand to one another."""
     analysis = plan.analysis
-    pipeline = analysis.pipeline
-    schedule = pipeline.schedule if pipeline else None
-    for p in range(analysis.layout.sizes["pipeline"]):
-        work: list[tuple[str, int, int]]
-        if schedule:
-            work = [(a.kind, a.stage, a.microbatch) for a in schedule.work(p)]
-        else:
-            work = [(kind, 0, m) for m in range(analysis.layout.microbatches) for kind in ("F", "B")]
-        _chain(plan, p, work)
+    if unknown(plan):
+        return
+    schedule = analysis.pipeline.schedule if analysis.pipeline else None
+    if schedule:
+        rows = lowered(schedule)
+    else:
+        rows = (tuple(Issue(kind, 0, m) for m in range(analysis.layout.microbatches) for kind in ("F", "B")),)
+    gathers = sharding_of(analysis.job, analysis.layout).engine == "fsdp"
+    for p, row in enumerate(rows):
+        names = []
+        for issue in (part for entry in row for part in entry.parts):
+            if issue.kind == "RESHARD" or (issue.kind in ("UNSHARD", "REDUCE_GRAD") and not gathers):
+                continue
+            names.append(_name(str(issue), plan))
+            plan.graph.add_node(
+                names[-1], kind="action", process=p, what=issue.kind, stage=issue.stage, microbatch=issue.microbatch
+            )
+        names.append(f"update {p}")
+        plan.graph.add_node(names[-1], kind="action", process=p, what="update", stage=-1, microbatch=-1)
+        plan.line(names, instead_of=[])
     if schedule:
         _hand_over(plan)
 
 
-def _chain(plan: PlanGraph, process: int, work: list[tuple[str, int, int]]) -> None:
-    before = None
-    for what, stage, microbatch in work:
-        name = f"{stage}{what}{microbatch}"
-        plan.graph.add_node(
-            name, kind="action", process=process, what=what, stage=stage, microbatch=microbatch
-        )
-        if before:
-            plan.graph.add_edge(before, name, relation="order")
-        before = name
-    plan.graph.add_node(f"update {process}", kind="action", process=process, what="update", stage=-1, microbatch=-1)
-    if before:
-        plan.graph.add_edge(before, f"update {process}", relation="order")
+def _name(text: str, plan: PlanGraph) -> str:
+    """A name that no action has yet: a stage is gathered again where it was let go."""
+    name, n = text, 1
+    while name in plan.graph:
+        n += 1
+        name = f"{text} ({n})"
+    return name
 
 
 def _hand_over(plan: PlanGraph) -> None:
-    """Outputs to the next stage, gradients of inputs to the one before."""
+    """Outputs to the next stage, and gradients of inputs to the one before, where that is on another rank."""
     analysis = plan.analysis
-    assert analysis.pipeline is not None and analysis.model is not None
-    stages, layers = analysis.pipeline.stages, analysis.model.layers
-    element = 4 if analysis.job.train.precision.word == "fp32" else 2
+    assert analysis.pipeline is not None and analysis.model is not None and analysis.pipeline.schedule is not None
+    placement, stages = analysis.pipeline.schedule.placement, analysis.pipeline.stages
+    sent = next(t for cost in analysis.costs for t in cost.traffic if t.operation == "send")
+    dtype = dtype_of(analysis.job, sent)
     for stage in range(len(stages) - 1):
-        numbers = 1
-        for dim in layers[stages[stage][-1]].output.shape:
-            numbers *= dim
-        size = numbers * analysis.workload.microbatch * element
+        output = analysis.model.layers[stages[stage][-1]].output
+        shape = (analysis.workload.microbatch, *output.shape)
+        size = output.numbers * analysis.workload.microbatch * DTYPE_BYTES[dtype]
+        if placement[stage] == placement[stage + 1]:
+            continue  # it is there already
         for m in range(analysis.layout.microbatches):
-            plan.graph.add_edge(f"{stage}F{m}", f"{stage + 1}F{m}", relation="data", bytes=size)
-            sender = f"{stage + 1}I{m}" if f"{stage + 1}I{m}" in plan.graph else f"{stage + 1}B{m}"
-            receiver = f"{stage}I{m}" if f"{stage}I{m}" in plan.graph else f"{stage}B{m}"
-            plan.graph.add_edge(sender, receiver, relation="data", bytes=size)
+            for send, receive in (
+                (f"{stage}SEND_F{m}", f"{stage + 1}RECV_F{m}"),
+                (f"{stage + 1}SEND_B{m}", f"{stage}RECV_B{m}"),
+            ):
+                plan.graph.add_edge(send, receive, relation="data", bytes=size)
+                for end in (send, receive):
+                    plan.graph.nodes[end].update(shape=shape, dtype=dtype, bytes=size)
 
 
 def exchange(plan: PlanGraph) -> None:
-    """The collectives a step owns: before the update, after the last backward that feeds them."""
-    for p, cost in enumerate(plan.analysis.costs):
-        update = f"update {p}"
-        before = next(iter(plan.graph.predecessors(update)), None)
-        for n, traffic in enumerate(t for t in cost.traffic if t.axis == "data"):
-            name = f"exchange {p}.{n}"
-            plan.graph.add_node(
-                name,
-                kind="action",
-                process=p,
-                what=traffic.operation,
-                stage=-1,
-                microbatch=-1,
-                axis=traffic.axis,
-                carries=traffic.what,
-                bytes=traffic.bytes,
-                count=traffic.count,
-            )
-            if before:
-                plan.graph.add_edge(before, name, relation="data", bytes=traffic.bytes)
-            plan.graph.add_edge(name, update, relation="order")
+    """The collectives of a step, beside the actions that cause them."""
+    analysis = plan.analysis
+    sharding = sharding_of(analysis.job, analysis.layout)
+    lines, _ = plan.lines()
+    for p, cost in enumerate(analysis.costs):
+        plan.graph.nodes[f"process {p}"]["traffic"] = cost.traffic
+        line = [plan.graph.nodes[name] for name in lines[p]]
+        beside: dict[tuple[int, bool], list[str]] = {}
+        for n, traffic in enumerate(t for t in cost.traffic if t.operation != "send"):
+            for k, (place, data) in enumerate(exchanges(analysis.job, sharding, traffic, line)):
+                name = f"exchange {p}.{n}.{k}"
+                plan.graph.add_node(name, kind="action", process=p, stage=-1, microbatch=-1, **data)
+                beside.setdefault(place, []).append(name)
+        names = []
+        for n, name in enumerate(lines[p]):
+            names += [*beside.get((n, False), ()), name, *beside.get((n, True), ())]
+        plan.line(names, instead_of=lines[p])
 
 
 def account(plan: PlanGraph) -> None:
-    """Bytes by kind on each process."""
+    """Bytes by kind on each process, and the micro-batches that each stage holds."""
+    pipeline = plan.analysis.pipeline
+    if pipeline is not None:
+        most = held(pipeline.schedule) if pipeline.schedule else (1,)
+        for index, count in enumerate(most):
+            plan.graph.nodes[f"stage {index}"]["held"] = count
     for p, cost in enumerate(plan.analysis.costs):
         plan.graph.nodes[f"process {p}"]["memory"] = cost.memory
 
@@ -142,7 +158,7 @@ PASSES: tuple[Pass, ...] = (
     place_stages,  # needs processes
     deal_samples,  # needs processes: samples enter at the first stage
     order_actions,  # needs stages: an action is of a stage
-    exchange,  # needs actions: gradients follow the last backward
+    exchange,  # needs actions: collectives stand beside what causes them
     account,  # needs processes; last, because it is checked against the limit
 )
 

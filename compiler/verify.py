@@ -5,25 +5,55 @@ speaks of what the plan owns; not of control flow in a user's module that depend
 
 Proved, as far as the passes done so far have said something about it:
 
-    devices     every rank has a device, every device one rank
-    layers      every layer is on exactly one stage, every stage on exactly one process
+    devices     every rank has a device, every device one rank; the ranks of a process are those of its coordinate
+    layers      every layer is on exactly one stage, every stage on exactly one pipeline coordinate
     samples     every sample of every batch is on exactly one data rank
-    actions     every micro-batch goes forward once and backward once through each stage, on that stage's process;
-                each process updates once
-    order       the actions, by order and data, have no circle: no rank waits for itself; an exchange of gradients
-                follows all backwards of its process, an update everything
+    actions     every micro-batch goes forward once and backward once through each stage, where the stage is; each
+                process updates once
+    order       the actions of a process form one line: one thing after another
+    ends        a message has one send and one receive, a collective all ranks of its group, with equal operation,
+                shape and dtype
+    agreement   the two ends of a pipeline connection issue its messages in one order
+    inputs      every action has its input before it, every message what it carries
+    waits       no rank waits for itself, where a send completes with its receive and a collective with its last rank
+    exchanges   the collectives and messages are those of the account of traffic, none more and none less
+    updates     gradients are agreed on after the backwards that make them, and before the update
+    held        no stage holds the activations of more micro-batches than the account says
     memory      the peak is within the limit
+
+All of it is over classes of ranks: a process node stands for the ranks of one pipeline coordinate, which do the same.
+That is enough. The groups of the data, context and tensor axes lie within a coordinate (`devices`), and the pipeline's
+connections join ranks that stand alike in two neighbouring ones; so a circle of waits among ranks would be one among
+their classes. The time taken is linear in the actions of the classes, whatever the number of ranks.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-
-import networkx as nx
+from collections.abc import Callable
 
 from dslc.compiler.graph import PlanGraph
+from dslc.compiler.proof_places import devices, layers, memory, samples
+from dslc.compiler.proof_step import actions, exchanged, held, inputs, order, updates
+from dslc.compiler.proof_view import View, view
+from dslc.compiler.proof_waits import agreement, ends, waits
 
-BACKWARD = ("B", "I", "W")
+# Each with the pass that says the first of it. Those of a step need the ones before them.
+PROPOSITIONS: tuple[tuple[str, str, Callable[[View], str]], ...] = (
+    ("devices", "place_processes", devices),
+    ("layers", "place_stages", layers),
+    ("samples", "deal_samples", samples),
+    ("actions", "order_actions", actions),
+    ("order", "order_actions", order),
+    ("ends", "order_actions", ends),
+    ("agreement", "order_actions", agreement),
+    ("inputs", "order_actions", inputs),
+    ("waits", "order_actions", waits),
+    ("exchanges", "exchange", exchanged),
+    ("updates", "exchange", updates),
+    ("held", "account", held),
+    ("memory", "account", memory),
+)
+
 
 class Unsound(Exception):
     """A plan that is not what it must be: a mistake of the compiler, not of the job."""
@@ -35,119 +65,9 @@ class Unsound(Exception):
 
 def verify(plan: PlanGraph) -> None:
     """Raises `Unsound` unless every proposition that can be told holds."""
-    for proposition, needs, check in (
-        ("devices", "place_processes", _devices),
-        ("layers", "place_stages", _layers),
-        ("samples", "deal_samples", _samples),
-        ("actions", "order_actions", _actions),
-        ("order", "order_actions", _order),
-        ("memory", "account", _memory),
-    ):
+    seen = view(plan)
+    for proposition, needs, check in PROPOSITIONS:
         if needs in plan.done:
-            reason = check(plan)
+            reason = check(seen)
             if reason:
                 raise Unsound(proposition, reason, plan.done[-1])
-
-
-def _devices(plan: PlanGraph) -> str:
-    devices = sum(data["count"] for _, data in plan.of_kind("device"))
-    machines = sum(data["count"] for _, data in plan.of_kind("node"))
-    each = sum(data["processes"] for _, data in plan.of_kind("device"))
-    if devices != machines * each:
-        return f"{devices} devices on {machines} nodes of {each}"
-    expected = 0
-    for name, data in sorted(plan.of_kind("process"), key=lambda item: item[1]["first"]):
-        if data["first"] != expected:
-            return f"{name} begins at rank {data['first']}, not {expected}"
-        expected = data["last"] + 1
-    return "" if expected == devices else f"{expected} ranks on {devices} devices"
-
-
-def _layers(plan: PlanGraph) -> str:
-    model = plan.analysis.model
-    if model is None:
-        return ""
-    expected = 0
-    for name, data in sorted(plan.of_kind("stage"), key=lambda item: item[1]["index"]):
-        if data["first"] != expected or data["last"] < data["first"]:
-            return f"{name} holds layers {data['first']} to {data['last']}, not {expected} on"
-        expected = data["last"] + 1
-        homes = [b for b in plan.graph.successors(name) if plan.graph.nodes[b]["kind"] == "process"]
-        if len(homes) != 1:
-            return f"{name} is on {len(homes)} processes"
-    return "" if expected == len(model.layers) else f"{expected} of {len(model.layers)} layers are on a stage"
-
-
-def _samples(plan: PlanGraph) -> str:
-    workload, ranks = plan.analysis.workload, plan.analysis.layout.sizes["data"]
-    for batch, samples in (("full", workload.batch), ("last", workload.last or 0)):
-        runs = sorted(
-            (data["first_rank"], data["ranks"], data["samples"])
-            for _, data in plan.of_kind("share")
-            if data["batch"] == batch
-        )
-        dealt, expected = 0, 0
-        for first, count, size in runs:
-            if first != expected:
-                return f"data rank {expected} of the {batch} batch has {'two shares' if first < expected else 'none'}"
-            expected, dealt = first + count, dealt + count * size
-        if dealt != samples or expected != (ranks if samples else 0):
-            return f"{dealt} of {samples} samples of the {batch} batch are dealt out to {expected} of {ranks} ranks"
-    return ""
-
-
-def _actions(plan: PlanGraph) -> str:
-    homes = {
-        data["index"]: plan.graph.nodes[process]["pipeline"]
-        for name, data in plan.of_kind("stage")
-        for process in plan.graph.successors(name)
-    }
-    seen: Counter[tuple[int, int, str]] = Counter()
-    for name, data in plan.of_kind("action"):
-        if data["what"] not in ("F", "B", "I", "W"):
-            continue
-        if homes and homes.get(data["stage"]) != data["process"]:
-            return f"{name} is on process {data['process']}, its stage on {homes.get(data['stage'])}"
-        seen[data["stage"], data["microbatch"], data["what"]] += 1
-    for stage in homes or {0: 0}:
-        for m in range(plan.analysis.layout.microbatches):
-            once = [seen[stage, m, kind] for kind in "FBIW"]
-            if once not in ([1, 1, 0, 0], [1, 0, 1, 1]):
-                return f"micro-batch {m} at stage {stage}: forward {once[0]}, backward {once[1]}, halves {once[2:]}"
-    updates = Counter(data["process"] for _, data in plan.of_kind("action") if data["what"] == "update")
-    for name, data in plan.of_kind("process"):
-        if updates[data["pipeline"]] != 1:
-            return f"{name} has {updates[data['pipeline']]} updates"
-    return ""
-
-
-def _order(plan: PlanGraph) -> str:
-    actions = plan.actions()
-    if not nx.is_directed_acyclic_graph(actions):
-        circle = nx.find_cycle(actions)
-        return "a circle of waits: " + " -> ".join(edge[0] for edge in circle)
-    of_process: dict[int, list[tuple[str, str]]] = {}
-    for name, data in plan.of_kind("action"):
-        of_process.setdefault(data["process"], []).append((name, data["what"]))
-    for name, data in plan.of_kind("action"):
-        if data["what"] == "update":
-            wanted = {what for _, what in of_process[data["process"]]} - {"update"}
-        elif data.get("carries") == "gradients":
-            wanted = set(BACKWARD)
-        else:
-            continue
-        before = nx.ancestors(actions, name)
-        late = [other for other, what in of_process[data["process"]] if what in wanted and other not in before]
-        if late:
-            return f"{name} does not wait for {late[0]}"
-    return ""
-
-
-def _memory(plan: PlanGraph) -> str:
-    job, layout = plan.analysis.job, plan.analysis.layout
-    limit = job.memory.limit or layout.hardware.memory
-    for name, data in plan.of_kind("process"):
-        memory = data.get("memory")
-        if memory and limit and memory.peak > limit:
-            return f"{name} holds {memory.peak} bytes, over {limit}"
-    return ""

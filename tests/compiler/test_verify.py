@@ -1,4 +1,6 @@
-"""The second gate: plan graphs broken on purpose are refused, each by the proposition it breaks; sound ones pass."""
+"""The second gate: plan graphs broken on purpose are refused, each by the proposition it breaks; sound ones pass.
+
+What is proved of a step is in test_proof."""
 
 from __future__ import annotations
 
@@ -87,14 +89,33 @@ def test_a_rank_between_that_is_missing(pipeline: Compiled) -> None:
     def change(plan: PlanGraph) -> None:
         plan.graph.nodes["process 1"]["first"] += 1
 
-    assert "devices" in refused(pipeline, change) and "begins at rank 3, not 2" in refused(pipeline, change)
+    assert "begins at rank 3, not 2" in refused(pipeline, change)
 
 
 def test_a_rank_on_two_processes(pipeline: Compiled) -> None:
     def change(plan: PlanGraph) -> None:
         plan.graph.nodes["process 1"]["first"] -= 1
 
-    assert refused(pipeline, change).startswith("devices: ")
+    assert "devices: " in refused(pipeline, change) and "begins at rank 1 has two processes" in refused(
+        pipeline, change
+    )
+
+
+def test_a_rank_at_another_coordinate(pipeline: Compiled) -> None:
+    def change(plan: PlanGraph) -> None:
+        for name in ("process 0", "process 1"):
+            plan.graph.nodes[name]["pipeline"] = 1 - plan.graph.nodes[name]["pipeline"]
+
+    assert "process 0 holds rank 0, which is not at pipeline coordinate 1" in refused(pipeline, change)
+
+
+def test_a_gpu_that_is_used_twice() -> None:
+    job = compiled(JOBS / "vast.plt")
+
+    def change(plan: PlanGraph) -> None:
+        plan.graph.nodes["devices"]["gpus"] = (0, 1, 2, 3, 4, 5, 6, 6)
+
+    assert "GPU 6 is used twice on each node" in refused(job, change)
 
 
 def test_devices_that_do_not_exist(pipeline: Compiled) -> None:
@@ -169,78 +190,6 @@ def test_a_share_that_is_missing(uneven: Compiled) -> None:
         plan.graph.remove_node("share last 1")
 
     assert refused(uneven, change).startswith("samples: ")
-
-
-# ---------------------------------------------------------------------------------------------------------- actions
-
-
-@pytest.mark.parametrize("action", ["0F0", "1F3", "0B0", "1B3", "update 0"])
-def test_an_action_that_is_dropped(pipeline: Compiled, action: str) -> None:
-    def change(plan: PlanGraph) -> None:
-        plan.graph.remove_node(action)
-
-    assert refused(pipeline, change).startswith("actions: ")
-
-
-@pytest.mark.parametrize("action", ["0F0", "1B3", "update 0"])
-def test_an_action_that_is_doubled(pipeline: Compiled, action: str) -> None:
-    def change(plan: PlanGraph) -> None:
-        plan.graph.add_node("again", **plan.graph.nodes[action])
-
-    assert refused(pipeline, change).startswith("actions: ")
-
-
-def test_an_action_on_the_wrong_process_or_of_no_stage(pipeline: Compiled) -> None:
-    def process(plan: PlanGraph) -> None:
-        plan.graph.nodes["0F0"]["process"] = 1
-
-    def stage(plan: PlanGraph) -> None:
-        plan.graph.nodes["0F0"]["stage"] = 7
-
-    assert "its stage on 0" in refused(pipeline, process)
-    assert "its stage on None" in refused(pipeline, stage)
-
-
-def test_a_forward_where_a_backward_should_be(pipeline: Compiled) -> None:
-    def change(plan: PlanGraph) -> None:
-        plan.graph.nodes["0B1"]["what"] = "F"
-
-    assert refused(pipeline, change).startswith("actions: ")
-
-
-# ------------------------------------------------------------------------------------------------------------ order
-
-
-def test_a_circle_of_waits(pipeline: Compiled) -> None:
-    """Stage 0 waits for the gradient of a micro-batch before it hands the micro-batch on: a hang."""
-
-    def change(plan: PlanGraph) -> None:
-        plan.graph.add_edge("0B0", "0F0", relation="order")
-
-    shown = refused(pipeline, change)
-    assert shown.startswith("order: ") and "a circle of waits: " in shown and " -> " in shown
-
-
-def test_two_processes_that_wait_for_each_other(pipeline: Compiled) -> None:
-    def change(plan: PlanGraph) -> None:
-        plan.graph.add_edge("update 0", "1F0", relation="data", bytes=0)
-
-    assert refused(pipeline, change).startswith("order: ")
-
-
-def test_an_update_that_does_not_wait_for_the_gradients(pipeline: Compiled) -> None:
-    def change(plan: PlanGraph) -> None:
-        plan.graph.remove_edge("exchange 0.0", "update 0")
-
-    assert "update 0 does not wait for exchange 0.0" in refused(pipeline, change)
-
-
-def test_an_exchange_before_the_last_backward(pipeline: Compiled) -> None:
-    def change(plan: PlanGraph) -> None:
-        (before,) = plan.graph.predecessors("exchange 0.0")
-        plan.graph.remove_edge(before, "exchange 0.0")
-
-    assert refused(pipeline, change).startswith("order: ")
 
 
 # ----------------------------------------------------------------------------------------------------------- memory

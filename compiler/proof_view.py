@@ -1,0 +1,92 @@
+"""A plan graph as the proofs look at it: read once, so that each proof is a walk over lists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dslc.compiler.graph import LOCAL, MESSAGES, PlanGraph
+
+Data = dict[str, Any]
+Line = list[tuple[str, Data]]
+Key = tuple[Any, ...]  # what is met for: a message, or the n-th collective of an axis
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """`lines` are the actions of each process in order; `broken` says why there are none.
+
+    `homes` is the pipeline coordinate of each stage, `coordinates` that of each process. `ends_of` are the ends of each
+    message and each collective, `key_of` what an action is an end of. `handed` is what an action is given without a
+    message.
+    """
+
+    plan: PlanGraph
+    lines: dict[int, Line]
+    broken: str
+    homes: dict[int, int]
+    coordinates: dict[int, int]
+    ends_of: dict[Key, list[str]]
+    key_of: dict[str, Key]
+    handed: dict[str, list[str]]
+
+    @property
+    def nodes(self) -> Any:
+        return self.plan.graph.nodes
+
+
+def view(plan: PlanGraph) -> View:
+    names, broken = plan.lines()
+    data: dict[str, Data] = {name: found for name, found in plan.graph.nodes(data=True)}  # noqa: C416
+    lines = {process: [(name, data[name]) for name in row] for process, row in names.items()}
+    coordinates = {d["index"]: d["pipeline"] for _, d in plan.of_kind("process")}
+    ends_of, key_of = _meetings(lines, coordinates)
+    handed: dict[str, list[str]] = {}
+    for before, after in plan.graph.adjacency():
+        for name, edge in after.items():
+            meet = before in key_of and key_of[before] == key_of.get(name)
+            if edge["relation"] == "data" and data[before]["kind"] == "action" and not meet:
+                handed.setdefault(name, []).append(before)
+    homes = {}
+    for name, stage in plan.of_kind("stage"):
+        on = [b for b in plan.graph.successors(name) if data[b]["kind"] == "process"]
+        homes[stage["index"]] = data[on[0]]["pipeline"] if on else -1
+    return View(
+        plan=plan,
+        lines=lines,
+        broken=broken,
+        homes=homes,
+        coordinates=coordinates,
+        ends_of=ends_of,
+        key_of=key_of,
+        handed=handed,
+    )
+
+
+def _meetings(lines: dict[int, Line], coordinates: dict[int, int]) -> tuple[dict[Key, list[str]], dict[str, Key]]:
+    ends_of: dict[Key, list[str]] = {}
+    key_of: dict[str, Key] = {}
+    for process, line in lines.items():
+        issued: dict[str, int] = {}
+        for name, data in line:
+            what = data["what"]
+            if what in LOCAL:
+                continue
+            if what in MESSAGES:
+                key = message(data)
+            else:
+                axis = data["axis"]
+                issued[axis] = issued.get(axis, 0) + 1
+                key = (axis, coordinates.get(process), issued[axis])
+            ends_of.setdefault(key, []).append(name)
+            key_of[name] = key
+    return ends_of, key_of
+
+
+def message(data: Data) -> Key:
+    """("message", F or B, the stage that sends, the micro-batch) of one of its ends."""
+    what, stage = data["what"], data["stage"]
+    way = what[-1]
+    if what[0] == "R":
+        stage += -1 if way == "F" else 1
+    return "message", way, stage, data["microbatch"]

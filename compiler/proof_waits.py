@@ -1,0 +1,162 @@
+"""Proofs that nothing hangs. Each gives the reason why its proposition does not hold, or nothing.
+
+Model: the strictest. A process does one thing after another; a send is done when its receive is there, a collective
+when the last of its ranks is; what one process hands another without a message (`data` edges) is waited for too. Torch
+waits less: its sends are finished at the end of a step. So a plan that does not hang here does not hang there.
+
+A process stands for ranks that do the same. Where a pipeline coordinate has several processes, they are taken to share
+every group within it, and every connection out of it, which is stricter than the truth.
+"""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import Any
+
+from dslc.compiler.graph import MESSAGES
+from dslc.compiler.proof_view import Key, View, message
+
+
+def ends(view: View) -> str:
+    nodes, homes = view.nodes, view.homes
+    at: dict[int, set[int]] = {}
+    for index, coordinate in view.coordinates.items():
+        at.setdefault(coordinate, set()).add(index)
+    for key, names in view.ends_of.items():
+        if key[0] == "message":
+            _, way, stage, _ = key
+            to = stage + (1 if way == "F" else -1)
+            reason = _two_sides(view, names, at.get(homes.get(stage, -1), set()), at.get(homes.get(to, -1), set()))
+        else:
+            missing = at[key[1]] - {nodes[name]["process"] for name in names}
+            reason = f"process {min(missing)} has no end of {names[0]}" if missing else ""
+        if not reason:
+            reason = _unlike(nodes, names)
+        if reason:
+            return reason
+    return ""
+
+
+def _two_sides(view: View, names: list[str], senders: set[int], receivers: set[int]) -> str:
+    """Whether a message leaves each sending process once, and arrives at each receiving one."""
+    nodes = view.nodes
+    sent = [name for name in names if nodes[name]["what"].startswith("SEND")]
+    taken = [name for name in names if nodes[name]["what"].startswith("RECV")]
+    if not taken:
+        return f"{sent[0]} has no receive"
+    if not sent:
+        return f"{taken[0]} has no send"
+    for ends_, wanted in ((sent, senders), (taken, receivers)):
+        on = sorted(nodes[name]["process"] for name in ends_)
+        if on != sorted(wanted):
+            return f"{ends_[0]} is issued on process {', '.join(map(str, on))}, not on {sorted(wanted)}"
+    apart = [(a, b) for a in sent for b in taken if not view.plan.graph.has_edge(a, b)]
+    return f"{apart[0][0]} hands nothing to {apart[0][1]}" if apart else ""
+
+
+def _unlike(nodes: Any, names: list[str]) -> str:
+    """How the ends of one exchange differ."""
+    first = nodes[names[0]]
+    collective = first["what"] not in MESSAGES
+    for name in names[1:]:
+        for what in ("shape", "dtype", "bytes", "count", "carries", *(("what",) if collective else ())):
+            if nodes[name].get(what) != first.get(what):
+                word = "operation" if what == "what" else what
+                return f"{names[0]} and {name} differ in {word}: {first.get(what)} and {nodes[name].get(what)}"
+    return ""
+
+
+def agreement(view: View) -> str:
+    """Whether both ends of a connection issue its messages in the same order."""
+    homes, coordinates = view.homes, view.coordinates
+    issued: dict[tuple[int, int], dict[int, list[tuple[Key, str]]]] = {}
+    for process, line in view.lines.items():
+        for name, data in line:
+            if data["what"] not in MESSAGES:
+                continue
+            key = message(data)
+            other = homes[key[2] + (1 if key[1] == "F" else -1)]
+            a, b = sorted((homes[key[2]], other))
+            issued.setdefault((a, b), {}).setdefault(process, []).append((key, name))
+    for rows in issued.values():
+        (one, first), *others = rows.items()
+        for two, row in others:
+            for n, (mine, theirs) in enumerate(zip_longest(first, row)):
+                if mine is None or theirs is None or mine[0] != theirs[0]:
+                    shown = [end[1] if end else "nothing" for end in (mine, theirs)]
+                    return (
+                        f"processes {one} and {two} (pipeline {coordinates[one]} and {coordinates[two]}) disagree on "
+                        f"their message {n + 1}: {shown[0]} and {shown[1]}"
+                    )
+    return ""
+
+
+def waits(view: View) -> str:
+    """Runs the step, each process as far as it can go; what is left waits in a circle."""
+    return _Run(view).reason()
+
+
+class _Run:
+    """Every process at its place in its line. Since each line is fixed, the end is the same whoever goes first."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.rows = {process: [name for name, _ in line] for process, line in view.lines.items()}
+        self.at = dict.fromkeys(self.rows, 0)
+        self.done: set[str] = set()
+        self.here: dict[Key, set[str]] = {}  # ends that wait for the others
+        self.wakes = {before: name for name, handed in view.handed.items() for before in handed}
+
+    def reason(self) -> str:
+        ready = list(self.rows)
+        while ready:
+            ready += self._go(ready.pop())
+        stuck = {p: row[self.at[p]] for p, row in self.rows.items() if self.at[p] < len(row)}
+        return f"a circle of waits, a plan that hangs: {' -> '.join(self._circle(stuck))}" if stuck else ""
+
+    def _go(self, process: int) -> list[int]:
+        """One process on to where it has to wait; the processes that this lets go on."""
+        row, freed = self.rows[process], []
+        while self.at[process] < len(row):
+            name = row[self.at[process]]
+            if any(before not in self.done for before in self.view.handed.get(name, ())):
+                break
+            done = self._met(name)
+            if not done:
+                break
+            for end in done:
+                self.done.add(end)
+                other = self.view.nodes[end]["process"]
+                self.at[other] += 1
+                if other != process:
+                    freed.append(other)
+                if end in self.wakes:
+                    freed.append(self.view.nodes[self.wakes[end]]["process"])
+        return freed
+
+    def _met(self, name: str) -> list[str]:
+        """What is done now that a process has come to `name`: all ends, if it is the last of them."""
+        key = self.view.key_of.get(name)
+        if key is None:
+            return [name]
+        here = self.here.setdefault(key, set())
+        here.add(name)
+        ends_ = self.view.ends_of[key]
+        return ends_ if len(here) == len(ends_) else []
+
+    def _circle(self, stuck: dict[int, str]) -> list[str]:
+        """From one action that waits to what it waits for, until one comes again."""
+        name = next(iter(stuck.values()))
+        path: list[str] = []
+        while name not in path:
+            path.append(name)
+            name = stuck[self._waits_for(name)]
+        return [*path[path.index(name) :], name]
+
+    def _waits_for(self, name: str) -> int:
+        """A process that has to go on before this action can be done. It is stuck too, else it would have gone on."""
+        late = [other for other in self.view.handed.get(name, ()) if other not in self.done]
+        if not late:
+            key = self.view.key_of[name]
+            late = [end for end in self.view.ends_of[key] if end not in self.here[key]]
+        return int(self.view.nodes[late[0]]["process"])
