@@ -33,7 +33,8 @@ class CannotShrink(Exception):
 
 def observed(job: JobSpec) -> JobSpec:
     """The job without what is no part of a few observed steps: its checkpoints, promises and evaluations."""
-    return replace(job, checkpoint=CheckpointSpec(), evaluate=EvaluateSpec(), expect=(), sweep={})
+    checkpoint = CheckpointSpec(asynchronous=job.checkpoint.asynchronous)
+    return replace(job, checkpoint=checkpoint, evaluate=EvaluateSpec(), expect=(), sweep={})
 
 
 def one_process(job: JobSpec) -> JobSpec:

@@ -34,6 +34,9 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.steps < 1:
         print("dslc: --steps takes a number from 1 up", file=sys.stderr)
         return WRONG_USAGE
+    if arguments.out and os.path.exists(arguments.out) and not _is_empty(arguments.out):
+        print(f"dslc: {arguments.out} is not an empty folder: name another with --out, or remove it", file=sys.stderr)
+        return WRONG_USAGE
     _, combinations = load_each(arguments.job, arguments.settings)
     if len(combinations) > 1:
         print("the job sweeps over several trainings, the first of which is verified", file=sys.stderr)
@@ -55,6 +58,10 @@ def main(arguments: argparse.Namespace) -> int:
         if not arguments.out and status != TRAINING_FAILED:  # which has logs to be read
             shutil.rmtree(folder)
     return status
+
+
+def _is_empty(folder: str) -> bool:
+    return os.path.isdir(folder) and not os.listdir(folder)
 
 
 def _job(loaded: Loaded, shrink: bool) -> tuple[Loaded, tuple[str, ...]]:
@@ -196,7 +203,7 @@ def _show(verdict: Verdict) -> None:
     console.print()
     colour: Callable[[str], str] = {"holds": "green", "broken": "red", "not compared": "yellow"}.__getitem__
     for number, (title, finding) in enumerate(zip(TITLES, verdict.findings, strict=True), 1):
-        head = f"{number} {title:<13} {finding.status:<13}"
+        head = f"{number} {title:<13} {finding.status:<14}"
         for text in finding.texts:
             console.print(head, style=colour(finding.status), end="", markup=False)
             console.print(text, markup=False)
