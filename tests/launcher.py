@@ -22,8 +22,9 @@ TESTS = Path(__file__).parent
 
 
 class Launcher:
-    def __init__(self) -> None:
-        command = [sys.executable, "-c", "import launcher; launcher.serve()"]
+    def __init__(self, *modules: str) -> None:
+        """`modules` are imported once, beforehand, instead of by each training that needs them."""
+        command = [sys.executable, "-c", f"import {', '.join(['launcher', *modules])}; launcher.serve()"]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, sys.path)])}
         self._server = subprocess.Popen(
             command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
