@@ -5,8 +5,8 @@ the update. At each stop stand the activations that earlier layers keep, what th
 (`working`), the gradients made so far and what is gathered or scattered there. Kinds:
 
     parameters      float32, a rank's share of them
-    gradients       float32: buckets of DistributedDataParallel, which stay; else made in the backward pass, whole until
-                    `fully_shard` has scattered them
+    gradients       float32: buckets of DistributedDataParallel, which stay, and beside them what micro-batches make
+                    before the exchange; else made in the backward pass, whole until `fully_shard` has scattered them
     optimizer       float32 state, by optimizer; under ZeRO-1 of the rank that is dealt the most
     activations     what autograd keeps of the micro-batches in flight, under `recompute`, copies that autocast makes of
                     weights, and what a layer takes while it works
@@ -303,7 +303,8 @@ class _Account:
 
         count = [numbers(layer.parameters, 1) for layer in self._layers]
         if sharding.engine != "fsdp":
-            return Whole(trains=count, stays=later or sharding.engine != "none")
+            held = microbatch + 1 < self._layout.microbatches
+            return Whole(trains=count, buckets=sharding.engine != "none", earlier=later, held=held)
         there = {q.name for layer in self._layers for q in layer.parameters}
         made = [u for u in units(self._model) if not u.name or any(q.name in there for q in u.parameters)]
         place = {q.name: n for n, unit in enumerate(made) for q in unit.parameters}
@@ -339,7 +340,7 @@ class _Account:
             self._lasting.append(self._lasting[-1] + (0 if layer.again else layer.copies))
         self._stop("between two steps", None, state.gradients, 0, 0)
         last = self._layout.microbatches - 1
-        for microbatch in sorted({0, last, *([last - 1] if self._sharding.engine == "fsdp" and last else [])}):
+        for microbatch in sorted({0, last, *([last - 1] if self._sharding.engine != "none" and last else [])}):
             self._walk(self._engine(microbatch))
         self._stop("optimizer step", None, self._engine(last).update(), 0, self._update_bytes())
         return self._peak_node()

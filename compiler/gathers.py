@@ -18,7 +18,9 @@ class Whole:
     """One process, DistributedDataParallel, or that with ZeRO-1: parameters and gradients are whole on each rank."""
 
     trains: list[int]  # numbers, by layer
-    stays: bool  # gradients are there already: buckets, or those of earlier micro-batches
+    buckets: bool  # DistributedDataParallel's, which stay and are the gradients once these have been exchanged
+    earlier: bool  # gradients of earlier micro-batches are there, beside the buckets
+    held: bool  # a micro-batch after which nothing is exchanged
 
     communication = passing = 0
 
@@ -28,14 +30,16 @@ class Whole:
 
     def forward(self, layer: int) -> int:
         """Enters a layer; bytes of gradients."""
-        return self._all if self.stays else 0
+        return self._all * (self.buckets + self.earlier)
 
     def backward(self, layer: int, moment: Moment) -> int:
         """The same in a moment of the layer's backward pass."""
         # Under autocast it is there in 16 bits besides; the weight's own copy, as large, has gone by then.
-        if self.stays:  # a gradient is made beside what it is copied into, or added to
-            return self._all + 4 * (moment.weights + moment.copies)
-        return self._made + 4 * (moment.made + moment.copies)
+        if not self.earlier and (self.held or not self.buckets):
+            return self._all * self.buckets + self._made + 4 * (moment.made + moment.copies)
+        # A gradient is made beside what it is copied into, or added to; what the buckets have taken is gone.
+        taken = self._made if self.earlier and self.buckets and not self.held else 0
+        return self._all * (self.buckets + self.earlier) - taken + 4 * (moment.weights + moment.copies)
 
     def leave(self, layer: int) -> Iterator[int]:
         """Leaves a layer in the backward pass; gradients while what it completes is scattered."""

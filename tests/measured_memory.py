@@ -120,6 +120,7 @@ CASES = (
     Case(recompute="full", ranks=2, zero=3),
     Case(recompute="selective"),
     Case(recompute="every(2)", precision="fp16(level = O2)"),
+    Case(ranks=2, microbatches=8),
     Case(ranks=2, zero=2, microbatches=4),
     Case(ranks=4, zero=3, replicas=2),
     Case(network="tied gpt", ranks=4, zero=1, clip="1.0"),
