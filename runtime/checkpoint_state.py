@@ -35,6 +35,7 @@ from dslc.runtime.checkpoint_files import Manifest, Shapes, misfitting_tensors
 
 if TYPE_CHECKING:
     from dslc.runtime.assemble import Parts
+    from dslc.runtime.pipeline import Pipeline
 
 State = dict[str, Tensor]
 
@@ -49,13 +50,14 @@ def shapes_of(model: nn.Module) -> Shapes:
 
 
 @torch.no_grad()
-def load_model(path: str, manifest: Manifest, model: nn.Module) -> None:
+def load_model(path: str, manifest: Manifest, model: nn.Module, pipeline: Pipeline | None = None) -> None:
     """Puts the weights of the checkpoint at `path` into `model`, the plain one, in place.
 
     Its tensors may be whole or parts (`fully_shard`), on any number of processes; each reads what it needs, and none
     waits for another. Raises CheckpointError where they do not fit or cannot be read.
     """
-    wrong = misfitting_tensors(manifest.fit.tensors, shapes_of(model))
+    whole = shapes_of(model) if pipeline is None else {n: tuple(t.shape) for n, t in pipeline.whole.items()}
+    wrong = misfitting_tensors(manifest.fit.tensors, whole)
     if wrong:
         raise CheckpointError(f"{path} is not of this model: {wrong}")
     read(path, {f"model.{name}": tensor.detach() for name, tensor in weights.named_tensors(model).items()})
@@ -66,6 +68,9 @@ class TrainingState:
 
     def __init__(self, parts: Parts, rank: int, ranks: int) -> None:
         self._parts, self._rank, self._ranks = parts, rank, ranks
+        stages = parts.pipeline.coordinates if parts.pipeline is not None else 1
+        # Pipeline coordinates are runs of ranks: who holds what is whole, and how many they are.
+        self._alike = rank % (ranks // stages), ranks // stages
         # Kept, because a model that has just been evaluated may show whole parameters in the place of its parts.
         self._model = weights.named_tensors(parts.plain)
         self._parameters = {name for name, tensor in self._model.items() if isinstance(tensor, nn.Parameter)}
@@ -74,7 +79,12 @@ class TrainingState:
 
     @property
     def shapes(self) -> Shapes:
-        return {name: tuple(tensor.shape) for name, tensor in self._model.items()}
+        whole = self._parts.pipeline.whole if self._parts.pipeline is not None else self._model
+        return {name: tuple(tensor.shape) for name, tensor in whole.items()}
+
+    def _owns(self, name: str) -> bool:
+        """Whether this pipeline coordinate is the one that writes it."""
+        return self._parts.pipeline is None or self._parts.pipeline.owns(name)
 
     # ---------------------------------------------------------------------------------------------------- saving
 
@@ -84,21 +94,24 @@ class TrainingState:
         optimizer: Any = self._parts.optimizer
         if hasattr(optimizer, "optim_dict"):  # offloaded: the new parameters may be still on their way
             torch.cuda.current_stream().wait_stream(optimizer.stream)
-        deal, found = _Deal(self._rank, self._ranks), State()
+        deal, found = _Deal(*self._alike), State()
         for name, tensor in self._model.items():
-            if name in self._parameters and deal.is_mine(tensor):
+            if name in self._parameters and self._owns(name) and deal.is_mine(tensor):
                 found[f"model.{name}"] = tensor
         for slot in self._slots:
+            if not self._owns(slot.name):
+                continue
             for state, value in slot.kept.get(slot.parameter, {}).items():
                 if value is None:
                     continue  # a momentum before the first gradient
                 assert isinstance(value, Tensor), f"{slot.name}: state {state} is a {type(value).__name__}"
                 if not self._dealt_out or deal.is_mine(value):
                     found[f"optimizer.{slot.name}.{state}"] = value
-        if self._rank == 0:
+        if self._alike[0] == 0:
             for name, tensor in weights.named_tensors(self._parts.plain).items():
                 if name not in self._parameters:
                     found[f"model.{name}"] = tensor
+        if self._rank == 0:
             for name, number in self._parts.scaler.state_dict().items():
                 found[f"scaler.{name}"] = torch.tensor(float(number), dtype=torch.float64)
         generators = random_numbers.state(self._parts.device)

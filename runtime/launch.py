@@ -37,7 +37,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from dslc.compiler.program import JobProgram, PythonFunction, RankPlace, from_json, to_json
-from dslc.runtime import checkpoint, failure, fsdp, worker, zero1
+from dslc.runtime import checkpoint, failure, fsdp, pipeline, worker, zero1
 from dslc.runtime.failure import Outcome
 from dslc.runtime.lifetime import end_with
 from dslc.runtime.progress import Watch
@@ -68,6 +68,8 @@ def launch(
     watch = Watch(program, run_dir, board, screen or sys.stdout)
     if program.gradients.kind == "fsdp":
         fsdp.preload()
+    if program.pipeline is not None:
+        pipeline.preload()
     if program.gradients.kind == "zero1":
         zero1.preload()
     launcher = os.getpid()

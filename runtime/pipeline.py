@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,10 +29,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.program import JobProgram, PipelineStep, StageStep
+from dslc.runtime import compiling, offload
 from dslc.runtime.blank import Blank
-from dslc.runtime.mesh import Mesh
+from dslc.runtime.engine import Engine
+from dslc.runtime.mesh import AXES, Mesh
+from dslc.runtime.precision import autocast
+from dslc.runtime.weights import named_tensors
 
 Contexts = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+@contextlib.contextmanager
+def _both(outer: contextlib.AbstractContextManager[Any], inner: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+    with outer, inner:
+        yield
 
 
 def preload() -> None:
@@ -48,7 +58,7 @@ class Stage(nn.Module):
 
     def __init__(self, step: StageStep, last: bool, layers: Iterable[nn.Module], around: Contexts) -> None:
         super().__init__()
-        self.step, self._around = step, around
+        self.step, self.last, self._around = step, last, around
         self._sent = None if last else getattr(torch, step.output[1])
         self.layers = nn.ModuleList(layers)
 
@@ -60,7 +70,10 @@ class Stage(nn.Module):
                 x = layer(x)
         if self._sent is None:
             return x
-        return x.to(self._sent).contiguous()
+        x = x.to(self._sent).contiguous()
+        if torch.is_grad_enabled() and not x.requires_grad:
+            x.requires_grad_()  # nothing here trains: torch's runtime has a backward pass all the same
+        return x
 
 
 class _Dense(torch.autograd.Function):
@@ -96,9 +109,10 @@ class Cut:
             setattr(owner, attribute, getattr(there, original))
 
 
-def cut(job: JobProgram, made: Blank, whole: Mapping[str, Tensor], coordinate: int) -> Cut:
+def cut(job: JobProgram, made: Blank, coordinate: int) -> Cut:
     """Takes the layers that are not of `coordinate` out of `made.module`, in place."""
     assert job.pipeline is not None
+    whole = named_tensors(made.module)
     own = [stage for stage in job.pipeline.stages if stage.rank == coordinate]
     names = [name for stage in own for name in stage.modules]
     modules = {stage.index: [made.module.get_submodule(name) for name in stage.modules] for stage in own}
@@ -175,10 +189,11 @@ def _restricted(job: JobProgram, names: Sequence[str]) -> JobProgram:
     """The program with the names of modules that are there alone."""
 
     def there(modules: Sequence[str]) -> tuple[str, ...]:
-        return tuple(m for m in modules if any(m == name or m.startswith(name + ".") for name in names))
+        return tuple(m for m in modules if not m or any(m == name or m.startswith(name + ".") for name in names))
 
     return dataclasses.replace(
         job,
+        model=dataclasses.replace(job.model, frozen=()),  # that is done
         recompute=dataclasses.replace(job.recompute, modules=there(job.recompute.modules)),
         compiled=there(job.compiled),
         gradients=dataclasses.replace(job.gradients, units=there(job.gradients.units)),
@@ -186,6 +201,22 @@ def _restricted(job: JobProgram, names: Sequence[str]) -> JobProgram:
 
 
 # -------------------------------------------------------------------------------------------------------- the axis
+
+
+def join(cut: Cut, mesh: Mesh, device: torch.device) -> Pipeline:
+    """The pipeline over the stages that `cut` has kept."""
+    job, step = cut.job, cut.job.pipeline
+    assert step is not None
+    aside, last = offload.activations(job, device), len(step.stages) - 1
+
+    def around() -> contextlib.AbstractContextManager[Any]:
+        return _both(aside(), autocast(job.precision, device))
+
+    stages = {n: Stage(step.stages[n], n == last, layers, around) for n, layers in cut.modules.items()}
+    if "" in job.compiled:  # the whole model
+        for stage in stages.values():
+            compiling.apply(("",), stage, device)
+    return Pipeline(step=step, stages=stages, mesh=mesh, device=device, whole=cut.whole, shared=cut.shared)
 
 
 @dataclass(kw_only=True)
@@ -200,9 +231,29 @@ class Pipeline:
     shared: Mapping[str, tuple[int, ...]]
     _sent: list[tuple[Any, Tensor]] = field(default_factory=list)
 
+    def engine(self, engine: Engine, plain: nn.Module) -> Engine:
+        """The engine of this rank's stages as that of a pipeline: the norm of a gradient is that of all stages."""
+        others = {id(tensor) for name, tensor in named_tensors(plain).items() if not self.owns(name)}
+
+        def let_go() -> None:
+            self.finish()
+            engine.let_go()
+
+        return dataclasses.replace(
+            engine,
+            shards=self.mesh.group(*AXES),
+            counts=lambda parameter: id(parameter) not in others and engine.counts(parameter),
+            let_go=let_go,
+        )
+
     @property
     def coordinate(self) -> int:
         return self.mesh.coordinates["pipeline"]
+
+    @property
+    def coordinates(self) -> int:
+        """How many coordinates the axis has."""
+        return self.mesh.sizes["pipeline"]
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -217,6 +268,11 @@ class Pipeline:
     def ends(self) -> bool:
         """Whether this rank has the last stage, and so the losses."""
         return self.last in self.stages
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank is the first of its pipeline coordinate."""
+        return all(n == 0 for axis, n in self.mesh.coordinates.items() if axis != "pipeline")
 
     def peer(self, coordinate: int) -> int:
         """The rank, among all, at another coordinate of this pipeline."""
@@ -262,6 +318,22 @@ class Pipeline:
         for work, _ in self._sent:
             work.wait()
         self._sent.clear()
+
+    def to_rank_0(self, name: str, whole: Tensor | None) -> Tensor | None:
+        """A tensor of the model, which the first rank of its owner has, on rank 0; None on all others."""
+        owner = self.owner(name)
+        if not self.first or self.coordinate not in (0, owner):
+            return None
+        if owner == 0:
+            return whole
+        if self.coordinate == owner:
+            assert whole is not None
+            dist.send(whole.contiguous(), self.peer(0), group=self.group)
+            return None
+        about = self.whole[name]
+        taken = torch.empty(about.shape, dtype=about.dtype, device=self.device)
+        dist.recv(taken, self.peer(owner), group=self.group)
+        return taken
 
     # ---------------------------------------------------------------------------------------------- shared weights
 

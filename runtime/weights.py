@@ -19,10 +19,13 @@ import itertools
 import json
 import os
 from collections.abc import Mapping
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from dslc.runtime.pipeline import Pipeline
 
 NAME = "weights.safetensors"
 
@@ -54,18 +57,23 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def save_weights(model: nn.Module, run_dir: str, writes: bool = True) -> str:
+def save_weights(model: nn.Module, run_dir: str, writes: bool = True, pipeline: Pipeline | None = None) -> str:
     """Writes `weights.safetensors` into `run_dir`; its path. `model` is the plain one. Raises OSError.
 
-    All ranks call it, as sharded tensors are gathered; one of them `writes`.
+    All ranks call it, as sharded tensors are gathered, and those of other stages of a `pipeline` sent; one `writes`.
     """
     path = os.path.join(run_dir, NAME)
-    tensors = named_tensors(model)
+    own = named_tensors(model)
+    tensors = pipeline.whole if pipeline is not None else own
     with open(path + ".part", "wb") if writes else contextlib.nullcontext() as file:
         if file is not None:
             file.write(header(tensors))
-        for tensor in tensors.values():
-            whole = _whole(tensor, writes)
+        for name in tensors:
+            if pipeline is None:
+                whole = _whole(own[name], writes)
+            else:
+                there = _whole(own[name], pipeline.first) if pipeline.owner(name) == pipeline.coordinate else None
+                whole = pipeline.to_rank_0(name, there)
             if file is not None and whole is not None:
                 write_tensor(file, whole)
     if writes:

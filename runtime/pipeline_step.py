@@ -1,0 +1,74 @@
+"""One step of the optimizer on a rank of a pipeline: the passes of the program's table, and the update that closes them.
+
+Model: that of stepper.py. The losses are on the ranks with the last stage; the others have none, and their sum is 0.
+Gradients of tied weights are added up before anything is made of them. The loss scale, the norm of the gradient and the
+flag of an overflow are one over all ranks.
+
+Limits: where targets may be ignored, the ranks of a data axis agree on the count, each pipeline coordinate for itself,
+as all of them are given the targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dslc.compiler.program import JobProgram, RankPlace
+from dslc.runtime import dynamo
+from dslc.runtime.assemble import Parts
+from dslc.runtime.batches import StepBatch
+from dslc.runtime.pipeline import Schedule
+from dslc.runtime.precision import autocast
+from dslc.runtime.stepper import Done, clipped, global_count
+from dslc.runtime.weights import named_tensors
+
+
+def stepper(job: JobProgram, place: RankPlace, parts: Parts) -> Callable[[StepBatch], Done]:
+    """The function that does one step."""
+    axis, engine, loss_sum, optimizer, scaler = parts.pipeline, parts.engine, parts.loss, parts.optimizer, parts.scaler
+    assert axis is not None
+    precision, device, clip, scaled = job.precision, parts.device, job.clip, job.precision.scaled
+    update = dynamo.plain_step(optimizer)
+    tensors = named_tensors(parts.plain)
+    parameters = [parameter for parameter in parts.plain.parameters() if parameter.requires_grad]
+    counted = [engine.counts(parameter) for parameter in parameters]
+    measured = clip is not None or job.observe
+    scaler.scale(torch.zeros((), device=device))  # so that a rank that never scales a loss has a scale
+
+    agreed: Callable[[], None]
+    number: int | Tensor = 1
+    totals: list[Tensor] = []
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        with autocast(precision, device):
+            summed = loss_sum(output, target)
+        totals.append(summed.detach())
+        agreed()
+        return scaler.scale(summed * (engine.scale / (number.clamp(min=1) if isinstance(number, Tensor) else number)))
+
+    samples = job.data.batch // (place.data_ranks * job.microbatches)
+    schedule = Schedule(axis, samples, job.microbatches, loss)
+
+    def step(batch: StepBatch) -> Done:
+        nonlocal agreed, number
+        number, agreed = global_count(job, place, batch, device)
+        totals.clear()
+        schedule.run(batch.micro)
+        agreed()
+        axis.add_up_shared(tensors)
+        norm = None
+        if measured:
+            scaler.unscale_(optimizer)
+            norm = clipped(parameters, counted, clip, engine.shards)
+        if scaled:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            update()
+        optimizer.zero_grad(set_to_none=True)
+        total = torch.stack(totals).sum() if totals else torch.zeros((), device=device)
+        return Done(total, number, norm)
+
+    return step
