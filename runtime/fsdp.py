@@ -2,9 +2,9 @@
 
 Model: the ranks that hold the same part of the model (mesh.py) are a mesh of `replicas` x shards. Each parameter is a
 DTensor of which a rank keeps some rows (`Shard(0)`: equal pieces, the last ones shorter or empty), or of its share of
-them where the tensor axis has cut it before (tensor_parallel.py). A unit, a module of the program's or the root with what is
-left, gathers its parameters by one all-gather before it runs, and its gradients are agreed by one reduce-scatter. Under
-O2 what is gathered is a copy in 16 bits, and gradients are added up in float32.
+them where the tensor axis has cut it before (tensor_parallel.py). A unit, a module of the program's or the root with
+what is left, gathers its parameters by one all-gather before it runs, and its gradients are agreed by one
+reduce-scatter. Under O2 what is gathered is a copy in 16 bits, and gradients are added up in float32.
 
 Contract: gradients are sums over the ranks, so that a loss needs no scale. `shard` takes a model on the meta device
 and leaves it there; `place` then puts one value in, of which a rank keeps its rows alone. Parameters are DTensors

@@ -34,8 +34,11 @@ class WeightsError(RuntimeError):
 
 
 @torch.no_grad()
-def load(step: ModelStep, model: nn.Module) -> None:
-    """Puts the values of `step.weights` into `model`, whose tensors may be sharded. Raises WeightsError."""
+def load(step: ModelStep, model: nn.Module, whole: Mapping[str, Tensor] | None = None) -> None:
+    """Puts the values of `step.weights` into `model`, whose tensors may be sharded. Raises WeightsError.
+
+    Where `model` is a part of a model, `whole` are all its tensors by name.
+    """
     if not step.weights:
         return
     path = os.path.join(step.weights, NAME) if os.path.isdir(step.weights) else step.weights
@@ -45,25 +48,28 @@ def load(step: ModelStep, model: nn.Module) -> None:
             shapes, read = (_safetensors if path.endswith(".safetensors") else _torch)(path, open_files)
         except Exception as error:  # unpickling and two libraries have errors of their own
             raise WeightsError(f"{where}{path} cannot be read as weights: {error}") from error
-        _put(shapes, read, model, dict(step.ties), f"{where}{path}")
+        _put(shapes, read, named_tensors(model), whole, dict(step.ties), f"{where}{path}")
 
 
 def _put(
     shapes: Mapping[str, tuple[int, ...]],
     read: Callable[[str, Part], Tensor],
-    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    whole: Mapping[str, Tensor] | None,
     ties: Mapping[str, str],
     what: str,
 ) -> None:
-    tensors = named_tensors(model)
-    wrong = _misfits(shapes, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, ties)
+    wanted = whole or tensors
+    wrong = _misfits(shapes, {name: tuple(tensor.shape) for name, tensor in wanted.items()}, ties)
     if wrong:
         raise WeightsError(f"{what} is not of this model: {'; '.join(wrong)}")
     for name, tensor in tensors.items():
         local, part = own_part(tensor)
         if 0 not in local.shape:
             local.copy_(read(name, part))
-    for name in shapes.keys() - tensors.keys():
+    for name in shapes.keys() - wanted.keys():
+        if ties[name] not in tensors:
+            continue
         local, part = own_part(tensors[ties[name]])
         if 0 not in local.shape and not torch.equal(local.cpu(), read(name, part).to(local.dtype)):
             raise WeightsError(f"{what}: `{name}` and `{ties[name]}` are one weight in the model, and differ here")
@@ -93,14 +99,20 @@ def _first(names: list[str], count: int = 3) -> str:
 
 def own_part(tensor: Tensor) -> tuple[Tensor, Part]:
     """What this rank holds of `tensor`, and where that lies in the whole."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.detach(), part_of(tensor)
+
+
+def part_of(tensor: Tensor) -> Part:
+    """Where what this rank holds of `tensor` lies in the whole."""
     if not hasattr(tensor, "placements"):
-        return tensor.detach(), tuple(slice(0, size) for size in tensor.shape)
+        return tuple(slice(0, size) for size in tensor.shape)
     from torch.distributed.tensor import DTensor  # half a second, for those that shard alone
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     assert isinstance(tensor, DTensor)
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tensor.to_local().detach(), tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
+    return tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
 
 
 def _safetensors(path: str, open_files: ExitStack) -> tuple[dict[str, tuple[int, ...]], Callable[[str, Part], Tensor]]:

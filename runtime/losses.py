@@ -90,7 +90,9 @@ def _cross_entropy(step: LossStep) -> LossSum:
 
     def total(output: Tensor, target: Tensor) -> Tensor:
         scores, labels = classes_last(output, target)
-        return F.cross_entropy(scores, labels, ignore_index=ignore, reduction="sum", label_smoothing=smoothing)
+        summed = F.cross_entropy(scores, labels, ignore_index=ignore, reduction="sum", label_smoothing=smoothing)
+        # Of scores that ranks have in shares (tensor_parallel.py) every rank gets the sum.
+        return summed.to_local() if hasattr(summed, "to_local") else summed
 
     return total
 

@@ -84,6 +84,11 @@ def sizes_of(job: JobProgram) -> dict[str, int]:
     return {"pipeline": pipeline, "data": data, "context": job.context, "tensor": tensor}
 
 
+def several_axes(job: JobProgram) -> bool:
+    """Whether there is another axis than data."""
+    return sizes_of(job)["data"] != job.world_size
+
+
 def coordinates_of(job: JobProgram, rank: int) -> dict[str, int]:
     """Where a rank stands on each axis."""
     found, sizes = {}, sizes_of(job)
@@ -108,9 +113,8 @@ def mesh_of(job: JobProgram, place: RankPlace | None = None) -> Mesh:
 def _make(job: JobProgram) -> Mesh:
     sizes = sizes_of(job)
     rank = dist.get_rank() if dist.is_initialized() else 0
-    alone = sizes["data"] == job.world_size
     root = None
-    if not alone:
+    if several_axes(job):
         from torch.distributed.device_mesh import init_device_mesh
 
         root = init_device_mesh(job.device, tuple(sizes[axis] for axis in AXES), mesh_dim_names=AXES)

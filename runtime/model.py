@@ -39,7 +39,7 @@ def build_model(step: ModelStep, device: torch.device | str) -> nn.Module:
 
     if step.root is None and not step.reset:
         module = own_model(step).to(device)
-        _tie(module, step.ties)
+        tie(module, step.ties)
     else:
         made = blank(step)
         made.fill(lambda value, _: value.to(device), device)
@@ -65,7 +65,7 @@ def skeleton(step: ModelStep) -> nn.Module:
     assert step.root is not None, "a model of a user's own has no skeleton"
     with torch.device("meta"), _Unfilled():
         module = _make(step.root)
-    _tie(module, step.ties)
+    tie(module, step.ties)
     return module
 
 
@@ -99,7 +99,8 @@ def _owner(module: nn.Module, parameter: str) -> tuple[nn.Module, str]:
     return module.get_submodule(path), name
 
 
-def _tie(module: nn.Module, ties: tuple[tuple[str, str], ...]) -> None:
+def tie(module: nn.Module, ties: tuple[tuple[str, str], ...]) -> None:
+    """Puts one parameter in the place of another, of the same shape: (the other, whose tensor it is)."""
     for parameter, whose in ties:
         owner, name = _owner(module, parameter)
         owner._parameters[name] = module.get_parameter(whose)

@@ -43,9 +43,10 @@ class Attention(nn.Module):
         _expect(self, "qkv", "output", "dropout")
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, length, _ = x.shape
+        rows = self.qkv(x)
+        batch, length, _ = rows.shape  # not of `x`, which may be a piece of the sequence that `qkv` puts together
         # Taken apart before the heads come forward: the gradients are then put together where they belong.
-        q, k, v = self.qkv(x).view(batch, length, -1, 3, self.head_dim).unbind(3)
+        q, k, v = rows.view(batch, length, -1, 3, self.head_dim).unbind(3)
         y = self.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=self.causal)
         y = y.transpose(1, 2).reshape(batch, length, -1)
         out: Tensor = self.output(y)
@@ -132,16 +133,23 @@ class Bottleneck(nn.Module):
 
 
 class PositionalEmbedding(nn.Module):
-    """Adds a learned vector for each position: the first rows of `weight`, (context, width)."""
+    """Adds a learned vector for each position: rows of `weight`, (context, width).
+
+    What comes in is the beginning of a sequence, or with `piece` the piece of that number, of equal ones.
+    """
 
     def __init__(self, context: int, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(context, width))
+        self.piece = 0
 
     def forward(self, x: Tensor) -> Tensor:
         length = x.shape[1]
         # The whole weight where it fits: a slice would cost a zero-filled gradient.
-        return x + (self.weight if length == self.weight.shape[0] else self.weight[:length])
+        if length == self.weight.shape[0]:
+            return x + self.weight
+        first = self.piece * length
+        return x + self.weight[first : first + length]
 
 
 class PatchEmbedding(nn.Module):

@@ -72,8 +72,9 @@ def _groups(step: OptimizerStep, model: nn.Module) -> list[dict[str, Any]]:
         if any(fnmatchcase(name, pattern) for pattern in step.no_decay)
     }
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups: list[dict[str, Any]] = [
-        {"params": [parameter for parameter in trained if id(parameter) not in still]},
-        {"params": [parameter for parameter in trained if id(parameter) in still], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+    groups: dict[tuple[bool, Any], list[Any]] = {}
+    for parameter in sorted(trained, key=lambda parameter: id(parameter) in still):
+        # One operation works on parameters of one mesh: those that the tensor axis cuts have one more dim.
+        mesh = getattr(parameter, "device_mesh", None)
+        groups.setdefault((id(parameter) in still, mesh), []).append(parameter)
+    return [{"params": found} | ({"weight_decay": 0.0} if lone else {}) for (lone, _), found in groups.items()]

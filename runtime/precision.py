@@ -7,17 +7,19 @@ is scaled these are the plain backward pass and `optimizer.step()`.
 
 Contract: a step whose gradients hold an infinity or a nan is skipped and the scale halved, on all ranks or on none.
 Where each rank holds whole gradients they have been summed over all ranks, and an infinity or nan on one is one in the
-sum. Where each holds some rows, torch agrees on the flag over the mesh of the gradients. What passes through float16 is
-as large under every engine: where a loss is multiplied to undo a mean, the scale begins so much lower.
-
-Limits: an axis other than data, over which the flag would have to be agreed, does not exist yet.
+sum. Where each holds some rows, torch agrees on the flag over the mesh of the gradients; over several axes all ranks
+agree on it. What passes through float16 is as large under every engine: where a loss is multiplied to undo a mean, the
+scale begins so much lower.
 """
 
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from dslc.compiler.program import PrecisionStep
 
@@ -29,6 +31,25 @@ def autocast(step: PrecisionStep, device: torch.device) -> contextlib.AbstractCo
     return torch.autocast(device.type, dtype=getattr(torch, step.dtype))
 
 
-def grad_scaler(step: PrecisionStep, device: torch.device, loss_scale: int = 1) -> torch.amp.GradScaler:
-    """The loss scaler; where nothing is scaled, one whose methods hand through. `loss_scale` is the engine's."""
-    return torch.amp.GradScaler(device.type, init_scale=2.0**16 / loss_scale, enabled=step.scaled)
+def grad_scaler(
+    step: PrecisionStep, device: torch.device, loss_scale: int = 1, *, agreed: bool = False
+) -> torch.amp.GradScaler:
+    """The loss scaler; where nothing is scaled, one whose methods hand through. `loss_scale` is the engine's; `agreed`
+    asks for one whose flag all ranks agree on, because no rank has whole gradients nor one mesh has all of them."""
+    kind = _Agreed if agreed else torch.amp.GradScaler
+    return kind(device.type, init_scale=2.0**16 / loss_scale, enabled=step.scaled)
+
+
+class _Agreed(torch.amp.GradScaler):
+    """Over several axes: gradients are of several meshes, and each rank looks at the rows that it has."""
+
+    def _unscale_grads_(
+        self, optimizer: torch.optim.Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        gradients: list[Any] = [each.grad for group in optimizer.param_groups for each in group["params"]]
+        rows = [each.to_local() if hasattr(each, "to_local") else each for each in gradients if each is not None]
+        rows = [each for each in rows if each.numel()]
+        if rows:
+            torch._amp_foreach_non_finite_check_and_unscale_(rows, found_inf, inv_scale)
+        dist.all_reduce(found_inf, dist.ReduceOp.MAX)
+        return {found_inf.device: found_inf}

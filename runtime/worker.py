@@ -33,6 +33,7 @@ from dslc.runtime import failure, random_numbers, stop, tasks
 from dslc.runtime.assemble import Parts, assemble
 from dslc.runtime.lifetime import end_with
 from dslc.runtime.sources import open_source
+from dslc.runtime.tensor_parallel import noise_rank
 from dslc.runtime.train import End, train
 
 
@@ -61,7 +62,7 @@ def work(
         _open_group(job)
         splits = open_source(job.data)
         parts = assemble(job, device)
-        random_numbers.begin(job.seed, place.rank)
+        random_numbers.begin(job.seed, noise_rank(job, place.rank))
         if job.task == "train":
             end = train(job, place, parts, splits, board, run_dir)
         else:

@@ -1,0 +1,216 @@
+"""How a network is cut over the tensor axis: modules and their styles, of which `runtime/tensor_parallel.py` says more.
+
+Model: what goes from layer to layer is whole on each rank, or a piece of the sequence, or a share of the features.
+
+- Attention: `qkv` a column, whose rows go head by head, so that a share of them is a share of the heads; `output` a
+  row. The dense network of a transformer block: `up` a column, `down` a row.
+- A run of such layers with norms, activations and dropout between them works on pieces of the sequence, where the job
+  has `sequence`: norms once instead of on every rank, and their results kept in pieces (Korthikanti et al. 2022).
+- Two dense layers with nothing but activations between them are a column and a row.
+- A table of tokens is cut by rows. So is the dense layer at the end, whose scores stay in shares for plain cross
+  entropy, and are put together for any other loss.
+- All else is on every rank.
+
+Contract: plain Python over the modules the network is made of. A module has one style, and besides `split` before it or
+`gather` after it. Two modules that share a weight cut it alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from dslc.compiler.nodes import ModelGraph
+from dslc.compiler.program import ModuleStep, TensorParallelStep
+from dslc.dsl import calls as c
+from dslc.dsl.job import JobSpec
+
+Leaf = tuple[str, ModuleStep]
+
+_BLOCKS = (".TransformerBlock", ".Attention")
+_NORMS = ("LayerNorm", ".RMSNorm")
+_ACTIVATIONS = ("ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "LeakyReLU", "ELU")
+_WHOLE = (".PositionalEmbedding", ".PatchEmbedding", ".LastStep", ".MeanSteps", "Flatten")
+_KNOWN = (*_BLOCKS, *_NORMS, *_ACTIVATIONS, *_WHOLE, "Linear", "Embedding", "Dropout", ".Residual")
+
+
+@dataclass(kw_only=True)
+class TensorPlan:
+    """`unknown` are the kinds of modules that nothing is known of; `uneven` the counts that ranks cannot share, each
+    with the module and what is counted; `noisy` is dropout that would be drawn otherwise by ranks that compute the
+    same."""
+
+    styles: list[tuple[str, str]] = field(default_factory=list)
+    loss_parallel: bool = False
+    sequence: bool = False
+    unknown: list[str] = field(default_factory=list)
+    uneven: list[tuple[str, str, int]] = field(default_factory=list)
+    noisy: list[str] = field(default_factory=list)
+
+    def rows(self) -> frozenset[str]:
+        """Modules whose weight and bias are cut by rows."""
+        kinds = ("column", "gathered", "scores", "vocabulary")
+        return frozenset(name for name, style in self.styles if style.partition("_")[0] in kinds)
+
+    def cut(self, parameter: str) -> int | None:
+        """The dim along which a parameter is cut; None where every rank has all of it."""
+        module, _, name = parameter.rpartition(".")
+        if module in self.rows():
+            return 0
+        lies = any(owner == module and style.partition("_")[0] == "row" for owner, style in self.styles)
+        return 1 if lies and name == "weight" else None
+
+
+def tensor_plan(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
+    """The plan for a library network or a list of layers, on `ranks` ranks."""
+    assert model.root is not None, "a network of library layers"
+    plan = TensorPlan()
+    leaves = list(_leaves(model.root))
+    plan.unknown = sorted({step.kind for _, step in leaves if step.kind not in _KNOWN})
+    runs = _runs(leaves) if job.parallelism.sequence else []
+    plan.sequence = bool(runs)
+    _dense(leaves, runs, ranks, plan)
+    _tables(leaves, ranks, plan)
+    for run in runs:
+        plan.styles.append((leaves[run.start][0], "split"))
+    for number, leaf in enumerate(leaves):
+        _inside(leaf, ranks, any(number in run for run in runs), plan)
+    _head(job, model, leaves, runs, ranks, plan)
+    return plan
+
+
+def tensor_step(job: JobSpec, ranks: int, model: ModelGraph) -> TensorParallelStep | None:
+    """What the runtime is told; None where there is no tensor axis."""
+    if ranks == 1:
+        return None
+    plan = tensor_plan(job, ranks, model)
+    return TensorParallelStep(
+        size=ranks, sequence=plan.sequence, styles=tuple(plan.styles), loss_parallel=plan.loss_parallel
+    )
+
+
+def _leaves(step: ModuleStep, path: str = "") -> Iterator[Leaf]:
+    """The modules in the order in which they are called; a Sequential is its parts."""
+    for child in step.children:
+        name = f"{path}.{child.name}" if path else child.name
+        if child.kind == "Sequential":
+            yield from _leaves(child, name)
+        else:
+            yield name, child
+
+
+def _runs(leaves: Sequence[Leaf]) -> list[range]:
+    """Where layers work on pieces of the sequence: stretches with attention in them, up to what needs the whole."""
+    found, start = [], 0
+    fine = [step.kind in (*_BLOCKS, *_NORMS, *_ACTIVATIONS, "Dropout") for _, step in leaves]
+    while start < len(leaves):
+        stop = start
+        while stop < len(leaves) and fine[stop]:
+            stop += 1
+        if any(leaves[n][1].kind in _BLOCKS for n in range(start, stop)):
+            found.append(range(start, stop))
+        start = max(stop, start + 1)
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------- inside layers
+
+
+def _inside(leaf: Leaf, ranks: int, pieces: bool, plan: TensorPlan) -> None:
+    """Attention, the dense network of a block, norms, and what a residual is made of."""
+    name, step = leaf
+    match step.kind:
+        case ".TransformerBlock":
+            for child in step.children:
+                _inside((f"{name}.{child.name}", child), ranks, pieces, plan)
+        case ".Attention":
+            _attention(name, step, ranks, pieces, plan)
+        case "Sequential":  # the dense network of a block
+            parts = {child.name: child for child in step.children}
+            width = parts["up"].arguments["out_features"]
+            if width % ranks:
+                plan.uneven.append((f"{name}.up", "width", width))
+            _pair(f"{name}.up", f"{name}.down", pieces, plan)
+            if "dropout" in parts:
+                _noise(f"{name}.dropout", pieces, plan)
+        case ".Residual":
+            for child in step.children:
+                inner = [(f"{name}.{child.name}.{part}", each) for part, each in _leaves(child)]
+                plan.unknown += [each.kind for _, each in inner if each.kind not in _KNOWN]
+                _dense(inner, [], ranks, plan)
+                for each in inner:
+                    _inside(each, ranks, False, plan)
+        case "LayerNorm" | ".RMSNorm" if pieces:
+            plan.styles.append((name, "sequence"))
+        case "Dropout":
+            _noise(name, pieces, plan)
+
+
+def _attention(name: str, step: ModuleStep, ranks: int, pieces: bool, plan: TensorPlan) -> None:
+    parts = {child.name: child for child in step.children}
+    heads = parts["output"].arguments["in_features"] // step.arguments["head_dim"]
+    if heads % ranks:
+        plan.uneven.append((f"{name}.qkv", "heads", heads))
+    _pair(f"{name}.qkv", f"{name}.output", pieces, plan)
+    if "dropout" in parts:
+        _noise(f"{name}.dropout", pieces, plan)
+
+
+def _pair(column: str, row: str, pieces: bool, plan: TensorPlan) -> None:
+    plan.styles.append((column, "column_of_pieces" if pieces else "column"))
+    plan.styles.append((row, "row_to_pieces" if pieces else "row"))
+
+
+def _noise(name: str, pieces: bool, plan: TensorPlan) -> None:
+    """Ranks draw each for itself where there are pieces, so nothing may be dropped from what they all have."""
+    if plan.sequence and not pieces:
+        plan.noisy.append(name)
+
+
+# -------------------------------------------------------------------------------------------------- between layers
+
+
+def _dense(leaves: Sequence[Leaf], runs: Sequence[range], ranks: int, plan: TensorPlan) -> None:
+    """Pairs of dense layers with nothing but activations between them."""
+    number = 0
+    while number < len(leaves):
+        second = number + 1
+        while second < len(leaves) and leaves[second][1].kind in _ACTIVATIONS:
+            second += 1
+        pair = second < len(leaves) and leaves[number][1].kind == leaves[second][1].kind == "Linear"
+        if pair:
+            width = leaves[number][1].arguments["out_features"]
+            if width % ranks:
+                plan.uneven.append((leaves[number][0], "features", width))
+            _pair(leaves[number][0], leaves[second][0], False, plan)
+            number = second
+        number += 1
+
+
+def _tables(leaves: Sequence[Leaf], ranks: int, plan: TensorPlan) -> None:
+    for name, step in leaves:
+        if step.kind == "Embedding":
+            plan.styles.append((name, "vocabulary"))
+            if step.arguments["num_embeddings"] % ranks:
+                plan.uneven.append((name, "vocab", step.arguments["num_embeddings"]))
+
+
+def _head(
+    job: JobSpec, model: ModelGraph, leaves: Sequence[Leaf], runs: Sequence[range], ranks: int, plan: TensorPlan
+) -> None:
+    """The dense layer at the end, and the ends of the runs before it."""
+    name, step = leaves[-1]
+    before = bool(runs) and runs[-1].stop == len(leaves) - 1
+    alone = step.kind == "Linear" and all(owner != name for owner, _ in plan.styles)
+    classes = step.arguments.get("out_features", 0) if alone else 0
+    shared = any(parameter == f"{name}.weight" for parameter, _ in model.ties)
+    if classes and classes % ranks and (shared or len(model.output.shape) > 1):
+        plan.uneven.append((name, "vocab" if shared else "features", classes))
+    taken = bool(classes) and classes % ranks == 0
+    if taken:
+        plan.loss_parallel = isinstance(job.model.loss, c.CrossEntropy) and job.model.loss.label_smoothing == 0
+        style = "scores" if plan.loss_parallel else "gathered"
+        plan.styles.append((name, f"{style}_of_pieces" if before else style))
+    for run in runs:
+        if not (taken and before and run is runs[-1]):
+            plan.styles.append((leaves[run.stop - 1][0], "gather"))

@@ -1,0 +1,74 @@
+"""The context axis: each rank has a contiguous piece of every sequence, inputs and targets alike.
+
+Model: all layers but attention work on a position by itself. A rank's queries meet the keys and values of all pieces,
+which one all-gather brings (and one reduce-scatter takes the gradients back); under a causal mask, those of its own
+piece and the pieces before it. Parameters are the same on the ranks, which add up their gradients as ranks with other
+samples do.
+
+Contract: `apply` changes modules in place; names and parameters stay. `piece_of` gives the function that cuts what a
+step works on, (batch, length, …) along the length. The pieces of one sequence are equal.
+
+Limits: keys and values of the whole sequence are on each rank while a layer works (no ring). Later ranks do more of a
+causal layer's work than earlier ones. The layers are those that the compiler lets pass.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dslc.compiler.program import JobProgram
+from dslc.runtime.mesh import mesh_of
+from dslc.runtime.modules import Attention, PositionalEmbedding
+
+
+def apply(job: JobProgram, model: nn.Module) -> None:
+    """Has the attention of `model` meet the whole sequence, and positions begin at this rank's."""
+    if job.context == 1:
+        return
+    mesh = mesh_of(job)
+    number, group = mesh.coordinates["context"], mesh.group("context")
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.attend = functools.partial(attend, number=number, group=group)
+        elif isinstance(module, PositionalEmbedding):
+            module.piece = number
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, *, number: int, group: Any) -> Tensor:
+    """Attention of this rank's queries, the piece `number` of the sequence, (batch, heads, length, head_dim)."""
+    from torch.distributed._functional_collectives import all_gather_tensor_autograd
+
+    own = query.shape[2]
+    # Not torch.distributed.nn's all_gather, whose gradient is wrong for strides that are permuted.
+    gathered = all_gather_tensor_autograd(torch.stack((key, value)).contiguous(), gather_dim=3, group=group)
+    keys, values = gathered.unbind(0)
+    if not is_causal:
+        return F.scaled_dot_product_attention(query, keys, values)
+    first = number * own
+    seen = torch.arange(first + own, device=query.device)
+    mask = seen <= torch.arange(first, first + own, device=query.device)[:, None]
+    return F.scaled_dot_product_attention(query, keys[:, :, : first + own], values[:, :, : first + own], attn_mask=mask)
+
+
+def piece_of(job: JobProgram) -> Callable[[Tensor], Tensor]:
+    """The function that takes this rank's piece of a batch of sequences."""
+    if job.context == 1:
+        return _all_of_it
+    number, count = mesh_of(job).coordinates["context"], job.context
+
+    def cut(tensor: Tensor) -> Tensor:
+        own = tensor.shape[1] // count
+        assert own * count == tensor.shape[1], "the compiler sees to it that pieces are equal"
+        return tensor.narrow(1, number * own, own)
+
+    return cut
+
+
+def _all_of_it(tensor: Tensor) -> Tensor:
+    return tensor

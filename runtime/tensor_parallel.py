@@ -1,0 +1,93 @@
+"""The tensor axis: torch's `parallelize_module` with DTensor styles, set up as the program says.
+
+Model (Shoeybi et al. 2019, arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198): a matrix lies on the ranks of
+the axis in shares of its rows or columns. What is between modules is a plain tensor, either whole on each rank, or a
+piece of the sequence, or, between a column and a row, a share of the features. By style, what a module takes and gives:
+
+    column, column_of_pieces        the whole, or a piece: its share of the features (rows of the weight)
+    row, row_to_pieces              a share of the features (columns of the weight): the whole, or a piece
+    vocabulary                      tokens: their vectors, whole; each rank has some rows of the table
+    gathered, gathered_of_pieces    as a column, put together again
+    scores, scores_of_pieces        as a column, kept in shares for the loss (a DTensor over the classes)
+    sequence                        a piece: a piece, with the same parameters on every rank (norms)
+    split                           the whole, of which it is handed a piece
+    gather                          a piece, of which the whole is handed on
+
+Contract: `apply` takes a model on the meta device, before anything that replaces a `forward` and before `fully_shard`,
+which then cuts each rank's share in turn. Names stay. A tied weight stays one tensor, so that both its modules have to
+cut it alike. Parameters without a style are the same on every rank, and so are their gradients.
+
+Limits: one axis. Dropout is drawn alike where a rank has the whole, and by each for itself on pieces (`noise_rank`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from dslc.compiler.program import JobProgram
+from dslc.runtime.mesh import mesh_of
+from dslc.runtime.model import tie
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
+
+_LOSS: list[Any] = []  # torch's context for losses over shares of the classes, once it is open
+
+
+def apply(job: JobProgram, model: nn.Module) -> None:
+    """Cuts the modules of `job.tensor`, in place."""
+    if job.tensor is None:
+        return
+    from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
+
+    axis = mesh_of(job).axis("tensor")
+    for name, style in job.tensor.styles:
+        parallelize_module(model.get_submodule(name), axis, _style(style), src_data_rank=None)
+    tie(model, job.model.ties)
+    if job.tensor.loss_parallel and not _LOSS:
+        # It has to hold for forward and backward passes alike, which schedules of pipelines mix: for good.
+        _LOSS.append(loss_parallel())
+        _LOSS[0].__enter__()
+
+
+def _style(name: str) -> ParallelStyle:
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor import parallel as t
+
+    whole, piece = Replicate(), Shard(1)
+    kind, _, rest = name.partition("_")
+    takes = piece if rest == "of_pieces" else whole
+    match kind:
+        case "column":
+            return t.ColwiseParallel(input_layouts=takes)
+        case "gathered":
+            return t.ColwiseParallel(input_layouts=takes, output_layouts=whole)
+        case "scores":
+            return t.ColwiseParallel(input_layouts=takes, use_local_output=False)
+        case "row":
+            return t.RowwiseParallel(output_layouts=piece if rest == "to_pieces" else whole)
+        case "vocabulary":
+            return t.RowwiseParallel(input_layouts=whole)
+        case "sequence":
+            return t.SequenceParallel(use_local_output=True)
+        case "split":
+            return t.PrepareModuleInput(input_layouts=whole, desired_input_layouts=piece, use_local_output=True)
+        case "gather":
+            return t.PrepareModuleOutput(output_layouts=piece, desired_output_layouts=whole)
+        case _:
+            raise AssertionError(f"no style {name}")
+
+
+def whole(output: Tensor) -> Tensor:
+    """A model's output, put together where the ranks have shares of it; all of them call this."""
+    gathered: Tensor = output.full_tensor() if hasattr(output, "full_tensor") else output
+    return gathered
+
+
+def noise_rank(job: JobProgram, rank: int) -> int:
+    """Which random numbers a rank draws: the ranks of a tensor axis that compute the same draw the same."""
+    if job.tensor is None or job.tensor.sequence:
+        return rank
+    return rank - mesh_of(job).coordinates["tensor"]
