@@ -76,7 +76,8 @@ def analyse(
     if fine("model", "data", "train", "evaluate", "parallelism"):
         rules.check_job(job, layout, workload, source, model, report)
     pipeline = _pipeline(job, layout, model, report) if layout and model else None
-    if layout is None or workload is None or (model is not None and pipeline is None):
+    uneven = layout is not None and layout.sizes["data"] % job.parallelism.replicas
+    if layout is None or workload is None or uneven or (model is not None and pipeline is None):
         rules.check_supported(job, report)
         return None
     costs: tuple[RankCost, ...] = ()
