@@ -4,7 +4,7 @@ A job that does not fit is told when and where it is at its highest, which kind 
 would make it fit. Each such change is really made to the job, which is analysed anew under all the rules; what is
 listed passes them, fits, and stays the same training where that is possible. Prices are those of the account:
 arithmetic, bytes exchanged, and the time of a step where the catalogue knows speeds. Where no change is enough, pairs
-are tried.
+are tried; where no pair is, one of each kind, each time the one that leaves least.
 """
 
 from __future__ import annotations
@@ -115,7 +115,10 @@ def remedies(analysis: Analysis, enough: Callable[[int], bool], again: Analyse) 
                 if found is not None and enough(_peak(found)):
                     fitting.append(_Remedy(changes=pair, found=found))
     if not fitting:
-        return _none(analysis, [found for _, found in possible])
+        together = _together(analysis, lighter, enough, again, known)
+        if together is None or not enough(_peak(together.found)):
+            return _none(analysis, together)
+        fitting = [together]
     best = _first_of_each(sorted(fitting, key=_Remedy.key))[:MOST_REMEDIES]
     lines = [f"{_said(remedy.changes)}: {_price(analysis, remedy.found)}" for remedy in best]
     return "\n".join(
@@ -123,10 +126,31 @@ def remedies(analysis: Analysis, enough: Callable[[int], bool], again: Analyse) 
     )
 
 
-def _none(analysis: Analysis, tried: list[Analysis]) -> str:
-    least = min((_peak(found) for found in tried), default=_peak(analysis))
-    lowest = f": the best of them leaves {byte_text(least)}" if least < _peak(analysis) else ""
-    return f"no change of `parallelism`, `memory` or `precision` alone, nor two of them, makes it fit{lowest}"
+def _together(
+    analysis: Analysis, lighter: list[Change], enough: Callable[[int], bool], again: Analyse, known: set[str]
+) -> _Remedy | None:
+    """Changes joined one by one until the peak is `enough` or none lowers it, those of the lower rank first."""
+    joined = None
+    for rank in range(3):
+        left = [change for change in lighter if change.rank == rank]
+        while left and not (joined and enough(_peak(joined.found))):
+            before = joined.changes if joined else ()
+            tried = [
+                _Remedy(changes=(*before, change), found=found)
+                for change in left
+                if (found := _after(analysis, (*before, change), again, known))
+            ]
+            best = min(tried, key=lambda remedy: _peak(remedy.found), default=None)
+            if best is None or _peak(best.found) >= _peak(joined.found if joined else analysis):
+                break
+            joined = best
+            left = [change for change in left if change.what != best.changes[-1].what]
+    return joined
+
+
+def _none(analysis: Analysis, best: _Remedy | None) -> str:
+    said = "no change of `parallelism`, `memory`, `precision` or of how many devices makes it fit, alone or with others"
+    return f"{said}: with {_said(best.changes)} it is {byte_text(_peak(best.found))}" if best else said
 
 
 def _first_of_each(remedies: list[_Remedy]) -> list[_Remedy]:
@@ -215,7 +239,8 @@ def _set(block: str, **values: object) -> Callable[[JobSpec], JobSpec]:
 
 
 def _said(changes: tuple[Change, ...]) -> str:
-    return " and ".join(f"`{change.text}`" for change in changes)
+    *others, last = [f"`{change.text}`" for change in changes]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _price(before: Analysis, after: Analysis) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from dslc.compiler.analyse import Analysis, analyse
 from dslc.compiler.facts import Facts
+from dslc.compiler.units import byte_text
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.load import load
 
@@ -109,9 +110,25 @@ def test_two_changes_where_one_is_not_enough(tmp_path: Path) -> None:
         assert not checked(tmp_path, text, limit, *settings_of(line))[0], line
 
 
+def test_more_changes_where_two_are_not_enough(tmp_path: Path) -> None:
+    text = GPT.replace("kind = h100", "").replace("gpus = 2", "cpus = 2").replace("batch  = 256", "batch  = 16")
+    (error,), _ = checked(tmp_path, text, "memory.limit=1MiB")
+    best = settings_of(error.help.split(": with ")[1])
+    assert len(best) > 2
+    _, after = checked(tmp_path, text, *best)
+    limit = f"memory.limit={peak(after)}B"
+    (error,), _ = checked(tmp_path, text, limit)
+    first, line = error.help.split("\n")
+    assert first == "this makes it fit" and settings_of(line) == best
+    assert not checked(tmp_path, text, limit, *settings_of(line))[0]
+
+
 def test_it_is_said_where_nothing_makes_it_fit(tmp_path: Path) -> None:
     (error,), _ = checked(tmp_path, GPT, "memory.limit=1MiB")
     assert error.help.startswith("no change of")
+    changes, least = error.help.split(": with ")[1].split(" it is ")
+    _, after = checked(tmp_path, GPT, *settings_of(changes))
+    assert byte_text(peak(after)) == least
 
 
 def test_a_promise_about_memory_is_answered_like_a_limit(tmp_path: Path) -> None:
