@@ -8,10 +8,24 @@ import torch
 from torch import nn
 
 from dslc.compiler.program import JobProgram
-from dslc.runtime import batch_norm, compiling, ddp, dynamo, frozen, fsdp, initial_weights, offload, recompute
+from dslc.runtime import (
+    batch_norm,
+    compiling,
+    context_parallel,
+    ddp,
+    dynamo,
+    frozen,
+    fsdp,
+    initial_weights,
+    offload,
+    pipeline,
+    recompute,
+    tensor_parallel,
+)
 from dslc.runtime.blank import blank
 from dslc.runtime.engine import Engine
 from dslc.runtime.losses import LossSum, loss_sum
+from dslc.runtime.mesh import mesh_of, several_axes
 from dslc.runtime.model import build_model
 from dslc.runtime.optimizers import build_optimizer
 from dslc.runtime.precision import grad_scaler
@@ -19,7 +33,8 @@ from dslc.runtime.precision import grad_scaler
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a training is made of. `plain` is the model under its own names, `engine` holds what the loop calls."""
+    """What a training is made of. `plain` is the model under its own names, `engine` holds what the loop calls. Under a
+    pipeline `plain` is what this rank has of the model, its own stages."""
 
     plain: nn.Module
     engine: Engine
@@ -27,11 +42,16 @@ class Parts:
     scaler: torch.amp.GradScaler
     loss: LossSum
     device: torch.device
+    pipeline: pipeline.Pipeline | None = None
 
 
 def assemble(job: JobProgram, device: torch.device) -> Parts:
     """Makes the parts on `device`. Where there are several ranks or shards, the process group has to be there."""
-    plain, engine = _sharded(job, device) if job.gradients.kind == "fsdp" else _whole(job, device)
+    axis: pipeline.Pipeline | None = None
+    if job.pipeline is not None:
+        plain, engine, axis = _staged(job, device)
+    else:
+        plain, engine = _sharded(job, device) if job.gradients.kind == "fsdp" else _whole(job, device)
     with dynamo.leave_out():
         moved = offload.moves_optimizer(job)
         optimizer = build_optimizer(job.optimizer, plain, shared_out=job.gradients.kind == "zero1", moved=moved)
@@ -39,9 +59,10 @@ def assemble(job: JobProgram, device: torch.device) -> Parts:
         plain=plain,
         engine=engine,
         optimizer=optimizer,
-        scaler=grad_scaler(job.precision, device, engine.scale),
+        scaler=grad_scaler(job.precision, device, engine.scale, agreed=several_axes(job)),
         loss=loss_sum(job.loss),
         device=device,
+        pipeline=axis,
     )
 
 
@@ -64,12 +85,34 @@ def _sharded(job: JobProgram, device: torch.device) -> tuple[nn.Module, Engine]:
     return made.module, engine
 
 
+def _staged(job: JobProgram, device: torch.device) -> tuple[nn.Module, Engine, pipeline.Pipeline]:
+    """The stages of this rank, cut out of the model before they have numbers."""
+    made, mesh = blank(job.model), mesh_of(job)
+    frozen.freeze(job.model, made.module)  # while each pattern finds all that it names
+    cut = pipeline.cut(job, made, mesh.coordinates["pipeline"])
+    plain = cut.made.module
+    _apply(cut.job, plain, device)
+    axis = pipeline.join(job, cut, mesh, device)
+    if job.gradients.kind == "fsdp":
+        engine, home = fsdp.shard(cut.job, plain, device, tuple(axis.stages.values())), offload.home(job, device)
+        cut.made.fill(lambda value, old: fsdp.place(value, old, device, home), device)
+    else:
+        engine = Engine(model=plain)
+        cut.made.fill(lambda value, _: value.to(device), device)
+    cut.name_shared()
+    initial_weights.load(job.model, plain, cut.whole)
+    return plain, axis.engine(engine, plain), axis
+
+
 def _apply(job: JobProgram, plain: nn.Module, device: torch.device) -> None:
     """What changes the modules of a model in place."""
     frozen.freeze(job.model, plain)  # before any engine, which sees to what trains
     if job.sync_batch_norm:
-        batch_norm.synchronise(plain)  # before the engine, which takes the module as it finds it
+        # Before the engine, which takes the module as it finds it.
+        batch_norm.synchronise(plain, mesh_of(job).group("data", "context"))
     if job.precision.level == "O2":
         batch_norm.widen(plain)
+    tensor_parallel.apply(job, plain)  # before `forward` is replaced, and before each rank's share is cut into rows
+    context_parallel.apply(job, plain)
     recompute.apply(job.recompute, plain)  # inside what gathers parameters, which are there when it runs again
     compiling.apply(job.compiled, plain, device)  # around recomputation, so that the compiler sees it

@@ -24,9 +24,12 @@ from torch import Tensor
 from dslc.compiler.program import JobProgram, MetricStep, RankPlace
 from dslc.runtime.assemble import Parts
 from dslc.runtime.batches import validation_batches
+from dslc.runtime.context_parallel import piece_of
+from dslc.runtime.mesh import mesh_of
 from dslc.runtime.metrics import Metrics
 from dslc.runtime.precision import autocast
 from dslc.runtime.sources import Splits
+from dslc.runtime.tensor_parallel import whole
 
 _LOSS = MetricStep(kind="loss", name="loss")
 
@@ -35,16 +38,26 @@ _LOSS = MetricStep(kind="loss", name="loss")
 def evaluate(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits) -> dict[str, float]:
     """The metrics over the whole validation split, by name; the same on every rank."""
     steps = job.metrics if any(step.name == "loss" for step in job.metrics) else (_LOSS, *job.metrics)
-    metrics = Metrics(steps, job.loss, parts.device)
+    metrics, cut = Metrics(steps, job.loss, parts.device), piece_of(job)
     with evaluating(parts):
         for input, target, counts in _batches(job, place, parts, splits):
-            with autocast(job.precision, parts.device):
-                output = parts.plain(input)
-            if counts:
-                metrics.update(output, target)
-    if place.data_ranks > 1:
+            output = forward(job, parts, cut(input))
+            if counts and output is not None:
+                metrics.update(output, cut(target))
+    if job.world_size > 1:
+        metrics.sums *= mesh_of(job).leads
         dist.all_reduce(metrics.sums)
     return metrics.results()
+
+
+def forward(job: JobProgram, parts: Parts, input: Tensor) -> Tensor | None:
+    """What the model makes of `input`; None where another rank of a pipeline has it."""
+    if parts.pipeline is not None:
+        output = parts.pipeline.forward(input)
+    else:
+        with autocast(job.precision, parts.device):
+            output = parts.plain(input)
+    return None if output is None else whole(output)
 
 
 @contextlib.contextmanager

@@ -189,13 +189,13 @@ def _restricted(job: JobProgram, names: Sequence[str]) -> JobProgram:
     """The program with the names of modules that are there alone."""
 
     def there(modules: Sequence[str]) -> tuple[str, ...]:
-        return tuple(m for m in modules if not m or any(m == name or m.startswith(name + ".") for name in names))
+        return tuple(m for m in modules if any(m == name or m.startswith(name + ".") for name in names))
 
     return dataclasses.replace(
         job,
         model=dataclasses.replace(job.model, frozen=()),  # that is done
         recompute=dataclasses.replace(job.recompute, modules=there(job.recompute.modules)),
-        compiled=there(job.compiled),
+        compiled=there(tuple(name for name in job.compiled if name)),  # "", the whole model, is each stage's own
         gradients=dataclasses.replace(job.gradients, units=there(job.gradients.units)),
     )
 
@@ -203,9 +203,9 @@ def _restricted(job: JobProgram, names: Sequence[str]) -> JobProgram:
 # -------------------------------------------------------------------------------------------------------- the axis
 
 
-def join(cut: Cut, mesh: Mesh, device: torch.device) -> Pipeline:
+def join(job: JobProgram, cut: Cut, mesh: Mesh, device: torch.device) -> Pipeline:
     """The pipeline over the stages that `cut` has kept."""
-    job, step = cut.job, cut.job.pipeline
+    step = job.pipeline
     assert step is not None
     aside, last = offload.activations(job, device), len(step.stages) - 1
 

@@ -13,6 +13,7 @@ one number, which runs beside the forward pass of the first micro-batch.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -22,10 +23,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dslc.compiler.program import JobProgram, RankPlace
-from dslc.runtime import dynamo, offload
+from dslc.runtime import context_parallel, dynamo, offload
 from dslc.runtime.assemble import Parts
 from dslc.runtime.batches import StepBatch
 from dslc.runtime.losses import count
+from dslc.runtime.mesh import mesh_of
 from dslc.runtime.precision import autocast
 
 
@@ -45,12 +47,14 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts) -> Callable[[StepBa
     precision, device, clip, scaled = job.precision, parts.device, job.clip, job.precision.scaled
     update = dynamo.plain_step(optimizer)
     parameters = [parameter for parameter in parts.plain.parameters() if parameter.requires_grad]
+    counted = [engine.counts(parameter) for parameter in parameters]
+    cut = context_parallel.piece_of(job)
     measured = clip is not None or job.observe
     aside = offload.activations(job, device)
 
     def forward(input: Tensor, target: Tensor) -> Tensor:
         with aside(), autocast(precision, device):
-            return loss_sum(model(input), target)
+            return loss_sum(model(cut(input)), cut(target))
 
     def backward(loss: Tensor, number: int | Tensor) -> Tensor:
         # Not by an argument of `backward`: torch loads sympy to compare its shape, 0.3 s.
@@ -59,7 +63,7 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts) -> Callable[[StepBa
         return loss.detach()
 
     def step(batch: StepBatch) -> Done:
-        number, agreed = _global_count(job, place, batch, parts.device)
+        number, agreed = global_count(job, place, batch, parts.device)
         *others, (input, target) = batch.micro
         total: Tensor | None = None
         for other_input, other_target in others:
@@ -73,7 +77,7 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts) -> Callable[[StepBa
         norm = None
         if measured:
             scaler.unscale_(optimizer)
-            norm = _clipped(parameters, clip, engine.shards)
+            norm = clipped(parameters, counted, clip, engine.shards)
         if scaled:
             scaler.step(optimizer)
             scaler.update()
@@ -86,14 +90,18 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts) -> Callable[[StepBa
 
 
 @torch.no_grad()
-def _clipped(parameters: Sequence[Tensor], limit: float | None, shards: dist.ProcessGroup | None) -> Tensor:
+def clipped(
+    parameters: Sequence[Tensor], counted: Sequence[bool], limit: float | None, shards: dist.ProcessGroup | None
+) -> Tensor:
     """The norm of the whole gradient, scaled down in place to `limit` where it is larger.
 
-    On the rows that each rank has: one number is exchanged, and no operation is dispatched over a mesh.
+    On the rows that each rank has, of which it counts those of the `counted` parameters: one number is exchanged, and
+    no operation is dispatched over a mesh.
     """
     gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
     rows = [gradient.to_local() if hasattr(gradient, "to_local") else gradient for gradient in gradients]
-    norm = torch.nn.utils.get_total_norm(rows)
+    own = [count for parameter, count in zip(parameters, counted, strict=True) if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(list(itertools.compress(rows, own)))
     if shards is not None:
         norm = norm.square()
         dist.all_reduce(norm, group=shards)
@@ -103,7 +111,7 @@ def _clipped(parameters: Sequence[Tensor], limit: float | None, shards: dist.Pro
     return norm
 
 
-def _global_count(
+def global_count(
     job: JobProgram, place: RankPlace, batch: StepBatch, device: torch.device
 ) -> tuple[int | Tensor, Callable[[], None]]:
     """What the losses of a step are divided by, and what has to be called before it is used."""
@@ -118,7 +126,7 @@ def _global_count(
                 number += count(job.loss, target)
             if place.data_ranks == 1:
                 return number, _nothing
-            pending = dist.all_reduce(number, async_op=True)
+            pending = dist.all_reduce(number, group=mesh_of(job).group("data"), async_op=True)
 
             def agreed() -> None:
                 nonlocal pending

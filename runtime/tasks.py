@@ -26,8 +26,7 @@ from dslc.compiler.program import DataStep, JobProgram, RankPlace
 from dslc.runtime import checkpoint_files, initial_weights
 from dslc.runtime.assemble import Parts
 from dslc.runtime.checkpoint_state import load_model
-from dslc.runtime.evaluate import batch_size, evaluate, evaluating
-from dslc.runtime.precision import autocast
+from dslc.runtime.evaluate import batch_size, evaluate, evaluating, forward
 from dslc.runtime.predictions import Part
 from dslc.runtime.sampler import deal, held_out
 from dslc.runtime.samples import Joined, Samples
@@ -43,9 +42,10 @@ class OutputError(RuntimeError):
 def work_off(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, run_dir: str) -> None:
     """Does the task of `job`, which is not a training. Raises CheckpointError and WeightsError for `job.use`."""
     if os.path.isdir(job.use):
-        load_model(job.use, checkpoint_files.read_manifest(job.use), parts.plain)
+        load_model(job.use, checkpoint_files.read_manifest(job.use), parts.plain, parts.pipeline)
     else:
-        initial_weights.load(dataclasses.replace(job.model, weights=job.use, weights_line=""), parts.plain)
+        whole = parts.pipeline.whole if parts.pipeline is not None else None
+        initial_weights.load(dataclasses.replace(job.model, weights=job.use, weights_line=""), parts.plain, whole)
     if job.task == "predict":
         _predict(job, place, parts, splits, run_dir)
         return
@@ -65,8 +65,9 @@ def _predict(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, ru
     with Part(run_dir, place.rank) as part, evaluating(parts):
         for indices, counts in _batches(job, place, parts, len(chosen)):
             input, _ = samples.batch(chosen[indices])
-            with autocast(job.precision, parts.device):
-                output = parts.plain(input.to(parts.device))
+            output = forward(job, parts, input.to(parts.device))
+            if output is None:
+                continue
             if not isinstance(output, Tensor) or output.shape[:1] != indices.shape:
                 what = f"one of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
                 raise OutputError(f"a prediction needs one output for each of {len(indices)} samples, and got {what}")

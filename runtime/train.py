@@ -18,12 +18,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dslc.compiler.program import JobProgram, RankPlace
-from dslc.runtime import weights
+from dslc.runtime import pipeline_step, weights
 from dslc.runtime.assemble import Parts
 from dslc.runtime.batches import StepBatch, batches
 from dslc.runtime.checkpoint import Checkpoints
 from dslc.runtime.evaluate import evaluate
 from dslc.runtime.learning_rate import set_learning_rate
+from dslc.runtime.mesh import mesh_of
 from dslc.runtime.observe import Observer
 from dslc.runtime.records import Records
 from dslc.runtime.report import Measure
@@ -51,7 +52,7 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
     if records is not None:
         board.records = records.begin
     measure = Measure(job, place, parts, start.step)
-    work = measure.around(stepper(job, place, parts))
+    work = measure.around((pipeline_step.stepper if job.pipeline else stepper)(job, place, parts))
     observer = Observer(job, place, parts, run_dir, start.step) if job.observe else None
     if observer is not None:
         work = observer.around(work)
@@ -92,7 +93,7 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
         observer.leave()
     if records is not None:
         records.close()
-    weights.save_weights(parts.plain, run_dir, writes=place.rank == 0)
+    weights.save_weights(parts.plain, run_dir, writes=place.rank == 0, pipeline=parts.pipeline)
     checkpoints.finish()
     return End(steps=step, stopped_at=step if step < job.steps else None)
 
@@ -106,10 +107,10 @@ def _agree(
 ) -> tuple[float, bool]:
     """The mean loss over the global batch, and whether rank 0 finds a checkpoint due (by its clock, where the job goes
     by the clock). Waits for the device, and on the CPU for the other ranks."""
-    told = total.double()
+    told = total.double() * mesh_of(job).leads if job.world_size > 1 else total.double()
     if job.checkpoint.seconds:
         told = torch.stack((told, told.new_full((), float(late and place.rank == 0))))
-    if place.data_ranks > 1:
+    if job.world_size > 1:
         dist.all_reduce(told)
     summed, *said = told.reshape(-1).tolist()
     return summed / max(1.0, float(number)), bool(said and said[0])
