@@ -84,9 +84,8 @@ def share_out(model: nn.Module, zero: int) -> nn.Module:
     for module in model.modules():
         if isinstance(module, Block):
             fully_shard(module, reshard_after_forward=zero == 3)
-    if zero == 3:
-        return fully_shard(model)
-    return fully_shard(model, reshard_after_forward=False)
+    fully_shard(model, reshard_after_forward=None if zero == 3 else False)
+    return model
 
 
 def main() -> None:
