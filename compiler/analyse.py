@@ -87,7 +87,7 @@ def analyse(
             rank_cost(job, layout, workload, model, pipeline.stages, pipeline.schedule, p)
             for p in range(layout.sizes["pipeline"])
         )
-        estimated = estimate(job, layout, model, costs, pipeline.bubble)
+        estimated = estimate(job, layout, workload, model, pipeline.stages, pipeline.schedule, costs)
     analysis = Analysis(
         job=job,
         source=source,

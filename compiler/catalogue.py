@@ -5,6 +5,7 @@
     fp32    = "67TFLOPS"      # tf32, bf16, fp16 likewise
     link    = "450GBps"       # to a device of the same node, one direction
     network = "400Gbps"       # to another node, for each device
+    efficiency = 0.5          # the share of its FLOP/s that products reach; 1, so that estimates are bounds
 
 A kind of dslc's own keeps what its table leaves out. Units are those of the job language. What is wrong is said with
 its place in the file: E0421 where it cannot be read or is no TOML, E0422 for a table or a figure in it.
@@ -80,13 +81,16 @@ def _kind(kind: str, table: Any, source: Source, report: Report) -> Hardware | N
     figures: dict[str, Any] = {}
     for key, value in table.items():
         span = _span(source, kind, key)
+        if key == "efficiency":
+            figures[key] = _share(value, span, report)
+            continue
         if key not in KEYS:
-            close = near(key, KEYS)
+            close = near(key, (*KEYS, "efficiency"))
             report.add(
                 "E0422",
                 f"`{key}` is not a figure of a device",
                 span,
-                help=f"did you mean `{close}`?" if close else f"one of {', '.join(KEYS)}",
+                help=f"did you mean `{close}`?" if close else f"one of {', '.join(KEYS)}, efficiency",
             )
             continue
         field, dimension = KEYS[key]
@@ -102,6 +106,18 @@ def _kind(kind: str, table: Any, source: Source, report: Report) -> Hardware | N
             continue
         figures[field] = number
     return replace(CATALOGUE.get(kind, Hardware(kind=kind)), **figures)
+
+
+def _share(value: object, span: Span, report: Report) -> float:
+    if isinstance(value, int | float) and 0 < value <= 1:
+        return float(value)
+    report.add(
+        "E0422",
+        f"`efficiency` is the share of a device's speed that products reach, and `{value}` is not",
+        span,
+        help="a number above 0, and 1 at most: `efficiency = 0.5`",
+    )
+    return 1.0
 
 
 def _measured(value: object, dimension: Dimension) -> float | int | None:

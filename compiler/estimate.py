@@ -1,7 +1,21 @@
-"""How long a step takes at the catalogue's speeds, and what share of them it uses.
+"""How long a step takes at the catalogue's speeds, what it is spent on, and what share of the devices' peak is used.
 
-A bound, not a promise: products at the peak rate, transfers at the link's, gradients exchanged behind the backward pass
-and everything else in line. None where the catalogue knows no speed (CPUs).
+Model: the critical path through a step.
+
+- Arithmetic: FLOPs over the peak rate of the device times its `efficiency`, the share of the peak that products reach.
+  That is 1 unless a catalogue says otherwise, so that the result is a bound: no device reaches its peak.
+- Transfers within a layer (tensor and context axes) are in line: nothing can be done meanwhile.
+- Stages: the schedule is played through with each stage's own times, and messages take their time on the way
+  (`schedule_cost.timeline`). What of the ranks' time is idle is the bubble.
+- Gradients and parameters over the data axis go beside the arithmetic that they can overlap: that of the whole step
+  where they go with each micro-batch, else that of one micro-batch. What is longer than it is waited for.
+
+A collective of S bytes over n ranks moves, in rings (Thakur et al. 2005), S (n - 1) / n of them over each rank's link,
+and twice that to reduce and hand back. Where its ranks are on several nodes, those of one node share what comes from
+others: with k of them on a node, k network ports carry it. The slower of both ways is what it takes.
+
+Limits: a bound. Neither memory's speed (norms, activations, the optimizer's update) nor latencies, nor what starts a
+kernel, is in it; links do not contend. None where the catalogue knows no speed (CPUs).
 """
 
 from __future__ import annotations
@@ -11,37 +25,149 @@ from dataclasses import dataclass
 from dslc.compiler.cost import RankCost
 from dslc.compiler.layout import Layout
 from dslc.compiler.model import ModelGraph
-from dslc.compiler.sharding import sharding_of
+from dslc.compiler.schedule_cost import timeline
+from dslc.compiler.schedules import ScheduleTable
+from dslc.compiler.sharding import Sharding, recomputed, sharding_of
+from dslc.compiler.traffic import TrafficNode
+from dslc.compiler.workload import Workload
 from dslc.dsl.job import JobSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """`step_time` in seconds; `mfu` is the model's FLOPs over what all devices could have done in that time."""
+    """Seconds of the slowest rank; `mfu` is the model's FLOPs over what all devices could have done at their peak.
+
+    `step_time` is `arithmetic`, `transfers` within layers, what the rank is idle for others (`waiting`), and `exposed`:
+    what of gradients and parameters hides behind nothing.
+    """
 
     step_time: float | None
     mfu: float | None
+    arithmetic: float = 0.0
+    transfers: float = 0.0
+    waiting: float = 0.0
+    exposed: float = 0.0
+    links: tuple[tuple[str, int], ...] = ()  # bytes of a rank by link (`link`, `network`), the busiest rank's
 
 
-def estimate(job: JobSpec, layout: Layout, model: ModelGraph, costs: tuple[RankCost, ...], bubble: float) -> Estimate:
-    hardware = layout.hardware
-    peak = hardware.flops(job.train.precision.word)
-    if peak is None or hardware.link is None or hardware.network is None:
+def estimate(
+    job: JobSpec,
+    layout: Layout,
+    workload: Workload,
+    model: ModelGraph,
+    stages: tuple[range, ...],
+    schedule: ScheduleTable | None,
+    costs: tuple[RankCost, ...],
+) -> Estimate:
+    """The estimate of a step; `costs` are by pipeline coordinate."""
+    peak = layout.hardware.flops(job.train.precision.word)
+    if peak is None or layout.hardware.link is None or layout.hardware.network is None:
         return Estimate(step_time=None, mfu=None)
-    shards, slowest = sharding_of(job, layout).shards, 0.0
-    for cost in costs:
-        compute = cost.flops / peak
-        hidden = exposed = 0.0
-        for traffic in cost.traffic:
-            speed = hardware.network if layout.crosses_nodes(traffic.axis) else hardware.link
-            # Of an all-gather a rank hands in its own part, and takes in those of all.
-            parts = shards if traffic.operation == "all_gather" and traffic.axis == "data" else 1
-            seconds = traffic.bytes * parts / speed
-            if traffic.axis == "data" and traffic.what in ("gradients", "parameters"):
-                hidden += seconds
-            else:
-                exposed += seconds
-        slowest = max(slowest, max(compute, hidden) + exposed)
-    step_time = slowest / (1 - bubble)
+    links = _Links(job, layout)
+    inside = [sum(links.seconds(t) for t in cost.traffic if t.axis in ("tensor", "context")) for cost in costs]
+    rate = peak * layout.hardware.efficiency
+    forward, backward = _stage_times(job, layout, workload, model, stages, rate)
+    placement = schedule.placement if schedule else (0,) * len(stages)
+    microbatches = layout.microbatches
+    arithmetic = [0.0] * len(costs)
+    for stage, rank in enumerate(placement):
+        arithmetic[rank] += (forward[stage] + backward[stage]) * microbatches
+    # What goes within layers is shared out over the stages of a rank, and forward and backward, by their arithmetic.
+    slower = [1 + inside[rank] / arithmetic[rank] if arithmetic[rank] else 1.0 for rank in placement]
+    forward = [seconds * factor for seconds, factor in zip(forward, slower, strict=True)]
+    backward = [seconds * factor for seconds, factor in zip(backward, slower, strict=True)]
+    if schedule:
+        whole = timeline(schedule, forward, backward, send=max(links.message(cost) for cost in costs)).total
+    else:
+        whole = microbatches * (sum(forward) + sum(backward))
+    exposed = [links.exposed(cost, arithmetic[p], microbatches) for p, cost in enumerate(costs)]
+    last = max(range(len(costs)), key=lambda p: (exposed[p], arithmetic[p] + inside[p]))
+    step_time = whole + exposed[last]
+    busiest = max(range(len(costs)), key=lambda p: arithmetic[p] + inside[p])
     flops = job.data.batch * sum(layer.forward_flops + layer.backward_flops for layer in model.layers)
-    return Estimate(step_time=step_time, mfu=flops / (step_time * peak * layout.world_size) if step_time else None)
+    return Estimate(
+        step_time=step_time,
+        mfu=flops / (step_time * peak * layout.world_size) if step_time else None,
+        arithmetic=arithmetic[busiest],
+        transfers=inside[busiest],
+        waiting=whole - arithmetic[busiest] - inside[busiest],
+        exposed=exposed[last],
+        links=links.bytes_by_link(costs),
+    )
+
+
+def _stage_times(
+    job: JobSpec, layout: Layout, workload: Workload, model: ModelGraph, stages: tuple[range, ...], rate: float
+) -> tuple[list[float], list[float]]:
+    """Seconds of arithmetic of each stage on one micro-batch, forward, and backward with what is computed again."""
+    blocks = set(recomputed(job, model)) if job.memory.recompute != "selective" else set()
+    samples = workload.share / layout.microbatches / (layout.sizes["tensor"] * layout.sizes["context"])
+    forward, backward = [], []
+    for stage in stages:
+        layers = [model.layers[n] for n in stage]
+        again = sum(layer.forward_flops for layer in layers if layer.name in blocks)
+        forward.append(samples * sum(layer.forward_flops for layer in layers) / rate)
+        backward.append(samples * (sum(layer.backward_flops for layer in layers) + again) / rate)
+    return forward, backward
+
+
+class _Links:
+    """What transfers take, by the links that they go over."""
+
+    def __init__(self, job: JobSpec, layout: Layout) -> None:
+        self.layout = layout
+        self.sharding: Sharding = sharding_of(job, layout)
+        self.link, self.network = layout.hardware.link or 1.0, layout.hardware.network or 1.0
+
+    def _ranks(self, traffic: TrafficNode) -> tuple[int, int]:
+        """How many ranks a collective joins, and how many of them are on one node."""
+        layout = self.layout
+        stride, ranks = layout.stride(traffic.axis), layout.sizes[traffic.axis]
+        if traffic.axis == "data" and self.sharding.engine == "fsdp":
+            if traffic.operation in ("all_gather", "reduce_scatter"):
+                ranks = self.sharding.shards
+            elif traffic.what == "gradients":  # replicas: each part with its likes
+                ranks, stride = self.sharding.replicas, stride * self.sharding.shards
+        return ranks, max(1, min(ranks, layout.processes // stride))
+
+    def _moved(self, traffic: TrafficNode) -> tuple[float, float]:
+        """Bytes over the link of a rank, and over its network port."""
+        if traffic.operation == "send":
+            return (0.0, traffic.bytes) if self.layout.crosses_nodes(traffic.axis) else (traffic.bytes, 0.0)
+        ranks, near = self._ranks(traffic)
+        if ranks < 2:
+            return 0.0, 0.0
+        whole = traffic.bytes * (ranks if traffic.operation == "all_gather" else 1)
+        ways = 2 if traffic.operation in ("all_reduce", "all_gather + reduce_scatter") else 1
+        nodes = -(-ranks // near)
+        return ways * whole * (ranks - 1) / ranks * (near > 1), ways * whole * (nodes - 1) / nodes / near
+
+    def seconds(self, traffic: TrafficNode) -> float:
+        near, far = self._moved(traffic)
+        return max(near / self.link, far / self.network)
+
+    def message(self, cost: RankCost) -> float:
+        """Seconds of one message between stages."""
+        return sum(self.seconds(t) / t.count for t in cost.traffic if t.operation == "send")
+
+    def exposed(self, cost: RankCost, arithmetic: float, microbatches: int) -> float:
+        """Seconds of the data axis that no arithmetic hides."""
+        always = once = left = 0.0
+        for traffic in (t for t in cost.traffic if t.axis == "data"):
+            seconds = self.seconds(traffic)
+            gathered = traffic.operation == "all_gather" and self.sharding.reshard
+            scattered = traffic.operation == "reduce_scatter" and not self.sharding.accumulate
+            if traffic.what not in ("gradients", "parameters") or traffic.operation == "broadcast":
+                left += seconds
+            elif gathered or scattered:
+                always += seconds
+            else:
+                once += seconds
+        once += max(0.0, always - arithmetic * (microbatches - 1) / microbatches)
+        return left + max(0.0, once - arithmetic / microbatches)
+
+    def bytes_by_link(self, costs: tuple[RankCost, ...]) -> tuple[tuple[str, int], ...]:
+        moved = [[self._moved(t) for t in cost.traffic] for cost in costs]
+        near = max(sum(pair[0] for pair in each) for each in moved)
+        far = max(sum(pair[1] for pair in each) for each in moved)
+        return (("link", round(near)), ("network", round(far)))

@@ -36,6 +36,7 @@ class Hardware:
     flops_fp16: float | None = None
     link: float | None = None  # bytes/s to a device of the same node
     network: float | None = None  # bytes/s from a node to another, for each device
+    efficiency: float = 1.0  # the share of its FLOP/s that products reach, for estimates; 1: they are bounds
 
     def flops(self, precision: str) -> float | None:
         """FLOP/s of matrix products in `fp32`, `bf16` or `fp16`; what a device lacks runs as fp32."""

@@ -24,7 +24,7 @@ def by_torch(name: str, ranks: int, microbatches: int, virtual_stages: int, fold
         SimpleNamespace(group_rank=0, group_size=ranks, num_stages=ours.stages, submod=None)
         for _ in range(virtual_stages)
     ]
-    runtime = torch_schedules._PipelineScheduleRuntime(stages, microbatches)  # type: ignore[arg-type]
+    runtime = torch_schedules._PipelineScheduleRuntime(stages, microbatches)
     runtime._load_csv(str(path), format="compute_only")
     return runtime.pipeline_order_with_comms
 
