@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from dslc.compiler import rules, rules_memory, rules_sharding
+from dslc.compiler import rules, rules_memory, rules_pipeline, rules_sharding
 from dslc.compiler.cost import RankCost, rank_cost
 from dslc.compiler.estimate import Estimate, estimate
 from dslc.compiler.facts import Facts, SourceFacts
@@ -26,8 +26,6 @@ from dslc.dsl.calls import PythonSource
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import PythonNetwork, TransformersNetwork
-
-TABLE_ACTIONS = 400_000  # a schedule with more is priced by its closed form alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +73,7 @@ def analyse(
     model = _model(job, layout, facts, source, report) if fine("model", "data.source") else None
     if fine("model", "data", "train", "evaluate", "parallelism"):
         rules.check_job(job, layout, workload, source, model, report)
-    pipeline = _pipeline(job, layout, model, report) if layout and model else None
+    pipeline = _pipeline(job, layout, workload, model, report) if layout and model else None
     uneven = layout is not None and layout.sizes["data"] % job.parallelism.replicas
     if layout is None or workload is None or uneven or (model is not None and pipeline is None):
         rules.check_supported(job, report)
@@ -133,24 +131,19 @@ def _model(job: JobSpec, layout: Layout | None, facts: Facts, source: SourceFact
     return build(job.model, source, context_of(job), report)
 
 
-def _pipeline(job: JobSpec, layout: Layout, model: ModelGraph, report: Report) -> Pipeline | None:
-    ranks = layout.sizes["pipeline"]
-    stages = cut(job, layout, model, report)
+def _pipeline(
+    job: JobSpec, layout: Layout, workload: Workload | None, model: ModelGraph, report: Report
+) -> Pipeline | None:
+    ranks, microbatches, virtual = layout.sizes["pipeline"], layout.microbatches, layout.virtual_stages
     if ranks == 1:
-        return stages and Pipeline(stages=stages, schedule=None, timeline=None, bubble=0.0)  # type: ignore[return-value]
-    fine = rules.check_schedule(job, layout, report)
-    if stages is None or not fine:
+        whole = cut(job, layout, model, report)
+        return Pipeline(stages=whole, schedule=None, timeline=None, bubble=0.0) if whole else None
+    fine = rules_pipeline.check_schedule(job, layout, report)
+    schedule = table(job.parallelism.schedule, ranks, microbatches, virtual) if fine else None
+    stages = cut(job, layout, model, report, workload, schedule)
+    if stages is None or schedule is None:
         return None
-    microbatches, virtual = layout.microbatches, layout.virtual_stages
-    if 2 * microbatches * len(stages) > TABLE_ACTIONS:
-        report.add(
-            "E0413",
-            f"a schedule of {microbatches} micro-batches over {len(stages)} stages is too large to plan",
-            job.parallelism.at("microbatches"),
-            help=f"at most {TABLE_ACTIONS // 2 // len(stages)} micro-batches",
-        )
-        return None
-    schedule = table(job.parallelism.schedule, ranks, microbatches, virtual)
+    rules_pipeline.check_stages(job, model, stages, schedule, report)
     forward = [float(sum(model.layers[n].forward_flops for n in stage)) for stage in stages]
     backward = [float(sum(model.layers[n].backward_flops for n in stage)) for stage in stages]
     if sum(forward) == 0:

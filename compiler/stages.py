@@ -1,25 +1,48 @@
 """Where the model is cut: layers onto the stages of a pipeline.
 
 `balanced` finds the cut whose slowest stage is as fast as can be, by dynamic programming over all cuts (exact; time by
-FLOPs, forward and backward). Stages are runs of consecutive layers, none empty.
+FLOPs, forward and backward). Stages are runs of consecutive layers, none empty. A stage that torch could not run (it
+sends tokens, or nothing in it trains) or that does not fit the device is taken only where every cut has such a stage.
+
+What a stage needs is its own state and the activations of as many micro-batches as its schedule has in flight there.
+Where a rank has several stages each may take its share of the device: cuts in which one stage makes up for another are
+not looked for.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from dslc.compiler.account import kept_bytes, state_per_parameter
 from dslc.compiler.facts import TensorFact
 from dslc.compiler.layout import Layout
 from dslc.compiler.model import LayerNode, ModelGraph
+from dslc.compiler.schedule_cost import held
+from dslc.compiler.schedules import ScheduleTable
+from dslc.compiler.sharding import sharding_of, trained
+from dslc.compiler.workload import Workload
 from dslc.dsl.calls import Fp32
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.job import JobSpec
 
+Cut = tuple[range, ...]
+Allowed = Callable[[int, int, int], bool]  # (stage, its first layer, the layer after its last)
 
-def cut(job: JobSpec, layout: Layout, model: ModelGraph, report: Report) -> tuple[range, ...] | None:
-    """The layers of each stage, in order; None with the reason in the report."""
+
+def cut(
+    job: JobSpec,
+    layout: Layout,
+    model: ModelGraph,
+    report: Report,
+    workload: Workload | None = None,
+    schedule: ScheduleTable | None = None,
+) -> Cut | None:
+    """The layers of each stage, in order; None with the reason in the report.
+
+    What is not known of `workload` and `schedule` sets no bound to a stage's memory.
+    """
     stages = layout.sizes["pipeline"] * layout.virtual_stages
     layers = len(model.layers)
     wanted = job.parallelism.stages
@@ -35,7 +58,7 @@ def cut(job: JobSpec, layout: Layout, model: ModelGraph, report: Report) -> tupl
         )
         return None
     if not isinstance(wanted, tuple):
-        return balance([layer.forward_flops + layer.backward_flops for layer in model.layers], stages)
+        return _balanced(job, layout, model, stages, workload, schedule)
     if len(wanted) != stages or sum(wanted) != layers:
         report.add(
             "E0411",
@@ -49,6 +72,18 @@ def cut(job: JobSpec, layout: Layout, model: ModelGraph, report: Report) -> tupl
     return tuple(range(start, start + count) for start, count in zip(starts, wanted, strict=True))
 
 
+def equal_counts(layers: int, stages: int) -> Cut:
+    """As many layers in each stage, or one more in the first of them: what is set against a balanced cut."""
+    size, more = divmod(layers, stages)
+    bounds = [n * size + min(n, more) for n in range(stages + 1)]
+    return tuple(range(a, b) for a, b in itertools.pairwise(bounds))
+
+
+def work(layer: LayerNode) -> int:
+    """What the time of a layer goes by."""
+    return layer.forward_flops + layer.backward_flops
+
+
 def sent(job: JobSpec, layer: LayerNode) -> TensorFact:
     """What a stage that ends with `layer` sends for one sample: of the dtype in which it is made."""
     precision, made = job.train.precision, layer.output
@@ -58,27 +93,83 @@ def sent(job: JobSpec, layer: LayerNode) -> TensorFact:
     return replace(made, dtype="bfloat16" if precision.word == "bf16" else "float16")
 
 
-def balance(costs: Sequence[float], stages: int) -> tuple[range, ...]:
-    """Cuts `costs` into `stages` runs, none empty, so that the largest sum is least; ties go to the earlier cut."""
-    total = [0.0]
-    for cost in costs:
-        total.append(total[-1] + cost)
-    best = [list(total)]  # best[k][i]: the least largest sum of the first i layers in k + 1 stages
-    cuts: list[list[int]] = [[0] * len(total)]
-    for k in range(1, stages):
-        row, where = [float("inf")] * len(total), [0] * len(total)
-        for i in range(k + 1, len(total)):
-            for j in range(i - 1, k - 1, -1):
+# -------------------------------------------------------------------------------------------------------- balanced
+
+
+def _balanced(
+    job: JobSpec,
+    layout: Layout,
+    model: ModelGraph,
+    stages: int,
+    workload: Workload | None,
+    schedule: ScheduleTable | None,
+) -> Cut:
+    costs = [work(layer) for layer in model.layers]
+    runs = _runs(job, model)
+    fits = _fits(job, layout, model, workload, schedule) if workload and schedule else None
+    if fits is not None:
+        found = balance(costs, stages, lambda stage, a, b: runs(stage, a, b) and fits(stage, a, b))
+        if found is not None:
+            return found
+    found = balance(costs, stages, runs) or balance(costs, stages)
+    assert found is not None, "there are as many layers as stages"
+    return found
+
+
+def _runs(job: JobSpec, model: ModelGraph) -> Allowed:
+    """Whether a stage has something to train, and sends numbers rather than tokens."""
+    names = trained(job, model)
+    learn = [any((q.tied_to or q.name) in names for q in layer.parameters) for layer in model.layers]
+    before = [0, *itertools.accumulate(learn)]
+    last = len(model.layers)
+
+    def runs(stage: int, a: int, b: int) -> bool:
+        return before[b] > before[a] and (b == last or model.layers[b - 1].output.dtype == "float32")
+
+    return runs
+
+
+def _fits(job: JobSpec, layout: Layout, model: ModelGraph, workload: Workload, schedule: ScheduleTable) -> Allowed:
+    """Whether the device holds a stage: its state, and what its micro-batches in flight keep."""
+    limit = job.memory.limit or layout.hardware.memory
+    if limit is None:
+        return lambda stage, a, b: True
+    split, sharding = layout.sizes["tensor"] * layout.sizes["context"], sharding_of(job, layout)
+    state = 4 * state_per_parameter(job.train.optimizer) / sharding.shards + 8  # with parameter and gradient
+    parameters = [sum(q.count for q in layer.parameters) / layout.sizes["tensor"] for layer in model.layers]
+    kept = [workload.microbatch * kept_bytes(job, layer, model) / split for layer in model.layers]
+    states = [0.0, *itertools.accumulate(state * count for count in parameters)]
+    keeps = [0.0, *itertools.accumulate(kept)]
+    flight, most = held(schedule), limit / schedule.virtual_stages
+
+    def fits(stage: int, a: int, b: int) -> bool:
+        return states[b] - states[a] + flight[stage] * (keeps[b] - keeps[a]) <= most
+
+    return fits
+
+
+def balance(costs: Sequence[float], stages: int, allowed: Allowed | None = None) -> Cut | None:
+    """Cuts `costs` into `stages` runs, none empty and all `allowed`, so that the largest sum is least; ties go to the
+    earlier cut. None where there is no such cut."""
+    total = [0.0, *itertools.accumulate(float(cost) for cost in costs)]
+    count, never = len(costs), float("inf")
+    best = [[0.0] + [never] * count]  # best[k][i]: the least largest sum of the first i layers in k stages
+    cuts: list[list[int]] = [[0] * (count + 1)]
+    for k in range(1, stages + 1):
+        row, where = [never] * (count + 1), [0] * (count + 1)
+        for i in range(k, count - (stages - k) + 1):
+            for j in range(i - 1, k - 2, -1):
                 last = total[i] - total[j]
                 if last >= row[i]:
                     break  # a longer last stage is only slower
                 slowest = max(best[k - 1][j], last)
-                if slowest <= row[i]:
+                if slowest <= row[i] and slowest < never and (allowed is None or allowed(k - 1, j, i)):
                     row[i], where[i] = slowest, j
         best.append(row)
         cuts.append(where)
-    ends = [len(costs)]
-    for k in range(stages - 1, 0, -1):
+    if best[stages][count] == never:
+        return None
+    ends = [count]
+    for k in range(stages, 0, -1):
         ends.append(cuts[k][ends[-1]])
-    bounds = [0, *reversed(ends)] if stages > 1 else [0, len(costs)]
-    return tuple(range(a, b) for a, b in itertools.pairwise(bounds))
+    return tuple(range(a, b) for a, b in itertools.pairwise(reversed(ends)))

@@ -7,7 +7,7 @@ table (`Schedule`); without gradients a batch goes from stage to stage (`Pipelin
 
 A tied weight whose layers are on two ranks is there twice, under the name that it has first in the model: the gradients
 of both are added up after the passes (`Pipeline.add_up_shared`), so that both are updated to the same numbers. The rank
-of the stage it belongs to by that name has it for its own (`Pipeline.owns`): the others leave it out of norms and files.
+to whose stage it belongs by that name owns it (`Pipeline.owns`): the others leave it out of norms and files.
 
 Contract: shapes and dtypes of what stages send are fixed by the program; torch infers nothing, which would need a
 forward pass that batch statistics see. Losses are the caller's, scaled; nothing is divided by the micro-batches.
@@ -37,12 +37,6 @@ from dslc.runtime.precision import autocast
 from dslc.runtime.weights import named_tensors
 
 Contexts = Callable[[], contextlib.AbstractContextManager[Any]]
-
-
-@contextlib.contextmanager
-def _both(outer: contextlib.AbstractContextManager[Any], inner: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
-    with outer, inner:
-        yield
 
 
 def preload() -> None:
@@ -209,8 +203,10 @@ def join(job: JobProgram, cut: Cut, mesh: Mesh, device: torch.device) -> Pipelin
     assert step is not None
     aside, last = offload.activations(job, device), len(step.stages) - 1
 
-    def around() -> contextlib.AbstractContextManager[Any]:
-        return _both(aside(), autocast(job.precision, device))
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        with aside(), autocast(job.precision, device):
+            yield
 
     stages = {n: Stage(step.stages[n], n == last, layers, around) for n, layers in cut.modules.items()}
     if "" in job.compiled:  # the whole model

@@ -1,4 +1,4 @@
-"""One step of the optimizer on a rank of a pipeline: the passes of the program's table, and the update that closes them.
+"""One step of the optimizer on a rank of a pipeline: the passes of the program's table, and the update after them.
 
 Model: that of stepper.py. The losses are on the ranks with the last stage; the others have none, and their sum is 0.
 Gradients of tied weights are added up before anything is made of them. The loss scale, the norm of the gradient and the

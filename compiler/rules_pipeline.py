@@ -1,0 +1,126 @@
+"""Rules of the pipeline axis: what a schedule asks for, and what torch can run as stages. E0412 to E0414, E0430 to
+E0432, W0433."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dslc.compiler.layout import Layout
+from dslc.compiler.model import ModelGraph
+from dslc.compiler.schedules import SPLITS_BACKWARD, ScheduleTable, accepted_microbatches, demands
+from dslc.compiler.sharding import trained
+from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.job import JobSpec
+
+TABLE_ACTIONS = 400_000  # a schedule with more is too large to be planned
+
+
+def check_pipeline(job: JobSpec, layout: Layout, report: Report) -> None:
+    """What cannot be joined with stages, whatever they are."""
+    parallelism = job.parallelism
+    if layout.sizes["pipeline"] == 1:
+        return
+    split = parallelism.schedule in SPLITS_BACKWARD
+    schedule = Note(message="the schedule is set here", span=parallelism.at("schedule"))
+    if job.train.compile and split:
+        report.add(
+            "E0414",
+            f"`{parallelism.schedule}` splits the backward pass in two, which compiled stages cannot do",
+            job.train.at("compile"),
+            notes=[schedule],
+            help="`compile = false`, or another schedule",
+        )
+    if parallelism.zero == 3 and layout.sizes["data"] > 1 and split:
+        report.add(
+            "E0430",
+            f"`{parallelism.schedule}` splits the backward pass in two, and between the halves `zero = 3` lets go of "
+            "the parameters that the second needs",
+            parallelism.at("zero"),
+            notes=[schedule],
+            help="`zero = 2`, or another schedule",
+        )
+    if parallelism.zero == 2 and layout.sizes["data"] > 1 and layout.microbatches > 1:
+        report.add(
+            "W0433",
+            "under a pipeline the gradients of a stage stay whole until its last micro-batch: `zero = 2` is `zero = 1`",
+            parallelism.at("zero"),
+            notes=[Note(message="the stages are asked for here", span=parallelism.at("pipeline"))],
+        )
+    if split and job.memory.recompute == "selective":
+        report.add(
+            "E0431",
+            f"`{parallelism.schedule}` splits the backward pass in two, and torch computes again but once what "
+            "`selective` has dropped",
+            job.memory.at("recompute"),
+            notes=[schedule],
+            help="`recompute = full`, or another schedule",
+        )
+
+
+def check_schedule(job: JobSpec, layout: Layout, report: Report) -> bool:
+    """What the schedule asks of ranks, micro-batches and virtual stages; and that its table is not too large."""
+    parallelism, ranks = job.parallelism, layout.sizes["pipeline"]
+    arguments = parallelism.schedule, ranks, layout.microbatches, layout.virtual_stages
+    unmet = demands(*arguments)
+    for demand in unmet:
+        blamed = next(
+            (f for f in ("microbatches", "virtual_stages", "schedule", "pipeline") if parallelism.is_set(f)), ""
+        )
+        close = accepted_microbatches(arguments[0], arguments[1], arguments[3], arguments[2])
+        report.add(
+            "E0412",
+            demand,
+            parallelism.at(blamed),
+            notes=[Note(message="the schedule is set here", span=parallelism.at("schedule"))]
+            if parallelism.is_set("schedule") and blamed != "schedule"
+            else (),
+            help=f"`microbatches = {' or '.join(map(str, close))}`" if close else "another schedule",
+        )
+    if unmet:
+        return False
+    stages = ranks * layout.virtual_stages
+    if 2 * layout.microbatches * stages > TABLE_ACTIONS:
+        report.add(
+            "E0413",
+            f"a schedule of {layout.microbatches} micro-batches over {stages} stages is too large to plan",
+            parallelism.at("microbatches"),
+            help=f"at most {TABLE_ACTIONS // 2 // stages} micro-batches",
+        )
+        return False
+    return True
+
+
+def check_stages(
+    job: JobSpec, model: ModelGraph, stages: Sequence[range], schedule: ScheduleTable, report: Report
+) -> None:
+    """Whether each rank has something to train, and each stage something to send that has a gradient."""
+    span = job.parallelism.at("stages" if job.parallelism.is_set("stages") else "pipeline")
+    names = trained(job, model)
+    for rank in range(schedule.ranks):
+        mine = [stage for stage, where in zip(stages, schedule.placement, strict=True) if where == rank]
+        layers = [model.layers[n] for stage in mine for n in stage]
+        if not any((q.tied_to or q.name) in names for layer in layers for q in layer.parameters):
+            report.add(
+                "E0432",
+                f"the ranks at pipeline coordinate {rank} have nothing to train: {_named(mine, model)}",
+                span,
+                help="fewer stages, or others by hand: `stages = […]`",
+            )
+    for stage in stages[:-1]:
+        last = model.layers[stage[-1]]
+        if last.output.dtype != "float32":
+            report.add(
+                "E0432",
+                f"a stage cannot end with `{last.name}`: what it sends are tokens, which have no gradient",
+                span,
+                help="the embedding belongs to the same stage",
+            )
+
+
+def _named(stages: Sequence[range], model: ModelGraph) -> str:
+    def names() -> Iterator[str]:
+        for stage in stages:
+            yield from (f"`{model.layers[n].name}`" for n in stage)
+
+    every = list(names())
+    return ", ".join(every[:3]) + (f" and {len(every) - 3} more" if len(every) > 3 else "")
