@@ -16,6 +16,7 @@ from dslc.compiler.rules import warmup_steps
 from dslc.compiler.sharding import recomputed, sharding_of, units
 from dslc.compiler.sources import source_key
 from dslc.compiler.stages import sent
+from dslc.compiler.tensor_plan import tensor_step
 from dslc.compiler.workload import in_steps
 from dslc.dsl import calls as c
 from dslc.dsl.layers import PythonNetwork, TransformersNetwork
@@ -65,6 +66,8 @@ def emit(analysis: Analysis, plan: Plan) -> p.JobProgram:
         offload=job.memory.offload if layout.device == "cuda" else (),
         compiled=_compiled(analysis),
         pipeline=_pipeline(analysis),
+        tensor=tensor_step(job, layout.sizes["tensor"], analysis.model) if analysis.model else None,
+        context=layout.sizes["context"],
         checkpoint=_checkpoint(analysis),
         evaluate_every=(in_steps(every, workload) or 0) if every else 0,
         metrics=tuple(_metric(metric) for metric in job.evaluate.metrics),

@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from dslc.compiler.facts import SourceFacts
 from dslc.compiler.layout import Layout
 from dslc.compiler.model import ModelGraph
+from dslc.compiler.rules_axes import check_context, check_tensor, own_network
 from dslc.compiler.rules_checkpoint import check_checkpoints
+from dslc.compiler.rules_pipeline import check_pipeline
 from dslc.compiler.rules_training import check_training
-from dslc.compiler.schedules import SPLITS_BACKWARD, accepted_microbatches, demands
 from dslc.compiler.workload import Workload, in_steps
 from dslc.dsl import calls as c
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.job import JobSpec
-from dslc.dsl.layers import GPT, Attention, PythonNetwork, TransformerBlock, TransformersNetwork, ViT
-from dslc.dsl.registry import Call, Quantity
+from dslc.dsl.registry import Quantity
 from dslc.dsl.source import Span
 
 
@@ -43,6 +43,7 @@ def check_job(
         _check_batch_norm(job, layout, workload, model, report)
     if layout:
         _check_axes(job, layout, source, model, report)
+        check_pipeline(job, layout, report)
         _warn_of_invariants(job, layout, model, report)
 
 
@@ -179,7 +180,7 @@ def _check_axes(job: JobSpec, layout: Layout, source: SourceFacts, model: ModelG
             label=f"{shards} = {replicas} x {shards // replicas} + {shards % replicas}",
             help="a divisor of the data axis",
         )
-    if parallelism.zero and shards == 1:
+    if parallelism.zero and shards * sizes["context"] == 1:
         report.add(
             "W0402",
             f"`parallelism.zero = {parallelism.zero}` shards over the data axis, which has one rank",
@@ -187,108 +188,9 @@ def _check_axes(job: JobSpec, layout: Layout, source: SourceFacts, model: ModelG
             help="leave it out, or use more data-parallel ranks",
         )
     if sizes["tensor"] > 1:
-        _check_tensor(job, sizes["tensor"], model, report)
+        check_tensor(job, layout, model, report)
     if sizes["context"] > 1:
-        _check_sequence(job, sizes["context"], source, report)
-    if job.train.compile and parallelism.schedule in SPLITS_BACKWARD and sizes["pipeline"] > 1:
-        report.add(
-            "E0414",
-            f"`{parallelism.schedule}` splits the backward pass in two, which compiled stages cannot do",
-            job.train.at("compile"),
-            notes=[Note(message="the schedule is set here", span=parallelism.at("schedule"))],
-            help="`compile = false`, or another schedule",
-        )
-
-
-def _check_tensor(job: JobSpec, tensor: int, model: ModelGraph | None, report: Report) -> None:
-    span = job.parallelism.at("tensor")
-    network = job.model.network
-    if isinstance(network, PythonNetwork) and job.parallelism.tensor_plan is None:
-        report.add(
-            "E0415",
-            "how is a network of your own split over the tensor axis?",
-            span,
-            help='`tensor_plan = ["blocks.*.up: column", "blocks.*.down: row"]`',
-        )
-        return
-    blocks = _attention(job)
-    if not blocks and not isinstance(network, PythonNetwork | TransformersNetwork):
-        report.add(
-            "E0416",
-            "the network has no layer that knows how to be split over the tensor axis",
-            span,
-            notes=[Note(message="the network", span=job.model.at("network"))],
-            help="`attention`, `transformer_block`, `gpt` and `vit` do; use the data axis for others",
-        )
-    for block in blocks:
-        width = getattr(block, "width", None)
-        for name, value in (("heads", block.heads), ("width", width), ("vocab", getattr(block, "vocab", None))):
-            if value is not None and value % tensor:
-                report.add(
-                    "E0417",
-                    f"{value} ({name}) cannot be shared out over {tensor} tensor-parallel ranks",
-                    block.at(name),
-                    label=f"{value} = {tensor} x {value // tensor} + {value % tensor}",
-                    notes=[Note(message="`parallelism.tensor` is set here", span=span)],
-                    help=f"use {max(1, value // tensor) * tensor} or {(value // tensor + 1) * tensor}",
-                )
-
-
-def _attention(job: JobSpec) -> list[GPT | ViT | Attention | TransformerBlock]:
-    found: list[GPT | ViT | Attention | TransformerBlock] = []
-
-    def walk(value: object) -> None:
-        if isinstance(value, GPT | ViT | Attention | TransformerBlock):
-            found.append(value)
-        elif isinstance(value, tuple):
-            for item in value:
-                walk(item)
-        elif isinstance(value, Call) and hasattr(value, "layers"):
-            walk(value.layers)
-
-    walk(job.model.network)
-    return found
-
-
-def _check_sequence(job: JobSpec, ranks: int, source: SourceFacts, report: Report) -> None:
-    length = source.input.shape[0] if source.input and source.input.dtype == "int64" and source.input.shape else None
-    if length is None and source.input is not None:
-        report.add(
-            "E0418",
-            "the context axis shares out sequences of tokens, and the samples are none",
-            job.parallelism.at("context"),
-            help="use the data axis",
-        )
-    elif length is not None and length % ranks:
-        report.add(
-            "E0419",
-            f"sequences of {length} tokens cannot be shared out over {ranks} context-parallel ranks",
-            job.parallelism.at("context"),
-            label=f"{length} = {ranks} x {length // ranks} + {length % ranks}",
-            help=f"a context that is a multiple of {ranks}",
-        )
-
-
-def check_schedule(job: JobSpec, layout: Layout, report: Report) -> bool:
-    """What the schedule asks of ranks, micro-batches and virtual stages."""
-    parallelism = job.parallelism
-    arguments = parallelism.schedule, layout.sizes["pipeline"], layout.microbatches, layout.virtual_stages
-    unmet = demands(*arguments)
-    for demand in unmet:
-        blamed = next(
-            (f for f in ("microbatches", "virtual_stages", "schedule", "pipeline") if parallelism.is_set(f)), ""
-        )
-        close = accepted_microbatches(arguments[0], arguments[1], arguments[3], arguments[2])
-        report.add(
-            "E0412",
-            demand,
-            parallelism.at(blamed),
-            notes=[Note(message="the schedule is set here", span=parallelism.at("schedule"))]
-            if parallelism.is_set("schedule") and blamed != "schedule"
-            else (),
-            help=f"`microbatches = {' or '.join(map(str, close))}`" if close else "another schedule",
-        )
-    return not unmet
+        check_context(job, layout, source, model, report)
 
 
 # ------------------------------------------------------------------------------------------------------ invariants
@@ -360,8 +262,14 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
     if job.devices.backend == "mpi":
         yield "`backend = mpi`", job.devices.at("backend"), "`gloo` on CPUs, `nccl` on GPUs"
     for axis in ("pipeline", "tensor", "context"):
-        if getattr(parallelism, axis) > 1:
+        if getattr(parallelism, axis) > 1 and own_network(job):
             yield f"`parallelism.{axis} = {getattr(parallelism, axis)}`", parallelism.at(axis), "the data axis runs"
+        elif getattr(parallelism, axis) > 1 and axis != "pipeline" and parallelism.pipeline > 1:
+            yield f"`parallelism.{axis}` beside a pipeline", parallelism.at(axis), "the data axis runs beside it"
+    if job.memory.offload and parallelism.pipeline > 1:
+        yield "`memory.offload` beside a pipeline", job.memory.at("offload"), ""
+    if train.compile and parallelism.tensor > 1:
+        yield "`train.compile` beside a tensor axis", train.at("compile"), "`compile = false` runs"
     if not isinstance(parallelism.gradients, c.Allreduce):
         yield f"`gradients = {parallelism.gradients.word}()`", parallelism.at("gradients"), "`allreduce()` runs"
     if isinstance(train.optimizer, c.QAdam | c.OnebitAdam):

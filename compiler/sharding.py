@@ -31,7 +31,7 @@ Engine = Literal["none", "ddp", "zero1", "fsdp"]
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """`replicas` full copies of `shards` parts each; their product is the data axis.
+    """`replicas` full copies of `shards` parts each; their product is the data axis times the context axis.
 
     `reshard`: parameters are let go after the forward pass. `accumulate`: gradients stay whole, on each rank, until the
     last micro-batch.
@@ -58,16 +58,19 @@ def sharding_of(job: JobSpec, layout: Layout) -> Sharding:
     away = "parameters" in offloaded(job, layout)
     whole = getattr(job.train.precision, "level", "O1") == "O1" and not away
     alone = layout.world_size == data
-    if whole and (data == 1 or (zero == 0 and alone)):
+    shared = layout.sizes["tensor"] > 1 or layout.sizes["context"] > 1
+    if whole and not shared and (data == 1 or (zero == 0 and alone)):
         return Sharding(engine="none" if data == 1 else "ddp", replicas=data, shards=1, reshard=False, accumulate=True)
     if zero == 1 and whole and alone and job.parallelism.replicas == 1:
         return Sharding(engine="zero1", replicas=1, shards=data, reshard=False, accumulate=True)
-    replicas = data if zero == 0 else job.parallelism.replicas
+    # Ranks that share a sequence hold the same parameters, and add up their gradients as those with other samples do.
+    ranks = data * layout.sizes["context"]
+    replicas = ranks if zero == 0 else job.parallelism.replicas
     return Sharding(
         engine="fsdp",
         replicas=replicas,
-        shards=data // replicas,
-        reshard=away or (zero == 3 and data > 1),
+        shards=ranks // replicas,
+        reshard=away or (zero == 3 and ranks > 1),
         accumulate=zero <= 1,
     )
 

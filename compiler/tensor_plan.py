@@ -32,11 +32,13 @@ _NORMS = ("LayerNorm", ".RMSNorm")
 _ACTIVATIONS = ("ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "LeakyReLU", "ELU")
 _WHOLE = (".PositionalEmbedding", ".PatchEmbedding", ".LastStep", ".MeanSteps", "Flatten")
 _KNOWN = (*_BLOCKS, *_NORMS, *_ACTIVATIONS, *_WHOLE, "Linear", "Embedding", "Dropout", ".Residual")
+# What works on each position for itself, or gathers what it needs of the others.
+_ALONG = (*_BLOCKS, *_NORMS, *_ACTIVATIONS, "Linear", "Embedding", "Dropout", ".PositionalEmbedding")
 
 
 @dataclass(kw_only=True)
 class TensorPlan:
-    """`unknown` are the kinds of modules that nothing is known of; `uneven` the counts that ranks cannot share, each
+    """`unknown` are the modules that cannot stand beside cut ones; `uneven` the counts that ranks cannot share, each
     with the module and what is counted; `noisy` is dropout that would be drawn otherwise by ranks that compute the
     same."""
 
@@ -66,7 +68,7 @@ def tensor_plan(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
     assert model.root is not None, "a network of library layers"
     plan = TensorPlan()
     leaves = list(_leaves(model.root))
-    plan.unknown = sorted({step.kind for _, step in leaves if step.kind not in _KNOWN})
+    plan.unknown = [name for name, step in leaves if step.kind not in _KNOWN]
     runs = _runs(leaves) if job.parallelism.sequence else []
     plan.sequence = bool(runs)
     _dense(leaves, runs, ranks, plan)
@@ -87,6 +89,23 @@ def tensor_step(job: JobSpec, ranks: int, model: ModelGraph) -> TensorParallelSt
     return TensorParallelStep(
         size=ranks, sequence=plan.sequence, styles=tuple(plan.styles), loss_parallel=plan.loss_parallel
     )
+
+
+def needs_whole(model: ModelGraph) -> str | None:
+    """The first module that has to see whole sequences, if there is one."""
+    assert model.root is not None, "a network of library layers"
+    return _needs_whole(model.root, "")
+
+
+def _needs_whole(root: ModuleStep, path: str) -> str | None:
+    for name, step in _leaves(root, path):
+        if step.kind == ".Residual":
+            found = next(filter(None, (_needs_whole(child, f"{name}.{child.name}") for child in step.children)), None)
+            if found:
+                return found
+        elif step.kind not in _ALONG:
+            return name
+    return None
 
 
 def _leaves(step: ModuleStep, path: str = "") -> Iterator[Leaf]:
@@ -136,7 +155,7 @@ def _inside(leaf: Leaf, ranks: int, pieces: bool, plan: TensorPlan) -> None:
         case ".Residual":
             for child in step.children:
                 inner = [(f"{name}.{child.name}.{part}", each) for part, each in _leaves(child)]
-                plan.unknown += [each.kind for _, each in inner if each.kind not in _KNOWN]
+                plan.unknown += [each for each, part in inner if part.kind not in _KNOWN]
                 _dense(inner, [], ranks, plan)
                 for each in inner:
                     _inside(each, ranks, False, plan)

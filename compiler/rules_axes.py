@@ -1,0 +1,180 @@
+"""What the tensor and the context axis ask of a network, of its sizes and of its data.
+
+Pure functions; E0415 to E0419, E0424 and E0425. A network whose sizes are not known is looked at as it is written.
+"""
+
+from __future__ import annotations
+
+from dslc.compiler.facts import SourceFacts
+from dslc.compiler.layout import Layout
+from dslc.compiler.model import ModelGraph
+from dslc.compiler.nodes import LayerNode
+from dslc.compiler.tensor_plan import TensorPlan, needs_whole, tensor_plan
+from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.job import JobSpec
+from dslc.dsl.layers import GPT, Attention, PythonNetwork, TransformerBlock, TransformersNetwork, ViT
+from dslc.dsl.registry import Call
+from dslc.dsl.source import Span
+
+
+def check_tensor(job: JobSpec, layout: Layout, model: ModelGraph | None, report: Report) -> None:
+    """Whether the network can be cut over the tensor axis, into equal parts."""
+    ranks, span = layout.sizes["tensor"], job.parallelism.at("tensor")
+    network = job.model.network
+    if isinstance(network, PythonNetwork) and job.parallelism.tensor_plan is None:
+        report.add(
+            "E0415",
+            "how is a network of your own split over the tensor axis?",
+            span,
+            help='`tensor_plan = ["blocks.*.up: column", "blocks.*.down: row"]`',
+        )
+        return
+    seen = set()
+    for block in _attention(job):
+        for name in ("heads", "width", "vocab"):
+            value = getattr(block, name, None)
+            if value is not None and value % ranks:
+                seen.add((name, value))
+                _report_uneven(name, value, ranks, block.at(name), span, report)
+    if model is None or model.root is None:
+        return
+    plan = tensor_plan(job, ranks, model)
+    _check_known(job, model, plan, report)
+    for module, name, value in plan.uneven:
+        if (name, value) not in seen:
+            seen.add((name, value))
+            layer = _layer_of(model, module)
+            _report_uneven(name, value, ranks, (layer.span if layer else None) or job.model.at("network"), span, report)
+    for module in plan.noisy[:1]:
+        layer = _layer_of(model, module)
+        report.add(
+            "E0424",
+            "this dropout works on what every tensor-parallel rank has, and the ranks would drop other numbers",
+            (layer.span if layer else None) or job.model.at("network"),
+            label="beside layers that have a piece of the sequence each",
+            notes=[Note(message="`parallelism.tensor` is set here", span=span)],
+            help="`sequence = false`, so that all of them draw alike",
+        )
+    _check_pieces(layout, model, plan, span, report)
+
+
+def _report_uneven(name: str, value: int, ranks: int, where: Span | None, span: Span | None, report: Report) -> None:
+    report.add(
+        "E0417",
+        f"{value} ({name}) cannot be shared out over {ranks} tensor-parallel ranks",
+        where,
+        label=f"{value} = {ranks} x {value // ranks} + {value % ranks}",
+        notes=[Note(message="`parallelism.tensor` is set here", span=span)],
+        help=f"use {max(1, value // ranks) * ranks} or {(value // ranks + 1) * ranks}",
+    )
+
+
+def _check_known(job: JobSpec, model: ModelGraph, plan: TensorPlan, report: Report) -> None:
+    """That all layers can stand beside cut ones, and that something is cut at all."""
+    span = job.parallelism.at("tensor")
+    advice = "`attention`, `transformer_block`, `gpt` and `vit` do; use the data axis for others"
+    if not plan.styles:
+        report.add(
+            "E0416",
+            "the network has no layer that knows how to be split over the tensor axis",
+            span,
+            notes=[Note(message="the network", span=job.model.at("network"))],
+            help=advice,
+        )
+        return
+    for name in plan.unknown[:1]:
+        layer = _layer_of(model, name)
+        report.add(
+            "E0416",
+            f"`{layer.kind if layer else name}` does not know how to be split over the tensor axis",
+            span,
+            notes=[Note(message="the layer", span=(layer.span if layer else None) or job.model.at("network"))],
+            help=advice,
+        )
+
+
+def _check_pieces(layout: Layout, model: ModelGraph, plan: TensorPlan, span: Span | None, report: Report) -> None:
+    """That what layers work on in pieces has as many positions for each."""
+    ranks, context = layout.sizes["tensor"], layout.sizes["context"]
+    for name, style in plan.styles:
+        layer = _layer_of(model, name)
+        if style != "split" or layer is None or not layer.input.shape:
+            continue
+        length = layer.input.shape[0] // context
+        if length % ranks:
+            report.add(
+                "E0419",
+                f"sequences of {length} positions cannot be shared out over {ranks} tensor-parallel ranks",
+                span,
+                label=f"{length} = {ranks} x {length // ranks} + {length % ranks}",
+                help=f"`sequence = false`, or a length that is a multiple of {ranks * context}",
+            )
+            return
+
+
+def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: ModelGraph | None, report: Report) -> None:
+    """Whether sequences can be cut into equal pieces, on which the layers work for themselves."""
+    ranks, span = layout.sizes["context"], job.parallelism.at("context")
+    length = source.input.shape[0] if source.input and source.input.dtype == "int64" and source.input.shape else None
+    if length is None and source.input is not None:
+        report.add(
+            "E0418",
+            "the context axis shares out sequences of tokens, and the samples are none",
+            span,
+            help="use the data axis",
+        )
+        return
+    if length is not None and length % ranks:
+        report.add(
+            "E0419",
+            f"sequences of {length} tokens cannot be shared out over {ranks} context-parallel ranks",
+            span,
+            label=f"{length} = {ranks} x {length // ranks} + {length % ranks}",
+            help=f"a context that is a multiple of {ranks}",
+        )
+    whole = needs_whole(model) if model is not None and model.root is not None else None
+    if model is not None and whole is not None:
+        layer = _layer_of(model, whole)
+        kind = layer.kind if layer else whole
+        report.add(
+            "E0425",
+            f"`{kind}` needs the whole sequence, of which a context-parallel rank has a piece",
+            (layer.span if layer else None) or job.model.at("network"),
+            notes=[Note(message="`parallelism.context` is set here", span=span)],
+            help="use the data axis",
+        )
+        return
+    target = source.target
+    if length is not None and target is not None and target.shape[:1] != (length,):
+        report.add(
+            "E0425",
+            f"a target of each sample, not of each token, cannot be shared out over {ranks} context-parallel ranks",
+            span,
+            help="use the data axis",
+        )
+
+
+def _layer_of(model: ModelGraph, module: str) -> LayerNode | None:
+    """The layer that a module is a part of."""
+    return next((each for each in model.layers if module == each.name or module.startswith(f"{each.name}.")), None)
+
+
+def _attention(job: JobSpec) -> list[GPT | ViT | Attention | TransformerBlock]:
+    found: list[GPT | ViT | Attention | TransformerBlock] = []
+
+    def walk(value: object) -> None:
+        if isinstance(value, GPT | ViT | Attention | TransformerBlock):
+            found.append(value)
+        elif isinstance(value, tuple):
+            for item in value:
+                walk(item)
+        elif isinstance(value, Call) and hasattr(value, "layers"):
+            walk(value.layers)
+
+    walk(job.model.network)
+    return found
+
+
+def own_network(job: JobSpec) -> bool:
+    """Whether the network is made by a function, of whose layers these axes know nothing."""
+    return isinstance(job.model.network, PythonNetwork | TransformersNetwork)
