@@ -35,6 +35,7 @@ from dslc.runtime import checkpoint_files as files
 from dslc.runtime.assemble import Parts
 from dslc.runtime.checkpoint_state import CheckpointError, Copies, State, TrainingState, write
 from dslc.runtime.records import note
+from dslc.runtime.tensor_parallel import noise_rank
 
 LONGEST = datetime.timedelta(hours=2)  # that one rank may take longer than another to write its files
 
@@ -71,7 +72,7 @@ class Checkpoints:
             return
         self._device = parts.device
         self._folder = files.folder_of(job, run_dir)
-        self._state = TrainingState(parts, place.rank, job.world_size)
+        self._state = TrainingState(parts, place.rank, job.world_size, noise_rank(job, place.rank))
         self._fit = files.fit_of(job, self._state.shapes)
         # Of its own, so that what a thread says never comes between what the training says.
         self._group: Any = dist.new_group(backend="gloo", timeout=LONGEST) if job.world_size > 1 else None

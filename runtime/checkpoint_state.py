@@ -64,10 +64,14 @@ def load_model(path: str, manifest: Manifest, model: nn.Module, pipeline: Pipeli
 
 
 class TrainingState:
-    """The parts of a training by name. To be made before the first step, while sharded parameters are in place."""
+    """The parts of a training by name. To be made before the first step, while sharded parameters are in place.
 
-    def __init__(self, parts: Parts, rank: int, ranks: int) -> None:
+    `noise` is the rank whose random numbers this one draws (tensor_parallel.py), where that is not itself.
+    """
+
+    def __init__(self, parts: Parts, rank: int, ranks: int, noise: int | None = None) -> None:
         self._parts, self._rank, self._ranks = parts, rank, ranks
+        self._noise = rank if noise is None else noise
         stages = parts.pipeline.coordinates if parts.pipeline is not None else 1
         # Pipeline coordinates are runs of ranks: who holds what is whole, and how many they are.
         self._alike = rank % (ranks // stages), ranks // stages
@@ -140,7 +144,7 @@ class TrainingState:
         numbers = self._parts.scaler.state_dict()
         of_scaler = {name: torch.zeros((), dtype=torch.float64) for name in numbers if f"scaler.{name}" in there}
         wanted |= {f"scaler.{name}": tensor for name, tensor in of_scaler.items()}
-        own = f"rng.{self._rank}."
+        own = f"rng.{self._noise}."  # ranks that compute the same go on alike, whatever they did before
         same_ranks = manifest.world_size == self._ranks
         generators = {
             key.removeprefix(own): torch.empty(metadata.size, dtype=torch.uint8)
@@ -156,7 +160,7 @@ class TrainingState:
         if same_ranks:
             random_numbers.restore(generators, self._parts.device)
         else:
-            random_numbers.begin(seed, self._rank, manifest.step)
+            random_numbers.begin(seed, self._noise, manifest.step)
 
 
 # ----------------------------------------------------------------------------------------------- the optimizer's part

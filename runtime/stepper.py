@@ -101,7 +101,8 @@ def clipped(
     gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
     rows = [gradient.to_local() if hasattr(gradient, "to_local") else gradient for gradient in gradients]
     own = [count for parameter, count in zip(parameters, counted, strict=True) if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(list(itertools.compress(rows, own)))
+    mine = list(itertools.compress(rows, own))
+    norm = torch.nn.utils.get_total_norm(mine) if mine or not rows else rows[0].new_zeros(())
     if shards is not None:
         norm = norm.square()
         dist.all_reduce(norm, group=shards)
