@@ -76,7 +76,7 @@ def dtype_of(job: JobSpec, traffic: TrafficNode) -> str:
     if low_precision(job):
         low = "bfloat16" if job.train.precision.word == "bf16" else "float16"
     match traffic.what:
-        case "activations" | "keys and values" | "activations and their gradients":
+        case "activations" | "keys and values":
             return low
         case "parameters" if traffic.operation == "all_gather":
             return low if getattr(job.train.precision, "level", "O1") == "O2" else "float32"

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dslc.compiler.analyse import Analysis
-from dslc.compiler.exchanges import dtype_of, exchanges
-from dslc.compiler.facts import DTYPE_BYTES
+from dslc.compiler.exchanges import exchanges
 from dslc.compiler.graph import PlanGraph, unknown
 from dslc.compiler.lowering import Issue, lowered
 from dslc.compiler.schedule_cost import held
 from dslc.compiler.sharding import sharding_of
+from dslc.compiler.traffic import message, message_bytes
 from dslc.compiler.verify import verify
 
 Pass = Callable[[PlanGraph], None]
@@ -103,12 +103,9 @@ def _hand_over(plan: PlanGraph) -> None:
     analysis = plan.analysis
     assert analysis.pipeline is not None and analysis.model is not None and analysis.pipeline.schedule is not None
     placement, stages = analysis.pipeline.schedule.placement, analysis.pipeline.stages
-    sent = next(t for cost in analysis.costs for t in cost.traffic if t.operation == "send")
-    dtype = dtype_of(analysis.job, sent)
     for stage in range(len(stages) - 1):
-        output = analysis.model.layers[stages[stage][-1]].output
-        shape = (analysis.workload.microbatch, *output.shape)
-        size = output.numbers * analysis.workload.microbatch * DTYPE_BYTES[dtype]
+        fact = message(analysis.job, analysis.workload, analysis.model, stages, stage)
+        size = message_bytes(fact)
         if placement[stage] == placement[stage + 1]:
             continue  # it is there already
         for m in range(analysis.layout.microbatches):
@@ -118,7 +115,7 @@ def _hand_over(plan: PlanGraph) -> None:
             ):
                 plan.graph.add_edge(send, receive, relation="data", bytes=size)
                 for end in (send, receive):
-                    plan.graph.nodes[end].update(shape=shape, dtype=dtype, bytes=size)
+                    plan.graph.nodes[end].update(shape=fact.shape, dtype=fact.dtype, bytes=size)
 
 
 def exchange(plan: PlanGraph) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import prod
 
-from dslc.compiler.facts import DTYPE_BYTES
+from dslc.compiler.facts import DTYPE_BYTES, TensorFact
 from dslc.compiler.layout import Layout
 from dslc.compiler.nodes import LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.sharding import (
@@ -36,6 +36,7 @@ from dslc.compiler.sharding import (
     units,
     zero1_partition,
 )
+from dslc.compiler.stages import sent
 from dslc.compiler.workload import Workload
 from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec
@@ -226,7 +227,9 @@ def _fsdp(
         summed += [trains // shards] if trains else []
     if shards > 1:
         yield _data("all_gather", "parameters", gathered * (microbatches if sharding.reshard else 1))
-        yield _data("reduce_scatter", "gradients", scattered * (1 if sharding.accumulate else microbatches))
+        # Under a pipeline the gradients of a stage are whole until its last micro-batch.
+        once = sharding.accumulate or layout.sizes["pipeline"] > 1
+        yield _data("reduce_scatter", "gradients", scattered * (1 if once else microbatches))
     if sharding.replicas > 1:
         yield _data("all_reduce", "gradients", summed)
     if job.train.clip is not None and shards > 1:
@@ -274,7 +277,7 @@ def _over_model(
 ) -> Iterator[TrafficNode]:
     element = 2 if low_precision(job) else 4
     if layout.sizes["pipeline"] > 1:
-        yield from _stage_traffic(model, stages, mine, workload, microbatches, element)
+        yield from _stage_traffic(job, workload, model, stages, mine, microbatches)
     blocks = [layer for layer in layers if layer.kind in ("transformer_block", "attention")]
     numbers = sum(layer.output.numbers for layer in blocks) * workload.microbatch * microbatches
     if blocks and layout.sizes["tensor"] > 1:
@@ -299,27 +302,27 @@ def _over_model(
 
 
 def _stage_traffic(
-    model: ModelGraph,
-    stages: tuple[range, ...],
-    mine: list[int],
-    workload: Workload,
-    microbatches: int,
-    element: int,
+    job: JobSpec, workload: Workload, model: ModelGraph, stages: tuple[range, ...], mine: list[int], microbatches: int
 ) -> Iterator[TrafficNode]:
     """What the stages of a rank send to other ranks: outputs to the next stage, gradients of inputs to the one
     before."""
-    sizes = [message_numbers(model, stages, workload, i) for i in mine if i + 1 < len(stages) and i + 1 not in mine]
-    sizes += [message_numbers(model, stages, workload, i - 1) for i in mine if i > 0 and i - 1 not in mine]
-    if sizes:
+    ends = [i for i in mine if i + 1 < len(stages) and i + 1 not in mine]
+    ends += [i - 1 for i in mine if i > 0 and i - 1 not in mine]
+    if ends:
         yield TrafficNode(
             operation="send",
             axis="pipeline",
             what="activations and their gradients",
-            count=len(sizes) * microbatches,
-            bytes=sum(sizes) * microbatches * element,
+            count=len(ends) * microbatches,
+            bytes=sum(message_bytes(message(job, workload, model, stages, i)) for i in ends) * microbatches,
         )
 
 
-def message_numbers(model: ModelGraph, stages: tuple[range, ...], workload: Workload, stage: int) -> int:
-    """Numbers of a micro-batch that a stage hands to the next one; as many come back as their gradients."""
-    return model.layers[stages[stage][-1]].output.numbers * workload.microbatch
+def message(job: JobSpec, workload: Workload, model: ModelGraph, stages: tuple[range, ...], stage: int) -> TensorFact:
+    """What a stage hands to the next one of a micro-batch; its gradient comes back."""
+    fact = sent(job, model.layers[stages[stage][-1]])
+    return TensorFact(shape=(workload.microbatch, *fact.shape), dtype=fact.dtype)
+
+
+def message_bytes(fact: TensorFact) -> int:
+    return prod(fact.shape) * DTYPE_BYTES[fact.dtype]
