@@ -169,8 +169,30 @@ def bench_check(pairs: int) -> None:
 
 
 def bench_plan(pairs: int) -> None:
+    """Each command loads, checks, plans and proves the job anew; the drawings are written besides."""
     job = os.path.join(HERE, "jobs", "large.plt")
-    show_seconds("dslc plan, 16,384 devices", dslc("plan", job), max(3, pairs // 3), 2.0)
+    with tempfile.TemporaryDirectory() as folder:
+        picture = os.path.join(folder, "plan.svg")
+        for name, command in (
+            ("dslc check", dslc("check", job)),
+            ("dslc plan", dslc("plan", job)),
+            *((f"dslc render --view {v}", dslc("render", job, "--view", v, "-o", picture)) for v in VIEWS),
+        ):
+            show_seconds(f"{name}, 16,384 devices", command, max(3, pairs // 3), 2.0)
+            print(f"{name}, 16,384 devices: {peak_memory(command) / 2**20:.0f} MiB at the peak; target 500", flush=True)
+
+
+VIEWS = ("placement", "graph", "schedule")
+
+
+def peak_memory(command: list[str]) -> int:
+    """Bytes that a command holds at most, of its own processes alone."""
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+        _, status, usage = os.wait4(run.pid, 0)
+        run.returncode = os.waitstatus_to_exitcode(status)
+    if run.returncode:
+        sys.exit(f"{' '.join(command)} failed")
+    return usage.ru_maxrss * 1024
 
 
 BENCHMARKS: dict[str, Callable[[int], None]] = {
