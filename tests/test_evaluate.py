@@ -182,6 +182,10 @@ def test_what_is_not_there_or_does_not_fit_is_said(folder: Path) -> None:
     assert run.returncode == 2
     assert "there is no checkpoint of `other` in runs/other/*" in run.stderr
     assert dslc(folder, "predict", "job.plt", "-o", "a.csv").returncode == 2
+    for command in ("predict", "export"):
+        run = dslc(folder, command, "job.plt", "-o", "nowhere/a.safetensors")
+        assert run.returncode == 2
+        assert "there is no folder" in run.stderr
     run = dslc(folder, "export", "job.plt", "-o", "a.pt", "--checkpoint", folder / "nowhere")
     assert run.returncode == 2
     assert "there is no " in run.stderr
@@ -199,6 +203,9 @@ def test_whether_it_would_be_gone_on_from(folder: Path) -> None:
     run = dslc(folder, "check", "job.plt", "--resume", run_of(folder))
     assert run.returncode == 0, run.stderr
     assert "it would go on after step 15, from runs/job/" in run.stdout
+    own = f"checkpoint.dir={run_of(folder) / 'checkpoints'}"
+    run = dslc(folder, "check", "job.plt", "--resume", run_of(folder), "--set", own)
+    assert "E0811" not in run.stderr, "that it holds checkpoints already is what is asked for"
     wrong = {
         "data.batch=50": "E0905",
         "train.optimizer=adam(lr=0.1)": "E0904",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -217,3 +218,29 @@ def test_a_run_directory_is_gone_on_with_where_the_job_says_so(tmp_path: Path) -
     manifest = read_manifest(checkpoints_in(str(tmp_path / "run" / "checkpoints"))[0])
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert (manifest.step, manifest.world_size, manifest.plan_hash) == (20, 2, plan["hash"])
+
+
+def test_a_training_that_fails_says_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("""
+from pathlib import Path
+from torch.nn.functional import cross_entropy
+
+calls = 0
+
+def loss(output, target):
+    global calls
+    calls += 1
+    if calls == 6 and not Path(__file__).with_name("mended").exists():
+        raise RuntimeError("not yet")
+    return cross_entropy(output, target, reduction="none")
+""")
+    job = tmp_path / "made.plt"
+    job.write_text(CONVNET.replace("cross_entropy()", 'python("own:loss")'))
+    given = ("--set", "checkpoint.every=2 steps", "--set", "checkpoint.asynchronous=false")
+    failed = dslc("run", job, "--out", "a run", *given, cwd=tmp_path)
+    assert failed.returncode == 3, failed.stderr
+    command = shlex.split(failed.stderr.splitlines()[-1].removeprefix("to go on: dslc "))
+    (tmp_path / "mended").touch()
+    gone_on = dslc(*command, cwd=tmp_path)
+    assert gone_on.returncode == 0, gone_on.stderr
+    assert "goes on after step 4" in gone_on.stdout

@@ -17,6 +17,10 @@ def main(arguments: argparse.Namespace) -> int:
     if not arguments.output.endswith((".safetensors", ".pt")):
         print("dslc: weights are written as .safetensors or .pt", file=sys.stderr)
         return WRONG_USAGE
+    folder = os.path.dirname(os.path.abspath(arguments.output))
+    if not os.path.isdir(folder):
+        print(f"dslc: there is no folder {folder}", file=sys.stderr)
+        return WRONG_USAGE
     _, combinations = load_each(arguments.job, arguments.settings)
     report = Report()
     # Only a `.pt` needs to know which weights are tied, for which a module of the user's own has to be made.

@@ -2,7 +2,7 @@ import "base/good.plt"
 
 parallelism {
   data           = 1
-  zero           = 2 #! W0103
+  gradients      = bf16() #! W0103
   schedule       = gpipe #! W0103
   virtual_stages = 2 #! W0103
   sequence       = false #! W0103
