@@ -207,9 +207,9 @@ def _model(analysis: Analysis) -> p.ModelStep:
         return p.ModelStep(transformers=transformers_step(network, analysis.source, job.folder), **own)
     assert model is not None and model.root is not None
     image = len(model.input.shape) == 3 and any(layer.kind in ("conv2d", "residual") for layer in model.layers)
-    # `fully_shard` cuts rows of contiguous tensors, so it leaves the memory format as it is; stages send such tensors.
+    # `fully_shard` cuts rows of contiguous tensors, and ZeRO-1 has whole ones in one piece; stages send such tensors.
     alone = analysis.layout.world_size == analysis.layout.sizes["data"]
-    channels_last = image and alone and sharding_of(job, analysis.layout).engine != "fsdp"
+    channels_last = image and alone and sharding_of(job, analysis.layout).engine in ("none", "ddp")
     return p.ModelStep(root=model.root, inits=model.inits, ties=model.ties, channels_last=channels_last, **common)
 
 

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dslc.compiler.program import JobProgram
+from dslc.runtime import zero1
 from dslc.runtime.engine import Engine, buffers_of_rank_0, nothing
 
 
@@ -28,6 +29,8 @@ def wrap(job: JobProgram, model: nn.Module) -> Engine:
     if job.gradients.kind == "none" or not any(parameter.requires_grad for parameter in model.parameters()):
         return Engine(model=model)  # nothing to agree on, and DDP refuses it
     assert not (job.gradients.static_graph and job.microbatches > 1), "a static graph cannot be joined with no_sync"
+    if job.gradients.kind == "zero1":
+        zero1.lay_out(model)
     # Synchronised statistics are equal on all ranks already.
     differ = not job.sync_batch_norm and any(True for _ in model.buffers())
     with warnings.catch_warnings():

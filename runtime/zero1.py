@@ -6,6 +6,9 @@ state, updates them, and broadcasts what came of it. Gradients are DDP's, whole 
 Contract: each rank's parameters lie in one piece of memory (`parameters_as_bucket_view`), so that a step takes one
 broadcast a rank. The numbers are those of the optimizer without sharing: every parameter's update is its own.
 
+A parameter in one piece is contiguous, and its gradient has to be: torch's fused updates take both as they lie in
+memory. DDP lays gradients out like parameters, so `lay_out` has to come before it.
+
 Limits: parameters of one dtype (torch refuses others).
 """
 
@@ -14,6 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
 from dslc.runtime import dynamo
 
@@ -21,6 +25,12 @@ from dslc.runtime import dynamo
 def preload() -> None:
     """Imports what every rank is going to need, 0.9 s of it, in a process from which ranks are forked."""
     import torch.distributed.optim  # noqa: F401
+
+
+def lay_out(model: nn.Module) -> None:
+    """Makes parameters contiguous."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.contiguous()
 
 
 def share_out(

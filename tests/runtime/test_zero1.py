@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,14 @@ def test_a_conv_net_with_momentum(launcher: Launcher, tmp_path: Path) -> None:
     one = train(launcher, tmp_path / "one", 1, data, model=conv_model(3))
     four = train(launcher, tmp_path / "four", 4, data, model=conv_model(3), gradients=ZERO1)
     agree(one, four)
+
+
+def test_parameters_that_do_not_lie_in_order(launcher: Launcher, tmp_path: Path) -> None:
+    """torch puts them in order, and updates them as their gradients lie: those have to be in order too."""
+    data, model = images(tmp_path), replace(conv_model(3), channels_last=True)
+    one = train(launcher, tmp_path / "one", 1, data, model=model)
+    two = train(launcher, tmp_path / "two", 2, data, model=model, gradients=ZERO1)
+    agree(one, two)
 
 
 def test_losses_scaled_for_float16_skip_the_same_steps(launcher: Launcher, tmp_path: Path) -> None:
