@@ -117,6 +117,7 @@ class _Task:
     classes: bool  # targets are classes; else numbers
     samples: int
     own_validation: bool = False
+    large: bool = False  # a part of it takes long to look at
 
 
 class _Drawing:
@@ -167,8 +168,9 @@ class _Drawing:
                 )
             )
             return _Task(
-                source=source, shape=(length,), kind=kind, output=(length, vocab), classes=True, samples=samples
-            )
+                source=source, shape=(length,), kind=kind, output=(length, vocab), classes=True, samples=samples,
+                large=source.startswith("stdlib"),
+            )  # fmt: skip
         known = {
             "image": (
                 _Task(source="digits()", shape=(1, 8, 8), kind=kind, output=(10,), classes=True, samples=1797),
@@ -202,7 +204,7 @@ class _Drawing:
     def data(self, task: _Task, ranks: int, microbatches: int) -> dict[str, str]:
         batch = ranks * microbatches * self.number(1, 3) if self.chance(0.85) else self.number(1, 12)
         body = {"source": task.source, "batch": str(batch)}
-        if self.chance(0.1 if task.own_validation else 0.4):
+        if not task.large and self.chance(0.1 if task.own_validation else 0.4):
             body["validation"] = self.one("10%", "0.25", "30%")
         if self.chance(0.3):
             body["last_batch"] = "keep"

@@ -83,6 +83,32 @@ class Tally:
         return "\n".join(lines)
 
 
+# The rules that something can be run without. Where shapes, axes or names do not fit there is nothing to run.
+FORCEABLE = re.compile(r"E0216|E030[12347]|E031[234]|E041[246789]|E0602|E0720")
+_EACH = 5  # rejected jobs of a code that are forced
+
+
+@dataclass
+class Forced:
+    """What became of rejected jobs that were trained all the same: whether they deserved it."""
+
+    results: list[Result] = field(default_factory=list)  # `codes` are those of the rejection
+
+    def wants(self, result: Result) -> bool:
+        """Of each code some, where nothing else was wrong with the job."""
+        codes = {*result.codes}
+        if result.said != "rejected" or len(codes) != 1 or not FORCEABLE.fullmatch(*codes):
+            return False
+        return sum({*each.codes} == codes for each in self.results) < _EACH
+
+    def text(self) -> str:
+        lines = [f"forced {len(self.results)} of the rejected:"]
+        for result in sorted(self.results, key=lambda each: each.codes):
+            why = [line for line in result.why.strip().splitlines() if line.strip()] or [""]
+            lines.append(f"  {result.codes[0]} seed {result.seed} {result.said}: {why[0][:150]}")
+        return "\n".join(lines)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trained:
     lines: list[dict[str, Any]]  # of metrics.jsonl
@@ -119,16 +145,19 @@ class Trainer:
             return Result(seed=drawn.seed, said="rejected" if ok else "broke the compiler", codes=codes, why=why)
         return self._compare(drawn, ready, codes)
 
-    def forced(self, drawn: Drawn, without: set[str]) -> Result:
-        """What becomes of a job when the rules with these codes are left out."""
-        try:
-            with _left_out(without):
+    def forced(self, drawn: Drawn, rejected: Result) -> Result:
+        """What becomes of a rejected job without the rules that rejected it, and without the proof of its plan; with
+        the codes of the rejection."""
+        with _left_out({*rejected.codes}):
+            try:
                 ready, report = self._prepare(drawn.text, drawn.seed)
-        except Exception as error:
-            return Result(seed=drawn.seed, said="broke the compiler", why=f"{type(error).__name__}: {error}")
-        if ready is None:
-            return Result(seed=drawn.seed, said="rejected", codes=tuple(d.code for d in report.errors))
-        return self._compare(drawn, ready, ())
+            except Exception as error:
+                why = f"no program can be made of it: {type(error).__name__}: {error}"
+                return Result(seed=drawn.seed, said="broke the compiler", codes=rejected.codes, why=why)
+            if ready is None:
+                why = ", ".join(f"{d.code} {d.message}" for d in report.errors) or "there is nothing to plan"
+                return Result(seed=drawn.seed, said="rejected", codes=rejected.codes, why=why)
+            return self._compare(drawn, ready, rejected.codes)
 
     def _compare(self, drawn: Drawn, ready: Ready, codes: tuple[str, ...]) -> Result:
         try:
@@ -187,13 +216,13 @@ def _logs(folder: Path) -> str:
 
 @contextmanager
 def _left_out(codes: set[str]) -> Iterator[None]:
-    """Reports do not take diagnostics with these codes."""
+    """Reports do not take diagnostics with these codes, and plans are not proved."""
     extend = Report.extend
 
     def some(self: Report, diagnostics: Any) -> None:
         extend(self, [d for d in diagnostics if d.code not in codes])
 
-    with mock.patch.object(Report, "extend", some):
+    with mock.patch.object(Report, "extend", some), mock.patch("dslc.compiler.passes.verify"):
         yield
 
 
