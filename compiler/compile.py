@@ -22,6 +22,7 @@ from dslc.compiler.plan import (
     ScheduleNode,
     ShareNode,
     StageNode,
+    StepNode,
     TopologyNode,
     TrainingNode,
 )
@@ -91,8 +92,25 @@ def _plan(analysis: Analysis, graph: PlanGraph) -> Plan:
         ranks=_ranks(analysis, graph),
         step_time=estimated.step_time if estimated else None,
         mfu=estimated.mfu if estimated else None,
+        step=_step(analysis),
         resolved=_resolved(analysis),
         settings={name: plain(getattr(job, name)) for name in BLOCKS},
+    )
+
+
+def _step(analysis: Analysis) -> StepNode | None:
+    found = analysis.estimate
+    if found is None or found.step_time is None:
+        return None
+    links = dict(found.links)
+    return StepNode(
+        arithmetic=found.arithmetic,
+        transfers=found.transfers,
+        waiting=found.waiting,
+        exposed=found.exposed,
+        efficiency=analysis.layout.hardware.efficiency,
+        within=links["link"],
+        between=links["network"],
     )
 
 

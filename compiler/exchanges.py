@@ -45,10 +45,12 @@ def exchanges(
 
 
 def _places(sharding: Sharding, traffic: TrafficNode, line: Sequence[dict[str, Any]]) -> list[Place]:
-    found = {kind: [n for n, data in enumerate(line) if data["what"] in kind.split()] for kind in _KINDS}
-    forward, backward, weights, update = (found[kind] for kind in _KINDS[:4])
-    unshard, reduce = found["UNSHARD"], found["REDUCE_GRAD"]
-    passes = sorted(forward + backward)
+    at: dict[str, list[int]] = {}
+    for n, data in enumerate(line):
+        at.setdefault(data["what"], []).append(n)
+    passes = sorted(at["F"] + at.get("B", []) + at.get("I", []))
+    weights = sorted(at.get("B", []) + at.get("W", []))
+    update, unshard, reduce = at["update"], at.get("UNSHARD"), at.get("REDUCE_GRAD")
     match traffic.axis, traffic.operation, traffic.what:
         case ("tensor" | "context", _, _) | (_, _, "batch statistics"):
             return [Place(n, True) for n in passes]
@@ -65,9 +67,6 @@ def _places(sharding: Sharding, traffic: TrafficNode, line: Sequence[dict[str, A
                 return [Place(n, True) for n in reduce]
             return [Place(n, True) for n in (weights[-1:] if sharding.accumulate else weights)]
     return [Place(update[0], False)]
-
-
-_KINDS = ("F", "B I", "B W", "update", "UNSHARD", "REDUCE_GRAD")
 
 
 def dtype_of(job: JobSpec, traffic: TrafficNode) -> str:

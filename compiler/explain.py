@@ -33,7 +33,7 @@ from dslc.compiler.describe import (
     stages_of,
 )
 from dslc.compiler.plan import Plan, RankNode, ScheduleNode
-from dslc.compiler.units import byte_text, count_text, flop_text, percent_text
+from dslc.compiler.units import byte_text, count_text, flop_text, percent_text, time_text
 
 MOST_LAYERS = 40  # lines of the layer table
 MOST_CLASSES = 16  # lines of tables by pipeline coordinate
@@ -343,13 +343,39 @@ def _estimate(plan: Plan) -> list[str]:
     flops = max((node.flops for node in plan.ranks), default=None)
     rows = [
         ("work of a rank", f"{flop_text(flops)} a step" if flops is not None else UNKNOWN),
-        ("step time", known_time(plan.step_time) + (" at peak speeds: a bound" if plan.step_time is not None else "")),
+        ("step time", known_time(plan.step_time) + _speed(plan)),
+        *_spent(plan),
         ("MFU", known_percent(plan.mfu)),
         ("bubble", percent_text(plan.schedule.bubble) if plan.schedule else "none"),
     ]
     if plan.step_time is not None and plan.data.steps is not None:
         rows.append(("training", known_time(plan.step_time * plan.data.steps)))
     return table(rows)
+
+
+def _speed(plan: Plan) -> str:
+    if plan.step_time is None:
+        return ""
+    if plan.step is None or plan.step.efficiency == 1:
+        return " at peak speeds: a bound"
+    return f" where products reach {percent_text(plan.step.efficiency)} of the peak"
+
+
+def _spent(plan: Plan) -> list[tuple[str, str]]:
+    """What the time of a step is spent on, and what a rank moves over which links."""
+    step = plan.step
+    if step is None:
+        return []
+    parts = (
+        ("arithmetic", step.arithmetic, ""),
+        ("transfers", step.transfers, " within layers"),
+        ("waiting", step.waiting, " for other stages"),
+        ("exposed", step.exposed, " of gradients and parameters, behind no arithmetic"),
+    )
+    rows = [(f"  {name}", time_text(seconds) + what) for name, seconds, what in parts if seconds > 1e-9]
+    links = ((step.within, "within a node"), (step.between, "between nodes"))
+    moved = ", ".join(f"{byte_text(count)} {where}" for count, where in links if count)
+    return [*rows, *([("a rank moves", moved)] if moved else [])]
 
 
 # --------------------------------------------------------------------------------------------------------- one rank

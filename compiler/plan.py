@@ -132,6 +132,23 @@ class RankNode:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepNode:
+    """Where the predicted time of a step goes, in seconds of the busiest rank, and the bytes it moves by link.
+
+    `arithmetic`, at `efficiency` of the peak; `transfers` within layers; `waiting` for other stages; and `exposed`,
+    what of gradients and parameters is behind nothing else.
+    """
+
+    arithmetic: float
+    transfers: float
+    waiting: float
+    exposed: float
+    efficiency: float
+    within: int  # bytes within a node
+    between: int  # bytes between nodes
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """`layers`, `stages`, `ranks` are empty for a user's own network that was not traced; its numbers are None."""
 
@@ -148,6 +165,7 @@ class Plan:
     ranks: tuple[RankNode, ...]
     step_time: float | None
     mfu: float | None
+    step: StepNode | None = None
     resolved: Mapping[str, Any]  # what the job does not say and the plan depends on
     settings: Mapping[str, Any]  # the rest of what was said, so that the hash is over the whole job
 

@@ -239,6 +239,7 @@ from dslc.compiler.facts import Facts
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
 from dslc.compiler.draw import draw
+from dslc.compiler.explain import explain
 plan = compile_plan(analyse(load(sys.argv[1]).job, Facts(), Report())).plan
 sys.stdout.buffer.write((plan.text() + draw(plan) + explain(plan)).encode())
 """
