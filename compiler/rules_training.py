@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from dslc.compiler.layout import Layout
 from dslc.compiler.model import ModelGraph
+from dslc.compiler.program import ModuleStep
 from dslc.compiler.sharding import offloaded, recomputed, sharding_of, trained
 from dslc.compiler.weights_file import TensorEntry, Unreadable, entries, file_of
 from dslc.dsl import calls as c
@@ -33,6 +34,8 @@ def check_training(job: JobSpec, layout: Layout | None, model: ModelGraph | None
         _check_weights(job, job.model.weights, model, report)
     if layout is not None:
         _check_offload(job, layout, report)
+    if layout is not None and model is not None:
+        _check_half_precision(job, layout, model, report)
 
 
 # ------------------------------------------------------------------------------------------------------- patterns
@@ -222,6 +225,27 @@ def _check_offload(job: JobSpec, layout: Layout, report: Report) -> None:
             notes=[Note(message="it is asked for here", span=where)],
             help="`offload = [optimizer, parameters]` can",
         )
+
+
+def _check_half_precision(job: JobSpec, layout: Layout, model: ModelGraph, report: Report) -> None:
+    """Under autocast torch hands an LSTM to oneDNN, which has none in float16 for CPUs without such arithmetic."""
+    precision = job.train.precision
+    if not isinstance(precision, c.Fp16) or precision.level != "O1" or layout.device != "cpu" or model.root is None:
+        return
+    if any(step.kind == ".LSTM" for step in _all_steps(model.root)):
+        report.add(
+            "E0718",
+            "an LSTM cannot be computed in half precision on CPUs",
+            job.train.at("precision"),
+            notes=[Note(message="the network", span=job.model.at("network"))],
+            help="`bf16`, which has the range of fp32 as well",
+        )
+
+
+def _all_steps(step: ModuleStep) -> Iterator[ModuleStep]:
+    yield step
+    for child in step.children:
+        yield from _all_steps(child)
 
 
 def _not_alone(job: JobSpec, layout: Layout) -> Iterable[tuple[str, Span | None]]:
