@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -68,6 +69,16 @@ def piece_of(job: JobProgram) -> Callable[[Tensor], Tensor]:
         return tensor.narrow(1, number * own, own)
 
     return cut
+
+
+def joined(job: JobProgram, output: Tensor) -> Tensor:
+    """The whole of which each rank's `output` is a piece; all ranks of the axis call this."""
+    group = mesh_of(job).group("context")
+    if group is None:
+        return output
+    pieces = [torch.empty_like(output) for _ in range(job.context)]
+    dist.all_gather(pieces, output.contiguous(), group=group)
+    return torch.cat(pieces, dim=1)
 
 
 def _all_of_it(tensor: Tensor) -> Tensor:

@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.program import DataStep, JobProgram, RankPlace
-from dslc.runtime import checkpoint_files, initial_weights
+from dslc.runtime import checkpoint_files, context_parallel, initial_weights
 from dslc.runtime.assemble import Parts
 from dslc.runtime.checkpoint_state import load_model
 from dslc.runtime.evaluate import batch_size, evaluate, evaluating, forward
+from dslc.runtime.mesh import mesh_of
 from dslc.runtime.predictions import Part
 from dslc.runtime.sampler import deal, held_out
 from dslc.runtime.samples import Joined, Samples
@@ -60,18 +61,20 @@ def work_off(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, ru
 
 @torch.no_grad()
 def _predict(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, run_dir: str) -> None:
-    assert place.data_ranks == job.world_size, "a rank of another axis has no share of its own"
     samples, chosen, numbers = in_order(job.data, splits, job.split)
+    mesh, cut = mesh_of(job), context_parallel.piece_of(job)
+    tells = mesh.leads and mesh.coordinates["context"] == 0
     with Part(run_dir, place.rank) as part, evaluating(parts):
         for indices, counts in _batches(job, place, parts, len(chosen)):
             input, _ = samples.batch(chosen[indices])
-            output = forward(job, parts, input.to(parts.device))
+            output = forward(job, parts, cut(input.to(parts.device)))
             if output is None:
                 continue
+            output = context_parallel.joined(job, output)
             if not isinstance(output, Tensor) or output.shape[:1] != indices.shape:
                 what = f"one of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
                 raise OutputError(f"a prediction needs one output for each of {len(indices)} samples, and got {what}")
-            if counts:
+            if counts and tells:
                 part.add(output.float().cpu().numpy(), numbers[indices].numpy())
 
 

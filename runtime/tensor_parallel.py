@@ -43,8 +43,11 @@ def apply(job: JobProgram, model: nn.Module) -> None:
     from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 
     axis = mesh_of(job).axis("tensor")
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     for name, style in job.tensor.styles:
         parallelize_module(model.get_submodule(name), axis, _style(style), src_data_rank=None)
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)  # some styles make a parameter that trains of any
     tie(model, job.model.ties)
     if job.tensor.loss_parallel and not _LOSS:
         # It has to hold for forward and backward passes alike, which schedules of pipelines mix: for good.

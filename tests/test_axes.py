@@ -29,6 +29,7 @@ GPT = """
 model {
   network = gpt(layers = 2, width = 32, heads = 4, context = 16, vocab = 256, tie = TIE)
   loss    = cross_entropy(SETTING)
+  freeze  = FREEZE
 }
 data {
   source = stdlib()
@@ -96,7 +97,8 @@ log {
   tensorboard = false
 }
 """
-NETWORKS = {"gpt": GPT.replace("TIE", "false"), "tied": GPT.replace("TIE", "true"), "list": LIST, "vit": VIT}
+MLP = VIT.replace("vit(layers = 2, width = 16, heads = 4, patch = 2)", "mlp(widths = [32, 24, 16])")
+NETWORKS = {"mlp": MLP, "gpt": GPT.replace("TIE", "false"), "tied": GPT.replace("TIE", "true"), "list": LIST, "vit": VIT}
 PLAIN = {
     "network": "tied",
     "ranks": "1",
@@ -111,15 +113,16 @@ PLAIN = {
     "precision": "fp32",
     "clip": "0.5",
     "setting": "",
+    "freeze": "[]",
 }
-SAME = ("network", "optimizer", "precision", "clip", "setting")  # what one process has alike
+SAME = ("network", "optimizer", "precision", "clip", "setting", "freeze")  # what one process has alike
 ADAMW = "adamw(lr = 1e-3, weight_decay = 0.1)"
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "bf16(level = O2)": 2e-2, "fp16": 5e-3, "fp16(level = O2)": 5e-3}
 
 JOBS: list[Choice] = [
     {"ranks": "2", "tensor": "2"},
     {"ranks": "2", "context": "2", "microbatches": "2"},
-    {"ranks": "4", "tensor": "2", "microbatches": "2"},
+    {"ranks": "4", "tensor": "2", "microbatches": "2", "freeze": '["*norm*", "blocks.0.*.bias"]'},
     {"ranks": "4", "tensor": "2", "zero": "3", "recompute": "full", "network": "gpt", "setting": "ignore = 32"},
     {"ranks": "4", "context": "2", "zero": "3", "microbatches": "2", "setting": "ignore = 32"},
     {"ranks": "4", "tensor": "2", "context": "2", "zero": "2", "microbatches": "2", "network": "list"},
@@ -127,6 +130,8 @@ JOBS: list[Choice] = [
     {"ranks": "4", "tensor": "2", "zero": "2", "precision": "fp16", "microbatches": "2"},
 ]
 MORE: list[Choice] = [
+    {"ranks": "4", "tensor": "2", "zero": "3", "freeze": '["embedding*", "blocks.0.*"]', "network": "gpt"},
+    {"ranks": "4", "tensor": "2", "network": "mlp", "zero": "3"},
     {"ranks": "4", "tensor": "2", "zero": "1", "microbatches": "2", "recompute": "selective"},
     {"ranks": "4", "tensor": "2", "zero": "2", "microbatches": "2", "optimizer": ADAMW},
     {"ranks": "4", "tensor": "2", "zero": "2", "replicas": "2", "microbatches": "4", "network": "gpt"},
