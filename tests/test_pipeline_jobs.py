@@ -1,0 +1,215 @@
+"""Jobs with a pipeline train as one process does, under every schedule and with what may stand beside it.
+
+Each is compared with the same job in one process, without stages or micro-batches. In fp32 losses and weights agree to
+1e-5; in 16 bits the order of sums is seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from launcher import Launcher
+from planning import ROOT
+from safetensors.numpy import load_file
+
+from dslc.compiler.program import CheckpointStep
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.load import load
+from dslc.runs import Ready, prepare
+
+PIPELINE = ROOT / "examples" / "pipeline.plt"
+# The example, made so small that a training takes a second.
+SMALL = (
+    "model.network.layers=6",
+    "model.network.width=32",
+    "model.network.heads=2",
+    "model.network.context=16",
+    "memory.recompute=none",
+    "data.validation=0.02%",
+    "train.precision=fp32",
+    "train.steps=20",
+    "train.lr_schedule=warmup_cosine(warmup = 3 steps)",
+    "evaluate.every=10 steps",
+    "checkpoint.every=none",
+)
+MLP = """
+model {
+  network = mlp(widths = [24, 24, 16])
+  loss    = cross_entropy()
+}
+"""
+CONVNET = """
+model {
+  network = [
+    conv2d(8, kernel = 3, padding = 1), relu(), max_pool2d(2),
+    residual([conv2d(8, kernel = 3, padding = 1), relu()]),
+    flatten(), linear(24), relu(), linear(10),
+  ]
+  loss = cross_entropy()
+}
+"""
+DIGITS = """
+data {
+  source     = digits()
+  batch      = 32
+  validation = 20%
+}
+devices {
+  cpus = 1
+}
+train {
+  steps     = 12
+  optimizer = sgd(lr = 0.1, momentum = 0.9)
+  clip      = 0.5
+  no_decay  = ["*.bias"]
+}
+"""
+
+Settings = tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    launcher = Launcher()
+
+    @cache
+    def run(path: Path, *settings: str) -> Path:
+        folder = tmp_path_factory.mktemp("run")
+        return train(launcher, made(path, *settings), folder)
+
+    run.launcher = launcher
+    yield run
+    launcher.close()
+
+
+def made(path: Path, *settings: str) -> Ready:
+    loaded = load(str(path), [*settings, "log.every=1 steps"])
+    report = Report()
+    ready = prepare(loaded, report) if loaded.job is not None else None
+    assert ready is not None, [d.message for d in (*loaded.report.errors, *report.errors)]
+    return ready
+
+
+def train(launcher: Launcher, ready: Ready, folder: Path, **changed: Any) -> Path:
+    outcome, shown = launcher.launch(dataclasses.replace(ready.program, **changed), ready.places, folder)
+    assert outcome is not None and outcome.failure is None, shown
+    return folder
+
+
+def records(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    every = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {(record["split"], record["step"]): record for record in every}
+
+
+def agree(got: Path, expected: Path, tolerance: float = 1e-5) -> None:
+    """Losses, metrics and weights; all that was written, and nothing else."""
+    mine, theirs = records(got), records(expected)
+    assert mine.keys() == theirs.keys()
+    for key, record in theirs.items():
+        for metric in ("loss", "accuracy"):
+            if metric in record:
+                assert mine[key][metric] == pytest.approx(record[metric], abs=tolerance), (key, metric)
+    weights, wanted = load_file(got / "weights.safetensors"), load_file(expected / "weights.safetensors")
+    assert list(weights) == list(wanted)
+    for name, tensor in wanted.items():
+        assert np.abs(weights[name] - tensor).max() <= tolerance, name
+
+
+def one(*settings: str) -> Settings:
+    alone = ("devices.cpus=1", "parallelism.data=1", "parallelism.pipeline=1", "parallelism.microbatches=1")
+    return (*SMALL, *alone, "parallelism.schedule=1f1b", *settings)
+
+
+def staged(schedule: str, pipeline: int, data: int, microbatches: int, *settings: str) -> Settings:
+    axes = (f"parallelism.data={data}", f"parallelism.pipeline={pipeline}", f"devices.cpus={data * pipeline}")
+    return (*axes, f"parallelism.schedule={schedule}", f"parallelism.microbatches={microbatches}", *settings)
+
+
+# What is asked of each schedule: micro-batches, ranks and what else may be beside it.
+PLANS = [
+    staged("gpipe", 4, 1, 2),
+    staged("1f1b", 2, 2, 4, "parallelism.zero=0"),
+    staged("interleaved_1f1b", 2, 2, 2, "parallelism.zero=1"),
+    staged("looped_bfs", 2, 2, 4, "parallelism.zero=3"),
+    staged("zero_bubble", 2, 2, 4, "parallelism.zero=2"),
+    staged("zbv", 4, 1, 8),
+    staged("dualpipev", 4, 1, 8),
+]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan[3].partition("=")[2])
+def test_every_schedule_of_the_example_agrees_with_one_process(plan: Settings, launched: Any) -> None:
+    agree(launched(PIPELINE, *SMALL, *plan), launched(PIPELINE, *one()))
+
+
+TIED = "model.network.tie=true"
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [staged("1f1b", 4, 1, 4), staged("zero_bubble", 2, 2, 4, "parallelism.zero=1"), staged("zbv", 2, 2, 4)],
+    ids=["on two ranks", "on two ranks, in rows", "on one rank, in two stages"],
+)
+def test_a_tied_weight_stays_one(plan: Settings, launched: Any) -> None:
+    agree(launched(PIPELINE, *SMALL, TIED, *plan), launched(PIPELINE, *one(TIED)))
+
+
+def test_stages_recompute(launched: Any) -> None:
+    plan = staged("zero_bubble", 2, 1, 4, "memory.recompute=full")
+    agree(launched(PIPELINE, *SMALL, *plan), launched(PIPELINE, *one()))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16(level = O2)", "fp16"])
+def test_stages_in_16_bits(precision: str, launched: Any) -> None:
+    plan, same = staged("1f1b", 2, 1, 4), f"train.precision={precision}"
+    got, expected = records(launched(PIPELINE, *SMALL, *plan, same)), records(launched(PIPELINE, *one(same)))
+    for key, record in expected.items():
+        assert got[key]["loss"] == pytest.approx(record["loss"], abs=2e-2), key
+
+
+def test_frozen_layers_and_targets_that_are_ignored(launched: Any) -> None:
+    same = ('model.freeze=["embed*", "blocks.0.*"]', "model.loss=cross_entropy(ignore = 32)")
+    plan = staged("zbv", 2, 1, 4)
+    agree(launched(PIPELINE, *SMALL, *plan, *same), launched(PIPELINE, *one(*same)))
+
+
+@pytest.mark.parametrize("network", [MLP, CONVNET], ids=["mlp", "convnet"])
+def test_networks_of_images(network: str, tmp_path_factory: pytest.TempPathFactory, launched: Any) -> None:
+    path = tmp_path_factory.mktemp("jobs") / "images.plt"
+    path.write_text(network + DIGITS)
+    expected = launched(path)
+    agree(launched(path, *staged("dualpipev", 2, 1, 4)), expected)
+    agree(launched(path, *staged("gpipe", 2, 2, 2)), expected)
+
+
+def test_stages_by_hand(launched: Any) -> None:
+    plan = staged("1f1b", 2, 1, 4, "parallelism.stages=[3, 7]")
+    agree(launched(PIPELINE, *SMALL, *plan), launched(PIPELINE, *one()))
+
+
+CHAIN = [
+    one(TIED)[len(SMALL) :],
+    staged("1f1b", 2, 1, 4, TIED),
+    staged("zbv", 2, 2, 4, TIED, "parallelism.zero=1"),
+    ("devices.cpus=2", "parallelism.data=2", "parallelism.pipeline=1", "parallelism.zero=3", TIED),
+    staged("gpipe", 4, 1, 4, TIED),
+]
+
+
+def test_a_checkpoint_goes_from_any_plan_to_any_other(tmp_path: Path, launched: Any) -> None:
+    for part, plan in enumerate(CHAIN):
+        ready = made(PIPELINE, *SMALL, *plan)
+        last = 20 if part + 1 == len(CHAIN) else 4 * (part + 1)
+        resume = "auto" if part else "none"
+        checkpoint = CheckpointStep(every=4, folder=str(tmp_path / "checkpoints"), resume=resume, keep=9)
+        done = train(launched.launcher, ready, tmp_path / str(part), checkpoint=checkpoint, steps=last)
+    got, expected = records(done), records(launched(PIPELINE, *one(TIED)))
+    assert ("train", 17) in got and ("train", 16) not in got  # the last plan began after step 16
+    for key, record in got.items():
+        assert record["loss"] == pytest.approx(expected[key]["loss"], abs=1e-5), key
