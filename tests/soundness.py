@@ -26,7 +26,7 @@ import tempfile
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,9 +44,14 @@ from dslc.dsl.load import load
 from dslc.runs import Ready, prepare
 
 LIMIT = 60.0
-PRELOADED = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim")
+PRELOADED = (
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+    "torch.distributed.pipelining.schedules",
+    "torch.distributed.tensor.parallel",
+)
 BY_NATURE = ("W0606", "W0607", "W0608", "W0609")
-SAID = ("agrees", "differs", "crashed", "hung", "rejected", "broke the compiler")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +59,7 @@ class Result:
     """What became of one job. `codes`: what it was rejected with, or warned of."""
 
     seed: int
-    said: str
+    said: str  # agrees, differs, crashed, hung, rejected, broke the compiler
     codes: tuple[str, ...] = ()
     why: str = ""
 
@@ -96,10 +101,9 @@ class Forced:
 
     def wants(self, result: Result) -> bool:
         """Of each code some, where nothing else was wrong with the job."""
-        codes = {*result.codes}
-        if result.said != "rejected" or len(codes) != 1 or not FORCEABLE.fullmatch(*codes):
+        if result.said != "rejected" or len({*result.codes}) != 1 or not FORCEABLE.fullmatch(result.codes[0]):
             return False
-        return sum({*each.codes} == codes for each in self.results) < _EACH
+        return sum(each.codes[0] == result.codes[0] for each in self.results) < _EACH
 
     def text(self) -> str:
         lines = [f"forced {len(self.results)} of the rejected:"]
@@ -143,7 +147,7 @@ class Trainer:
             ok = bool(codes) and all(re.fullmatch(r"E\d{4}", code) for code in codes)
             why = "" if ok else f"rejected without a code: {report.found}"
             return Result(seed=drawn.seed, said="rejected" if ok else "broke the compiler", codes=codes, why=why)
-        return self._compare(drawn, ready, codes)
+        return self._compare(drawn, ready, codes, codes)
 
     def forced(self, drawn: Drawn, rejected: Result) -> Result:
         """What becomes of a rejected job without the rules that rejected it, and without the proof of its plan; with
@@ -157,9 +161,9 @@ class Trainer:
             if ready is None:
                 why = ", ".join(f"{d.code} {d.message}" for d in report.errors) or "there is nothing to plan"
                 return Result(seed=drawn.seed, said="rejected", codes=rejected.codes, why=why)
-            return self._compare(drawn, ready, rejected.codes)
+            return self._compare(drawn, ready, rejected.codes, [d.code for d in report.found])
 
-    def _compare(self, drawn: Drawn, ready: Ready, codes: tuple[str, ...]) -> Result:
+    def _compare(self, drawn: Drawn, ready: Ready, codes: tuple[str, ...], warned: Iterable[str]) -> Result:
         try:
             plain, report = self._prepare(drawn.plain, drawn.seed)
             if plain is None:
@@ -167,7 +171,7 @@ class Trainer:
                 raise Fault("differs", f"one process is refused: {refused}")
             found = self._train(ready)
             expected = self._train(plain)
-            _alike(found, expected, ready, by_nature=bool({*codes} & {*BY_NATURE}))
+            _alike(found, expected, ready, by_nature=bool({*warned} & {*BY_NATURE}))
         except Fault as fault:
             return Result(seed=drawn.seed, said=fault.said, codes=codes, why=fault.why)
         return Result(seed=drawn.seed, said="agrees", codes=codes)
