@@ -117,7 +117,6 @@ class _Links:
     def __init__(self, job: JobSpec, layout: Layout) -> None:
         self.layout = layout
         self.sharding: Sharding = sharding_of(job, layout)
-        self.once = self.sharding.accumulate or layout.sizes["pipeline"] > 1  # gradients at the last micro-batch
         self.link, self.network = layout.hardware.link or 1.0, layout.hardware.network or 1.0
 
     def _ranks(self, traffic: TrafficNode) -> tuple[int, int]:
@@ -157,7 +156,7 @@ class _Links:
         for traffic in (t for t in cost.traffic if t.axis == "data"):
             seconds = self.seconds(traffic)
             gathered = traffic.operation == "all_gather" and self.sharding.reshard
-            scattered = traffic.operation == "reduce_scatter" and not self.once
+            scattered = traffic.operation == "reduce_scatter" and not self.sharding.accumulate
             if traffic.what not in ("gradients", "parameters") or traffic.operation == "broadcast":
                 left += seconds
             elif gathered or scattered:

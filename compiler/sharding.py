@@ -71,7 +71,7 @@ def sharding_of(job: JobSpec, layout: Layout) -> Sharding:
         replicas=replicas,
         shards=ranks // replicas,
         reshard=away or (zero == 3 and ranks > 1),
-        accumulate=zero <= 1,
+        accumulate=zero <= 1 or layout.sizes["pipeline"] > 1,  # torch's stages agree on theirs at the last one
     )
 
 

@@ -227,9 +227,7 @@ def _fsdp(
         summed += [trains // shards] if trains else []
     if shards > 1:
         yield _data("all_gather", "parameters", gathered * (microbatches if sharding.reshard else 1))
-        # Under a pipeline the gradients of a stage are whole until its last micro-batch.
-        once = sharding.accumulate or layout.sizes["pipeline"] > 1
-        yield _data("reduce_scatter", "gradients", scattered * (1 if once else microbatches))
+        yield _data("reduce_scatter", "gradients", scattered * (1 if sharding.accumulate else microbatches))
     if sharding.replicas > 1:
         yield _data("all_reduce", "gradients", summed)
     if job.train.clip is not None and shards > 1:
