@@ -11,12 +11,13 @@ from typing import Any
 from dslc.compiler import program as p
 from dslc.compiler.analyse import Analysis, context_of
 from dslc.compiler.facts import SourceFacts
+from dslc.compiler.nodes import ModelGraph
 from dslc.compiler.plan import Plan
 from dslc.compiler.rules import warmup_steps
 from dslc.compiler.sharding import recomputed, sharding_of, units
 from dslc.compiler.sources import source_key
 from dslc.compiler.stages import sent
-from dslc.compiler.tensor_plan import tensor_step
+from dslc.compiler.tensor_plan import tensor_plan, tensor_step
 from dslc.compiler.workload import in_steps
 from dslc.dsl import calls as c
 from dslc.dsl.layers import PythonNetwork, TransformersNetwork
@@ -115,7 +116,15 @@ def _pipeline(analysis: Analysis) -> p.PipelineStep | None:
     if model is None or pipeline is None or pipeline.schedule is None:
         return None
     schedule, stages = pipeline.schedule, []
-    given = model.input
+    given, sizes = model.input, analysis.layout.sizes
+    plan = tensor_plan(analysis.job, sizes["tensor"], model) if sizes["tensor"] > 1 else None
+
+    def own(layer: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """What a rank has of what `layer` ("": the loss) is given."""
+        if sizes["context"] > 1:
+            shape = (shape[0] // sizes["context"], *shape[1:])
+        return plan.given(layer, shape, sizes["tensor"]) if plan else shape
+
     for index, (numbers, rank) in enumerate(zip(pipeline.stages, schedule.placement, strict=True)):
         layers = [model.layers[n] for n in numbers]
         made = sent(analysis.job, layers[-1]) if index + 1 < len(pipeline.stages) else model.output
@@ -124,8 +133,8 @@ def _pipeline(analysis: Analysis) -> p.PipelineStep | None:
                 index=index,
                 rank=rank,
                 modules=tuple(layer.name for layer in layers),
-                input=(given.shape, given.dtype),
-                output=(made.shape, made.dtype),
+                input=(own(layers[0].name, given.shape), given.dtype),
+                output=(own(_first(model, pipeline.stages, index + 1), made.shape), made.dtype),
             )
         )
         given = made
@@ -134,6 +143,11 @@ def _pipeline(analysis: Analysis) -> p.PipelineStep | None:
         stages=tuple(stages),
         rows=tuple(tuple(str(action) for action in row if action is not None) for row in schedule.rows),
     )
+
+
+def _first(model: ModelGraph, stages: tuple[range, ...], index: int) -> str:
+    """The first layer of a stage; none after the last."""
+    return model.layers[stages[index][0]].name if index < len(stages) else ""
 
 
 def _checkpoint(analysis: Analysis) -> p.CheckpointStep:

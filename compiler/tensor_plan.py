@@ -48,6 +48,14 @@ class TensorPlan:
     unknown: list[str] = field(default_factory=list)
     uneven: list[tuple[str, str, int]] = field(default_factory=list)
     noisy: list[str] = field(default_factory=list)
+    pieces: set[str] = field(default_factory=set)  # layers that are given a piece of the sequence,
+    shares: set[str] = field(default_factory=set)  # or a share of the features, by the layer before
+
+    def given(self, layer: str, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+        """What a rank has of `shape`, which `layer` is given for each sample."""
+        if layer in self.pieces:
+            return (shape[0] // ranks, *shape[1:])
+        return (*shape[:-1], shape[-1] // ranks) if layer in self.shares else shape
 
     def rows(self) -> frozenset[str]:
         """Modules whose weight and bias are cut by rows."""
@@ -75,6 +83,7 @@ def tensor_plan(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
     _tables(leaves, ranks, plan)
     for run in runs:
         plan.styles.append((leaves[run.start][0], "split"))
+        plan.pieces.update(leaves[number][0] for number in run if number > run.start)
     for number, leaf in enumerate(leaves):
         _inside(leaf, ranks, any(number in run for run in runs), plan)
     _head(job, model, leaves, runs, ranks, plan)
@@ -202,6 +211,7 @@ def _dense(leaves: Sequence[Leaf], runs: Sequence[range], ranks: int, plan: Tens
             if width % ranks:
                 plan.uneven.append((leaves[number][0], "features", width))
             _pair(leaves[number][0], leaves[second][0], False, plan)
+            plan.shares.update(name for name, _ in leaves[number + 1 : second + 1])
             number = second
         number += 1
 
@@ -230,6 +240,7 @@ def _head(
         plan.loss_parallel = isinstance(job.model.loss, c.CrossEntropy) and job.model.loss.label_smoothing == 0
         style = "scores" if plan.loss_parallel else "gathered"
         plan.styles.append((name, f"{style}_of_pieces" if before else style))
+        plan.pieces.update((name,) if before else ())
     for run in runs:
         if not (taken and before and run is runs[-1]):
             plan.styles.append((leaves[run.stop - 1][0], "gather"))

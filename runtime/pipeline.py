@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dslc.compiler.program import JobProgram, PipelineStep, StageStep
+from dslc.compiler.program import JobProgram, PipelineStep, StageStep, TensorParallelStep
 from dslc.runtime import compiling, offload
 from dslc.runtime.blank import Blank
 from dslc.runtime.engine import Engine
@@ -183,15 +183,29 @@ def _restricted(job: JobProgram, names: Sequence[str]) -> JobProgram:
     """The program with the names of modules that are there alone."""
 
     def there(modules: Sequence[str]) -> tuple[str, ...]:
-        return tuple(m for m in modules if any(m == name or m.startswith(name + ".") for name in names))
+        return tuple(module for module in modules if _within(module, names))
 
     return dataclasses.replace(
         job,
-        model=dataclasses.replace(job.model, frozen=()),  # that is done
+        # What is frozen is so already; weights that two stages share are added up, not tied.
+        model=dataclasses.replace(job.model, frozen=(), ties=_ties(job, names)),
+        tensor=job.tensor and dataclasses.replace(job.tensor, styles=_styles(job.tensor, names)),
         recompute=dataclasses.replace(job.recompute, modules=there(job.recompute.modules)),
         compiled=there(tuple(name for name in job.compiled if name)),  # "", the whole model, is each stage's own
         gradients=dataclasses.replace(job.gradients, units=there(job.gradients.units)),
     )
+
+
+def _ties(job: JobProgram, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    return tuple(pair for pair in job.model.ties if all(_within(each, names) for each in pair))
+
+
+def _styles(step: TensorParallelStep, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    return tuple((module, style) for module, style in step.styles if _within(module, names))
+
+
+def _within(name: str, modules: Sequence[str]) -> bool:
+    return any(name == module or name.startswith(module + ".") for module in modules)
 
 
 # -------------------------------------------------------------------------------------------------------- the axis

@@ -19,6 +19,7 @@ from dslc.compiler.program import JobProgram, RankPlace
 from dslc.runtime import dynamo
 from dslc.runtime.assemble import Parts
 from dslc.runtime.batches import StepBatch
+from dslc.runtime.context_parallel import piece_of
 from dslc.runtime.pipeline import Schedule
 from dslc.runtime.precision import autocast
 from dslc.runtime.stepper import Done, clipped, global_count
@@ -34,6 +35,7 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts) -> Callable[[StepBa
     tensors = named_tensors(parts.plain)
     parameters = [parameter for parameter in parts.plain.parameters() if parameter.requires_grad]
     counted = [engine.counts(parameter) for parameter in parameters]
+    cut = piece_of(job)
     measured = clip is not None or job.observe
     scaler.scale(torch.zeros((), device=device))  # so that a rank that never scales a loss has a scale
 
@@ -55,7 +57,7 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts) -> Callable[[StepBa
         nonlocal agreed, number
         number, agreed = global_count(job, place, batch, device)
         totals.clear()
-        schedule.run(batch.micro)
+        schedule.run([(cut(input), cut(target)) for input, target in batch.micro])
         agreed()
         axis.add_up_shared(tensors)
         norm = None
