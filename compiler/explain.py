@@ -33,6 +33,7 @@ from dslc.compiler.describe import (
     stages_of,
 )
 from dslc.compiler.plan import Plan, RankNode, ScheduleNode
+from dslc.compiler.stages import equal_counts
 from dslc.compiler.units import byte_text, count_text, flop_text, percent_text, time_text
 
 MOST_LAYERS = 40  # lines of the layer table
@@ -324,8 +325,27 @@ def _schedule(plan: Plan) -> list[str]:
         f"{schedule.name}: {len(schedule.rows)} ranks x {schedule.virtual_stages} = {plural(stages, 'stage')}, "
         f"{plural(plan.data.microbatches, 'micro-batch')}, bubble {percent_text(schedule.bubble)}"
     ]
+    lines += _balance(plan)
     rows = [(str(n), _row_text(row)) for n, row in enumerate(schedule.rows)]
     return [*lines, *_shortened(table(rows, right=(0,)), MOST_CLASSES), _key(schedule)]
+
+
+def _balance(plan: Plan) -> list[str]:
+    """The slowest stage, beside that of a cut into equal numbers of layers."""
+    work = [layer.flops for layer in plan.layers]
+    mean = sum(work) / max(1, len(plan.stages))
+    if not mean:
+        return []
+
+    def slowest(cut: Sequence[range]) -> str:
+        most = max(sum(work[n] for n in stage) for stage in cut)
+        return f"{flop_text(most)} of a sample, {most / mean:.2f} x the mean"
+
+    cut = [range(stage.first, stage.last + 1) for stage in plan.stages]
+    return [
+        f"slowest stage: {slowest(cut)}",
+        f"with equal numbers of layers: {slowest(equal_counts(len(work), len(cut)))}",
+    ]
 
 
 def _row_text(row: str, most: int = 14) -> str:
