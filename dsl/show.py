@@ -103,7 +103,7 @@ def _one(diagnostic: Diagnostic, paint: _Paint) -> list[str]:
     if diagnostic.help:
         first, *more = diagnostic.help.split("\n")  # a list of remedies has a line for each
         lines.append(paint(GREEN, "help") + f": {_plain(first)}")
-        lines.extend(f"  {_plain(line)}" for line in more)
+        lines.extend(f"  {_plain(remedy)}" for remedy in more)
     return lines
 
 
