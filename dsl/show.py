@@ -101,9 +101,9 @@ def _one(diagnostic: Diagnostic, paint: _Paint) -> list[str]:
     for note in diagnostic.notes:
         lines.extend(_note(note, width, paint))
     if diagnostic.help:
-        first, *more = diagnostic.help.split("\n")  # a list of remedies has a line for each
-        lines.append(paint(GREEN, "help") + f": {_plain(first)}")
-        lines.extend(f"  {_plain(remedy)}" for remedy in more)
+        said, *remedies = diagnostic.help.split("\n")  # a list of remedies has a line for each
+        lines.append(paint(GREEN, "help") + f": {_plain(said)}")
+        lines.extend(f"  {_plain(remedy)}" for remedy in remedies)
     return lines
 
 
