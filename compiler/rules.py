@@ -216,10 +216,11 @@ def _warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, 
             job.model.at("network"),
             help="leave `sync` out for statistics over all ranks",
         )
-    if model.noise and layout.world_size > 1:
+    if model.noise and (layout.world_size > 1 or layout.microbatches > 1):
+        where = "on each rank" if layout.world_size > 1 else "for each micro-batch than for a whole batch"
         report.add(
             "W0608",
-            "dropout draws other numbers on each rank: training agrees with one process in distribution only",
+            f"dropout draws other numbers {where}: training agrees with one process in distribution only",
             job.model.at("network"),
         )
     if isinstance(job.train.precision, c.Fp16) and layout.world_size > 1:
@@ -264,8 +265,6 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
     for axis in ("pipeline", "tensor", "context"):
         if getattr(parallelism, axis) > 1 and own_network(job):
             yield f"`parallelism.{axis} = {getattr(parallelism, axis)}`", parallelism.at(axis), "the data axis runs"
-        elif getattr(parallelism, axis) > 1 and axis != "pipeline" and parallelism.pipeline > 1:
-            yield f"`parallelism.{axis}` beside a pipeline", parallelism.at(axis), "the data axis runs beside it"
     if job.memory.offload and parallelism.pipeline > 1:
         yield "`memory.offload` beside a pipeline", job.memory.at("offload"), ""
     if train.compile and parallelism.tensor > 1:
