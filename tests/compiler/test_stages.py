@@ -1,4 +1,4 @@
-"""The cut into stages, against every cut there is; and what torch cannot run, or a device not hold, is cut elsewhere."""
+"""The cut into stages, against every cut there is; what torch cannot run, or a device not hold, is cut elsewhere."""
 
 from __future__ import annotations
 
