@@ -123,6 +123,7 @@ class _Task:
 class _Drawing:
     def __init__(self, rng: random.Random, compile: float) -> None:
         self.rng, self.compile = rng, compile
+        self.split: set[str] = set()  # the axes that divide a layer
 
     def one(self, *choices: str) -> str:
         return self.rng.choice(choices)
@@ -134,8 +135,9 @@ class _Drawing:
         return self.rng.randint(first, last)
 
     def blocks(self) -> Blocks:
-        task = self.task()
         devices, parallelism, ranks = self.parallelism()
+        self.split = {"tensor", "context"} & {*parallelism}
+        task = self.task()
         data = self.data(task, ranks, int(parallelism.get("microbatches", "1")))
         return {
             "model": self.model(task),
@@ -154,7 +156,9 @@ class _Drawing:
 
     def task(self) -> _Task:
         rng = self.rng
-        kind = rng.choices(("image", "signal", "vector", "tokens"), (4, 2, 3, 5))[0]
+        # What a tensor or context axis divides are transformers, nearly always.
+        weights = (1, 0, 0, 20) if self.split else (4, 2, 3, 5)
+        kind = rng.choices(("image", "signal", "vector", "tokens"), weights)[0]
         if kind == "tokens":
             length, vocab = rng.choice((4, 6, 8)), rng.choice((11, 16, 50))
             samples = rng.choice((40, 61, 200))
@@ -236,11 +240,11 @@ class _Drawing:
 
     def network(self, task: _Task) -> str:
         library = self.library(task)
-        return self.rng.choice(library) if library and self.chance(0.45) else self.layers(task)
+        return self.rng.choice(library) if library and self.chance(0.8 if self.split else 0.45) else self.layers(task)
 
     def library(self, task: _Task) -> list[str]:
         rng, flag = self.rng, self.one("true", "false")
-        width, heads = rng.choice(((8, 2), (8, 4), (12, 2), (6, 3), (8, 3)) if self.chance(0.3) else ((8, 2), (16, 4)))
+        width, heads = rng.choice(((8, 2), (8, 4), (12, 2), (6, 3), (8, 3)) if self.chance(0.15) else ((8, 2), (16, 4)))
         count = task.output[-1]
         if task.kind == "tokens":
             length = task.shape[0] + (8 if self.chance(0.1) else 0)
@@ -301,7 +305,7 @@ class _Drawing:
 
     def body(self, shape: Shape, kind: str) -> Sequence[str]:
         """Layers that give back the shape they take."""
-        bias, heads = self.one("true", "false"), self.one("1", "2", "2", "3")
+        bias, heads = self.one("true", "false"), self.one("1", "2", "2", "2", "2", "2", "3")
         options = {
             "image": (
                 (f"conv2d({shape[0]}, padding = 1, bias = {bias})", self.pointwise()),
@@ -418,6 +422,8 @@ class _Drawing:
             body["replicas"] = self.one("2", "2", "1", "3", "4") if data > 1 else "1"
         if "microbatches" not in body and self.chance(0.35):
             body["microbatches"] = self.one("2", "2", "3", "4")
+        if "tensor" in body and self.chance(0.3):
+            body["sequence"] = "false"
         if self.chance(0.02):
             body["gradients"] = self.one("fp16()", "powersgd(rank = 2)", "local_sgd(period = 2)", "allreduce()")
         return devices, body, data
@@ -453,7 +459,7 @@ class _Drawing:
             body["lr_schedule"] = self.one(
                 "constant", "warmup_cosine(warmup = 2 steps)", "warmup_linear(warmup = 20%, floor = 0.1)",
                 "warmup_constant(warmup = 1 step)", "step(every = 2 steps)", "exponential(0.9, every = 1 step)",
-                "warmup_cosine(warmup = 50 steps)",
+                "warmup_cosine(warmup = 50 steps)" if self.chance(0.2) else "constant",
             )  # fmt: skip
         if self.chance(0.1):
             body["scale_lr"] = self.one("linear(base_batch = 8)", "sqrt(base_batch = 4)")
