@@ -172,8 +172,8 @@ class _Drawing:
                 )
             )
             return _Task(
-                source=source, shape=(length,), kind=kind, output=(length, vocab), classes=True, samples=samples,
-                large=source.startswith("stdlib"),
+                source=source, shape=(length,), kind=kind, output=(length, vocab), classes=True,
+                samples=samples if source.startswith("synthetic") else 600, large=source.startswith("stdlib"),
             )  # fmt: skip
         known = {
             "image": (
