@@ -179,20 +179,21 @@ def bench_plan(pairs: int) -> None:
             *((f"dslc render --view {v}", dslc("render", job, "--view", v, "-o", picture)) for v in VIEWS),
         ):
             show_seconds(f"{name}, 16,384 devices", command, max(3, pairs // 3), 2.0)
-            print(f"{name}, 16,384 devices: {peak_memory(command) / 2**20:.0f} MiB at the peak; target 500", flush=True)
+            memory, busy = taken(command)
+            print(f"{name}: {memory / 2**20:.0f} MiB at the peak, target 500; {busy:.2f} s of a core", flush=True)
 
 
 VIEWS = ("placement", "graph", "schedule")
 
 
-def peak_memory(command: list[str]) -> int:
-    """Bytes that a command holds at most, of its own processes alone."""
+def taken(command: list[str]) -> tuple[int, float]:
+    """Bytes that a command holds at most, and the seconds of a core that it takes, whatever else the machine does."""
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
         _, status, usage = os.wait4(run.pid, 0)
         run.returncode = os.waitstatus_to_exitcode(status)
     if run.returncode:
         sys.exit(f"{' '.join(command)} failed")
-    return usage.ru_maxrss * 1024
+    return usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime
 
 
 BENCHMARKS: dict[str, Callable[[int], None]] = {
