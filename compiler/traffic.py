@@ -10,8 +10,8 @@ Contract: for a plan of the data axis alone, kind, count and bytes are those tha
 own part, of a reduce-scatter the whole. What is logged, evaluated or written as a checkpoint belongs to no step.
 
 Limits: first steps exchange more, in which engines agree on buckets. Of a user's own module, the order in which
-gradients are ready is taken for the reverse of that in which its layers are called. The figures of the tensor, context
-and pipeline axes are those of the papers.
+gradients are ready is taken for the reverse of that in which its layers are called. The figures of the tensor
+axis are those of the papers.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def traffic(
     microbatches: int,
 ) -> Iterator[TrafficNode]:
     """What a rank that holds `layers` exchanges; no entry is without an operation."""
-    if layout.sizes["data"] > 1:
+    if layout.sizes["data"] * layout.sizes["context"] * layout.sizes["tensor"] > 1:
         for node in _over_data(job, layout, model, layers, microbatches):
             if node.count:
                 yield node
@@ -91,7 +91,7 @@ def _over_data(
         yield from _ddp(job, layout, sharding, model, layers, names)
     if not model.unsynced_batch_norm:
         yield _data("all_reduce", "batch statistics", _statistics(job, model, layers, names) * microbatches)
-    if counts_kept(job):
+    if counts_kept(job) and layout.sizes["data"] > 1:
         yield _data("all_reduce", "count of what is kept", [8])
 
 
@@ -230,9 +230,10 @@ def _fsdp(
         yield _data("reduce_scatter", "gradients", scattered * (1 if sharding.accumulate else microbatches))
     if sharding.replicas > 1:
         yield _data("all_reduce", "gradients", summed)
-    if job.train.clip is not None and shards > 1:
+    agreed = shards > 1 or layout.world_size > layout.sizes["data"]
+    if job.train.clip is not None and agreed:
         yield _data("all_reduce", "norm of the gradient", [4])
-    if isinstance(job.train.precision, c.Fp16) and shards > 1:
+    if isinstance(job.train.precision, c.Fp16) and agreed:
         yield _data("all_reduce", "whether a gradient overflowed", [4])
 
 
@@ -289,14 +290,20 @@ def _over_model(
             count=4 * len(blocks) * microbatches * (2 if job.parallelism.sequence else 1),
             bytes=4 * numbers * element,
         )
-    if blocks and layout.sizes["context"] > 1:
-        yield TrafficNode(
-            operation="all_gather",
-            axis="context",
-            what="keys and values",
-            count=2 * len(blocks) * microbatches,
-            bytes=2 * numbers * element // layout.sizes["context"],
-        )
+    context = layout.sizes["context"]
+    if blocks and context > 1:
+        again = set(recomputed(job, model))  # whose forward pass gathers once more
+        size = 2 * element * workload.microbatch // layout.sizes["tensor"]
+        gathered = [size * b.output.numbers // context for b in blocks for _ in range(1 + (b.name in again))]
+        scattered = [size * b.output.numbers for b in blocks]
+        for operation, sizes in (("all_gather", gathered), ("reduce_scatter", scattered)):
+            yield TrafficNode(
+                operation=operation,
+                axis="context",
+                what="keys and values" if operation == "all_gather" else "gradients of keys and values",
+                count=len(sizes) * microbatches,
+                bytes=sum(sizes) * microbatches,
+            )
 
 
 def _stage_traffic(

@@ -57,6 +57,7 @@ devices {
   cpus = RANKS
 }
 parallelism {
+  context      = CONTEXT
   zero         = ZERO
   replicas     = REPLICAS
   microbatches = MICROBATCHES
@@ -129,6 +130,7 @@ NETWORKS = {"gpt": GPT, "wide": WIDE, "conv": CONV} | {
 PLAIN = {
     "network": "gpt",
     "ranks": "2",
+    "context": "1",
     "zero": "0",
     "replicas": "1",
     "microbatches": "1",
@@ -153,6 +155,8 @@ JOBS: list[dict[str, str]] = [
     {"zero": "0", "precision": "fp16(level = O2)", "microbatches": "2"},
     {"zero": "2", "precision": "fp16", "network": "conv", "recompute": "every(2)"},
     {"zero": "3", "freeze": '["embedding*", "position*", "blocks.0.*", "blocks.1.*"]', "microbatches": "2"},
+    {"context": "2", "ranks": "4", "zero": "3", "microbatches": "2", "clip": "1.0", "ignore": "0"},
+    {"context": "2", "recompute": "full", "precision": "bf16"},
     {"network": "unused", "microbatches": "2"},
     {"network": "buffered", "microbatches": "2"},
 ]
