@@ -9,6 +9,9 @@ from planning import ROOT, compiled
 
 from dslc.compiler.compile import Compiled
 from dslc.compiler.estimate import Estimate
+from dslc.compiler.explain import explain
+from dslc.compiler.plan import load_plan
+from dslc.compiler.units import time_text
 
 GPT = """
 model {
@@ -57,7 +60,7 @@ def flops(job: Compiled) -> int:
 def test_a_step_that_hides_its_gradients_takes_as_long_as_its_arithmetic(tmp_path: Path) -> None:
     job, found = planned(tmp_path)
     assert found.step_time == pytest.approx(flops(job) * 16 / 100e12)
-    assert (found.exposed, found.waiting, found.transfers) == (0, pytest.approx(0), 0)
+    assert found.exposed == found.transfers == 0 and found.waiting == pytest.approx(0)
     assert found.mfu == pytest.approx(1)
 
 
@@ -110,6 +113,22 @@ def test_half_the_efficiency_is_twice_the_arithmetic(tmp_path: Path) -> None:
     _, half = planned(tmp_path, cards=CARDS + "efficiency = 0.5\n")
     assert half.arithmetic == pytest.approx(2 * whole.arithmetic)
     assert half.mfu == pytest.approx(0.5)
+
+
+def test_the_plan_says_where_the_time_goes(tmp_path: Path) -> None:
+    job, found = planned(tmp_path, "parallelism.tensor=8", cards=CARDS + "efficiency = 0.5\n")
+    assert job.plan.step is not None and job.plan.step.efficiency == 0.5
+    assert job.plan.step.transfers == found.transfers and job.plan.step.within == dict(found.links)["link"]
+    assert load_plan(job.plan.text()) == job.plan
+    said = explain(job.plan)
+    assert "where products reach 50% of the peak" in said and f"{time_text(found.transfers)} within layers" in said
+    assert "at peak speeds: a bound" in explain(planned(tmp_path)[0].plan)
+
+
+@pytest.mark.parametrize("wrong", ["0", "1.5", '"half"'])
+def test_an_efficiency_is_a_share(wrong: str, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="E0422"):
+        planned(tmp_path, cards=CARDS + f"efficiency = {wrong}\n")
 
 
 def test_recomputation_is_arithmetic_and_no_use(tmp_path: Path) -> None:
