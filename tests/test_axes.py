@@ -1,5 +1,5 @@
-"""The tensor axis and the context axis, alone, together, and beside every way to shard over the data axis, train as one
-process does.
+"""The tensor axis and the context axis, alone, together, beside every way to shard over the data axis, and beside a
+pipeline, train as one process does.
 
 Each job is compared with the same job in one process: losses of every step and of the validation split, and the weights
 after SGD, to 1e-5 in fp32. In 16 bits the order of sums is seen.
@@ -73,6 +73,8 @@ devices {
   cpus = RANKS
 }
 parallelism {
+  pipeline     = PIPELINE
+  schedule     = SCHEDULE
   tensor       = TENSOR
   context      = CONTEXT
   zero         = ZERO
@@ -102,6 +104,8 @@ NETWORKS = {"mlp": MLP, "gpt": GPT.replace("TIE", "false"), "tied": GPT.replace(
 PLAIN = {
     "network": "tied",
     "ranks": "1",
+    "pipeline": "1",
+    "schedule": "1f1b",
     "tensor": "1",
     "context": "1",
     "zero": "0",
@@ -128,8 +132,16 @@ JOBS: list[Choice] = [
     {"ranks": "4", "tensor": "2", "context": "2", "zero": "2", "microbatches": "2", "network": "list"},
     {"ranks": "4", "tensor": "4", "sequence": "false", "network": "vit", "setting": "label_smoothing = 0.1"},
     {"ranks": "4", "tensor": "2", "zero": "2", "precision": "fp16", "microbatches": "2"},
+    {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "2", "schedule": "zero_bubble"},
+    {"ranks": "4", "pipeline": "2", "context": "2", "microbatches": "2", "setting": "ignore = 32"},
 ]
 MORE: list[Choice] = [
+    {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "4", "sequence": "false", "network": "list"},
+    {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "4", "schedule": "interleaved_1f1b"},
+    {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "4", "schedule": "zbv", "network": "gpt"},
+    {"ranks": "4", "pipeline": "2", "context": "2", "microbatches": "4", "schedule": "dualpipev"},
+    {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "2", "precision": "fp16", "schedule": "gpipe"},
+    {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "2", "network": "mlp", "schedule": "gpipe"},
     {"ranks": "4", "tensor": "2", "zero": "3", "freeze": '["embedding*", "blocks.0.*"]', "network": "gpt"},
     {"ranks": "4", "tensor": "2", "network": "mlp", "zero": "3"},
     {"ranks": "4", "tensor": "2", "zero": "1", "microbatches": "2", "recompute": "selective"},
@@ -219,10 +231,10 @@ def test_and_in_more_ways(trainer: Trainer, choice: Choice) -> None:
 
 
 def test_a_checkpoint_of_one_plan_goes_on_under_another(trainer: Trainer, tmp_path: Path) -> None:
-    """Of tensor 2 x data 2 under ZeRO-3, under context 2, to the end of a training in one process."""
+    """Of pipeline 2 x tensor 2, under ZeRO-3 on 2 ranks, to the end of a training in one process."""
     kept = [f'checkpoint.dir="{tmp_path}/kept"', "checkpoint.every=4 steps"]
-    first = PLAIN | {"ranks": "4", "tensor": "2", "zero": "3", "optimizer": ADAMW}
-    second = PLAIN | {"ranks": "2", "context": "2", "optimizer": ADAMW}
+    first = PLAIN | {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "2", "optimizer": ADAMW}
+    second = PLAIN | {"ranks": "2", "zero": "3", "optimizer": ADAMW}
     begun = trainer.train(first, *kept, "train.steps=8")
     assert len(begun.losses) == STEPS
     goes_on = trainer.train(second, *kept, "train.steps=12", "checkpoint.resume=auto")
