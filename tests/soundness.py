@@ -89,7 +89,7 @@ class Tally:
 
 
 # The rules that something can be run without. Where shapes, axes or names do not fit there is nothing to run.
-FORCEABLE = re.compile(r"E0216|E030[12347]|E031[234]|E041[246789]|E0602|E0720")
+FORCEABLE = re.compile(r"E0216|E030[12347]|E031[234]|E041[246789]|E0424|E043[012]|E0602|E0720")
 _EACH = 5  # rejected jobs of a code that are forced
 
 
