@@ -16,6 +16,9 @@ Tolerances, the largest difference that is let pass (`Tolerance`):
 
 A loss is taken relative to one or to itself, whichever is more, a norm relative to itself, a parameter like a loss.
 
+Where this does not hold in fp32, the one process is trained in float64 too, if its model can be: what float32 itself
+rounds, times `ROUNDING`, is let pass as well. Deep networks with batch statistics over few numbers need it.
+
 Limits: noise that is left when dropout is off, statistics that are taken per rank or per micro-batch, and steps that
 fp16 skips in one training alone, differ by nature: what depends on them is shown and said, and not judged.
 """
@@ -24,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
 Status = Literal["holds", "broken", "not compared"]
 TITLES = ("same samples", "same start", "same scale", "same state")
+ROUNDING = 10.0
 _NAMED = 3  # of what differs, how many a message names
 
 
@@ -84,8 +88,41 @@ class Verdict:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def only_numbers(self) -> bool:
+        """Whether what breaks may be a matter of rounding."""
+        return bool(self.broken) and not (self.findings[0].broken or self.findings[1].broken)
+
+    @property
     def broken(self) -> list[str]:
         return [title for title, finding in zip(TITLES, self.findings, strict=True) if finding.broken]
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How far float32 is from float64 in one process, as the differences are taken: up to each step, of each tensor."""
+
+    losses: Sequence[float] = ()
+    norms: Sequence[float] = ()
+    parameters: Mapping[str, float] = field(default_factory=dict)
+
+    def loss(self, step: int) -> float:
+        return ROUNDING * max(self.losses[:step], default=0.0)
+
+    def norm(self, step: int) -> float:
+        return ROUNDING * max(self.norms[:step], default=0.0)
+
+    def parameter(self, name: str) -> float:
+        return ROUNDING * self.parameters.get(name, 0.0)
+
+
+def rounding_of(one: Observation, exact: Observation) -> Rounding:
+    """`exact` is the training of `one` in float64."""
+    rows = _rows(one, exact)
+    return Rounding(
+        [_apart(*row.losses, 1.0) for row in rows],
+        [_apart(*row.norms, 0.0) for row in rows],
+        {each.name: each.excess for each in _differences(one, exact, "end", Finding())},
+    )
 
 
 def tolerance_of(job: JobProgram, rates: Sequence[float]) -> Tolerance:
@@ -97,7 +134,13 @@ def tolerance_of(job: JobProgram, rates: Sequence[float]) -> Tolerance:
     return Tolerance(loss=1e-5, norm=1e-4, parameter=max(allowed, 1e-6))
 
 
-def compare(job: JobProgram, plan: Observation, one: Observation, by_nature: Sequence[str]) -> Verdict:
+def compare(
+    job: JobProgram,
+    plan: Observation,
+    one: Observation,
+    by_nature: Sequence[str],
+    rounding: Rounding = Rounding(),
+) -> Verdict:
     """`job` is the plan's program; `by_nature` says what keeps the two from agreeing, if anything is known to."""
     verdict = Verdict(rows=_rows(plan, one), notes=list(by_nature))
     samples, start, scale, state = verdict.findings
@@ -116,15 +159,17 @@ def compare(job: JobProgram, plan: Observation, one: Observation, by_nature: Seq
         _leave(scale, reason)
         _leave(state, reason)
         return verdict
-    _scale(plan, verdict.rows, tolerance, scale, verdict.notes)
+    _scale(plan, verdict.rows, tolerance, rounding, scale, verdict.notes)
     if scale.status == "holds":
-        _state(plan, one, tolerance, state, "")
+        _state(plan, one, tolerance, rounding, state, "")
     else:
         _leave(state, "the steps that lead there differ")
     return verdict
 
 
-def compare_resumed(job: JobProgram, resumed: Observation, one: Observation, step: int, verdict: Verdict) -> None:
+def compare_resumed(
+    job: JobProgram, resumed: Observation, one: Observation, step: int, verdict: Verdict, rounding: Rounding
+) -> None:
     """Adds to the fourth invariant how a training in one process went on from the plan's checkpoint of `step`."""
     finding = verdict.findings[3]
     later = [seen for seen in one.ranks[0] if seen.step > step]
@@ -134,11 +179,11 @@ def compare_resumed(job: JobProgram, resumed: Observation, one: Observation, ste
     tolerance = tolerance_of(job, [seen.lr for seen in one.ranks[0]])
     for theirs, ours in zip(resumed.ranks[0], later, strict=True):
         losses = theirs.total / max(1.0, theirs.number), ours.total / max(1.0, ours.number)
-        if not _alike(*losses, tolerance.loss, 1.0):
+        if not _alike(*losses, max(tolerance.loss, rounding.loss(ours.step)), 1.0):
             shown = _against(losses, tolerance.loss)
             finding.breaks(f"gone on from the checkpoint of step {step}, the loss of step {ours.step} is {shown}")
             return
-    _state(resumed, one, tolerance, finding, f"gone on from the checkpoint of step {step}: ")
+    _state(resumed, one, tolerance, rounding, finding, f"gone on from the checkpoint of step {step}: ")
 
 
 def _leave(finding: Finding, reason: str) -> None:
@@ -217,11 +262,11 @@ def _differences(plan: Observation, one: Observation, when: str, finding: Findin
     import numpy as np
 
     whole, before = one.tensors(when, 0), one.tensors("start", 0)
-    for rank in range(len(plan.ranks)):
-        held = plan.tensors(when, rank)
-        for name in held.keys() ^ whole.keys():
-            where = "in one process alone" if name in whole else "under the plan alone"
-            finding.breaks(f"`{name}` is there {where}")
+    of_ranks = [plan.tensors(when, rank) for rank in range(len(plan.ranks))]
+    for name in {name for held in of_ranks for name in held} ^ whole.keys():  # a rank has its stages' alone
+        where = "in one process alone" if name in whole else "under the plan alone"
+        finding.breaks(f"`{name}` is there {where}")
+    for rank, held in enumerate(of_ranks):
         for name in held.keys() & whole.keys():
             part, theirs, parameter = held[name]
             ours = whole[name][1][part] if part else whole[name][1]
@@ -251,21 +296,24 @@ def _start(plan: Observation, one: Observation, finding: Finding) -> None:
         finding.texts.append(f"{len({each.name for each in found})} tensors begin with the same values on every rank")
 
 
-def _state(plan: Observation, one: Observation, tolerance: Tolerance, finding: Finding, what: str) -> None:
+def _state(
+    plan: Observation, one: Observation, tolerance: Tolerance, rounding: Rounding, finding: Finding, what: str
+) -> None:
     found = list(_differences(plan, one, "end", finding))
     if tolerance.parameter is None:
         assert tolerance.way is not None
         _together(found, tolerance.way, finding, what)
         return
-    wrong = [each for each in found if not each.excess <= tolerance.parameter]
+    allowed = {each.name: max(tolerance.parameter, rounding.parameter(each.name)) for each in found}
+    wrong = [each for each in found if not each.excess <= allowed[each.name]]
     for each in _worst(wrong):
-        finding.breaks(
-            f"{what}`{each.name}` ends {_rank_of(each, wrong)} {each.largest:.3g} away ({tolerance.parameter:.2g} is "
-            "allowed)"
-        )
+        where = _rank_of(each, wrong)
+        limit = allowed[each.name]
+        finding.breaks(f"{what}`{each.name}` ends {where} {each.largest:.3g} away ({limit:.2g} is allowed)")
     if finding.status == "holds":
-        most = max((each.excess for each in found), default=0.0)
-        finding.texts.append(f"{what}parameters differ by at most {most:.2g} ({tolerance.parameter:.2g} is allowed)")
+        most = max(found, key=lambda each: each.excess)
+        limit = allowed[most.name]
+        finding.texts.append(f"{what}parameters differ by at most {most.excess:.2g} ({limit:.2g} is allowed)")
 
 
 def _together(found: Sequence[_Difference], allowed: float, finding: Finding, what: str) -> None:
@@ -324,7 +372,12 @@ def _count(plan: Observation, one: Observation, finding: Finding) -> None:
 
 
 def _scale(
-    plan: Observation, rows: Sequence[Row], tolerance: Tolerance, finding: Finding, notes: list[str]
+    plan: Observation,
+    rows: Sequence[Row],
+    tolerance: Tolerance,
+    rounding: Rounding,
+    finding: Finding,
+    notes: list[str],
 ) -> None:
     if finding.broken:
         return
@@ -334,11 +387,13 @@ def _scale(
             notes.append(f"fp16: the gradient of step {row.step} overflows {where} alone, which skips the step")
             _leave(finding, "a step was skipped in one of the two trainings")
             return
-        if not _alike(*row.losses, tolerance.loss, 1.0):
+        loss = max(tolerance.loss, rounding.loss(row.step))
+        norm = max(tolerance.norm, rounding.norm(row.step))
+        if not _alike(*row.losses, loss, 1.0):
             before = "; the steps before agree" if number else ""
-            finding.breaks(f"step {row.step}: the loss is {_against(row.losses, tolerance.loss)}{before}")
-        if not _alike(*row.norms, tolerance.norm, 0.0):
-            finding.breaks(f"step {row.step}: the norm of the gradient is {_against(row.norms, tolerance.norm)}")
+            finding.breaks(f"step {row.step}: the loss is {_against(row.losses, loss)}{before}")
+        if not _alike(*row.norms, norm, 0.0):
+            finding.breaks(f"step {row.step}: the norm of the gradient is {_against(row.norms, norm)}")
         for rank, steps in enumerate(plan.ranks):
             if not _alike(steps[number].norm, row.norms[0], tolerance.norm, 0.0):
                 finding.breaks(
@@ -350,8 +405,8 @@ def _scale(
     losses = max(_apart(*row.losses, 1.0) for row in rows)
     norms = max(_apart(*row.norms, 0.0) for row in rows)
     finding.texts.append(
-        f"losses differ by at most {losses:.2g} ({tolerance.loss:.0e} is allowed), norms by {norms:.2g} of themselves "
-        f"({tolerance.norm:.0e})"
+        f"losses differ by at most {losses:.2g} ({loss:.0e} is allowed), norms by {norms:.2g} of themselves "
+        f"({norm:.0e})"
     )
     if not all(math.isfinite(number) for row in rows for number in (*row.losses, *row.norms)):
         notes.append("the training itself goes astray: losses or gradients are not finite, under the plan and without")

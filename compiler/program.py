@@ -233,8 +233,8 @@ class CheckpointStep:
 class StageStep:
     """One stage of a pipeline: the layers `modules` of the model, in order, on the ranks at pipeline coordinate `rank`.
 
-    `input` and `output` are of one sample: (shape, dtype) of what it is sent and of what it gives, whole over the other
-    axes; the first stage's input is the data's.
+    `input` and `output` are of one sample: (shape, dtype) of what a rank is sent and of what it gives, its own part where
+    the other axes share that out; the first stage's input is the data's.
     """
 
     index: int
@@ -258,9 +258,9 @@ class PipelineStep:
 class TensorParallelStep:
     """The tensor axis: how each module's parameters are cut.
 
-    `styles` are (module, style): `column` and `row` for linear layers, `vocabulary` for an embedding, `sequence` for
-    what works along the sequence (norms, dropout), `heads` for an attention whose heads are shared out. `sequence`:
-    between blocks each rank has a piece of the sequence. `loss_parallel`: logits stay cut over the vocabulary.
+    `styles` are (module, style), in the order in which they are applied; `runtime/tensor_parallel.py` has the styles.
+    `sequence`: some layers work on a piece of the sequence on each rank, which then draws noise of its own.
+    `loss_parallel`: logits stay cut over the vocabulary.
     """
 
     size: int
@@ -304,6 +304,7 @@ class JobProgram:
     checkpoint: CheckpointStep = field(default_factory=CheckpointStep)
     profile: bool = False  # measures memory and collectives of the first steps
     observe: bool = False  # writes down, for `dslc verify`, what each rank did in each step
+    exact: bool = False  # observe: in float64 on one rank, to see what float32 rounds
     task: Literal["train", "evaluate", "predict"] = "train"
     use: str = ""  # evaluate, predict: the checkpoint, or the file of weights, that is used
     split: Literal["train", "validation", "all"] = "validation"  # predict: over which samples

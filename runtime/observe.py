@@ -20,7 +20,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,9 +45,9 @@ class Seen:
     """One step of one rank. `samples` are indices into the training samples, one digest for each that came."""
 
     step: int  # from 1
-    samples: tuple[int, ...]
+    samples: tuple[int, ...]  # none where another rank has them too, and tells them
     digests: tuple[str, ...]
-    total: float  # the sum of this rank's losses
+    total: float  # the sum of this rank's losses, which ranks of a tensor axis have alike: the first tells it
     number: float  # what the sum over all ranks is divided by
     norm: float  # of the whole gradient, before it is clipped
     lr: float
@@ -60,10 +60,15 @@ class Observer:
     def __init__(self, job: JobProgram, place: RankPlace, parts: Parts, run_dir: str, step: int) -> None:
         self._job, self._place, self._parts, self._step = job, place, parts, step
         self._tensors = named_tensors(parts.plain)
+        alone = {axis: number for axis, number in place.coordinates.items() if axis != "data"}
+        self._first, self._leads = not any(alone.values()), not alone.get("tensor", 0)
         self._folder = os.path.join(run_dir, _FOLDER)
         self._seen: list[Seen] = []
         os.makedirs(self._folder, exist_ok=True)
         _silence(parts.plain)
+        if job.exact:
+            assert job.gradients.kind == "none" and job.precision.dtype == "float32", "plain tensors alone"
+            parts.plain.double()  # in place: the optimizer has made no state yet
         torch.backends.cudnn.allow_tf32 = False  # 10 bits, which round otherwise for each shape
         self._write_tensors("start")
 
@@ -71,7 +76,10 @@ class Observer:
         """`work`, which is one step, and what it did."""
 
         def watched(batch: StepBatch) -> Done:
-            digests = tuple(digest for pair in batch.micro for digest in _digests(*pair))
+            first = self._first  # of those that share samples, which are then told once
+            digests = tuple(digest for pair in batch.micro for digest in _digests(*pair)) if first else ()
+            if self._job.exact:
+                batch = replace(batch, micro=[(_wide(input), _wide(target)) for input, target in batch.micro])
             before = random_numbers.state(self._parts.device)
             groups = self._parts.optimizer.param_groups
             done = work(batch)
@@ -83,9 +91,9 @@ class Observer:
             self._seen.append(
                 Seen(
                     step=self._step,
-                    samples=tuple(index for indices in taken for index in indices.tolist()),
+                    samples=tuple(index for indices in taken for index in indices.tolist()) if first else (),
                     digests=digests,
-                    total=float(done.total.double()),
+                    total=float(done.total.double()) * self._leads,
                     number=float(done.number),
                     norm=float(done.norm),
                     lr=float(groups[0]["lr"]),
@@ -119,6 +127,10 @@ class Observer:
 
 def _tensor_file(folder: str, when: str, rank: int) -> str:
     return os.path.join(folder, f"{when}-{rank}.safetensors")
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _silence(model: nn.Module) -> None:

@@ -110,7 +110,7 @@ def _by_nature(report: Iterable[Diagnostic]) -> list[str]:
 
 
 def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: str) -> int:
-    from dslc.verification import compare, compare_resumed
+    from dslc.verification import Rounding, compare, compare_resumed, rounding_of
 
     steps = min(steps, plan.program.steps)
     saved = steps // 2
@@ -121,7 +121,14 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
     alone = under_plan and _train(one, _observed(one.program, steps), os.path.join(folder, "one"), "in one process")
     if not under_plan or not alone:
         return TRAINING_FAILED
-    verdict = compare(plan.program, under_plan, alone, by_nature)
+    verdict, rounding = compare(plan.program, under_plan, alone, by_nature), Rounding()
+    if verdict.only_numbers and plan.program.precision.dtype == "float32":
+        again = replace(_observed(one.program, steps), exact=True)
+        exact = _train(one, again, os.path.join(folder, "exact"), "in one process, in float64", quiet=True)
+        if exact:
+            rounding = rounding_of(alone, exact)
+            verdict = compare(plan.program, under_plan, alone, by_nature, rounding)
+            verdict.notes.append("one process was trained in float64 too, to see what of this float32 rounds")
     model = plan.compiled.analysis.model
     if model is not None and model.noise:
         verdict.notes.append("dropout is switched off in both trainings, as no two ranks draw the same")
@@ -131,7 +138,7 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
         resumed = _train(one, again, os.path.join(folder, "resumed"), f"in one process from step {saved} on")
         if not resumed:
             return TRAINING_FAILED
-        compare_resumed(plan.program, resumed, alone, saved, verdict)
+        compare_resumed(plan.program, resumed, alone, saved, verdict, rounding)
     _show(verdict)
     return JOB_AT_FAULT if verdict.broken else GOOD
 
@@ -147,8 +154,10 @@ def _observed(program: JobProgram, steps: int, checkpoint: CheckpointStep | None
     )
 
 
-def _train(ready: Ready, program: JobProgram, folder: str, what: str) -> Observation | None:
-    """What its ranks wrote down; None where the training failed, which is said."""
+def _train(
+    ready: Ready, program: JobProgram, folder: str, what: str, *, quiet: bool = False
+) -> Observation | None:
+    """What its ranks wrote down; None where the training failed, which is said unless it is to be `quiet`."""
     from dslc.runtime.failure import describe
     from dslc.runtime.launch import launch
     from dslc.runtime.observe import Observation
@@ -158,6 +167,8 @@ def _train(ready: Ready, program: JobProgram, folder: str, what: str) -> Observa
     with open(os.devnull, "w", encoding="utf-8") as screen:
         outcome = launch(program, ready.places, folder, screen=screen)
     if outcome.failure is not None:
+        if quiet:
+            return None
         print(f"{what}: {describe(outcome)}", file=sys.stderr)
         return None
     if not outcome.done:
