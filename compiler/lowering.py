@@ -21,7 +21,6 @@ Limits. Torch's own sends do not wait: they are finished at the end of a step.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from dslc.compiler.schedules import Action, ScheduleTable
@@ -148,11 +147,3 @@ def receiver(kind: str, stage: int, stages: int) -> int | None:
     if kind == "F":
         return stage + 1 if stage + 1 < stages else None
     return stage - 1 if kind in ("B", "I") and stage > 0 else None
-
-
-def messages(table: ScheduleTable, rank: int) -> Iterator[Issue]:
-    """The sends of a rank in a step, in no particular order."""
-    for action in table.work(rank):
-        to = receiver(action.kind, action.stage, table.stages)
-        if to is not None and table.placement[to] != rank:
-            yield Issue("SEND_F" if action.kind == "F" else "SEND_B", action.stage, action.microbatch)
