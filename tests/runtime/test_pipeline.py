@@ -13,7 +13,7 @@ import torch
 from gang import gang
 from torch import nn
 
-from dslc.compiler.program import JobProgram, ModelStep, PipelineStep, RankPlace, StageStep
+from dslc.compiler.program import InitStep, JobProgram, ModelStep, PipelineStep, RankPlace, StageStep
 from dslc.runtime.assemble import Parts, assemble
 from dslc.runtime.blank import blank
 from dslc.runtime.model import build_model
@@ -79,11 +79,14 @@ def test_a_rank_keeps_its_own_layers_under_their_own_names(tmp_path: Path) -> No
 def test_what_is_not_here_is_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dslc.runtime import blank as made_blank
 
-    drawn = []
+    drawn: list[str] = []
     real = made_blank.initial_value
-    monkeypatch.setattr(
-        made_blank, "initial_value", lambda init, seed: drawn.append(init.parameter) or real(init, seed)
-    )
+
+    def noted(init: InitStep, seed: int) -> torch.Tensor:
+        drawn.append(init.parameter)
+        return real(init, seed)
+
+    monkeypatch.setattr(made_blank, "initial_value", noted)
     part = cut(pipelined(LOOP, tmp_path), blank(made.gpt_model()), 0)
     part.made.fill(lambda value, _: value, "cpu")
     assert sorted(drawn) == ["0.weight", "1.weight"]
