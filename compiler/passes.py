@@ -12,7 +12,7 @@ from dslc.compiler.graph import PlanGraph, unknown
 from dslc.compiler.lowering import Issue, lowered
 from dslc.compiler.schedule_cost import held
 from dslc.compiler.sharding import sharding_of
-from dslc.compiler.traffic import message, message_bytes
+from dslc.compiler.traffic import message_bytes, messages
 from dslc.compiler.verify import verify
 
 Pass = Callable[[PlanGraph], None]
@@ -103,8 +103,8 @@ def _hand_over(plan: PlanGraph) -> None:
     analysis = plan.analysis
     assert analysis.pipeline is not None and analysis.model is not None and analysis.pipeline.schedule is not None
     placement, stages = analysis.pipeline.schedule.placement, analysis.pipeline.stages
-    for stage in range(len(stages) - 1):
-        fact = message(analysis.job, analysis.workload, analysis.model, stages, stage)
+    facts = messages(analysis.job, analysis.layout, analysis.workload, analysis.model, stages)
+    for stage, fact in enumerate(facts):
         size = message_bytes(fact)
         if placement[stage] == placement[stage + 1]:
             continue  # it is there already

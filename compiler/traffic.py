@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import prod
 
 from dslc.compiler.facts import DTYPE_BYTES, TensorFact
@@ -37,6 +37,7 @@ from dslc.compiler.sharding import (
     zero1_partition,
 )
 from dslc.compiler.stages import sent
+from dslc.compiler.tensor_plan import tensor_plan
 from dslc.compiler.workload import Workload
 from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec
@@ -276,7 +277,7 @@ def _over_model(
 ) -> Iterator[TrafficNode]:
     element = 2 if low_precision(job) else 4
     if layout.sizes["pipeline"] > 1:
-        yield from _stage_traffic(job, workload, model, stages, mine, microbatches)
+        yield from _stage_traffic(job, layout, workload, model, stages, mine, microbatches)
     blocks = [layer for layer in layers if layer.kind in ("transformer_block", "attention")]
     numbers = sum(layer.output.numbers for layer in blocks) * workload.microbatch * microbatches
     if blocks and layout.sizes["tensor"] > 1:
@@ -307,26 +308,44 @@ def _over_model(
 
 
 def _stage_traffic(
-    job: JobSpec, workload: Workload, model: ModelGraph, stages: tuple[range, ...], mine: list[int], microbatches: int
+    job: JobSpec,
+    layout: Layout,
+    workload: Workload,
+    model: ModelGraph,
+    stages: tuple[range, ...],
+    mine: list[int],
+    microbatches: int,
 ) -> Iterator[TrafficNode]:
     """What the stages of a rank send to other ranks: outputs to the next stage, gradients of inputs to the one
     before."""
     ends = [i for i in mine if i + 1 < len(stages) and i + 1 not in mine]
     ends += [i - 1 for i in mine if i > 0 and i - 1 not in mine]
+    sizes = [message_bytes(fact) for fact in messages(job, layout, workload, model, stages)]
     if ends:
         yield TrafficNode(
             operation="send",
             axis="pipeline",
             what="activations and their gradients",
             count=len(ends) * microbatches,
-            bytes=sum(message_bytes(message(job, workload, model, stages, i)) for i in ends) * microbatches,
+            bytes=sum(sizes[i] for i in ends) * microbatches,
         )
 
 
-def message(job: JobSpec, workload: Workload, model: ModelGraph, stages: tuple[range, ...], stage: int) -> TensorFact:
-    """What a stage hands to the next one of a micro-batch; its gradient comes back."""
-    fact = sent(job, model.layers[stages[stage][-1]])
-    return TensorFact(shape=(workload.microbatch, *fact.shape), dtype=fact.dtype)
+def messages(
+    job: JobSpec, layout: Layout, workload: Workload, model: ModelGraph, stages: tuple[range, ...]
+) -> tuple[TensorFact, ...]:
+    """What a rank of each stage but the last hands on of a micro-batch, and gets back as its gradient: its own part,
+    where the context or the tensor axis shares it out."""
+    tensor, context = layout.sizes["tensor"], layout.sizes["context"]
+    plan = tensor_plan(job, tensor, model) if tensor > 1 and model.root is not None else None
+    found = []
+    for stage, following in pairwise(stages):
+        fact = sent(job, model.layers[stage[-1]])
+        shape = (fact.shape[0] // context, *fact.shape[1:]) if context > 1 else fact.shape
+        if plan is not None:
+            shape = plan.given(model.layers[following[0]].name, shape, tensor)
+        found.append(TensorFact(shape=(workload.microbatch, *shape), dtype=fact.dtype))
+    return tuple(found)
 
 
 def message_bytes(fact: TensorFact) -> int:

@@ -312,6 +312,26 @@ def test_a_schedule_that_holds_too_much(pipeline: Compiled) -> None:
     assert found.startswith("held: ") and "at 0F2 stage 0 holds 3 micro-batches, 2 by the account" in found
 
 
+# ---------------------------------------------------------------------------------------------------------- the program
+
+
+@pytest.mark.parametrize("axes", [(), ("parallelism.tensor=2",), ("parallelism.context=2",)])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16(level = O2)"])
+def test_the_messages_are_those_of_the_program(axes: tuple[str, ...], precision: str) -> None:
+    """Shape and dtype, as each stage is told them."""
+    cpus = "devices.cpus=8" if axes else "devices.cpus=4"
+    job = compiled(JOBS / "pipeline.plt", cpus, f"train.precision={precision}", *axes)
+    told = job.program().pipeline
+    assert told is not None
+    for name, data in job.graph.of_kind("action"):
+        if data["what"] in ("SEND_F", "RECV_B"):
+            shape, dtype = told.stages[data["stage"]].output
+            assert (data["shape"][1:], data["dtype"]) == (tuple(shape), dtype), name
+        elif data["what"] in ("RECV_F", "SEND_B"):
+            shape, dtype = told.stages[data["stage"]].input
+            assert (data["shape"][1:], data["dtype"]) == (tuple(shape), dtype), name
+
+
 # --------------------------------------------------------------------------------------------------------- at random
 
 
