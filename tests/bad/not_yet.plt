@@ -1,8 +1,7 @@
 import "base/gpt.plt"
 
 parallelism {
-  tensor    = 2 #! E0801
-  gradients = powersgd(rank = 2)
+  gradients = powersgd(rank = 2) #! E0801
 }
 
 launch {
