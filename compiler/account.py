@@ -217,6 +217,16 @@ def account(
     return _Account(job, layout, workload, model, stages, schedule, pipeline).highest()
 
 
+def _with_copies(layers: list[LayerNode]) -> list[LayerNode]:
+    """A rank's layers, a tied weight whose own layer is on another rank as its own: it is there as a copy."""
+    there = {q.name for layer in layers for q in layer.parameters}
+
+    def here(q: ParameterNode) -> ParameterNode:
+        return q if q.tied_to is None or q.tied_to in there else replace(q, name=q.tied_to, tied_to=None)
+
+    return [replace(layer, parameters=tuple(map(here, layer.parameters))) for layer in layers]
+
+
 class _Account:
     def __init__(
         self,
@@ -235,7 +245,7 @@ class _Account:
         self._ends = placement[-1] == pipeline  # the rank has the last stage, and the loss
         again = set(recomputed(job, model))
         self._mine = [n for stage, rank in zip(stages, placement, strict=True) if rank == pipeline for n in stage]
-        self._layers = [model.layers[n] for n in self._mine]
+        self._layers = _with_copies([model.layers[n] for n in self._mine])
         tensor = layout.sizes["tensor"]
         self._bytes = [layer_bytes(job, layer, layer.name in again, self._samples, tensor) for layer in self._layers]
         self._moved = set(job.memory.offload) if layout.device == "cuda" else set()

@@ -148,3 +148,8 @@ def test_what_a_split_backward_pass_cannot_do(schedule: str) -> None:
     report = Report()
     analyse(job, Facts(), report, limits=False)
     assert sorted(d.code for d in report.errors) == ["E0414", "E0430", "E0431"]
+
+
+def test_a_tied_weight_takes_memory_on_both_its_ranks() -> None:
+    tied, apart = (analysed(model=gpt_model(vocab=1024, tie=tie)) for tie in (True, False))
+    assert [cost.memory.parameters for cost in tied.costs] == [cost.memory.parameters for cost in apart.costs]
