@@ -233,8 +233,8 @@ class CheckpointStep:
 class StageStep:
     """One stage of a pipeline: the layers `modules` of the model, in order, on the ranks at pipeline coordinate `rank`.
 
-    `input` and `output` are of one sample: (shape, dtype) of what a rank is sent and of what it gives, its own part where
-    the other axes share that out; the first stage's input is the data's.
+    `input` and `output` are of one sample: (shape, dtype) of what a rank is sent and of what it gives, its own part
+    where the other axes share that out; the first stage's input is the data's.
     """
 
     index: int
