@@ -16,6 +16,7 @@ from dslc.compiler.rules_axes import check_context, check_tensor, own_network
 from dslc.compiler.rules_checkpoint import check_checkpoints
 from dslc.compiler.rules_pipeline import check_pipeline
 from dslc.compiler.rules_training import check_training
+from dslc.compiler.schedules import SPLITS_BACKWARD
 from dslc.compiler.workload import Workload, in_steps
 from dslc.dsl import calls as c
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
@@ -265,6 +266,8 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
     for axis in ("pipeline", "tensor", "context"):
         if getattr(parallelism, axis) > 1 and own_network(job):
             yield f"`parallelism.{axis} = {getattr(parallelism, axis)}`", parallelism.at(axis), "the data axis runs"
+    if parallelism.pipeline > 1 and parallelism.tensor > 1 and parallelism.schedule in SPLITS_BACKWARD:
+        yield f"`{parallelism.schedule}` beside a tensor axis", parallelism.at("schedule"), "`1f1b` runs beside it"
     if job.memory.offload and parallelism.pipeline > 1:
         yield "`memory.offload` beside a pipeline", job.memory.at("offload"), ""
     if train.compile and parallelism.tensor > 1:
