@@ -23,7 +23,7 @@ def test_sixteen_thousand_devices_on_four_axes() -> None:
     verify(job.graph)
     assert job.plan.world_size == 16_384
     assert [axis.size for axis in job.plan.axes] == [16, 64, 2, 8]
-    assert "ranks 0–1023" in explain(job.plan) and len(explain(job.plan).splitlines()) < 150
+    assert "ranks 0–1023" in explain(job.plan) and len(explain(job.plan).splitlines()) < 200
     assert len(job.plan.text()) < 200_000, "a plan is as small as its symmetry allows"
     assert all(len(draw(job.plan, view)) < 500_000 for view in VIEWS)
 
