@@ -100,8 +100,13 @@ log {
 }
 """
 MLP = VIT.replace("vit(layers = 2, width = 16, heads = 4, patch = 2)", "mlp(widths = [32, 24, 16])")
-# What one process has alike.
-NETWORKS = {"mlp": MLP, "gpt": GPT.replace("TIE", "false"), "tied": GPT.replace("TIE", "true"), "list": LIST, "vit": VIT}
+NETWORKS = {
+    "mlp": MLP,
+    "gpt": GPT.replace("TIE", "false"),
+    "tied": GPT.replace("TIE", "true"),
+    "list": LIST,
+    "vit": VIT,
+}
 PLAIN = {
     "network": "tied",
     "ranks": "1",
