@@ -24,6 +24,7 @@ from dslc.dsl.blocks import CheckpointSpec, EvaluateSpec, LaunchSpec, MemorySpec
 from dslc.dsl.job import JobSpec
 
 RANKS = 4  # of the data axis in a narrow copy
+SAMPLES = 8  # of a micro-batch: fewer are too few for batch statistics in float32
 WIDTH, LAYERS, CONTEXT, VOCAB, SIDE = 64, 4, 64, 1024, 64  # the most that a narrow copy keeps
 
 
@@ -78,7 +79,7 @@ def shrunk(job: JobSpec, layout: Layout, gpus_here: int) -> tuple[JobSpec, tuple
     replicas = job.parallelism.replicas
     kept = next(count for count in range(min(replicas, sizes["data"]), 0, -1) if sizes["data"] % count == 0)
     smaller("replicas", replicas, kept)
-    batch = min(job.data.batch, 2 * sizes["data"] * layout.microbatches)
+    batch = min(job.data.batch, SAMPLES * sizes["data"] * layout.microbatches)
     smaller("batch", job.data.batch, batch)
     network, source = _network(job, smaller), _source(job, smaller)
     return (
