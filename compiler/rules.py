@@ -266,8 +266,10 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
     for axis in ("pipeline", "tensor", "context"):
         if getattr(parallelism, axis) > 1 and own_network(job):
             yield f"`parallelism.{axis} = {getattr(parallelism, axis)}`", parallelism.at(axis), "the data axis runs"
-    if parallelism.pipeline > 1 and parallelism.tensor > 1 and parallelism.schedule in SPLITS_BACKWARD:
-        yield f"`{parallelism.schedule}` beside a tensor axis", parallelism.at("schedule"), "`1f1b` runs beside it"
+    splits = parallelism.pipeline > 1 and parallelism.schedule in SPLITS_BACKWARD
+    if splits and parallelism.tensor > 1 and not isinstance(train.precision, c.Fp32):
+        what = f"`{parallelism.schedule}` beside a tensor axis in 16 bits"
+        yield what, parallelism.at("schedule"), "`1f1b` runs beside it"
     if job.memory.offload and parallelism.pipeline > 1:
         yield "`memory.offload` beside a pipeline", job.memory.at("offload"), ""
     if train.compile and parallelism.tensor > 1:
