@@ -45,7 +45,7 @@ run: $(STAMP) ## train examples/digits.plt; another job with JOB=… and ARGS=�
 	$(BIN)/dslc run $(JOB) $(ARGS)
 
 test: lint types ## ruff, mypy and the tests; a part with PYTEST_ARGS=…
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff alone
 	$(BIN)/ruff check .
