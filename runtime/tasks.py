@@ -8,8 +8,7 @@ rank's own; whoever launched the ranks joins these (predictions.py).
 Contract: rank 0 leaves `evaluation.json`; each rank of a prediction leaves what predictions.py reads. Every sample is
 worked through once. No rank holds the outputs of more than one batch.
 
-Limits: Ctrl-C is heard when it is said twice. A prediction fetches its samples in line, whatever `data.workers` says,
-and knows the data axis alone.
+Limits: Ctrl-C is heard when it is said twice. A prediction fetches its samples in line, whatever `data.workers` says.
 """
 
 from __future__ import annotations
