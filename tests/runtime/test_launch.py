@@ -106,8 +106,9 @@ def test_workers_that_fetch_samples_end_as_well(tmp_path: Path, how: str) -> Non
 
 
 @pytest.mark.parametrize("model", ["conv", "gpt"])
-def test_a_training_that_compiles_nothing_loads_no_compiler(launcher: Launcher, tmp_path: Path, model: str) -> None:
+def test_a_training_that_compiles_nothing_loads_no_compiler(tmp_path: Path, model: str) -> None:
     """torch._dynamo and sympy are loaded by the first optimizer, DDP or `backward` that is not kept from it."""
+    launcher = Launcher()  # one that has launched nothing which needs more
     (tmp_path / "seen.py").write_text(
         "import sys, torch\n"
         "def loss(output, target):\n"
@@ -120,6 +121,7 @@ def test_a_training_that_compiles_nothing_loads_no_compiler(launcher: Launcher, 
     loss = p.LossStep(kind="python", python=python("seen:loss", tmp_path), counts=counts)
     job = program(2, data, model=None if model == "conv" else gpt_model(), loss=loss, clip=1.0)
     outcome, _ = launcher.launch(job, places(2), tmp_path / "run")
+    launcher.close()
     assert outcome.done, outcome
     lines = (tmp_path / "run" / "logs" / "rank-1.log").read_text().splitlines()
     assert lines == ["[]"] * len(lines) and len(lines) >= job.steps
