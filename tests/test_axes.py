@@ -8,7 +8,6 @@ after SGD, to 1e-5 in fp32. In 16 bits the order of sums is seen.
 from __future__ import annotations
 
 import itertools
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from launcher import Launcher
-from safetensors.numpy import load_file
-
-from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import load
-from dslc.runs import prepare
+from trained import Trained, agree, train_job
 
 Choice = dict[str, str]
 
@@ -168,14 +163,6 @@ MORE: list[Choice] = [
 ]
 
 
-class Trained:
-    def __init__(self, folder: Path) -> None:
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        self.losses = [line["loss"] for line in lines if line["split"] == "train"]
-        self.found = [[line["loss"], line["accuracy"]] for line in lines if line["split"] == "validation"]
-        self.weights = load_file(folder / "weights.safetensors")
-
-
 class Trainer:
     """Trains choices, and keeps what one process made of each kind."""
 
@@ -190,27 +177,10 @@ class Trainer:
         for name in sorted(choice, key=len, reverse=True):
             text = text.replace(name.upper(), choice[name])
         (folder / "made.plt").write_text(text)
-        report = Report()
-        ready = prepare(load(str(folder / "made.plt"), list(settings)), report)
-        assert ready is not None, [d.message for d in report.errors]
-        outcome, shown = self._launcher.launch(ready.program, ready.places, folder)
-        assert outcome.failure is None, f"{outcome.failure}\n{shown}"
-        return Trained(folder)
+        return train_job(self._launcher, folder / "made.plt", *settings, folder=folder)
 
     def _plain(self, *same: str) -> Trained:
         return self.train(PLAIN | dict(zip(SAME, same, strict=True)))
-
-
-def agree(choice: Choice, one: Trained, other: Trained) -> None:
-    tolerance = TOLERANCE[choice["precision"]]
-    assert len(one.losses) == STEPS and one.found
-    np.testing.assert_allclose(other.losses, one.losses, rtol=0, atol=tolerance)
-    np.testing.assert_allclose(other.found, one.found, rtol=0, atol=max(tolerance, 1e-5))
-    assert other.weights.keys() == one.weights.keys()
-    if choice["precision"] == "fp32":
-        bound = 1e-5 if choice["optimizer"] == PLAIN["optimizer"] else 0.05 * 1e-3 * STEPS
-        for name, value in one.weights.items():
-            np.testing.assert_allclose(other.weights[name], value, rtol=0, atol=bound, err_msg=name)
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +197,11 @@ def _name(choice: Choice) -> str:
 @pytest.mark.parametrize("choice", JOBS, ids=_name)
 def test_the_axes_train_as_one_process(trainer: Trainer, choice: Choice) -> None:
     whole = PLAIN | choice
-    agree(whole, trainer.plain(*(whole[name] for name in SAME)), trainer.train(whole))
+    one, found = trainer.plain(*(whole[name] for name in SAME)), trainer.train(whole)
+    assert len(one.losses()) == STEPS and one.losses("validation")
+    bound = 1e-5 if whole["optimizer"] == PLAIN["optimizer"] else 0.05 * 1e-3 * STEPS
+    weights = bound if whole["precision"] == "fp32" else None
+    agree(one, found, losses=TOLERANCE[whole["precision"]], weights=weights)
 
 
 @pytest.mark.long
@@ -242,9 +216,9 @@ def test_a_checkpoint_of_one_plan_goes_on_under_another(trainer: Trainer, tmp_pa
     first = PLAIN | {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "2", "optimizer": ADAMW}
     second = PLAIN | {"ranks": "2", "zero": "3", "optimizer": ADAMW}
     begun = trainer.train(first, *kept, "train.steps=8")
-    assert len(begun.losses) == STEPS
+    assert len(begun.losses()) == STEPS
     goes_on = trainer.train(second, *kept, "train.steps=12", "checkpoint.resume=auto")
     whole = trainer.train(PLAIN | {"optimizer": ADAMW}, "train.steps=12")
-    np.testing.assert_allclose([*begun.losses, *goes_on.losses], whole.losses, rtol=0, atol=1e-5)
+    np.testing.assert_allclose([*begun.losses(), *goes_on.losses()], whole.losses(), rtol=0, atol=1e-5)
     for name, value in whole.weights.items():
         np.testing.assert_allclose(goes_on.weights[name], value, rtol=0, atol=0.05 * 1e-3 * 12, err_msg=name)

@@ -8,20 +8,14 @@ tolerances below are a few times what was measured.
 from __future__ import annotations
 
 import itertools
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from launcher import Launcher
 from pairwise import Choice, pairwise
-from safetensors.numpy import load_file
-
-from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import load
-from dslc.runs import prepare
+from trained import Trained, agree, train_job
 
 STEPS = 20
 GPT = """
@@ -101,9 +95,6 @@ log {{
 """
 
 
-Trained = tuple[list[float], dict[str, np.ndarray[Any, Any]]]
-
-
 class Trainer:
     """Trains choices, and keeps what one process made of each kind."""
 
@@ -115,14 +106,7 @@ class Trainer:
         folder = self._folder / str(next(self._runs))
         folder.mkdir()
         (folder / "made.plt").write_text(_text(choice))
-        report = Report()
-        ready = prepare(load(str(folder / "made.plt"), []), report)
-        assert ready is not None, [d.message for d in report.errors]
-        outcome, shown = self._launcher.launch(ready.program, ready.places, folder)
-        assert outcome.failure is None, f"{outcome.failure}\n{shown}"
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        losses = [line["loss"] for line in lines if line["split"] == "train"]
-        return losses, load_file(folder / "weights.safetensors")
+        return train_job(self._launcher, folder / "made.plt", folder=folder)
 
     def _plain(self, network: str, precision: str, optimizer: str, clip: str) -> Trained:
         """The job of one process."""
@@ -139,15 +123,9 @@ class Trainer:
     def compare(self, choice: Choice) -> None:
         """Raises AssertionError where the choice does not train as one process does."""
         expected = self.plain(choice["network"], choice["precision"], choice["optimizer"], choice["clip"])
-        losses, weights = self.train(choice)
-        tolerance = TOLERANCE[choice["precision"]]
-        np.testing.assert_allclose(losses, expected[0], rtol=0, atol=tolerance)
-        assert weights.keys() == expected[1].keys()
-        if choice["precision"] != "fp32":
-            return
         bound = 1e-5 if choice["optimizer"] == "sgd" else 0.05 * 1e-3 * STEPS
-        for name, value in expected[1].items():
-            np.testing.assert_allclose(weights[name], value, rtol=0, atol=bound, err_msg=name)
+        weights = bound if choice["precision"] == "fp32" else None
+        agree(expected, self.train(choice), losses=TOLERANCE[choice["precision"]], weights=weights)
 
 
 @pytest.fixture(scope="module")

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from launcher import Launcher
-from safetensors.numpy import load_file
-
-from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import load
-from dslc.runs import prepare
+from trained import agree, ready, train_job
 
 MODULE = """
 import torch
@@ -89,22 +83,9 @@ def launcher() -> Any:
     made.close()
 
 
-def trained(launcher: Launcher, job: Path, *settings: str) -> tuple[Any, list[float], dict[str, Any]]:
-    report = Report()
-    ready = prepare(load(str(job), list(settings)), report)
-    assert ready is not None, [d.message for d in report.errors]
-    folder = job.parent / f"run{len(list(job.parent.iterdir()))}"
-    folder.mkdir()
-    outcome, shown = launcher.launch(ready.program, ready.places, folder)
-    assert outcome.failure is None, f"{outcome.failure}\n{shown}"
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in lines if line["split"] == "train"]
-    return ready.program, losses, load_file(folder / "weights.safetensors")
-
-
 def test_blocks_are_sharded_and_recomputed(job: Path, launcher: Launcher) -> None:
-    _, losses, weights = trained(launcher, job)
-    assert losses[-1] < losses[0]
+    one = train_job(launcher, job)
+    assert one.losses()[-1] < one.losses()[0]
     for settings, again in (
         (("parallelism.zero=3", "memory.recompute=full"), ("blocks.0", "blocks.1", "blocks.2", "blocks.3")),
         (
@@ -112,11 +93,8 @@ def test_blocks_are_sharded_and_recomputed(job: Path, launcher: Launcher) -> Non
             ("blocks.0", "blocks.2"),
         ),
     ):
-        program, others, parameters = trained(launcher, job, "devices.cpus=2", *settings)
+        program = ready(job, "devices.cpus=2", *settings).program
         assert program.gradients.units == ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
         assert program.recompute.modules == again
         assert program.model.ties == (("head.weight", "table.weight"),)
-        np.testing.assert_allclose(losses, others, rtol=0, atol=1e-5)
-        assert weights.keys() == parameters.keys()
-        for name in weights:
-            np.testing.assert_allclose(weights[name], parameters[name], rtol=0, atol=1e-5, err_msg=name)
+        agree(one, train_job(launcher, job, "devices.cpus=2", *settings))

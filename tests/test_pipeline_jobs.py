@@ -6,23 +6,16 @@ Each is compared with the same job in one process, without stages or micro-batch
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from launcher import Launcher
 from planning import ROOT
-from safetensors.numpy import load_file
+from trained import Trained, agree, ready, train
 
 from dslc.compiler.program import CheckpointStep
-from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import load
-from dslc.runs import Ready, prepare
 
 PIPELINE = ROOT / "examples" / "pipeline.plt"
 # The example, made so small that a training takes a second.
@@ -72,8 +65,10 @@ train {
 }
 """
 
+EVERY = "log.every=1 steps"
+
 Settings = tuple[str, ...]
-Run = Callable[..., Path]
+Run = Callable[..., Trained]
 
 
 @pytest.fixture(scope="module")
@@ -85,46 +80,14 @@ def launcher() -> Iterator[Launcher]:
 
 @pytest.fixture(scope="module")
 def launched(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Trains a job with settings, each once; the run directory."""
+    """Trains a job with settings, each once."""
 
     @cache
-    def run(path: Path, *settings: str) -> Path:
-        return train(launcher, made(path, *settings), tmp_path_factory.mktemp("run"))
+    def run(path: Path, *settings: str) -> Trained:
+        made = ready(path, *settings, EVERY)
+        return train(launcher, tmp_path_factory.mktemp("run"), made.program, made.places)
 
     return run
-
-
-def made(path: Path, *settings: str) -> Ready:
-    loaded = load(str(path), [*settings, "log.every=1 steps"])
-    report = Report()
-    ready = prepare(loaded, report) if loaded.job is not None else None
-    assert ready is not None, [d.message for d in (*loaded.report.errors, *report.errors)]
-    return ready
-
-
-def train(launcher: Launcher, ready: Ready, folder: Path, **changed: Any) -> Path:
-    outcome, shown = launcher.launch(dataclasses.replace(ready.program, **changed), ready.places, folder)
-    assert outcome is not None and outcome.failure is None, shown
-    return folder
-
-
-def records(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    every = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {(record["split"], record["step"]): record for record in every}
-
-
-def agree(got: Path, expected: Path, tolerance: float = 1e-5) -> None:
-    """Losses, metrics and weights; all that was written, and nothing else."""
-    mine, theirs = records(got), records(expected)
-    assert mine.keys() == theirs.keys()
-    for key, record in theirs.items():
-        for metric in ("loss", "accuracy"):
-            if metric in record:
-                assert mine[key][metric] == pytest.approx(record[metric], abs=tolerance), (key, metric)
-    weights, wanted = load_file(got / "weights.safetensors"), load_file(expected / "weights.safetensors")
-    assert list(weights) == list(wanted)
-    for name, tensor in wanted.items():
-        assert np.abs(weights[name] - tensor).max() <= tolerance, name
 
 
 def one(*settings: str) -> Settings:
@@ -174,9 +137,7 @@ def test_stages_recompute(launched: Run) -> None:
 @pytest.mark.parametrize("precision", ["bf16", "bf16(level = O2)", "fp16"])
 def test_stages_in_16_bits(precision: str, launched: Run) -> None:
     plan, same = staged("1f1b", 2, 1, 4), (f"train.precision={precision}", "train.steps=8", "model.network.layers=2")
-    got, expected = records(launched(PIPELINE, *SMALL, *plan, *same)), records(launched(PIPELINE, *one(*same)))
-    for key, record in expected.items():
-        assert got[key]["loss"] == pytest.approx(record["loss"], abs=2e-2), key
+    agree(launched(PIPELINE, *one(*same)), launched(PIPELINE, *SMALL, *plan, *same), losses=2e-2, weights=None)
 
 
 def test_frozen_layers_and_targets_that_are_ignored(launched: Run) -> None:
@@ -210,12 +171,13 @@ CHAIN = [
 
 def test_a_checkpoint_goes_from_any_plan_to_any_other(tmp_path: Path, launcher: Launcher, launched: Run) -> None:
     for part, plan in enumerate(CHAIN):
-        ready = made(PIPELINE, *SMALL, *plan)
+        made = ready(PIPELINE, *SMALL, *plan, EVERY)
         last = 20 if part + 1 == len(CHAIN) else 4 * (part + 1)
         resume = "auto" if part else "none"
         checkpoint = CheckpointStep(every=4, folder=str(tmp_path / "checkpoints"), resume=resume, keep=9)
-        done = train(launcher, ready, tmp_path / str(part), checkpoint=checkpoint, steps=last)
-    got, expected = records(done), records(launched(PIPELINE, *one(TIED)))
+        folder = tmp_path / str(part)
+        done = train(launcher, folder, made.program, made.places, checkpoint=checkpoint, steps=last)
+    got, expected = done.records, launched(PIPELINE, *one(TIED)).records
     assert ("train", 17) in got and ("train", 16) not in got  # the last plan began after step 16
     for key, record in got.items():
         assert record["loss"] == pytest.approx(expected[key]["loss"], abs=1e-5), key

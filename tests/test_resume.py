@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import shlex
@@ -15,10 +14,8 @@ import numpy as np
 import pytest
 from launcher import Launcher
 from safetensors.numpy import load_file
+from trained import ready, train
 
-from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import load
-from dslc.runs import prepare
 from dslc.runtime.checkpoint_files import checkpoints_in, read_manifest
 from dslc.runtime.records import read_metrics
 
@@ -89,14 +86,8 @@ class Trainer:
 
     def until(self, step: int, plan: Sequence[str], *settings: str) -> str:
         """Goes on to the end of `step`; what was shown."""
-        report = Report()
-        given = [*plan, "checkpoint.every=1000 steps", "checkpoint.resume=auto", *settings]
-        ready = prepare(load(str(self._job), given), report)
-        assert ready is not None, [d.message for d in report.errors]
-        program = dataclasses.replace(ready.program, steps=step)
-        outcome, shown = self._launcher.launch(program, ready.places, self.folder)
-        assert outcome.failure is None, f"{plan}: {outcome.failure}\n{shown}"
-        return str(shown)
+        made = ready(self._job, *plan, "checkpoint.every=1000 steps", "checkpoint.resume=auto", *settings)
+        return train(self._launcher, self.folder, made.program, made.places, steps=step).shown
 
 
 @pytest.fixture(scope="module")

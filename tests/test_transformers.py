@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from launcher import Launcher
-from safetensors.numpy import load_file
+from trained import agree, train_job
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
@@ -88,17 +87,6 @@ def launcher() -> Any:
     made.close()
 
 
-def trained(launcher: Launcher, path: Path, *settings: str) -> tuple[list[float], dict[str, np.ndarray[Any, Any]]]:
-    ready, report = prepared(path, *settings)
-    assert ready is not None, [d.message for d in report.errors]
-    folder = path.parent / f"run{len(list(path.parent.iterdir()))}"
-    folder.mkdir()
-    outcome, shown = launcher.launch(ready.program, ready.places, folder)
-    assert outcome.failure is None, f"{outcome.failure}\n{shown}"
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if line["split"] == "train"], load_file(folder / "weights.safetensors")
-
-
 @pytest.mark.parametrize(
     "network, plans",
     [
@@ -111,14 +99,10 @@ def test_on_several_ranks_as_on_one(
     written: Any, launcher: Launcher, network: str, plans: tuple[tuple[str, ...], ...]
 ) -> None:
     path = written(network)
-    losses, weights = trained(launcher, path)
-    assert losses[-1] < losses[0]
+    one = train_job(launcher, path)
+    assert one.losses()[-1] < one.losses()[0]
     for settings in plans:
-        others, parameters = trained(launcher, path, "devices.cpus=2", *settings)
-        np.testing.assert_allclose(losses, others, rtol=0, atol=1e-5)
-        assert weights.keys() == parameters.keys()
-        for name in weights:
-            np.testing.assert_allclose(weights[name], parameters[name], rtol=0, atol=1e-5, err_msg=name)
+        agree(one, train_job(launcher, path, "devices.cpus=2", *settings))
 
 
 def test_the_plan_knows_its_layers(written: Any) -> None:

@@ -5,37 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+import trained
 from launcher import Launcher
 from made_programs import gpt_model, places, program, tokens
-from safetensors.torch import load_file
 from torch import nn
+from trained import Trained, agree
 
 from dslc.compiler import program as p
 from dslc.runtime import compiling, recompute
 from dslc.runtime.compiling import CompileError
 from dslc.runtime.model import build_model
-from dslc.runtime.records import read_metrics
 
 CPU = torch.device("cpu")
 
 
-def train(launcher: Launcher, folder: Path, ranks: int, **changed: Any) -> Any:
+def train(launcher: Launcher, folder: Path, ranks: int, **changed: Any) -> Trained:
     # 14 samples in batches of 8: the last has 6.
     data = tokens(folder.parent, train=14, validation=5, last=True)
-    outcome, shown = launcher.launch(program(ranks, data, model=gpt_model(), **changed), places(ranks), folder)
-    assert outcome.done, f"{outcome}\n{shown}"
-    lines = read_metrics(str(folder))
-    return [(line["split"], line["loss"]) for line in lines], load_file(folder / "weights.safetensors")
-
-
-def agree(one: Any, other: Any) -> None:
-    assert [split for split, _ in one[0]] == [split for split, _ in other[0]]
-    np.testing.assert_allclose([loss for _, loss in other[0]], [loss for _, loss in one[0]], rtol=0, atol=1e-5)
-    for name, value in one[1].items():
-        torch.testing.assert_close(other[1][name], value, rtol=0, atol=1e-5, msg=name)
+    return trained.train(launcher, folder, program(ranks, data, model=gpt_model(), **changed), places(ranks))
 
 
 def test_a_compiled_block_on_two_ranks_is_the_plain_training(launcher: Launcher, tmp_path: Path) -> None:

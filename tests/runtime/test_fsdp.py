@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import trained
 from gang import gang
 from launcher import Launcher
 from made_programs import conv_model, gpt_model, images, places, program, python, tokens
-from safetensors.numpy import load_file
 from torch import nn
+from trained import Trained, agree
 
 from dslc.compiler import program as p
 from dslc.runtime.assemble import Parts, assemble
 from dslc.runtime.batches import StepBatch
 from dslc.runtime.model import build_model
-from dslc.runtime.records import read_metrics
 from dslc.runtime.stepper import stepper
 
 CPU = torch.device("cpu")
@@ -34,29 +34,9 @@ def sharded(units: tuple[str, ...], zero: int, replicas: int = 1) -> p.GradientS
     return p.GradientStep(kind="fsdp", units=units, replicas=replicas, reshard=zero == 3, accumulate=zero <= 1)
 
 
-class Trained:
-    def __init__(self, folder: Path) -> None:
-        lines = read_metrics(str(folder))
-        self.losses = [line["loss"] for line in lines if line["split"] == "train"]
-        self.found = [line["loss"] for line in lines if line["split"] == "validation"]
-        self.weights = load_file(folder / "weights.safetensors")
-
-
 def train(launcher: Launcher, folder: Path, ranks: int, data: p.DataStep, **changed: Any) -> Trained:
     folder.mkdir()
-    outcome, shown = launcher.launch(program(ranks, data, **changed), places(ranks), folder)
-    assert outcome.done, f"{outcome}\n{shown}"
-    return Trained(folder)
-
-
-def agree(one: Trained, other: Trained, losses: float = 1e-5, weights: float = 1e-5) -> None:
-    assert one.losses and one.found
-    np.testing.assert_allclose(other.losses, one.losses, rtol=0, atol=losses)
-    np.testing.assert_allclose(other.found, one.found, rtol=0, atol=losses)
-    assert one.weights.keys() == other.weights.keys()
-    for name, value in one.weights.items():
-        assert other.weights[name].dtype == value.dtype
-        np.testing.assert_allclose(other.weights[name], value, rtol=0, atol=weights, err_msg=name)
+    return trained.train(launcher, folder, program(ranks, data, **changed), places(ranks))
 
 
 # (ranks, zero, replicas, micro-batches)
@@ -84,7 +64,7 @@ def test_a_tied_gpt_with_ignored_tokens(
     many = train(launcher, tmp_path / "many", ranks, data, **changed, microbatches=microbatches, gradients=engine)
     agree(one, many, weights=0.05 * 0.01 * 9 if adam else 1e-5)
     free = train(launcher, tmp_path / "free", 1, data, **changed | {"clip": None})
-    assert not np.allclose(one.losses, free.losses, atol=1e-4), "clipping makes a difference here"
+    assert not np.allclose(one.losses(), free.losses(), atol=1e-4), "clipping makes a difference here"
 
 
 @pytest.mark.parametrize(("ranks", "zero", "replicas"), [(4, 3, 1), (2, 2, 1)])
@@ -109,7 +89,7 @@ def test_a_copy_in_sixteen_bits(launcher: Launcher, tmp_path: Path, dtype: Any, 
     agree(exact, one, losses=tolerance, weights=tolerance)
     agree(one, two, losses=tolerance, weights=tolerance)
     agree(two, cut, losses=1e-6, weights=1e-6)
-    assert one.losses != exact.losses
+    assert one.losses() != exact.losses()
 
 
 # ------------------------------------------------------------------------------------------- within a rank's process

@@ -7,17 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from launcher import Launcher
 from made_programs import gpt_model, images, places, program, tokens
-from safetensors.torch import load_file
 from torch import Tensor, nn
+from trained import agree, train
 
 from dslc.compiler import program as p
 from dslc.runtime import offload
-from dslc.runtime.records import read_metrics
 
 CPU = torch.device("cpu")
 
@@ -72,18 +70,14 @@ def test_a_training_on_two_ranks_with_everything_moved(launcher: Launcher, tmp_p
     sharded = p.GradientStep(kind="fsdp", units=("2",), reshard=True)
     everything = ("optimizer", "parameters", "activations")
     late = dataclasses.replace(sharded, accumulate=True)
-    trained = []
     runs: tuple[tuple[str, int, dict[str, Any]], ...] = (
         ("plain", 1, {}),
         ("moved", 2, {"gradients": sharded, "offload": everything}),
         ("moved, summed at last", 2, {"gradients": late, "offload": everything}),
     )
-    for name, ranks, changed in runs:
-        outcome, shown = launcher.launch(program(ranks, data, **common, **changed), places(ranks), tmp_path / name)
-        assert outcome.done, f"{outcome}\n{shown}"
-        losses = [line["loss"] for line in read_metrics(str(tmp_path / name)) if line["split"] == "train"]
-        trained.append((losses, load_file(tmp_path / name / "weights.safetensors")))
-    for losses, weights in trained[1:]:
-        np.testing.assert_allclose(losses, trained[0][0], rtol=0, atol=1e-5)
-        for key, value in trained[0][1].items():
-            torch.testing.assert_close(weights[key], value, rtol=0, atol=1e-5, msg=key)
+    plain, *moved = (
+        train(launcher, tmp_path / name, program(ranks, data, **common, **changed), places(ranks))
+        for name, ranks, changed in runs
+    )
+    for other in moved:
+        agree(plain, other)

@@ -7,16 +7,16 @@ import gc
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+import trained
 from launcher import Launcher
 from made_programs import conv_model, gpt_model, images, places, program, tokens
-from safetensors.torch import load_file
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from trained import Trained, agree
 
 from dslc.compiler import program as p
 from dslc.compiler.facts import SourceFacts, TensorFact
@@ -27,7 +27,6 @@ from dslc.dsl.calls import CrossEntropy
 from dslc.dsl.diagnostics import Report
 from dslc.runtime import recompute
 from dslc.runtime.model import build_model
-from dslc.runtime.records import read_metrics
 
 KINDS = ("full", "selective")
 
@@ -219,17 +218,8 @@ def test_a_block_keeps_what_the_account_says(name: str, autocast: bool) -> None:
 # --------------------------------------------------------------------------------------------- over real processes
 
 
-def train(launcher: Launcher, folder: Path, ranks: int, data: p.DataStep, **changed: Any) -> Any:
-    outcome, _ = launcher.launch(program(ranks, data, **changed), places(ranks), folder)
-    assert outcome.done, outcome
-    losses = [line["loss"] for line in read_metrics(str(folder)) if line["split"] == "train"]
-    return losses, load_file(folder / "weights.safetensors")
-
-
-def agree(one: Any, other: Any) -> None:
-    np.testing.assert_allclose(other[0], one[0], rtol=0, atol=1e-5)
-    for name, value in one[1].items():
-        torch.testing.assert_close(other[1][name], value, rtol=0, atol=1e-5, msg=name)
+def train(launcher: Launcher, folder: Path, ranks: int, data: p.DataStep, **changed: Any) -> Trained:
+    return trained.train(launcher, folder, program(ranks, data, **changed), places(ranks))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,43 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import trained
 from launcher import Launcher
 from made_programs import conv_model, gpt_model, images, places, program, python, tokens
-from safetensors.numpy import load_file
+from trained import Trained, agree
 
 from dslc.compiler import program as p
 from dslc.runtime.model import build_model
-from dslc.runtime.records import read_metrics
 from dslc.runtime.weights import load_weights
 
 KEPT = p.LossStep(kind="cross_entropy", counts="kept", ignore=-100)
 
 
-class Trained:
-    """What a training left in its run directory."""
-
-    def __init__(self, folder: Path, shown: str) -> None:
-        self.folder, self.shown = folder, shown
-        self.lines = read_metrics(str(folder))
-        self.weights = load_file(folder / "weights.safetensors")
-
-    def losses(self, split: str = "train") -> list[float]:
-        return [line["loss"] for line in self.lines if line["split"] == split]
-
-
 def train(launcher: Launcher, folder: Path, ranks: int, data: p.DataStep, **changed: Any) -> Trained:
-    outcome, shown = launcher.launch(program(ranks, data, **changed), places(ranks), folder)
-    assert outcome.done, outcome
-    return Trained(folder, shown)
-
-
-def agree(one: Trained, other: Trained, losses: float = 1e-5, weights: float = 1e-5) -> None:
-    for split in ("train", "validation"):
-        assert one.losses(split) and len(one.losses(split)) == len(other.losses(split))
-        np.testing.assert_allclose(other.losses(split), one.losses(split), rtol=0, atol=losses)
-    assert one.weights.keys() == other.weights.keys()
-    for name, value in one.weights.items():
-        np.testing.assert_allclose(other.weights[name], value, rtol=0, atol=weights, err_msg=name)
+    return trained.train(launcher, folder, program(ranks, data, **changed), places(ranks))
 
 
 def over_ranks(
@@ -126,9 +103,7 @@ def test_what_is_logged(launcher: Launcher, tmp_path: Path) -> None:
     data = images(tmp_path, batch=16)
     two = train(launcher, tmp_path / "run", 2, data, steps=8, log_every=3, evaluate_every=6, tensorboard=True)
     steps = [(line["step"], line["split"]) for line in two.lines]
-    assert steps == [
-        *((1, "train"), (3, "train"), (6, "train"), (6, "validation"), (8, "train"), (8, "validation"))
-    ]
+    assert steps == [*((1, "train"), (3, "train"), (6, "train"), (6, "validation"), (8, "train"), (8, "validation"))]
     for line in two.lines:
         numbers = {"lr"} if line["split"] == "train" else {"accuracy"}
         assert set(line) == {"step", "split", "loss", "samples", "seconds"} | numbers

@@ -1,0 +1,76 @@
+"""Trainings of tests: a job or a program, launched to its end on real processes, and whether two are alike."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from launcher import Launcher
+from safetensors.numpy import load_file
+
+from dslc.compiler.program import JobProgram, RankPlace
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.load import load
+from dslc.runs import Ready, prepare
+from dslc.runtime.records import Record, read_metrics
+
+METRICS = ("loss", "accuracy", "top_k")
+
+
+class Trained:
+    """What a training left in its run directory, and what it showed."""
+
+    def __init__(self, folder: Path, shown: str = "") -> None:
+        self.folder, self.shown = folder, shown
+        self.lines = read_metrics(str(folder))
+        self.weights: dict[str, np.ndarray[Any, Any]] = load_file(folder / "weights.safetensors")
+
+    def losses(self, split: str = "train") -> list[float]:
+        return [line["loss"] for line in self.lines if line["split"] == split]
+
+    @property
+    def records(self) -> dict[tuple[str, int], Record]:
+        return {(line["split"], line["step"]): line for line in self.lines}
+
+
+def ready(job: Path, *settings: str) -> Ready:
+    """The job with its `--set`s, as `dslc run` prepares it; AssertionError where it is rejected."""
+    loaded, report = load(str(job), list(settings)), Report()
+    found = prepare(loaded, report) if loaded.job is not None else None
+    assert found is not None, [d.message for d in (*loaded.report.errors, *report.errors)]
+    return found
+
+
+def train(
+    launcher: Launcher, folder: Path, program: JobProgram, places: tuple[RankPlace, ...], **changed: Any
+) -> Trained:
+    """Trains `program`, `changed` in these fields, in the run directory `folder`."""
+    outcome, shown = launcher.launch(dataclasses.replace(program, **changed), places, folder)
+    assert outcome is not None and outcome.done, f"{outcome}\n{shown}"
+    return Trained(folder, shown)
+
+
+def train_job(launcher: Launcher, job: Path, *settings: str, folder: Path | None = None) -> Trained:
+    """Trains a job; in a folder of its own beside it, where none is given."""
+    made = ready(job, *settings)
+    if folder is None:
+        folder = job.parent / f"run{len(list(job.parent.iterdir()))}"
+        folder.mkdir()
+    return train(launcher, folder, made.program, made.places)
+
+
+def agree(one: Trained, other: Trained, losses: float = 1e-5, weights: float | None = 1e-5) -> None:
+    """The same records, with the same losses and metrics, and the same parameters; None: these are not compared."""
+    expected, found = one.records, other.records
+    assert expected and list(found) == list(expected)
+    for key, record in expected.items():
+        for metric in filter(record.__contains__, METRICS):
+            np.testing.assert_allclose(
+                found[key][metric], record[metric], rtol=0, atol=losses, err_msg=f"{key} {metric}"
+            )
+    assert list(other.weights) == list(one.weights)
+    for name, value in one.weights.items() if weights is not None else ():
+        assert other.weights[name].dtype == value.dtype, name
+        np.testing.assert_allclose(other.weights[name], value, rtol=0, atol=weights, err_msg=name)
