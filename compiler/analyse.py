@@ -143,7 +143,7 @@ def _pipeline(
     stages = cut(job, layout, model, report, workload, schedule)
     if stages is None or schedule is None:
         return None
-    rules_pipeline.check_stages(job, model, stages, schedule, report)
+    rules_pipeline.check_stages(job, layout, model, stages, schedule, report)
     forward = [float(sum(model.layers[n].forward_flops for n in stage)) for stage in stages]
     backward = [float(sum(model.layers[n].backward_flops for n in stage)) for stage in stages]
     if sum(forward) == 0:

@@ -270,8 +270,6 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
     if splits and parallelism.tensor > 1 and not isinstance(train.precision, c.Fp32):
         what = f"`{parallelism.schedule}` beside a tensor axis in 16 bits"
         yield what, parallelism.at("schedule"), "`1f1b` runs beside it"
-    if job.memory.offload and parallelism.pipeline > 1:
-        yield "`memory.offload` beside a pipeline", job.memory.at("offload"), ""
     if train.compile and parallelism.tensor > 1:
         yield "`train.compile` beside a tensor axis", train.at("compile"), "`compile = false` runs"
     if not isinstance(parallelism.gradients, c.Allreduce):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dslc.compiler.layout import Layout
 from dslc.compiler.model import ModelGraph
 from dslc.compiler.schedules import SPLITS_BACKWARD, ScheduleTable, accepted_microbatches, demands
-from dslc.compiler.sharding import trained
+from dslc.compiler.sharding import offloaded, trained
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec
 
@@ -91,9 +91,15 @@ def check_schedule(job: JobSpec, layout: Layout, report: Report) -> bool:
 
 
 def check_stages(
-    job: JobSpec, model: ModelGraph, stages: Sequence[range], schedule: ScheduleTable, report: Report
+    job: JobSpec,
+    layout: Layout,
+    model: ModelGraph,
+    stages: Sequence[range],
+    schedule: ScheduleTable,
+    report: Report,
 ) -> None:
-    """Whether each rank has something to train, and each stage something to send that has a gradient."""
+    """Whether each rank has something to train, and each stage something to send that has a gradient; and that what
+    ranks have in common is not updated where only one of them knows."""
     span = job.parallelism.at("stages" if job.parallelism.is_set("stages") else "pipeline")
     names = trained(job, model)
     for rank in range(schedule.ranks):
@@ -114,6 +120,19 @@ def check_stages(
                 f"a stage cannot end with `{last.name}`: what it sends are tokens, which have no gradient",
                 span,
                 help="the embedding belongs to the same stage",
+            )
+    if "optimizer" in (moved := offloaded(job, layout)) and "parameters" not in moved:
+        holders: dict[str, set[int]] = {}
+        for stage, rank in zip(stages, schedule.placement, strict=True):
+            for parameter in (q for n in stage for q in model.layers[n].parameters):
+                holders.setdefault(parameter.tied_to or parameter.name, set()).add(rank)
+        for name in [name for name, ranks in holders.items() if len(ranks) > 1 and name in names][:1]:
+            report.add(
+                "E0716",
+                f"the optimizer cannot be moved alone with `{name}`, whose gradient two stages add up",
+                job.memory.at("offload"),
+                notes=[Note(message="the stages are asked for here", span=span)],
+                help="`offload = [optimizer, parameters]` can",
             )
 
 

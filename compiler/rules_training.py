@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from dslc.compiler.layout import Layout
 from dslc.compiler.model import ModelGraph
 from dslc.compiler.program import ModuleStep
-from dslc.compiler.sharding import offloaded, recomputed, sharding_of, trained
+from dslc.compiler.sharding import offloaded, recomputed, sharding_of, splits_backward, trained
 from dslc.compiler.weights_file import TensorEntry, Unreadable, entries, file_of
 from dslc.dsl import calls as c
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
@@ -250,13 +250,18 @@ def _all_steps(step: ModuleStep) -> Iterator[ModuleStep]:
 
 def _not_alone(job: JobSpec, layout: Layout) -> Iterable[tuple[str, Span | None]]:
     """Each gradient goes to the host as soon as it is there, before ranks agree on it and before it is clipped."""
-    parallelism, train = job.parallelism, job.train
-    if layout.sizes["data"] > 1:
-        named = next((field for field in ("zero", "data") if parallelism.is_set(field)), "")
-        what = f"gradients that {layout.sizes['data']} ranks agree on"
-        yield what, parallelism.at(named) if named else job.devices.at("gpus")
-    elif sharding_of(job, layout).engine == "fsdp":
-        yield "a 16-bit copy of the parameters", train.at("precision")
+    parallelism, train, sizes = job.parallelism, job.train, layout.sizes
+    for axis in ("data", "tensor", "context"):
+        if sizes[axis] > 1:
+            named = next((field for field in ("zero", axis) if parallelism.is_set(field)), "")
+            what = f"gradients that {sizes[axis]} ranks agree on"
+            yield what, parallelism.at(named) if named else job.devices.at("gpus")
+            break
+    else:
+        if sharding_of(job, layout).engine == "fsdp":
+            yield "a 16-bit copy of the parameters", train.at("precision")
+    if splits_backward(job):
+        yield "a split backward pass, in which torch does not say when a gradient is there", parallelism.at("schedule")
     if train.clip is not None:
         yield "gradients that are clipped", train.at("clip")
     if job.checkpoint.every is not None:

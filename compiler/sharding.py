@@ -19,6 +19,7 @@ from typing import Literal
 
 from dslc.compiler.layout import Layout
 from dslc.compiler.nodes import LayerNode, ModelGraph, ParameterNode
+from dslc.compiler.schedules import SPLITS_BACKWARD
 from dslc.dsl.calls import Every, Fp32
 from dslc.dsl.job import JobSpec
 
@@ -70,9 +71,15 @@ def sharding_of(job: JobSpec, layout: Layout) -> Sharding:
         engine="fsdp",
         replicas=replicas,
         shards=ranks // replicas,
-        reshard=away or (zero == 3 and ranks > 1),
+        # What was let go after a forward pass cannot be gathered between the halves of a split backward pass.
+        reshard=(away and not splits_backward(job)) or (zero == 3 and ranks > 1),
         accumulate=zero <= 1 or layout.sizes["pipeline"] > 1,  # torch's stages agree on theirs at the last one
     )
+
+
+def splits_backward(job: JobSpec) -> bool:
+    """Whether gradients of inputs and of weights are computed apart."""
+    return job.parallelism.pipeline > 1 and job.parallelism.schedule in SPLITS_BACKWARD
 
 
 def offloaded(job: JobSpec, layout: Layout) -> frozenset[str]:

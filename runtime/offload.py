@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,13 +39,37 @@ class OffloadError(RuntimeError):
 
 
 class _Activations(save_on_cpu):
-    """`save_on_cpu` that leaves parameters, and views of them, where they are."""
+    """`save_on_cpu` that leaves parameters, and views of them, where they are, and takes a rank's share of a tensor."""
 
     def __init__(self, pin_memory: bool) -> None:
         super().__init__(pin_memory=pin_memory)
-        pack, unpack = self.pack_hook, self.unpack_hook
-        self.pack_hook = lambda tensor: tensor if _is_parameter(tensor) else pack(tensor)
-        self.unpack_hook = lambda packed: packed if isinstance(packed, Tensor) else unpack(packed)
+        plain_pack, plain_unpack = self.pack_hook, self.unpack_hook
+
+        def pack(tensor: Any) -> Any:
+            if _is_parameter(tensor):
+                return tensor
+            if hasattr(tensor, "_local_tensor"):
+                return _Share(plain_pack(tensor._local_tensor), tensor._spec)
+            return plain_pack(tensor)
+
+        def unpack(packed: Any) -> Tensor:
+            if isinstance(packed, Tensor):
+                return packed
+            if isinstance(packed, _Share):
+                from torch.distributed.tensor import DTensor
+
+                return DTensor(plain_unpack(packed.kept), packed.spec, requires_grad=False)
+            moved: Tensor = plain_unpack(packed)
+            return moved
+
+        self.pack_hook, self.unpack_hook = pack, unpack
+
+
+class _Share(NamedTuple):
+    """A DTensor: what `save_on_cpu` has kept of this rank's share, and how it lies on the ranks."""
+
+    kept: Any
+    spec: Any
 
 
 def _is_parameter(tensor: Tensor) -> bool:

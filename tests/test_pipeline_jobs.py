@@ -134,6 +134,24 @@ def test_stages_recompute(launched: Run) -> None:
     agree(launched(PIPELINE, *SMALL, *plan), launched(PIPELINE, *one()))
 
 
+@pytest.mark.parametrize(
+    ("plan", "moved"),
+    [
+        (staged("zero_bubble", 2, 1, 4), ["activations"]),
+        (staged("1f1b", 2, 2, 4, "parallelism.zero=3", TIED), ["optimizer", "parameters"]),
+        (staged("zbv", 2, 2, 4, "parallelism.zero=1", TIED), ["optimizer", "parameters", "activations"]),
+    ],
+    ids=["activations", "all but activations", "all"],
+)
+def test_stages_whose_numbers_are_moved(
+    plan: Settings, moved: list[str], launcher: Launcher, launched: Run, tmp_path: Path
+) -> None:
+    """By the code of GPUs, which a job for CPUs has no use for."""
+    made = ready(PIPELINE, *SMALL, *plan, "memory.offload=[optimizer, parameters]", EVERY)
+    done = train(launcher, tmp_path, made.program, made.places, offload=tuple(moved))
+    agree(done, launched(PIPELINE, *one(*[TIED] * (TIED in plan))))
+
+
 @pytest.mark.parametrize("precision", ["bf16", "bf16(level = O2)", "fp16"])
 def test_stages_in_16_bits(precision: str, launched: Run) -> None:
     plan, same = staged("1f1b", 2, 1, 4), (f"train.precision={precision}", "train.steps=8", "model.network.layers=2")

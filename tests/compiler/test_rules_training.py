@@ -178,6 +178,43 @@ def test_what_can_be_moved_to_the_host(
     assert [code for code in codes(**blocks, **gpt()) if code.startswith("E")] == expected
 
 
+ALONE, BOTH = ("optimizer",), ("optimizer", "parameters")
+
+
+@pytest.mark.parametrize(
+    ("offload", "parallelism", "tie", "expected"),
+    (
+        (ALONE, {"schedule": "1f1b"}, False, []),
+        (ALONE, {"schedule": "1f1b"}, True, ["E0716"]),  # two stages add up what they have in common
+        (ALONE, {"schedule": "zbv"}, True, ["E0716"]),  # one rank has both of them, but torch says nothing
+        (ALONE, {"schedule": "1f1b", "tensor": 2}, False, ["E0716"]),
+        (BOTH, {"schedule": "zbv", "data": 2, "zero": 2}, True, []),
+        (BOTH, {"schedule": "zbv", "data": 2, "zero": 3}, True, ["E0430"]),
+        (BOTH, {"schedule": "1f1b", "data": 2, "zero": 3, "tensor": 2}, True, []),
+        (("activations",), {"schedule": "zero_bubble"}, True, []),
+    ),
+)
+def test_what_can_be_moved_beside_a_pipeline(
+    offload: tuple[str, ...], parallelism: dict[str, Any], tie: bool, expected: list[str]
+) -> None:
+    axes = {"pipeline": 2, "microbatches": 4, **parallelism}
+    ranks = 2 * axes.get("data", 1) * axes.get("tensor", 1)
+    blocks = gpt()
+    blocks["model"] = gpt_model(tie=tie)
+    analysis, found = looked_at(
+        memory=MemorySpec(offload=offload),
+        train=TrainSpec(steps=10, optimizer=c.AdamW()),
+        devices=DevicesSpec(gpus=ranks),
+        parallelism=ParallelismSpec(**axes),
+        **blocks,
+    )
+    assert [diagnostic.code for diagnostic in found if diagnostic.severity == "error"] == expected
+    if offload == BOTH and not expected:
+        # Between the halves of a backward pass nothing is let go.
+        assert analysis is not None
+        assert sharding_of(analysis.job, analysis.layout).reshard == (parallelism["schedule"] == "1f1b")
+
+
 @pytest.mark.parametrize("zero", (0, 1, 2, 3))
 @pytest.mark.parametrize("ranks", (1, 2))
 def test_offloaded_parameters_are_let_go_after_use(ranks: int, zero: int) -> None:

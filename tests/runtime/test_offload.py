@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from gang import gang
 from launcher import Launcher
 from made_programs import gpt_model, images, places, program, tokens
 from torch import Tensor, nn
@@ -43,6 +45,28 @@ def test_activations_move_and_parameters_stay(tmp_path: Path, monkeypatch: pytes
     model.zero_grad()
     model(input).sum().backward()
     assert all(torch.equal(one, two.grad) for one, two in zip(gradients, model.parameters(), strict=True))  # type: ignore[arg-type]
+
+
+def _moved_share(rank: int) -> list[float]:
+    """How far gradients are off where what a tensor axis keeps is moved."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    torch.manual_seed(0)
+    mesh, model = init_device_mesh("cpu", (2,)), nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4))
+    parallelize_module(model, mesh, {"0": ColwiseParallel(use_local_output=False), "2": RowwiseParallel()})
+    input, found = torch.randn(5, 4, requires_grad=True), []
+    for around in (contextlib.nullcontext(), offload._Activations(pin_memory=True)):
+        with around:
+            output = model(input)
+        gradients: Any = torch.autograd.grad(output.sum(), [input, *model.parameters()])
+        found.append([getattr(each, "_local_tensor", each) for each in gradients])
+    return [float((one - other).abs().max()) for one, other in zip(*found, strict=True)]
+
+
+def test_a_share_of_a_tensor_moves() -> None:
+    """In the way of GPUs, whose pinned memory torch would not make a share of."""
+    assert gang(2, _moved_share) == [[0.0] * 5] * 2
 
 
 def test_what_torch_is_told(tmp_path: Path) -> None:
