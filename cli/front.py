@@ -149,9 +149,10 @@ def _traced(
 
     A loss, which wants an output first, is only looked up; then `kind`, what the call tells, is None.
     """
-    from dslc.compiler.program import PythonFunction, from_json, to_json
+    from dslc.compiler.emit import python_function
+    from dslc.compiler.program import from_json, to_json
 
-    named = PythonFunction(function=call.function, arguments=dict(call.arguments), folder=job.folder)
+    named = python_function(call, job.folder)
 
     def work() -> Any:
         import torch

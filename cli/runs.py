@@ -16,7 +16,7 @@ from dslc.compiler.compile import Compiled, compile_plan
 from dslc.compiler.program import JobProgram, RankPlace, to_json
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import Loaded
-from dslc.dsl.write import write
+from dslc.dsl.write import anchored, write
 from dslc.front import inspect
 
 
@@ -71,7 +71,7 @@ def lay_down(ready: Ready, folder: str) -> None:
     assert ready.loaded.job is not None
     os.makedirs(os.path.join(folder, "logs"), exist_ok=True)
     for name, text in (
-        ("job.plt", write(ready.loaded.job)),
+        ("job.plt", write(anchored(ready.loaded.job))),
         ("plan.json", ready.compiled.plan.text()),
         ("program.json", json.dumps({"job": to_json(ready.program), "places": to_json(ready.places)})),
     ):

@@ -120,9 +120,9 @@ def _model(job: JobSpec, layout: Layout | None, facts: Facts, source: SourceFact
     if isinstance(network, PythonNetwork | TransformersNetwork):
         if facts.model is None:
             return None
-        if layout:
-            rules_sharding.check_own_model(job, layout, facts.model, report)
         graph = opaque(facts.model, job.model, source, report)
+        if layout and graph:
+            rules_sharding.check_own_model(job, layout, facts.model, graph, report)
         memory = facts.machine.memory if facts.machine else None
         parts = bool(layout and graph) and made_by_parts(job, layout, facts.model, memory, report)  # type: ignore[arg-type]
         return replace(graph, reset=True) if graph and parts else graph

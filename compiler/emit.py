@@ -5,6 +5,7 @@ Everything the runtime needs is decided here; it receives one `JobProgram` that 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -196,11 +197,13 @@ def arguments_of(call: Call, without: tuple[str, ...] = ()) -> dict[str, Any]:
     return {f.name: getattr(call, f.name) for f in fields(type(call)) if f.name not in without}
 
 
-def _python(call: Call, folder: str) -> p.PythonFunction:
+def python_function(call: PythonNetwork | c.PythonSource | c.PythonLoss, folder: str) -> p.PythonFunction:
+    """What a call names; `folder` is the job's."""
+    inside, _, function = call.function.rpartition("/")
     return p.PythonFunction(
-        function=call.function,  # type: ignore[attr-defined]
-        arguments=dict(call.arguments),  # type: ignore[attr-defined]
-        folder=folder,
+        function=function,
+        arguments=dict(call.arguments),
+        folder=os.path.normpath(os.path.join(folder, os.path.expanduser(inside))) if inside else folder,
         line=short_line(call.span),
     )
 
@@ -216,7 +219,7 @@ def _model(analysis: Analysis) -> p.ModelStep:
     }
     own = common | ({"ties": model.ties, "reset": model.reset} if model else {})
     if isinstance(network, PythonNetwork):
-        return p.ModelStep(python=_python(network, job.folder), **own)
+        return p.ModelStep(python=python_function(network, job.folder), **own)
     if isinstance(network, TransformersNetwork):
         return p.ModelStep(transformers=transformers_step(network, analysis.source, job.folder), **own)
     assert model is not None and model.root is not None
@@ -252,7 +255,7 @@ def _loss(analysis: Analysis) -> p.LossStep:
         return p.LossStep(
             kind="python",
             counts="tokens" if tokens else "samples",
-            python=_python(loss, analysis.job.folder),
+            python=python_function(loss, analysis.job.folder),
             line=line,
         )
     if isinstance(loss, c.CrossEntropy):
@@ -280,7 +283,7 @@ def _data(analysis: Analysis) -> p.DataStep:
     return p.DataStep(
         source=name,
         arguments=arguments | dict(analysis.source.found) | _limits(analysis),
-        python=_python(source, job.folder) if isinstance(source, c.PythonSource) else None,
+        python=python_function(source, job.folder) if isinstance(source, c.PythonSource) else None,
         train_samples=workload.train,
         validation_samples=workload.validation or 0,
         split=workload.split,  # type: ignore[arg-type]

@@ -97,6 +97,7 @@ class ModelFacts:
     batch_norm: bool
     noise: bool  # dropout and its like
     unused: tuple[str, ...]  # parameters that the output does not depend on
+    dtypes: tuple[tuple[str, str], ...] = ()  # of the parameters that are not float32
     without_reset: tuple[str, ...] = ()  # modules with parameters of their own and no `reset_parameters`
     vocab: int | None = None  # the input's numbers are looked up in tables of so many rows
 

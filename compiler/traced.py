@@ -80,6 +80,7 @@ def trace_model(make: Callable[[], Any], input: TensorFact, *, low: bool = False
         batch_norm=any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules()),
         noise=first.noise,
         unused=unused,
+        dtypes=tuple((name, _name(p.dtype)) for name, p in named if p.dtype != torch.float32),
         without_reset=tuple(
             path
             for path, module in model.named_modules()

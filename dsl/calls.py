@@ -27,8 +27,8 @@ from dslc.dsl.registry import (
 _COUNT = Int(min=1)
 _COLUMNS = ListOf(Str(), min_length=1, single=True)
 _SIZE_DOC = "the height and width to which pictures are brought"
-_FUNCTION = Str(r"[\w.]+:[\w.]+", '"module:function"')
-_FUNCTION_DOC = "where it is; the folder of the job is searched first"
+FUNCTION = Str(r"(.*/)?[\w.]+:[\w.]+", '"module:function"')
+FUNCTION_DOC = "where it is; the folder of the job is searched first, or with `folder/module:function` that one"
 _ARGUMENTS_DOC = "what it is called with"
 
 # ------------------------------------------------------------------------------------------------------- losses
@@ -69,7 +69,7 @@ class Contrastive(Call):
 class PythonLoss(Call):
     """`f(output, target)` of yours, giving one loss for each sample or token."""
 
-    function: str = arg(_FUNCTION, _FUNCTION_DOC)
+    function: str = arg(FUNCTION, FUNCTION_DOC)
     arguments: tuple[tuple[str, Any], ...] = arg(Anything(), _ARGUMENTS_DOC, default=())
 
 
@@ -187,7 +187,7 @@ class Synthetic(Call):
 class PythonSource(Call):
     """A data set of yours with `len` and indexing, or a pair (train, validation)."""
 
-    function: str = arg(_FUNCTION, _FUNCTION_DOC)
+    function: str = arg(FUNCTION, FUNCTION_DOC)
     arguments: tuple[tuple[str, Any], ...] = arg(Anything(), _ARGUMENTS_DOC, default=())
 
 

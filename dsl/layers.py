@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dslc.dsl.calls import FUNCTION, FUNCTION_DOC
 from dslc.dsl.registry import Anything, Bool, Call, Float, Int, ListOf, Str, arg, call, calls, word
 
 _SIZE = Int(min=1)
@@ -340,9 +341,7 @@ class GPT(Call):
 class PythonNetwork(Call):
     """A `torch.nn.Module` that a function of yours returns."""
 
-    function: str = arg(
-        Str(r"[\w.]+:[\w.]+", '"module:function"'), "where it is; the folder of the job is searched first"
-    )
+    function: str = arg(FUNCTION, FUNCTION_DOC)
     arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "what it is called with", default=())
 
 

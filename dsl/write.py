@@ -4,6 +4,7 @@
 absolute, quantities in the unit that suits. What is not given (`none`) is left out.
 
     load_text(write(job), folder=job.folder).job == job          spans, and the name of the file, do not count
+    load_text(write(anchored(job)), folder=any) is the same job: what it names beside itself is named with its folder
     write(job) is as `dslc fmt` would lay it out
 
 Limits: a `sweep` is not written: the job is one of its combinations, and a run's folder belongs to one.
@@ -11,13 +12,17 @@ Limits: a `sweep` is not written: the job is one of its combinations, and a run'
 
 from __future__ import annotations
 
+import os
 import re
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from dslc.dsl import units
+from dslc.dsl.calls import PythonLoss, PythonSource
 from dslc.dsl.describe import quoted
 from dslc.dsl.describe import value as plain
 from dslc.dsl.job import JobSpec
+from dslc.dsl.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.registry import (
     BLOCKS,
     Anything,
@@ -39,6 +44,8 @@ from dslc.dsl.registry import (
 )
 from dslc.dsl.resolve import PROMISES
 
+T = TypeVar("T")
+
 _WORDS = frozenset({"true", "false", "none", "param", "import"})
 _PLAIN = frozenset({"metric", "lr_schedule", "precision"})  # read better without empty parentheses
 
@@ -55,6 +62,34 @@ def write(job: JobSpec) -> str:
             promises.append(f"  {promise.name} {promise.operator} {value}\n")
         parts.append(f"expect {{\n{''.join(promises)}}}\n")
     return _laid_out("\n".join(parts))
+
+
+def anchored(job: JobSpec) -> JobSpec:
+    """The job for a file that is not in the job's folder: the user's own functions, and the configurations of
+    `transformers(…)`, that lie in it are named with it."""
+    network, loss, source = job.model.network, job.model.loss, job.data.source
+
+    def found(name: str) -> str:
+        """The absolute name of what is there, without its function; else as it is."""
+        path = os.path.normpath(os.path.join(job.folder, os.path.expanduser(name)))
+        return path if any(os.path.exists(path + suffix) for suffix in ("", ".py")) else name
+
+    def located(call: T) -> T:
+        if isinstance(call, TransformersNetwork):
+            return replace(call, path=found(call.path))
+        if not isinstance(call, PythonNetwork | PythonLoss | PythonSource):
+            return call
+        inside, _, function = call.function.rpartition("/")
+        beside = found(os.path.join(inside, function.partition(":")[0].partition(".")[0]))
+        if not os.path.isabs(beside):
+            return call
+        return replace(call, function=os.path.join(os.path.dirname(beside), function))
+
+    return replace(
+        job,
+        model=replace(job.model, network=located(network), loss=located(loss)),
+        data=replace(job.data, source=located(source)),
+    )
 
 
 def _laid_out(text: str) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from launcher import Launcher
 from trained import agree, ready, train_job
+
+from dslc.runs import lay_down
 
 MODULE = """
 import torch
@@ -81,6 +84,14 @@ def launcher() -> Any:
     made = Launcher()
     yield made
     made.close()
+
+
+def test_the_job_that_a_run_leaves_finds_the_same_function(job: Path, tmp_path: Path) -> None:
+    first = ready(job)
+    lay_down(first, str(tmp_path))
+    again = ready(tmp_path / "job.plt")
+    assert first.program.model.python is not None and again.program.model.python is not None
+    assert again.program.model.python == replace(first.program.model.python, line=again.program.model.python.line)
 
 
 def test_blocks_are_sharded_and_recomputed(job: Path, launcher: Launcher) -> None:

@@ -31,3 +31,18 @@ def test_a_parameter_without_rows(blocks: dict[str, Any], refused: bool) -> None
     _, report = analysed(FACTS, **blocks)
     assert not report.errors
     assert explain("E0720")
+
+
+MIXED = replace(FACTS, dtypes=((FACTS.parameters[0][0], "bfloat16"),))
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_parameters_of_two_dtypes(zero: int) -> None:
+    blocks: dict[str, Any] = {"devices": DevicesSpec(cpus=2), "parallelism": ParallelismSpec(zero=zero)}
+    _, report = analysed(MIXED, **blocks)
+    assert [d.code for d in report.errors] == (["E0721"] if zero else [])
+    name = FACTS.parameters[0][0]
+    assert not report.errors or f"`{name}` is bfloat16" in report.errors[0].message
+    frozen = replace(MIXED, parameters=((*FACTS.parameters[0][:2], False), *FACTS.parameters[1:]))
+    _, report = analysed(frozen, **blocks)
+    assert not report.errors

@@ -15,7 +15,7 @@ from dslc.dsl.job import JobSpec
 from dslc.dsl.load import load, load_text
 from dslc.dsl.parser import parse
 from dslc.dsl.source import Source
-from dslc.dsl.write import write
+from dslc.dsl.write import anchored, write
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.plt"))
 drawn = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -102,3 +102,26 @@ def test_a_block_set_as_a_whole_is_written_as_one() -> None:
     assert job is not None
     assert "parallelism = auto\n" in write(job)
     assert "microbatches" not in write(job)
+
+
+def test_in_another_folder_what_lay_beside_the_job_is_named_with_its_folder(tmp_path: Path) -> None:
+    for name in ("mine.py", "pkg/nets.py", "lib/data.py", "tiny/config.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    text = """
+        model { network = NETWORK, loss = python("mine:loss") }
+        data { source = python("lib/data:pair", size = 3), batch = 4 }
+        train { steps = 1, optimizer = sgd(lr = 0.1) }
+    """
+    for network, found in (
+        ('python("pkg.nets:Net.make")', f"{tmp_path}/pkg.nets:Net.make"),
+        ('python("elsewhere.nets:make")', "elsewhere.nets:make"),
+        ('transformers("tiny")', f"{tmp_path}/tiny"),
+        ('transformers("gpt2")', "gpt2"),
+    ):
+        job = load_text(text.replace("NETWORK", network), folder=str(tmp_path)).job
+        assert job is not None
+        written = write(anchored(job))
+        assert [f'"{name}"' in written for name in (found, f"{tmp_path}/mine:loss", f"{tmp_path}/lib/data:pair")] == [
+            True
+        ] * 3
