@@ -7,7 +7,7 @@ Python; neither torch nor networkx.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from dslc.compiler import rules, rules_memory, rules_pipeline, rules_sharding
@@ -120,9 +120,9 @@ def _model(job: JobSpec, layout: Layout | None, facts: Facts, source: SourceFact
     if isinstance(network, PythonNetwork | TransformersNetwork):
         if facts.model is None:
             return None
+        if layout:
+            rules_sharding.check_own_model(job, layout, facts.model, report)
         graph = opaque(facts.model, job.model, source, report)
-        if layout and graph:
-            rules_sharding.check_own_model(job, layout, facts.model, graph, report)
         memory = facts.machine.memory if facts.machine else None
         parts = bool(layout and graph) and made_by_parts(job, layout, facts.model, memory, report)  # type: ignore[arg-type]
         return replace(graph, reset=True) if graph and parts else graph
@@ -143,10 +143,15 @@ def _pipeline(
     stages = cut(job, layout, model, report, workload, schedule)
     if stages is None or schedule is None:
         return None
-    rules_pipeline.check_stages(job, layout, model, stages, schedule, report)
+    rules_pipeline.check_stages(job, model, stages, schedule, report)
+    time = played(model, stages, schedule)
+    return Pipeline(stages=stages, schedule=schedule, timeline=time, bubble=time.bubble)
+
+
+def played(model: ModelGraph, stages: Sequence[range], schedule: ScheduleTable) -> Timeline:
+    """A step of the schedule with these stages, by their FLOPs."""
     forward = [float(sum(model.layers[n].forward_flops for n in stage)) for stage in stages]
     backward = [float(sum(model.layers[n].backward_flops for n in stage)) for stage in stages]
     if sum(forward) == 0:
         forward, backward = [1.0] * len(stages), [2.0] * len(stages)
-    time = timeline(schedule, forward, backward)
-    return Pipeline(stages=stages, schedule=schedule, timeline=time, bubble=time.bubble)
+    return timeline(schedule, forward, backward)

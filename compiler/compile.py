@@ -7,7 +7,7 @@ from typing import Any
 
 from dslc.compiler import program as p
 from dslc.compiler.account import kept_bytes
-from dslc.compiler.analyse import Analysis
+from dslc.compiler.analyse import Analysis, played
 from dslc.compiler.emit import emit, places, scaled_lr, short_line
 from dslc.compiler.graph import PlanGraph
 from dslc.compiler.layout import AXES
@@ -26,6 +26,7 @@ from dslc.compiler.plan import (
     TopologyNode,
     TrainingNode,
 )
+from dslc.compiler.stages import equal_counts
 from dslc.dsl.registry import BLOCKS, Node, Quantity, Range, fields
 
 
@@ -213,12 +214,15 @@ def _schedule(analysis: Analysis) -> ScheduleNode | None:
     pipeline = analysis.pipeline
     if pipeline is None or pipeline.schedule is None:
         return None
-    schedule = pipeline.schedule
+    schedule, model = pipeline.schedule, analysis.model
+    assert model is not None, "a pipeline has stages"
+    equal = equal_counts(len(model.layers), len(pipeline.stages))
     return ScheduleNode(
         name=schedule.name,
         virtual_stages=schedule.virtual_stages,
         bubble=pipeline.bubble,
         rows=tuple(" ".join(str(action) if action else "-" for action in row) for row in schedule.rows),
+        equal_bubble=played(model, equal, schedule).bubble,
     )
 
 

@@ -14,6 +14,13 @@ from dslc.compiler.plan import AxisNode, LayerPlan, Plan, RankNode, ShareNode, S
 from dslc.compiler.units import byte_text, count_text, percent_text, time_text
 
 UNKNOWN = "unknown"
+WHY = {  # an axis lies where it does
+    "tensor": "within every layer, which waits for it",
+    "context": "within every attention, which waits for it",
+    "data": "gradients and parameters, beside the arithmetic",
+    "pipeline": "between neighbouring stages, at their ends alone",
+}
+ORDER = "ranks are numbered tensor first, then context, data, pipeline: what waits most lies nearest"
 
 
 def span_text(first: int, last: int) -> str:
@@ -60,6 +67,20 @@ def class_of(plan: Plan, rank: int) -> RankNode | None:
 def mesh_text(plan: Plan) -> str:
     """`pipeline 2 x data 4 x tensor 2`."""
     return " x ".join(f"{axis.name} {axis.size}" for axis in plan.axes if axis.size > 1) or "one rank"
+
+
+def link_text(plan: Plan, axis: AxisNode) -> str:
+    """The links that an axis goes over; where it takes both, how many of its ranks are on a node."""
+    if not axis.between_nodes:
+        return "within a node"
+    near, rest = divmod(plan.topology.processes, axis.stride)
+    even = near > 1 and not rest and axis.size % near == 0
+    return f"between nodes, {near} ranks on each" if even else "between nodes"
+
+
+def axis_bytes(plan: Plan, axis: str) -> int | None:
+    """What a rank exchanges over an axis in a step, at most; None where the network is not known."""
+    return max((sum(t.bytes for t in node.traffic if t.axis == axis) for node in plan.ranks), default=None)
 
 
 def limit_of(plan: Plan) -> int | None:

@@ -17,6 +17,8 @@ from dslc.compiler.plan import Plan, RankNode
 from dslc.compiler.traffic import TrafficNode
 from dslc.compiler.units import byte_text
 
+CHIP = 396  # width of a box beside: what is exchanged
+
 
 class Folded:
     """A box for the ranks of each pipeline coordinate."""
@@ -48,7 +50,7 @@ class Folded:
             if before != "share":
                 self._arrow(before, name, p, y - (34 if p is None else self.high + 48))
             before = name
-        return Extent(width=self.WIDE + 390, height=y - 26)
+        return Extent(width=self.WIDE + 54 + CHIP, height=y - 26)
 
     def _shown(self) -> Sequence[int | None]:
         if self.count <= self.MOST:
@@ -109,10 +111,10 @@ class Folded:
         """What the ranks of the box exchange among themselves."""
         for n, (axis, traffic) in enumerate(self._chips(node)):
             colour, top, left = AXIS_COLOURS[axis], y + 3 + 27 * n, self.WIDE + 44
-            self.canvas.box(f"{name} {axis} {n}", left, top, 336, 22, line=colour, style="filled,rounded", pen=1.3)
+            self.canvas.box(f"{name} {axis} {n}", left, top, CHIP, 22, line=colour, style="filled,rounded", pen=1.3)
             where = ", between nodes" if axis_of(self.plan, axis).between_nodes else ""
             text = f"{axis} x{axis_of(self.plan, axis).size}: {operation_text(traffic)}{where}"
-            self.canvas.write(f"{name} {axis} {n} text", left + 6, top + 5, 326, text, size=9)
+            self.canvas.write(f"{name} {axis} {n} text", left + 6, top + 5, CHIP - 10, text, size=9)
             middle = top + 11
             self.canvas.line(name, f"{name} {axis} {n}", [(self.WIDE, middle), (left, middle)], colour=colour, pen=2)
 

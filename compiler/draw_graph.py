@@ -12,9 +12,9 @@ from __future__ import annotations
 import itertools
 
 from dslc.compiler.describe import axis_of, handed_on, plural, span_text, stage_layers
-from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, SKY, Canvas
+from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, SKY, Canvas, fitted
 from dslc.compiler.draw_legend import HEADING, heading
-from dslc.compiler.draw_parts import WORDS, exchanged, operation_text
+from dslc.compiler.draw_parts import WORDS, exchanged, summed_text
 from dslc.compiler.draw_schedule import COLOURS
 from dslc.compiler.plan import Plan, RankNode, StageNode
 from dslc.compiler.schedule_cost import timeline
@@ -23,7 +23,9 @@ from dslc.compiler.units import byte_text
 
 MOST_ACTIONS = 40  # drawn one by one
 MOST_STAGES = 6
-FIRST = 150  # where the first column begins
+NAME = 196  # width of what stands at the beginning of a lane
+FIRST = 150 + NAME  # where the first column begins
+EXCHANGE = 156  # width of an exchange
 Box = tuple[float, float, float, float]
 
 
@@ -44,7 +46,7 @@ class _Graph:
         self.folded = self.halves or actions > MOST_ACTIONS
         if self.folded and len(self.stages) > MOST_STAGES:
             self.stages = (*self.stages[:3], *self.stages[-2:])
-        self.wide, self.gap = (118, 58) if self.folded else (58, 22)
+        self.wide, self.gap = (134, 58) if self.folded else (58, 22)
         self.lanes = sorted({stage.pipeline for stage in self.stages}) or [0]
         self.boxes: dict[str, Box] = {}
         self.high = self._lane_height()
@@ -59,17 +61,14 @@ class _Graph:
         return 30 + max(actions, 36 * after) + 15 * chips
 
     def _within(self, pipeline: int) -> list[str]:
-        found = []
-        for axis in ("context", "tensor"):
-            for t in exchanged(self._node(pipeline), axis):
-                found.append(f"{axis} x{axis_of(self.plan, axis).size}: {operation_text(t)} in {t.count:,}")
-        return found
+        found = [(axis, exchanged(self._node(pipeline), axis)) for axis in ("context", "tensor")]
+        return [f"{axis} x{axis_of(self.plan, axis).size}: {summed_text(some)}" for axis, some in found if some]
 
     def draw(self) -> float:
         """Draws lanes, boxes and lines; the picture's width."""
         columns = self._folded_columns() if self.folded else self._columns()
         last = max(columns.values()) + 1
-        width = FIRST + last * (self.wide + self.gap) + 148 + 90
+        width = FIRST + last * (self.wide + self.gap) + EXCHANGE + 106
         for number, pipeline in enumerate(self.lanes):
             self._lane(number, pipeline, width)
         for name, column in columns.items():
@@ -118,16 +117,17 @@ class _Graph:
         ranks = f"rank{'s' if each > 1 else ''} {span_text(pipeline * each, (pipeline + 1) * each - 1)}"
         y = self._lane_top(number)
         label = f"pipeline {pipeline}, {ranks}" if plan.schedule else ranks
-        name = self.canvas.write(f"lane {pipeline}", FIRST - 22, y + 4, width - FIRST, label, size=10.5, bold=True)
+        left = FIRST - NAME - 22
+        name = self.canvas.write(f"lane {pipeline}", left, y + 4, NAME + 20, label, size=10.5, bold=True)
         members = [name]
         chips = self._within(pipeline)
         for n, text in enumerate(chips):
             colour = AXIS_COLOURS[text.split(" ")[0]]
             top = y + self.high - 15 * (len(chips) - n) - 4
             members.append(
-                self.canvas.write(f"within {pipeline}.{n}", FIRST - 22, top, 460, text, size=9.5, ink=colour)
+                self.canvas.write(f"within {pipeline}.{n}", left, top, NAME + 20, text, size=9.5, ink=colour)
             )
-        self.canvas.cluster(f"lane {pipeline}", FIRST - 28, y, width - FIRST + 28, self.high, "", members)
+        self.canvas.cluster(f"lane {pipeline}", left - 6, y, width - left + 6, self.high, "", members)
 
     def _action(self, name: str, column: int) -> None:
         stage = self._stage_of(name)
@@ -168,27 +168,33 @@ class _Graph:
         middle = self.boxes[mine[-1]][1] + self.boxes[mine[-1]][3] / 2
         update = f"update {pipeline}"
         self._box(
-            update, left + 148, middle - 17, 70, 34, f"update\\n{self.plan.training.optimizer}", COLOURS["update"][0]
+            update,
+            left + EXCHANGE + 16,
+            middle - 17,
+            70,
+            34,
+            f"update\\n{self.plan.training.optimizer}",
+            COLOURS["update"][0],
         )
         found = exchanged(self._node(pipeline), "data")
         for n, t in enumerate(found):
             name = f"exchange {pipeline}.{n}"
             size = f"{byte_text(t.bytes)} in {plural(t.count, 'operation')}"
-            text = f"{WORDS.get(t.operation, t.operation)} {t.what}\\n{size}"
+            what = fitted(f"{WORDS.get(t.operation, t.operation)} {t.what}", EXCHANGE, 8.5)
             top = middle - 17 if len(found) == 1 else y + 36 * n
             self.canvas.box(
                 name,
                 left,
                 top,
-                132,
+                EXCHANGE,
                 32,
-                text,
+                f"{what}\\n{size}",
                 fill="#fbeee4",
                 line=AXIS_COLOURS["data"],
                 style="filled,rounded",
                 size=8.5,
             )
-            self.boxes[name] = (left, top, 132, 32)
+            self.boxes[name] = (left, top, EXCHANGE, 32)
             self._across(mine[-1], name, AXIS_COLOURS["data"])
             self._across(name, update, FAINT)
         if not found:
@@ -220,8 +226,9 @@ class _Graph:
         below = by > ay
         points = [(ax + aw / 2, ay + ah if below else ay), (bx + bw / 2, by if below else by + bh)]
         self.canvas.line(a, b, points, arrow=True)
-        x, y = (points[0][0] * 0.5 + points[1][0] * 0.5), (points[0][1] + points[1][1]) / 2
-        self.canvas.write(f"{a} to {b}", x + 5, y - (12 if below else 0), 60, label, size=8)
+        if label:
+            x, y = (points[0][0] + points[1][0]) / 2, (points[0][1] + points[1][1]) / 2
+            self.canvas.write(f"{a} to {b}", x + 5, y - (12 if below else 0), 60, label, size=8)
 
     def _source(self) -> None:
         data = self.plan.data
@@ -244,8 +251,8 @@ class _Graph:
                 self._across(f"{a.index}F", f"{b.index}F", "#222222", label=label)
                 self._across(f"{b.index}B", f"{a.index}B", "#222222", label=label)
                 continue
-            size = byte_text(handed_on(plan, a))
             for m in range(plan.data.microbatches):
+                size = "" if m else byte_text(handed_on(plan, a))  # of each: said once
                 self._down(f"{a.index}F{m}", f"{b.index}F{m}", size)
                 self._down(f"{b.index}B{m}", f"{a.index}B{m}", size)
         if self.folded:

@@ -18,7 +18,15 @@ from dslc.compiler.describe import (
 )
 from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, SKY, Canvas
 from dslc.compiler.draw_legend import HEADING
-from dslc.compiler.draw_parts import Extent, exchanged, memory_bar, operation_text, source_box, stage_lines
+from dslc.compiler.draw_parts import (
+    Extent,
+    exchanged,
+    memory_bar,
+    operation_text,
+    source_box,
+    stage_lines,
+    summed_text,
+)
 from dslc.compiler.plan import Plan, RankNode
 from dslc.compiler.units import byte_text
 
@@ -140,10 +148,9 @@ class Grid:
         return sum(place[axis.name] * axis.stride for axis in self.plan.axes)
 
     def _frame(self, name: str, axis: str, x: float, y: float, w: float, h: float, node: RankNode | None) -> None:
-        colour = AXIS_COLOURS[axis]
-        said = " and ".join(byte_text(t.bytes) for t in exchanged(node, axis))
+        colour, found = AXIS_COLOURS[axis], exchanged(node, axis)
         self.canvas.box(name, x, y, w, h, line=colour, pen=1.4, style="rounded")
-        text = f"{axis} x{self.sizes[axis]}" + (f": {exchanged(node, axis)[0].what}, {said}" if said else "")
+        text = f"{axis} x{self.sizes[axis]}" + (f": {summed_text(found)}" if found else "")
         self.canvas.write(f"{name} text", x + 6, y + 2, w - 8, text, size=8.5, ink=colour)
 
     def _device(self, rank: int, x: float, y: float) -> None:

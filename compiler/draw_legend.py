@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from dslc.compiler.account import KINDS
-from dslc.compiler.describe import axis_of, known_count, mesh_text, plural, span_text
+from dslc.compiler.describe import WHY, axis_bytes, axis_of, known_count, link_text, mesh_text, plural, span_text
 from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, MEMORY_COLOURS, Canvas
 from dslc.compiler.plan import Plan, RankNode
 from dslc.compiler.units import byte_text, percent_text, time_text
@@ -38,7 +38,8 @@ def heading(canvas: Canvas, plan: Plan, width: float) -> None:
     """The job's name, the plan's hash and the summary, over the picture."""
     canvas.write("title", 0, 0, width * 0.7, plan.job, size=20, bold=True)
     canvas.write("hash", width * 0.7, 8, width * 0.3, f"plan {plan.hash}", size=10, align="r", ink=FAINT)
-    canvas.write("summary", 0, 28, width, summary(plan), size=12)
+    text = summary(plan)
+    canvas.write("summary", 0, 28, width, text, size=max(9, min(12, width / (0.53 * len(text)))))
 
 
 def memory_table(canvas: Canvas, plan: Plan, x: float, y: float) -> tuple[float, float]:
@@ -103,8 +104,28 @@ def traffic_table(canvas: Canvas, plan: Plan, x: float, y: float) -> tuple[float
     return TRAFFIC_WIDTH, 31 + 14 * max(1, row)
 
 
+def axes_table(canvas: Canvas, plan: Plan, x: float, y: float) -> float:
+    """The axes, the innermost first: their links, what goes over them, and why they lie there; the table's height."""
+    axes = [axis for axis in reversed(plan.axes) if axis.size > 1]
+    if not axes:
+        return 0
+    canvas.write("axes", x, y, TRAFFIC_WIDTH, "Axes: what waits most lies nearest", size=11, bold=True)
+    for row, axis in enumerate(axes):
+        top, name = y + 19 + 27 * row, f"axis {axis.name}"
+        size = axis_bytes(plan, axis.name)
+        apart = f"neighbours {plural(axis.stride, 'rank')} apart, {link_text(plan, axis)}"
+        moved = "" if size is None else f"{byte_text(size)} a rank"
+        canvas.box(name, x + 4, top + 3, 12, 4, fill=AXIS_COLOURS[axis.name], line="none")
+        canvas.write(f"{name} name", x + 20, top, 90, f"{axis.name} x{axis.size}", size=9.5, bold=True)
+        canvas.write(f"{name} links", x + 110, top, 296, apart, size=9.5)
+        canvas.write(f"{name} bytes", x + TRAFFIC_WIDTH - 108, top, 104, moved, size=9.5, align="r")
+        canvas.write(f"{name} why", x + 110, top + 12, TRAFFIC_WIDTH - 110, WHY[axis.name], size=9, ink=FAINT)
+    return 19 + 27 * len(axes)
+
+
 def legend(canvas: Canvas, plan: Plan, x: float, y: float, width: float) -> None:
-    """Both tables, side by side where they fit into the width."""
+    """All tables; those of memory and traffic side by side where they fit into the width."""
+    y += axes_table(canvas, plan, x, y) + (16 if plan.world_size > 1 else 0)
     if not plan.ranks:
         canvas.write("unknown", x, y, 400, "memory and traffic: unknown, the network was not traced", size=10)
         return

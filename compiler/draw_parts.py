@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dslc.compiler.account import KINDS
@@ -30,6 +31,13 @@ def operation_text(traffic: TrafficNode) -> str:
     """`all-reduce gradients, 3 GiB`."""
     operation = " + ".join(WORDS.get(word, word) for word in traffic.operation.split(" + "))
     return f"{operation} {traffic.what}, {byte_text(traffic.bytes)}"
+
+
+def summed_text(found: Sequence[TrafficNode]) -> str:
+    """`activations, 3 GiB`; of several things `3 GiB in 12 operations`."""
+    size = byte_text(sum(t.bytes for t in found))
+    things = {t.what for t in found}
+    return f"{things.pop()}, {size}" if len(things) == 1 else f"{size} in {sum(t.count for t in found):,} operations"
 
 
 def exchanged(node: RankNode | None, axis: str) -> list[TrafficNode]:

@@ -1,24 +1,30 @@
 """A step over time: a row for each pipeline coordinate, a box for each forward and backward of a micro-batch.
 
 Lengths are by the stages' FLOPs, with the backward twice as long as the forward, since a plan keeps their sum;
-bubbles are white. What follows the last backward (the exchange of gradients, the update) is drawn at a fixed length.
-A long step is shown by its beginning and its end. Without a pipeline there is one row: micro-batches one after
-another.
+bubbles are white, and how much of its time a rank is idle stands at the end of its row. What follows the last backward
+(the exchange of gradients, the update) is drawn at a fixed length. A long step is shown by its beginning and its end.
+Without a pipeline there is one row: micro-batches one after another.
+
+The strip under a row is what the rank holds of activations at each moment: what the layers of a stage keep of a
+micro-batch, from its forward on until its backward (or that of the weights) is done, against the most that any rank
+holds. Beside it stands the most that this rank holds, and of how many micro-batches, counted at each of its stages.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from dslc.compiler.describe import axis_of, class_of, plural, span_text
-from dslc.compiler.draw_canvas import FAINT, GREY, Canvas
+from dslc.compiler.draw_canvas import FAINT, GREY, MEMORY_COLOURS, Canvas
 from dslc.compiler.draw_legend import HEADING, heading
 from dslc.compiler.plan import Plan
 from dslc.compiler.schedule_cost import timeline
 from dslc.compiler.schedules import table
 from dslc.compiler.units import byte_text, percent_text
 
-LABEL, WIDTH, ROW = 116, 1000, 26
+LABEL, WIDTH, ROW, STRIP, PITCH = 116, 1000, 26, 16, 54
+BESIDE = 118  # what stands at the end of a row
 LEAST = 13  # width of a short box
 PIECES = 44  # boxes of a row that are shown without leaving any out
 SHOWN_ROWS = 12
@@ -44,10 +50,24 @@ class Piece:
     end: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What a rank holds between two moments: so many bytes, of so many micro-batches at its stages."""
+
+    start: float
+    end: float
+    pieces: int
+    bytes: float
+
+
 def draw_schedule(plan: Plan) -> str:
     """The picture as DOT text."""
     canvas = Canvas(plan.job)
-    rows = _pipeline_rows(plan) if plan.schedule else [_one_row(plan)]
+    work = _pipeline_rows(plan) if plan.schedule else [_one_row(plan)]
+    held = [_held(plan, row) for row in work]
+    most = max((span.bytes for spans in held for span in spans), default=0.0)
+    busy_until = max((row[-1].end for row in work if row), default=1.0)
+    rows = [row + _after(plan, p, row[-1].end) for p, row in enumerate(work)]
     lengths = sorted(p.end - p.start for row in rows for p in row if p.end > p.start)
     total = max((row[-1].end for row in rows if row), default=1.0)
     short = max(map(len, rows)) <= PIECES
@@ -57,15 +77,18 @@ def draw_schedule(plan: Plan) -> str:
     y: float = HEADING + 34
     canvas.write("caption", 0, HEADING + 6, LABEL + WIDTH, _caption(plan), size=10.5)
     for place, number in enumerate(shown):
-        top = y + place * (ROW + 8)
+        top = y + place * PITCH
         if number is None:
-            canvas.write("more rows", 0, top + 6, 200, f"… {len(rows) - len(shown) + 1} more", size=10, ink=FAINT)
-        else:
-            _draw_row(canvas, plan, number, rows[number], top, window)
-    y += len(shown) * (ROW + 8)
-    canvas.write("time", LABEL, y + 2, window.width, "time", size=9.5, align="r", ink=FAINT)
-    _legend(canvas, rows, y + 22)
-    heading(canvas, plan, LABEL + window.width)
+            canvas.write("more rows", 0, top + 16, 200, f"… {len(rows) - len(shown) + 1} more", size=10, ink=FAINT)
+            continue
+        _draw_row(canvas, plan, number, rows[number], top, window)
+        _draw_held(canvas, number, held[number], most, top + ROW + 2, window)
+        idle = 1 - sum(piece.end - piece.start for piece in work[number]) / busy_until
+        _draw_end(canvas, number, idle, held[number], LABEL + window.width + 8, top)
+    y += len(shown) * PITCH
+    canvas.write("time", LABEL, y, window.width, "time", size=9.5, align="r", ink=FAINT)
+    _legend(canvas, rows, most, y + 18)
+    heading(canvas, plan, LABEL + window.width + BESIDE)
     return canvas.text()
 
 
@@ -121,11 +144,10 @@ def _pipeline_rows(plan: Plan) -> list[list[Piece]]:
     mean = sum(stage.flops for stage in plan.stages) / 3 / len(plan.stages)
     forward = [stage.flops / 3 / mean if mean else 1.0 for stage in plan.stages]
     time = timeline(made, forward, [2 * f for f in forward])
-    rows = [
+    return [
         [Piece(kind=a.kind, stage=a.stage, text=str(a.microbatch), start=s, end=e) for a, s, e in spans]
         for spans in time.spans
     ]
-    return [row + _after(plan, p, row[-1].end) for p, row in enumerate(rows)]
 
 
 def _one_row(plan: Plan) -> list[Piece]:
@@ -133,7 +155,29 @@ def _one_row(plan: Plan) -> list[Piece]:
     for m in range(plan.data.microbatches):
         row.append(Piece(kind="F", stage=0, text=str(m), start=3.0 * m, end=3.0 * m + 1))
         row.append(Piece(kind="B", stage=0, text=str(m), start=3.0 * m + 1, end=3.0 * m + 3))
-    return row + _after(plan, 0, row[-1].end)
+    return row
+
+
+def _held(plan: Plan, row: list[Piece]) -> list[Held]:
+    """What a rank holds from moment to moment, to the end of its row."""
+    ranks = axis_of(plan, "tensor").size * axis_of(plan, "context").size
+    kept = [
+        plan.data.microbatch * sum(layer.kept for layer in plan.layers[stage.first : stage.last + 1]) / ranks
+        for stage in plan.stages
+    ] or [0.0]
+    changes = []
+    for piece in row:
+        if piece.kind == "F":
+            changes.append((piece.start, 1, kept[piece.stage]))
+        elif piece.kind != "I":
+            changes.append((piece.end, -1, -kept[piece.stage]))
+    found: list[Held] = []
+    pieces, size = 0, 0.0
+    for (start, more, added), (end, _, _) in itertools.pairwise(sorted(changes, key=lambda change: change[:2])):
+        pieces, size = pieces + more, size + added
+        if end > start:
+            found.append(Held(start=start, end=end, pieces=pieces, bytes=size))
+    return found
 
 
 def _after(plan: Plan, pipeline: int, start: float) -> list[Piece]:
@@ -175,7 +219,30 @@ def _draw_row(canvas: Canvas, plan: Plan, number: int, row: list[Piece], y: floa
         canvas.box(f"row {number} gap", middle, y - 1, window.GAP, ROW + 2, "…", line="#ffffff", size=14, ink=FAINT)
 
 
-def _legend(canvas: Canvas, rows: list[list[Piece]], y: float) -> None:
+def _draw_held(canvas: Canvas, number: int, spans: list[Held], most: float, y: float, window: _Window) -> None:
+    """The strip under a row: as high as what is held."""
+    canvas.box(f"held {number}", LABEL, y + STRIP - 0.5, window.width, 0.5, fill=GREY, line="none")
+    for n, span in enumerate(spans):
+        high = STRIP * span.bytes / most if most else 0.0
+        if high < 0.05:
+            continue
+        tip = f"holds {span.pieces}: {byte_text(span.bytes)}"
+        for part, (left, right) in enumerate(window.places(span.start, span.end)):
+            name = f"held {number}.{n}" + (f".{part}" if part else "")
+            colour = MEMORY_COLOURS["activations"]
+            canvas.box(name, LABEL + left, y + STRIP - high, right - left, high, fill=colour, line="none", tip=tip)
+
+
+def _draw_end(canvas: Canvas, number: int, idle: float, spans: list[Held], x: float, y: float) -> None:
+    """At the end of a row: how long the rank is idle, and what it holds at most."""
+    canvas.write(f"row {number} idle", x, y + 7, BESIDE - 8, f"idle {percent_text(max(0.0, idle))}", size=9.5)
+    top = max(spans, key=lambda span: span.bytes, default=None)
+    if top is not None and top.bytes:
+        text = f"holds {top.pieces}: {byte_text(top.bytes)}"
+        canvas.write(f"row {number} holds", x, y + ROW + 4, BESIDE - 8, text, size=9.5)
+
+
+def _legend(canvas: Canvas, rows: list[list[Piece]], most: float, y: float) -> None:
     kinds = {piece.kind for row in rows for piece in row}
     split = "I" in kinds
     names = NAMES | {"exchange": "exchange of gradients (not to scale)", "update": "update (not to scale)"}
@@ -187,5 +254,9 @@ def _legend(canvas: Canvas, rows: list[list[Piece]], y: float) -> None:
         canvas.box(f"key {kind}", x, y + 1, 10, 10, fill=COLOURS[kind][0], line="none")
         canvas.write(f"key {kind} name", x + 15, y, 6.2 * len(text), text, size=9.5)
         x += 34 + 5.6 * len(text)
+    if most:
+        canvas.box("key held", LABEL, y + 17, 10, 10, fill=MEMORY_COLOURS["activations"], line="none")
+        text = f"activations held for the backward pass; a full strip is {byte_text(most)}"
+        canvas.write("key held name", LABEL + 15, y + 16, 6.2 * len(text), text, size=9.5)
     if any(piece.stage >= len(rows) for row in rows for piece in row):
-        canvas.write("key later", LABEL, y + 16, 400, "paler: a rank's later stages", size=9.5, ink=FAINT)
+        canvas.write("key later", LABEL, y + 32, 400, "paler: a rank's later stages", size=9.5, ink=FAINT)

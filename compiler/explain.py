@@ -11,7 +11,10 @@ from itertools import groupby
 
 from dslc.compiler.account import KINDS, MemoryNode
 from dslc.compiler.describe import (
+    ORDER,
     UNKNOWN,
+    WHY,
+    axis_bytes,
     axis_of,
     class_of,
     coordinates,
@@ -25,6 +28,7 @@ from dslc.compiler.describe import (
     known_time,
     layer_runs,
     limit_of,
+    link_text,
     mesh_text,
     parts,
     plural,
@@ -131,15 +135,21 @@ def _limit(plan: Plan) -> str:
 
 def _mesh(plan: Plan) -> list[str]:
     rows = [
-        (axis.name, str(axis.size), str(axis.stride), _neighbours(plan, axis.name))
+        (
+            axis.name,
+            str(axis.size),
+            str(axis.stride),
+            link_text(plan, axis),
+            known_bytes(axis_bytes(plan, axis.name)),
+            WHY[axis.name],
+        )
         for axis in plan.axes
         if axis.size > 1
     ]
-    return table(rows, right=(1, 2), head=("axis", "ranks", "stride", "")) if rows else ["one rank"]
-
-
-def _neighbours(plan: Plan, axis: str) -> str:
-    return "between nodes" if axis_of(plan, axis).between_nodes else "within a node"
+    if not rows:
+        return ["one rank"]
+    lines = table(rows, right=(1, 2, 4), head=("axis", "ranks", "stride", "links", "a step", ""))
+    return [*lines, *([ORDER] if len(rows) > 1 else [])]
 
 
 def _placement(plan: Plan) -> list[str]:
@@ -325,13 +335,13 @@ def _schedule(plan: Plan) -> list[str]:
         f"{schedule.name}: {len(schedule.rows)} ranks x {schedule.virtual_stages} = {plural(stages, 'stage')}, "
         f"{plural(plan.data.microbatches, 'micro-batch')}, bubble {percent_text(schedule.bubble)}"
     ]
-    lines += _balance(plan)
+    lines += _balance(plan, schedule)
     rows = [(str(n), _row_text(row)) for n, row in enumerate(schedule.rows)]
     return [*lines, *_shortened(table(rows, right=(0,)), MOST_CLASSES), _key(schedule)]
 
 
-def _balance(plan: Plan) -> list[str]:
-    """The slowest stage, beside that of a cut into equal numbers of layers."""
+def _balance(plan: Plan, schedule: ScheduleNode) -> list[str]:
+    """The slowest stage, beside that of a cut into equal numbers of layers, and what that would cost."""
     work = [layer.flops for layer in plan.layers]
     mean = sum(work) / max(1, len(plan.stages))
     if not mean:
@@ -341,11 +351,15 @@ def _balance(plan: Plan) -> list[str]:
         most = max(sum(work[n] for n in stage) for stage in cut)
         return f"{flop_text(most)} of a sample, {most / mean:.2f} x the mean"
 
-    cut = [range(stage.first, stage.last + 1) for stage in plan.stages]
-    return [
-        f"slowest stage: {slowest(cut)}",
-        f"with equal numbers of layers: {slowest(equal_counts(len(work), len(cut)))}",
-    ]
+    cut = tuple(range(stage.first, stage.last + 1) for stage in plan.stages)
+    equal = equal_counts(len(work), len(cut))
+    if cut == equal:
+        return [f"slowest stage: {slowest(cut)}; all have equal numbers of layers"]
+    other = f"equal numbers of layers: {slowest(equal)}"
+    if schedule.equal_bubble is not None:
+        longer = (1 - schedule.bubble) / (1 - schedule.equal_bubble)
+        other += f", bubble {percent_text(schedule.equal_bubble)}, {longer:.2f} x the time"
+    return [f"slowest stage: {slowest(cut)}", other]
 
 
 def _row_text(row: str, most: int = 14) -> str:

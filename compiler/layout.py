@@ -58,7 +58,8 @@ class Layout:
 
     def crosses_nodes(self, axis: str) -> bool:
         """Whether some neighbours on the axis are on different nodes."""
-        return self.sizes[axis] * self.stride(axis) > self.processes and self.sizes[axis] > 1
+        block = self.sizes[axis] * self.stride(axis)  # the ranks of some groups, which lie between one another's
+        return self.nodes > 1 and self.sizes[axis] > 1 and self.processes % block != 0
 
     def ranks(self, pipeline: int) -> range:
         """The ranks of one pipeline coordinate: they are consecutive."""

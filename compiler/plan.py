@@ -99,12 +99,16 @@ class DataNode:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleNode:
-    """The table of a pipeline: a row for each pipeline coordinate, `2F0` being stage 2's forward of micro-batch 0."""
+    """The table of a pipeline: a row for each pipeline coordinate, `2F0` being stage 2's forward of micro-batch 0.
+
+    `equal_bubble` is what the bubble would be with equal numbers of layers in the stages.
+    """
 
     name: str
     virtual_stages: int
     bubble: float
     rows: tuple[str, ...]
+    equal_bubble: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

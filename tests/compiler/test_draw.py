@@ -16,7 +16,9 @@ from planning import JOBS, compiled
 from dslc.compiler.draw import VIEWS, draw
 from dslc.compiler.draw_canvas import MEMORY_COLOURS, Canvas, escape, fitted
 from dslc.compiler.plan import Plan, load_plan
-from dslc.compiler.schedules import NAMES, default_microbatches, default_virtual_stages
+from dslc.compiler.schedule_cost import peak_held
+from dslc.compiler.schedules import NAMES, default_microbatches, default_virtual_stages, table
+from dslc.compiler.units import byte_text
 
 GOLDEN = Path(__file__).parent / "golden"
 MADE: list[Callable[[], Plan]] = [
@@ -165,6 +167,41 @@ def test_every_schedule_is_drawn_and_its_boxes_do_not_overlap(name: str) -> None
     for rank in range(4):
         assert not overlaps(dot, rf"row {rank}\.[\d.]+")
     assert EDGE.findall(draw(plan, "graph"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_rank_holds_under_a_schedule(name: str) -> None:
+    virtual = default_virtual_stages(name)
+    pieces = max(8, default_microbatches(name, 4, virtual))
+    plan = made_plans.make_plan(
+        "s",
+        made_plans.gpt_layers(14, 128, 64),
+        processes=4,
+        pipeline=4,
+        schedule=name,
+        virtual=virtual,
+        microbatches=pieces,
+    )
+    kept = [plan.data.microbatch * sum(x.kept for x in plan.layers[s.first : s.last + 1]) for s in plan.stages]
+    peaks = peak_held(table(name, 4, pieces, virtual), kept)
+    dot = draw(plan, "schedule")
+    for rank, peak in enumerate(peaks):
+        (said,) = re.findall(rf'"row {rank} holds" .*?label="(.*?)"', dot)
+        assert said.split(": ")[1].removesuffix("\\l") == byte_text(peak)
+        highest = max(boxes(dot)[box][3] - boxes(dot)[box][1] for box in named(dot, rf"held {rank}\.\d+"))
+        if "row 0 gap" not in dot:
+            assert highest == pytest.approx(16 * peak / max(peaks), abs=0.02)
+        assert not overlaps(dot, rf"held {rank}\.\d+")
+    idle = [float(share) for share in re.findall(r'label="idle ([\d.e-]+)%', dot)]
+    assert len(idle) == 4
+
+
+def test_idle_shares_are_those_of_the_bubble() -> None:
+    plan = made(processes=4, pipeline=4, microbatches=8, schedule="gpipe")
+    assert plan.schedule is not None
+    even = replace(plan, stages=tuple(replace(stage, flops=10**9) for stage in plan.stages))
+    idle = [float(share) for share in re.findall(r'label="idle ([\d.e-]+)%', draw(even, "schedule"))]
+    assert sum(idle) / 4 == pytest.approx(100 * plan.schedule.bubble, abs=0.1)
 
 
 def test_a_short_step_shows_every_forward_and_backward_once() -> None:

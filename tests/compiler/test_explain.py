@@ -15,6 +15,7 @@ from dslc.compiler.describe import coordinates, entries_of, group
 from dslc.compiler.explain import explain, explain_rank
 from dslc.compiler.layout import Layout
 from dslc.compiler.plan import Plan, ShareNode
+from dslc.compiler.units import percent_text
 
 GOLDEN = Path(__file__).parent / "golden"
 MADE: list[Callable[[], Plan]] = [
@@ -107,6 +108,33 @@ def test_equal_blocks_are_one_line() -> None:
     lines = section(explain(made_plans.sixteen()), "Layers")
     blocks = [line for line in lines if "blocks" in line]
     assert len(blocks) == 1 and blocks[0].startswith("blocks.0 … blocks.31  x32")
+
+
+def test_the_mesh_says_why_its_axes_lie_where_they_do() -> None:
+    lines = section(explain(made_plans.many_thousand()), "Mesh")
+    assert [line.split()[0] for line in lines[1:-1]] == ["pipeline", "data", "context", "tensor"]
+    assert "between nodes" in lines[1] and "within a node" in lines[4]
+    assert "within every layer" in lines[4] and lines[-1].startswith("ranks are numbered tensor first")
+
+
+def test_an_axis_over_both_kinds_of_links_says_how_many_ranks_share_a_node() -> None:
+    layers = made_plans.image_layers()
+    lines = section(explain(made_plans.make_plan("two", layers, nodes=4, processes=8, tensor=2)), "Mesh")
+    assert "between nodes, 4 ranks on each" in lines[1]
+    lines = section(explain(made_plans.make_plan("odd", layers, nodes=2, processes=3, tensor=2)), "Mesh")
+    assert "between nodes  " in lines[1]
+
+
+def test_the_cut_into_equal_numbers_of_layers_is_shown_beside_a_balanced_one() -> None:
+    plan = compiled(ROOT / "benchmarks" / "jobs" / "heavy_head.plt").plan
+    other = compiled(ROOT / "benchmarks" / "jobs" / "heavy_head.plt", "parallelism.stages=[4, 4]").plan
+    assert plan.schedule is not None and other.schedule is not None
+    assert plan.schedule.equal_bubble == other.schedule.bubble > plan.schedule.bubble
+    balanced, equal = section(explain(plan), "Schedule")[1:3]
+    assert balanced.startswith("slowest stage: ") and equal.startswith("equal numbers of layers: ")
+    longer = (1 - plan.schedule.bubble) / (1 - other.schedule.bubble)
+    assert equal.endswith(f"bubble {percent_text(other.schedule.bubble)}, {longer:.2f} x the time")
+    assert section(explain(other), "Schedule")[1].endswith("all have equal numbers of layers")
 
 
 def test_what_is_not_known_is_said() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from made_jobs import make_job
 
@@ -41,6 +41,22 @@ def test_tensor_stays_inside_a_node_where_it_fits() -> None:
     layout = layout_of(DevicesSpec(nodes=2, cpus=8), ParallelismSpec(pipeline=2, tensor=4))
     assert [layout.stride(axis) for axis in AXES] == [8, 4, 4, 1]
     assert [axis for axis in AXES if layout.crosses_nodes(axis)] == ["pipeline"]
+
+
+@given(data=sizes, pipeline=sizes, tensor=sizes, context=sizes, nodes=st.integers(1, 6))
+def test_an_axis_crosses_nodes_where_some_of_its_neighbours_do(
+    data: int, pipeline: int, tensor: int, context: int, nodes: int
+) -> None:
+    world = data * pipeline * tensor * context
+    assume(world % nodes == 0)
+    layout = layout_of(
+        DevicesSpec(nodes=nodes, cpus=world // nodes),
+        ParallelismSpec(data=data, pipeline=pipeline, tensor=tensor, context=context),
+    )
+    for axis in AXES:
+        ranks = [r for r in range(world) if layout.coordinates(r)[axis] + 1 < layout.sizes[axis]]
+        each, stride = layout.processes, layout.stride(axis)
+        assert layout.crosses_nodes(axis) == any(r // each != (r + stride) // each for r in ranks)
 
 
 def test_the_data_axis_takes_what_the_others_leave() -> None:
