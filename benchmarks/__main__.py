@@ -113,16 +113,63 @@ def bench_convnet(pairs: int) -> None:
 
 
 def bench_zero(pairs: int) -> None:
+    """A third of the steps of the other benchmarks in each run, so that thirty pairs of each end within the hour."""
+    steps = 21
     for zero, flags in ((1, ()), (1, ("--fully-shard",)), (2, ()), (3, ())):
 
         def ours(zero: int = zero) -> float:
-            return step_of_dslc("gpt", f"parallelism.zero={zero}")
+            return step_of_dslc("gpt", f"parallelism.zero={zero}", f"train.steps={steps}")
 
         def by_hand(zero: int = zero, flags: tuple[str, ...] = flags) -> float:
-            return step_by_hand("gpt", "--zero", str(zero), *flags)
+            return step_by_hand("gpt", "--zero", str(zero), "--steps", str(steps), *flags)
 
         name = f"step, gpt, zero {zero}" + (" against fully_shard" if flags else "")
         show(compare(name, ours, by_hand, pairs=pairs, unit="ms", target=1.02))
+
+
+def bench_pipeline(pairs: int) -> None:
+    """Two stages of two blocks each, 1F1B, eight micro-batches of two sequences."""
+    steps, pieces = 21, 8
+
+    def ours() -> float:
+        axes = ("parallelism.pipeline=2", f"parallelism.microbatches={pieces}")
+        return step_of_dslc("gpt", *axes, f"train.steps={steps}")
+
+    def by_hand() -> float:
+        return step_by_hand("gpt", "--pipeline", "--microbatches", str(pieces), "--steps", str(steps))
+
+    show(compare("step, gpt, pipeline 2", ours, by_hand, pairs=pairs, unit="ms", target=1.02))
+
+
+def bench_tensor(pairs: int) -> None:
+    """Half of each matrix on either rank, pieces of the sequence between them."""
+    steps = 21
+
+    def ours() -> float:
+        return step_of_dslc("gpt", "parallelism.tensor=2", f"train.steps={steps}")
+
+    def by_hand() -> float:
+        return step_by_hand("gpt", "--tensor", "--steps", str(steps))
+
+    show(compare("step, gpt, tensor 2", ours, by_hand, pairs=pairs, unit="ms", target=1.02))
+
+
+def bench_stages(pairs: int) -> None:
+    """What a balanced cut gains over equal numbers of layers, and what the two plans say it gains."""
+    equal = "[4, 4]"
+
+    def step(stages: str) -> float:
+        return step_of_dslc("heavy_head", f"parallelism.stages={stages}")
+
+    def length(stages: str) -> float:
+        """Of a step by its plan, where the work of both ranks together is 1."""
+        job = os.path.join(HERE, "jobs", "heavy_head.plt")
+        plan = json.loads(finish(dslc("plan", job, "--json", "--set", f"parallelism.stages={stages}")))
+        return float(1 / (1 - plan["schedule"]["bubble"]))
+
+    name = f"step, heavy head, balanced stages over {equal}"
+    show(compare(name, lambda: step("balanced"), lambda: step(equal), pairs=pairs, unit="ms"))
+    print(f"{name}, by their plans: {length('balanced') / length(equal):.3f}", flush=True)
 
 
 def bench_checkpoint(pairs: int) -> None:
@@ -203,6 +250,9 @@ BENCHMARKS: dict[str, Callable[[int], None]] = {
     "gpt": bench_gpt,
     "convnet": bench_convnet,
     "zero": bench_zero,
+    "pipeline": bench_pipeline,
+    "tensor": bench_tensor,
+    "stages": bench_stages,
     "checkpoint": bench_checkpoint,
 }
 

@@ -2,10 +2,13 @@
 
     torchrun --nproc-per-node 2 benchmarks/handwritten.py gpt --steps 60 --out result.json
     torchrun --nproc-per-node 2 benchmarks/handwritten.py gpt --zero 3 --out result.json
+    torchrun --nproc-per-node 2 benchmarks/handwritten.py gpt --pipeline --out result.json
+    torchrun --nproc-per-node 2 benchmarks/handwritten.py gpt --tensor --out result.json
 
 Zero 0 is DistributedDataParallel; 1 is ZeroRedundancyOptimizer beside it; 2 and 3 are `fully_shard` of each block and
 of the whole, which keeps or lets go the parameters after the forward pass. `--fully-shard` has zero 1 by it as well,
-which with one micro-batch is zero 2.
+which with one micro-batch is zero 2. `--pipeline` is torch's Schedule1F1B over two stages with half of the blocks each,
+`--tensor` its `parallelize_module` with pieces of the sequence between the matrices and scores left in shares.
 
 Samples are gathered from tensors in memory, the optimizer is fused, buckets are views, the graph is static, and the
 host waits for nothing in a step. Rank 0 writes {"first": …, "last": …, "steps": …}: seconds since the first step began.
@@ -20,6 +23,7 @@ import os
 import sys
 import sysconfig
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -27,36 +31,48 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+
+Passes = Callable[[Tensor, Tensor], list[Tensor]]  # forward and backward: the losses that this rank has
 
 
 class Block(nn.Module):
+    """The rows of `qkv` go head by head, so that a share of the rows is a share of the heads."""
+
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.head_dim = width // heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.projection(mixed.transpose(1, 2).reshape(batch, length, width))
+        rows = self.qkv(self.norm1(x))
+        batch, length, _ = rows.shape
+        q, k, v = rows.view(batch, length, -1, 3, self.head_dim).unbind(3)
+        mixed = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
+        x = x + self.projection(mixed.transpose(1, 2).reshape(batch, length, -1))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
 class GPT(nn.Module):
+    """What is None belongs to another stage."""
+
     def __init__(self, layers: int = 4, width: int = 128, heads: int = 4, context: int = 128, vocab: int = 256) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocab, width)
-        self.position = nn.Parameter(0.02 * torch.randn(context, width))
+        self.embedding: nn.Embedding | None = nn.Embedding(vocab, width)
+        self.position: nn.Parameter | None = nn.Parameter(0.02 * torch.randn(context, width))
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab, bias=False)
+        self.norm: nn.LayerNorm | None = nn.LayerNorm(width)
+        self.head: nn.Linear | None = nn.Linear(width, vocab, bias=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.norm(self.blocks(self.embedding(tokens) + self.position)))
+    def forward(self, x: Tensor) -> Tensor:
+        if self.embedding is not None:
+            position = self.position
+            x = self.embedding(x) + (position.to_local() if isinstance(position, DTensor) else position)
+        x = self.blocks(x)
+        return x if self.norm is None or self.head is None else self.head(self.norm(x))
 
 
 def convnet() -> nn.Module:
@@ -77,23 +93,99 @@ def library() -> Tensor:
     return torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8)
 
 
-def share_out(model: nn.Module, zero: int) -> nn.Module:
-    """What the loop calls."""
+def mean_loss(scores: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(scores.flatten(0, -2), target.flatten())
+
+
+def by_data(model: nn.Module, zero: int) -> Passes:
     if zero < 2:
-        return DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True, broadcast_buffers=False)
-    for module in model.modules():
-        if isinstance(module, Block):
-            fully_shard(module, reshard_after_forward=zero == 3)
-    fully_shard(model, reshard_after_forward=None if zero == 3 else False)
-    return model
+        wrapped: nn.Module = DistributedDataParallel(
+            model, gradient_as_bucket_view=True, static_graph=True, broadcast_buffers=False
+        )
+    else:
+        for module in model.modules():
+            if isinstance(module, Block):
+                fully_shard(module, reshard_after_forward=zero == 3)
+        wrapped = fully_shard(model, reshard_after_forward=None if zero == 3 else False)
+
+    def passes(x: Tensor, y: Tensor) -> list[Tensor]:
+        loss = mean_loss(wrapped(x), y)
+        loss.backward()
+        return [loss]
+
+    return passes
+
+
+def by_pipeline(model: GPT, microbatches: int) -> Passes:
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    rank, half = dist.get_rank(), len(model.blocks) // 2
+    if rank == 0:
+        model.blocks, model.norm, model.head = model.blocks[:half], None, None
+    else:
+        model.embedding, model.position, model.blocks = None, None, model.blocks[half:]
+
+    def part_of_mean(scores: Tensor, target: Tensor) -> Tensor:
+        return mean_loss(scores, target) / microbatches
+
+    stage = PipelineStage(model, rank, 2, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, microbatches, loss_fn=part_of_mean, scale_grads=False)
+
+    def passes(x: Tensor, y: Tensor) -> list[Tensor]:
+        losses: list[Tensor] = []
+        if rank == 0:
+            schedule.step(x, return_outputs=False)
+        else:
+            schedule.step(target=y, losses=losses, return_outputs=False)
+        return losses
+
+    return passes
+
+
+def by_tensor(model: GPT) -> Passes:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor import parallel as t
+
+    mesh, piece = init_device_mesh("cpu", (dist.get_world_size(),)), Shard(1)
+    for block in model.blocks:
+        styles = {
+            "norm1": t.SequenceParallel(),
+            "qkv": t.ColwiseParallel(input_layouts=piece),
+            "projection": t.RowwiseParallel(output_layouts=piece),
+            "norm2": t.SequenceParallel(),
+            "up": t.ColwiseParallel(input_layouts=piece),
+            "down": t.RowwiseParallel(output_layouts=piece),
+        }
+        t.parallelize_module(block, mesh, styles)
+    styles = {
+        "embedding": t.RowwiseParallel(input_layouts=Replicate(), output_layouts=piece),
+        "norm": t.SequenceParallel(),
+        "head": t.ColwiseParallel(input_layouts=piece, use_local_output=False),
+    }
+    t.parallelize_module(model, mesh, styles)
+    assert model.position is not None
+    model.position = nn.Parameter(distribute_tensor(model.position.detach(), mesh, [Shard(0)]))  # of its piece
+
+    def passes(x: Tensor, y: Tensor) -> list[Tensor]:
+        with t.loss_parallel():
+            loss = mean_loss(model(x), y)
+            loss.backward()
+        return [loss]
+
+    return passes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("gpt", "convnet"))
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--zero", type=int, default=0, choices=(0, 1, 2, 3))
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--zero", type=int, default=0, choices=(0, 1, 2, 3))
+    ways.add_argument("--pipeline", action="store_true", help="of gpt alone, as is `--tensor`")
+    ways.add_argument("--tensor", action="store_true")
     parser.add_argument("--fully-shard", action="store_true", help="zero 1 by fully_shard too")
+    parser.add_argument("--microbatches", type=int, default=8, help="of a pipeline")
     parser.add_argument("--out")
     arguments = parser.parse_args()
     dist.init_process_group("gloo")
@@ -111,7 +203,12 @@ def main() -> None:
         labels = torch.randint(10, (4096,))
         samples, batch = 4096, 64
     zero = 2 if arguments.zero == 1 and arguments.fully_shard else arguments.zero
-    wrapped = share_out(model, zero)
+    share, own = batch // world, rank
+    if isinstance(model, GPT) and (arguments.pipeline or arguments.tensor):
+        passes = by_pipeline(model, arguments.microbatches) if arguments.pipeline else by_tensor(model)
+        share, own = batch, 0  # both ranks work on the whole batch
+    else:
+        passes = by_data(model, zero)
     optimizer: torch.optim.Optimizer
     if arguments.what == "convnet":
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=True)
@@ -122,27 +219,25 @@ def main() -> None:
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     order = torch.randperm(samples, generator=torch.Generator().manual_seed(1))
-    share = batch // world
     first = 0.0
     start = time.perf_counter()
     for step in range(arguments.steps):
-        at = (step * batch) % (samples - batch) + rank * share
+        at = (step * batch) % (samples - batch) + own * share
         chosen = order[at : at + share]
         if arguments.what == "gpt":
             text = tokens[chosen[:, None] * context + window].long()
             x, y = text[:, :-1], text[:, 1:]
-            loss = F.cross_entropy(wrapped(x).flatten(0, 1), y.flatten())
         else:
-            loss = F.cross_entropy(wrapped(images[chosen]), labels[chosen])
-        optimizer.zero_grad()
-        loss.backward()
+            x, y = images[chosen], labels[chosen]
+        losses = passes(x, y)
         optimizer.step()
+        optimizer.zero_grad()
         if step == 0:
-            loss.item()
+            loss = sum(loss.item() for loss in losses)
             first = time.perf_counter() - start
-            if rank == 0:
-                print(f"first step done, loss {loss.item():.3f}", flush=True)
-    loss.item()
+            if losses and own == 0:
+                print(f"first step done, loss {loss:.3f}", flush=True)
+    loss = sum(loss.item() for loss in losses)
     last = time.perf_counter() - start
     if rank == 0 and arguments.out:
         with open(arguments.out, "w") as file:
