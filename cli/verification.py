@@ -11,7 +11,8 @@ Tolerances, the largest difference that is let pass (`Tolerance`):
     precision     loss        norm      parameters
     fp32          1e-5        1e-4      1e-5 with SGD; 0.05 x the sum of the learning rates with Adam and AdamW, whose
                                         division amplifies rounding where gradients vanish; half that sum with Adagrad
-                                        and RMSprop, which have nothing to damp it
+                                        and RMSprop, which have nothing to damp it; twice that sum for the bias of an
+                                        attention's keys (`KEYS`) with any of these, which has no gradient but rounding
     bf16, fp16    2e-2        5e-2      all together: 0.2 of the way that they went, root mean squares
 
 A loss is taken relative to one or to itself, whichever is more, a norm relative to itself, a parameter like a loss.
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 Status = Literal["holds", "broken", "not compared"]
 TITLES = ("same samples", "same start", "same scale", "same state")
 ROUNDING = 10.0
+KEYS = ("qkv.bias", "c_attn.bias")  # softmax takes the same from all scores of a query: it does not see this bias
 _NAMED = 3  # of what differs, how many a message names
 
 
@@ -48,6 +50,12 @@ class Tolerance:
     norm: float
     parameter: float | None  # of each number; None where they are measured together
     way: float | None = None  # the difference of all parameters over the way that they went
+    keys: float = 0.0  # of each number of what is called as `KEYS` say
+
+    def of(self, name: str) -> float:
+        """For each number of a parameter, where they are not measured together."""
+        assert self.parameter is not None
+        return max(self.parameter, self.keys) if name.endswith(KEYS) else self.parameter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +137,11 @@ def tolerance_of(job: JobProgram, rates: Sequence[float]) -> Tolerance:
     """See above; `rates` are the learning rates of the steps."""
     if job.precision.dtype != "float32":
         return Tolerance(loss=2e-2, norm=5e-2, parameter=None, way=0.2)
-    kind = job.optimizer.kind.lower()
-    allowed = {"sgd": 1e-5, "adam": 0.05 * sum(rates), "adamw": 0.05 * sum(rates)}.get(kind, 0.5 * sum(rates))
-    return Tolerance(loss=1e-5, norm=1e-4, parameter=max(allowed, 1e-6))
+    kind, way = job.optimizer.kind.lower(), sum(rates)
+    if kind == "sgd":
+        return Tolerance(loss=1e-5, norm=1e-4, parameter=1e-5)
+    share = 0.05 if kind in ("adam", "adamw") else 0.5
+    return Tolerance(loss=1e-5, norm=1e-4, parameter=max(share * way, 1e-6), keys=2 * way)
 
 
 def compare(
@@ -304,7 +314,7 @@ def _state(
         assert tolerance.way is not None
         _together(found, tolerance.way, finding, what)
         return
-    allowed = {each.name: max(tolerance.parameter, rounding.parameter(each.name)) for each in found}
+    allowed = {each.name: max(tolerance.of(each.name), rounding.parameter(each.name)) for each in found}
     wrong = [each for each in found if not each.excess <= allowed[each.name]]
     for each in _worst(wrong):
         where = _rank_of(each, wrong)

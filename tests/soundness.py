@@ -4,16 +4,12 @@ Model: each job goes through the front end that `dslc run` uses. One that is acc
 and so is the same training in one process; both have `LIMIT` seconds. One that is rejected must have a code. `Tally`
 counts what became of them, and `forced` trains a rejected one all the same, without the rules that refused it.
 
-Tolerances, the largest difference that is let pass, in one number or relative to it, whichever is more:
-
-    fp32          losses 1e-5; parameters 1e-5 with SGD, 0.05 x learning rate x steps with Adam and AdamW, 0.5 x with
-                  Adagrad and RMSprop, which have nothing to damp the rounding (LANGUAGE.md, and `dslc verify`)
-    bf16, fp16    losses 2e-2
+Tolerances are those of `dslc verify` (cli/verification.py), in one number or relative to it, whichever is more; in 16
+bits parameters are not compared.
 
 Limits: of what a warning says that it depends on the plan (`BY_NATURE`) it is held only that it runs to its end with
 numbers. With Adam and its like the parameters of a network with batch norm are not compared: the bias of a layer
-before one has no gradient but rounding. Nor has the bias of an attention's keys (`KEYS`), which is held to have moved
-no further than steps of the learning rate can take it.
+before one has no gradient but rounding.
 """
 
 from __future__ import annotations
@@ -43,8 +39,9 @@ from safetensors.numpy import load_file
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
 from dslc.runs import Ready, prepare
+from dslc.verification import Tolerance, tolerance_of
 
-LIMIT = 60.0
+LIMIT = 100.0  # longer than ranks wait for one another, who then say where each of them stands
 PRELOADED = (
     "torch._dynamo",
     "torch.distributed.fsdp",
@@ -52,7 +49,6 @@ PRELOADED = (
     "torch.distributed.pipelining.schedules",
     "torch.distributed.tensor.parallel",
 )
-KEYS = ("qkv.bias", "c_attn.bias")
 BY_NATURE = ("W0606", "W0607", "W0608", "W0609")
 
 
@@ -189,7 +185,8 @@ class Trainer:
             folder = Path(name)
             outcome, shown = self._launch(ready, folder)
             if outcome is None or outcome.failure is not None:
-                raise Fault("crashed", f"{outcome and outcome.failure}\n{shown}\n{_logs(folder)}")
+                waited = outcome is not None and outcome.failure.kind == "timeout"
+                raise Fault("hung" if waited else "crashed", f"{outcome and outcome.failure}\n{shown}\n{_logs(folder)}")
             text = (folder / "metrics.jsonl").read_text()
             return Trained(
                 lines=[json.loads(line) for line in text.splitlines()],
@@ -242,17 +239,18 @@ def _alike(found: Trained, expected: Trained, ready: Ready, *, by_nature: bool) 
         raise Fault("differs", f"steps {steps}, in one process {[line['step'] for line in expected.lines]}")
     if found.weights.keys() != expected.weights.keys():
         raise Fault("differs", f"parameters: {sorted(found.weights.keys() ^ expected.weights.keys())} in one alone")
+    rates = [line["lr"] for line in expected.lines if line["split"] == "train"]
+    tolerance = tolerance_of(ready.program, rates)
     for one, other in zip(found.lines, expected.lines, strict=True):
-        _line(one, other, ready, by_nature)
-    if not by_nature and ready.program.precision.dtype == "float32":
-        _weights(found, expected, ready)
+        _line(one, other, tolerance.loss, ready, by_nature)
+    if not by_nature and tolerance.parameter is not None and not _unsteady(ready):
+        _weights(found, expected, tolerance)
 
 
-def _line(found: dict[str, Any], expected: dict[str, Any], ready: Ready, by_nature: bool) -> None:
+def _line(found: dict[str, Any], expected: dict[str, Any], tolerance: float, ready: Ready, by_nature: bool) -> None:
     where = f"step {found['step']} {found['split']}"
     if found.keys() != expected.keys():
         raise Fault("differs", f"{where}: {sorted(found)}, in one process {sorted(expected)}")
-    tolerance = 1e-5 if ready.program.precision.dtype == "float32" else 2e-2
     if _unsteady(ready) and found["split"] == "validation":
         tolerance = 2e-2  # running statistics do not yet follow what the biases before them do
     for name, one in expected.items():
@@ -278,18 +276,12 @@ def _unsteady(ready: Ready) -> bool:
     return ready.program.optimizer.kind.lower() != "sgd" and "BatchNorm" in repr(ready.program.model)
 
 
-def _weights(found: Trained, expected: Trained, ready: Ready) -> None:
-    kind = ready.program.optimizer.kind.lower()
-    rates = sum(line["lr"] for line in expected.lines if line["split"] == "train")
-    usual = {"sgd": 1e-5, "adam": 0.05 * rates, "adamw": 0.05 * rates}.get(kind, 0.5 * rates)
-    if _unsteady(ready):
-        return
+def _weights(found: Trained, expected: Trained, tolerance: Tolerance) -> None:
     for name, value in expected.weights.items():
-        other = found.weights[name]
-        bound = 2 * rates if kind != "sgd" and name.endswith(KEYS) else usual
+        other, bound = found.weights[name], tolerance.of(name)
         if other.shape != value.shape or other.dtype != value.dtype:
             raise Fault("differs", f"{name}: {other.dtype}{other.shape}, in one process {value.dtype}{value.shape}")
         away = np.abs(other.astype(np.float64) - value.astype(np.float64))
-        off = away - max(bound, 1e-6) * np.maximum(1.0, abs(value))
+        off = away - bound * np.maximum(1.0, abs(value))
         if off.size and not off.max() <= 0 and not (np.isnan(value).all() and np.isnan(other).all()):
             raise Fault("differs", f"{name} differs by {np.abs(other - value).max():.3g}, more than {bound:.3g}")
