@@ -120,9 +120,9 @@ def _model(job: JobSpec, layout: Layout | None, facts: Facts, source: SourceFact
     if isinstance(network, PythonNetwork | TransformersNetwork):
         if facts.model is None:
             return None
-        if layout:
-            rules_sharding.check_own_model(job, layout, facts.model, report)
         graph = opaque(facts.model, job.model, source, report)
+        if layout and graph:
+            rules_sharding.check_own_model(job, layout, facts.model, graph, report)
         memory = facts.machine.memory if facts.machine else None
         parts = bool(layout and graph) and made_by_parts(job, layout, facts.model, memory, report)  # type: ignore[arg-type]
         return replace(graph, reset=True) if graph and parts else graph
@@ -143,7 +143,7 @@ def _pipeline(
     stages = cut(job, layout, model, report, workload, schedule)
     if stages is None or schedule is None:
         return None
-    rules_pipeline.check_stages(job, model, stages, schedule, report)
+    rules_pipeline.check_stages(job, layout, model, stages, schedule, report)
     time = played(model, stages, schedule)
     return Pipeline(stages=stages, schedule=schedule, timeline=time, bubble=time.bubble)
 
