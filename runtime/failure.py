@@ -128,6 +128,7 @@ def record(
     now = time.time()
     traceback.print_exception(error)
     sys.stderr.flush()
+    error = _cause(error)
     failure = Failure(
         rank=rank,
         step=step,
@@ -153,6 +154,16 @@ def show_stacks(board: Board, ranks: int, own: int) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGUSR1)
     time.sleep(0.2)  # they write within microseconds; after this they are ended
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What torch's pipeline has wrapped into an error that says where it was raised and not why."""
+    while error.__cause__ is not None:
+        frames = traceback.extract_tb(error.__traceback__)
+        if not frames or not frames[-1].filename.startswith(_STAGES):
+            break
+        error = error.__cause__
+    return error
 
 
 def _kind(error: BaseException) -> Kind:
@@ -183,6 +194,7 @@ def _message(error: BaseException) -> str:
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_STAGES = os.path.join(_TORCH, "distributed", "pipelining") + os.sep
 _OURS = tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in (__file__, dslc.compiler.program.__file__))
 
 

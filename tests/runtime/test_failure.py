@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from launcher import Command, Launcher, write_program
 from made_programs import conv_model, images, places, program, python
 
 from dslc.compiler import program as p
-from dslc.runtime.failure import Outcome, describe
+from dslc.runtime.failure import Outcome, describe, record
 
 MODEL = """
 import os, signal, sys, time, torch
@@ -65,6 +66,24 @@ def test_an_error_of_torch_over_the_users_own_lines(launcher: Launcher, tmp_path
     _, message = fail(launcher, tmp_path, "return self.linear(torch.zeros(2, 3))")
     assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 64x10)" in message
     assert "site-packages/torch" not in message and "line 17, in trouble" in message
+
+
+def test_what_torch_wraps_in_stages_is_taken_out(tmp_path: Path) -> None:
+    """Or all that is said would be which stage it was, also where another rank is gone."""
+    from torch.distributed.pipelining._backward import stage_backward_input
+
+    job = program(1, images(tmp_path))
+    (tmp_path / "logs").mkdir()
+    input = torch.randn(3, requires_grad=True)
+    with pytest.raises(RuntimeError, match="Failed to run stage backward") as caught:
+        stage_backward_input([(2 * input).view(3, 1)], [torch.ones(3, 1)], [input], iter(()))
+    said = record(str(tmp_path), 0, 1, caught.value, job, None)
+    assert said.message.startswith("RuntimeError: Can't detach views in-place")
+
+    error = RuntimeError("Failed to run stage backward")
+    error.__cause__ = RuntimeError("Connection closed by peer")
+    error.__traceback__, error.__cause__.__traceback__ = caught.value.__traceback__, caught.value.__traceback__
+    assert record(str(tmp_path), 0, 1, error, job, None).kind == "lost"
 
 
 @pytest.mark.parametrize(
