@@ -16,7 +16,6 @@ from dslc.compiler.rules_axes import check_context, check_tensor, own_network
 from dslc.compiler.rules_checkpoint import check_checkpoints
 from dslc.compiler.rules_pipeline import check_pipeline
 from dslc.compiler.rules_training import check_training
-from dslc.compiler.schedules import SPLITS_BACKWARD
 from dslc.compiler.workload import Workload, in_steps
 from dslc.dsl import calls as c
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
@@ -266,10 +265,6 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
     for axis in ("pipeline", "tensor", "context"):
         if getattr(parallelism, axis) > 1 and own_network(job):
             yield f"`parallelism.{axis} = {getattr(parallelism, axis)}`", parallelism.at(axis), "the data axis runs"
-    splits = parallelism.pipeline > 1 and parallelism.schedule in SPLITS_BACKWARD
-    if splits and parallelism.tensor > 1 and not isinstance(train.precision, c.Fp32):
-        what = f"`{parallelism.schedule}` beside a tensor axis in 16 bits"
-        yield what, parallelism.at("schedule"), "`1f1b` runs beside it"
     if train.compile and parallelism.tensor > 1:
         yield "`train.compile` beside a tensor axis", train.at("compile"), "`compile = false` runs"
     if not isinstance(parallelism.gradients, c.Allreduce):

@@ -65,6 +65,8 @@ class Stage(nn.Module):
         if self._sent is None:
             return x
         x = x.to(self._sent).contiguous()
+        if torch.is_grad_enabled() and x._is_view():
+            x = x.clone()  # a split backward pass detaches it in place, which torch refuses of views
         if torch.is_grad_enabled() and not x.requires_grad:
             x.requires_grad_()  # nothing here trains: torch's runtime has a backward pass all the same
         return x

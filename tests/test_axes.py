@@ -134,6 +134,7 @@ JOBS: list[Choice] = [
     {"ranks": "4", "tensor": "4", "sequence": "false", "network": "vit", "setting": "label_smoothing = 0.1"},
     {"ranks": "4", "tensor": "2", "zero": "2", "precision": "fp16", "microbatches": "2"},
     {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "2", "schedule": "zero_bubble"},
+    {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "4", "schedule": "zbv", "precision": "bf16"},
     {"ranks": "4", "pipeline": "2", "context": "2", "microbatches": "2", "setting": "ignore = 32"},
 ]
 MORE: list[Choice] = [
@@ -142,6 +143,9 @@ MORE: list[Choice] = [
     {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "4", "schedule": "zbv", "network": "gpt"},
     {"ranks": "4", "pipeline": "2", "context": "2", "microbatches": "4", "schedule": "dualpipev"},
     {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "2", "precision": "fp16", "schedule": "gpipe"},
+    {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "2", "precision": "fp16", "schedule": "zero_bubble"},
+    {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "4", "schedule": "dualpipev"}
+    | {"precision": "bf16(level = O2)"},
     {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "2", "network": "mlp", "schedule": "gpipe"},
     {"ranks": "4", "tensor": "2", "zero": "3", "freeze": '["embedding*", "blocks.0.*"]', "network": "gpt"},
     {"ranks": "4", "tensor": "2", "network": "mlp", "zero": "3"},

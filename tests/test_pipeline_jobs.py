@@ -173,6 +173,14 @@ def test_networks_of_images(network: str, tmp_path_factory: pytest.TempPathFacto
     agree(launched(path, *staged("gpipe", 2, 2, 2)), expected)
 
 
+def test_a_stage_may_end_with_a_view(tmp_path_factory: pytest.TempPathFactory, launched: Run) -> None:
+    """The second of four ends with `flatten`: what it sends lies in the memory of what comes before."""
+    path = tmp_path_factory.mktemp("jobs") / "images.plt"
+    path.write_text(CONVNET + DIGITS)
+    plan = staged("zero_bubble", 2, 1, 4, "parallelism.stages=[2, 3, 1, 2]", "train.steps=3")
+    agree(launched(path, *plan), launched(path, "train.steps=3"))
+
+
 def test_stages_by_hand(launched: Run) -> None:
     plan = staged("1f1b", 2, 1, 4, "parallelism.stages=[3, 7]")
     agree(launched(PIPELINE, *SMALL, *plan), launched(PIPELINE, *one()))
