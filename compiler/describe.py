@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from dslc.compiler.facts import DTYPE_BYTES, TensorFact
 from dslc.compiler.plan import AxisNode, LayerPlan, Plan, RankNode, ShareNode, StageNode
+from dslc.compiler.traffic import TrafficNode
 from dslc.compiler.units import byte_text, count_text, percent_text, time_text
 
 UNKNOWN = "unknown"
@@ -78,9 +79,22 @@ def link_text(plan: Plan, axis: AxisNode) -> str:
     return f"between nodes, {near} ranks on each" if even else "between nodes"
 
 
+def exchanged(node: RankNode | None, axis: str) -> list[TrafficNode]:
+    """What a rank hands in over an axis; what it is sent, another rank has handed in."""
+    return [t for t in node.traffic if t.axis == axis and t.count and t.operation != "receive"] if node else []
+
+
 def axis_bytes(plan: Plan, axis: str) -> int | None:
-    """What a rank exchanges over an axis in a step, at most; None where the network is not known."""
-    return max((sum(t.bytes for t in node.traffic if t.axis == axis) for node in plan.ranks), default=None)
+    """What a rank hands in over an axis in a step, at most; None where the network is not known."""
+    return max((sum(t.bytes for t in exchanged(node, axis)) for node in plan.ranks), default=None)
+
+
+def axis_text(plan: Plan, name: str) -> str:
+    """`tensor x2`. Gradients and parameters are agreed on by the ranks of data and context together."""
+    size, context = axis_of(plan, name).size, axis_of(plan, "context").size
+    if name == "data" and context > 1:
+        return f"data+context x{size * context}"
+    return f"{name} x{size}" if size > 1 else name
 
 
 def limit_of(plan: Plan) -> int | None:

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 from dslc.compiler.describe import (
     axis_of,
+    axis_text,
+    exchanged,
     parts,
     plural,
     span_text,
 )
 from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, GREY, SKY, Canvas
 from dslc.compiler.draw_legend import HEADING
-from dslc.compiler.draw_parts import Extent, exchanged, memory_bar, operation_text, source_box, stage_lines
+from dslc.compiler.draw_parts import Extent, memory_bar, operation_text, source_box, stage_lines, things_text
 from dslc.compiler.plan import Plan, RankNode
 from dslc.compiler.traffic import TrafficNode
 from dslc.compiler.units import byte_text
@@ -113,7 +115,7 @@ class Folded:
             colour, top, left = AXIS_COLOURS[axis], y + 3 + 27 * n, self.WIDE + 44
             self.canvas.box(f"{name} {axis} {n}", left, top, CHIP, 22, line=colour, style="filled,rounded", pen=1.3)
             where = ", between nodes" if axis_of(self.plan, axis).between_nodes else ""
-            text = f"{axis} x{axis_of(self.plan, axis).size}: {operation_text(traffic)}{where}"
+            text = f"{axis_text(self.plan, axis)}: {operation_text(traffic)}{where}"
             self.canvas.write(f"{name} {axis} {n} text", left + 6, top + 5, CHIP - 10, text, size=9)
             middle = top + 11
             self.canvas.line(name, f"{name} {axis} {n}", [(self.WIDE, middle), (left, middle)], colour=colour, pen=2)
@@ -125,5 +127,5 @@ class Folded:
         node = next((n for n in self.plan.ranks if n.pipeline == (p or 0) - 1), None)
         sent = exchanged(node, "pipeline")
         if sent and before != "more":
-            text = f"{sent[0].what}, {byte_text(sum(t.bytes for t in sent))} a rank"
+            text = f"{things_text(sent)}, {byte_text(sum(t.bytes for t in sent))} a rank"
             self.canvas.write(f"{name} sent", middle + 10, (above + y) / 2 - 6, 300, text, size=9.5)

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import itertools
 
-from dslc.compiler.describe import axis_of, handed_on, plural, span_text, stage_layers
+from dslc.compiler.describe import axis_of, exchanged, handed_on, plural, span_text, stage_layers
 from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, SKY, Canvas, fitted
 from dslc.compiler.draw_legend import HEADING, heading
-from dslc.compiler.draw_parts import WORDS, exchanged, summed_text
+from dslc.compiler.draw_parts import WORDS, summed_text
 from dslc.compiler.draw_schedule import COLOURS
 from dslc.compiler.plan import Plan, RankNode, StageNode
 from dslc.compiler.schedule_cost import timeline

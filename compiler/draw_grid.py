@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dslc.compiler.describe import (
     axis_of,
+    axis_text,
     class_of,
     coordinates,
     coordinates_text,
     entries_of,
+    exchanged,
     plural,
     span_text,
 )
@@ -20,12 +22,12 @@ from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, SKY, Canvas
 from dslc.compiler.draw_legend import HEADING
 from dslc.compiler.draw_parts import (
     Extent,
-    exchanged,
     memory_bar,
     operation_text,
     source_box,
     stage_lines,
     summed_text,
+    things_text,
 )
 from dslc.compiler.plan import Plan, RankNode
 from dslc.compiler.units import byte_text
@@ -190,7 +192,7 @@ class Grid:
     def _data_buses(self, p: int) -> None:
         """One bar under the row for each thing that its data ranks exchange."""
         node = class_of(self.plan, self._rank(p, 0, 0, 0))
-        groups = f", {self.inner} groups" if self.inner > 1 else ""
+        groups = f", {self.sizes['tensor']} groups" if self.sizes["tensor"] > 1 else ""
         for n, traffic in enumerate(exchanged(node, "data")):
             for line in range(self.lines):
                 members = [d for d in range(self.sizes["data"]) if d // A_LINE == line]
@@ -198,7 +200,7 @@ class Grid:
                 top = y + self.cell_h + 8 + n * (BUS + 5)
                 width = len(members) * (self.cell_w + self.gap) - self.gap
                 count = plural(traffic.count, "operation")
-                text = f"data x{self.sizes['data']}{groups}: {operation_text(traffic)} in {count}"
+                text = f"{axis_text(self.plan, 'data')}{groups}: {operation_text(traffic)} in {count}"
                 if width < 5 * len(text):
                     text = f"{traffic.what} {byte_text(traffic.bytes)}"
                 if line:
@@ -239,7 +241,7 @@ class Grid:
                     (right, next_middle),
                     (width - self.left, next_middle),
                 ]
-                words = sent[0].what.replace(" and ", " and\n", 1) if sent else ""
+                words = things_text(sent).replace(" and ", " and\n", 1)
                 text = f"pipeline\n{words}\n{size} a rank"
                 self.canvas.write(f"sent {p}", right + 6, (middle + next_middle) / 2 - 18, 140, text, size=9.5)
                 tail, head = f"cell {p}.{self.columns - 1}", f"cell {p + 1}.{self.columns - 1}"

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Literal
 
 from dslc.compiler.account import KINDS
-from dslc.compiler.describe import WHY, axis_bytes, axis_of, known_count, link_text, mesh_text, plural, span_text
+from dslc.compiler.describe import WHY, axis_bytes, axis_text, known_count, link_text, mesh_text, plural, span_text
 from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, MEMORY_COLOURS, Canvas
 from dslc.compiler.plan import Plan, RankNode
 from dslc.compiler.units import byte_text, percent_text, time_text
 
 HEADING = 62  # height of a heading
 CLASSES = 6  # columns of the table of memory
-COLUMNS = (("axis", 68), ("operation", 152), ("what", 164), ("count", 46), ("bytes", 66))  # of the table of traffic
+COLUMNS = (("axis", 92), ("operation", 152), ("what", 164), ("count", 46), ("bytes", 66))  # of the table of traffic
 TRAFFIC_WIDTH = 20 + sum(width for _, width in COLUMNS)
 
 
@@ -93,7 +93,7 @@ def traffic_table(canvas: Canvas, plan: Plan, x: float, y: float) -> tuple[float
         top = y + 31 + 14 * row
         canvas.box(f"traffic {row}", x + 4, top + 3, 12, 4, fill=AXIS_COLOURS.get(axis, FAINT), line="none")
         place = x + 20
-        cells = (f"{axis} x{axis_of(plan, axis).size}", operation, what, f"{count:,}", byte_text(size))
+        cells = (axis_text(plan, axis), operation, what, f"{count:,}", byte_text(size))
         for column, (cell, (_, wide)) in enumerate(zip(cells, COLUMNS, strict=True)):
             align: Literal["l", "r"] = "r" if column > 2 else "l"
             canvas.write(f"traffic {row}.{column}", place, top, wide - 4, cell, size=9.5, align=align)

@@ -33,15 +33,16 @@ def operation_text(traffic: TrafficNode) -> str:
     return f"{operation} {traffic.what}, {byte_text(traffic.bytes)}"
 
 
+def things_text(found: Sequence[TrafficNode]) -> str:
+    """`activations and gradients`."""
+    return " and ".join(dict.fromkeys(t.what for t in found))
+
+
 def summed_text(found: Sequence[TrafficNode]) -> str:
     """`activations, 3 GiB`; of several things `3 GiB in 12 operations`."""
     size = byte_text(sum(t.bytes for t in found))
     things = {t.what for t in found}
     return f"{things.pop()}, {size}" if len(things) == 1 else f"{size} in {sum(t.count for t in found):,} operations"
-
-
-def exchanged(node: RankNode | None, axis: str) -> list[TrafficNode]:
-    return [t for t in node.traffic if t.axis == axis and t.count] if node else []
 
 
 def memory_bar(canvas: Canvas, plan: Plan, name: str, x: float, y: float, w: float, node: RankNode | None) -> None:
