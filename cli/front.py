@@ -168,7 +168,7 @@ def _traced(
         if source is None:
             return to_json(trace.trace_source(make))
         assert source.input is not None
-        return to_json(trace.trace_model(make, source.input, low=low_precision(job)))
+        return to_json(trace.trace_model(make, source.input, **_axes(job)))
 
     answer = in_child(work)
     if "made" in answer:
@@ -181,6 +181,12 @@ def _traced(
         help="the function is called once before any process starts; run it alone to see the whole traceback",
     )
     return None
+
+
+def _axes(job: JobSpec) -> dict[str, Any]:
+    """What the job does to its network, as far as tracing looks at it."""
+    parallelism = job.parallelism
+    return {"low": low_precision(job), "tensor": parallelism.tensor, "tensor_plan": parallelism.tensor_plan}
 
 
 def _traced_transformers(
@@ -215,7 +221,7 @@ def _traced_transformers(
                 raise TraceError(f"it has positions for {most} tokens, and the data's sequences have {length}")
             return model
 
-        return to_json(trace_model(make, source.input, low=low_precision(job)))
+        return to_json(trace_model(make, source.input, **_axes(job)))
 
     answer = in_child(work)
     if "made" in answer:

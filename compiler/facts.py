@@ -86,6 +86,44 @@ class LayerFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModuleFacts:
+    """One module of a traced model."""
+
+    name: str  # as `named_modules` has it; "" for the model
+    kind: str  # its class
+    plain: str = ""  # Linear or Embedding, where its forward is torch's own
+    weight: tuple[int, ...] = ()  # of a plain one
+    parameters: bool = False  # some of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutCall:
+    """A call of a module that is cut: what it takes and gives of one sample, both as one process has them."""
+
+    module: str
+    input: TensorFact
+    output: TensorFact
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareFacts:
+    """What became of the model with its modules cut over a tensor axis of `ranks` ranks, by `styles`.
+
+    `calls` are in order. `layers` are those that are given a share of the features. `head` is the cut module whose
+    result is the model's. Where the cut model would not compute the same, `fault` says why, and `module` where.
+    """
+
+    ranks: int
+    styles: tuple[tuple[str, str], ...]
+    calls: tuple[CutCall, ...] = ()
+    layers: tuple[str, ...] = ()
+    head: str = ""
+    fault: str = ""
+    module: str = ""
+    help: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelFacts:
     """What tracing a user's module on the meta device told."""
 
@@ -100,6 +138,10 @@ class ModelFacts:
     dtypes: tuple[tuple[str, str], ...] = ()  # of the parameters that are not float32
     without_reset: tuple[str, ...] = ()  # modules with parameters of their own and no `reset_parameters`
     vocab: int | None = None  # the input's numbers are looked up in tables of so many rows
+    modules: tuple[ModuleFacts, ...] = ()  # in the order of `named_modules`
+    published: tuple[tuple[str, str], ...] = ()  # (module or parameter, style): a plan for the tensor axis of its own
+    counts: tuple[tuple[str, int], ...] = ()  # heads and the like, by their names in a configuration
+    shares: ShareFacts | None = None  # where the job has a tensor axis
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from dslc.compiler.facts import TensorFact
+from dslc.compiler.facts import ModelFacts, TensorFact
 from dslc.compiler.program import InitStep, ModuleStep
 from dslc.compiler.working import Working
 from dslc.dsl.source import Span
@@ -93,6 +93,7 @@ class ModelGraph:
     parameters: int
     unused: tuple[str, ...] = ()  # parameters that the output does not depend on
     reset: bool = False  # too large to be made whole by the function that makes it
+    traced: ModelFacts | None = None  # what tracing told of a user's own module
 
     @property
     def forward_flops(self) -> int:

@@ -47,6 +47,7 @@ def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts, report: Rep
         noise=facts.noise,
         parameters=sum(prod(shape) for _, shape, _ in facts.parameters),
         unused=facts.unused,
+        traced=facts,
     )
 
 

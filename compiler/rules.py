@@ -262,9 +262,8 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
         yield "`gpus = free(…)`", job.devices.at("gpus"), "a count, a list or `all`"
     if job.devices.backend == "mpi":
         yield "`backend = mpi`", job.devices.at("backend"), "`gloo` on CPUs, `nccl` on GPUs"
-    for axis in ("pipeline", "tensor", "context"):
-        if getattr(parallelism, axis) > 1 and own_network(job):
-            yield f"`parallelism.{axis} = {getattr(parallelism, axis)}`", parallelism.at(axis), "the data axis runs"
+    if parallelism.pipeline > 1 and own_network(job):
+        yield f"`parallelism.pipeline = {parallelism.pipeline}`", parallelism.at("pipeline"), "the data axis runs"
     if train.compile and parallelism.tensor > 1:
         yield "`train.compile` beside a tensor axis", train.at("compile"), "`compile = false` runs"
     if not isinstance(parallelism.gradients, c.Allreduce):

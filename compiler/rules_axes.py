@@ -9,6 +9,7 @@ from dslc.compiler.facts import SourceFacts
 from dslc.compiler.layout import Layout
 from dslc.compiler.model import ModelGraph
 from dslc.compiler.nodes import LayerNode
+from dslc.compiler.rules_styles import check_styles, report_uneven
 from dslc.compiler.tensor_plan import TensorPlan, needs_whole, tensor_plan
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec
@@ -20,14 +21,8 @@ from dslc.dsl.source import Span
 def check_tensor(job: JobSpec, layout: Layout, model: ModelGraph | None, report: Report) -> None:
     """Whether the network can be cut over the tensor axis, into equal parts."""
     ranks, span = layout.sizes["tensor"], job.parallelism.at("tensor")
-    network = job.model.network
-    if isinstance(network, PythonNetwork) and job.parallelism.tensor_plan is None:
-        report.add(
-            "E0415",
-            "how is a network of your own split over the tensor axis?",
-            span,
-            help='`tensor_plan = ["blocks.*.up: column", "blocks.*.down: row"]`',
-        )
+    if own_network(job):
+        check_styles(job, ranks, model, report)
         return
     seen = set()
     for block in _attention(job):
@@ -35,7 +30,7 @@ def check_tensor(job: JobSpec, layout: Layout, model: ModelGraph | None, report:
             value = getattr(block, name, None)
             if value is not None and value % ranks:
                 seen.add((name, value))
-                _report_uneven(name, value, ranks, block.at(name), span, report)
+                report_uneven(name, value, ranks, block.at(name), job, report)
     if model is None or model.root is None:
         return
     plan = tensor_plan(job, ranks, model)
@@ -44,7 +39,7 @@ def check_tensor(job: JobSpec, layout: Layout, model: ModelGraph | None, report:
         if (name, value) not in seen:
             seen.add((name, value))
             layer = _layer_of(model, module)
-            _report_uneven(name, value, ranks, (layer.span if layer else None) or job.model.at("network"), span, report)
+            report_uneven(name, value, ranks, (layer.span if layer else None) or job.model.at("network"), job, report)
     for module in plan.noisy[:1]:
         layer = _layer_of(model, module)
         report.add(
@@ -56,17 +51,6 @@ def check_tensor(job: JobSpec, layout: Layout, model: ModelGraph | None, report:
             help="`sequence = false`, so that all of them draw alike",
         )
     _check_pieces(layout, model, plan, span, report)
-
-
-def _report_uneven(name: str, value: int, ranks: int, where: Span | None, span: Span | None, report: Report) -> None:
-    report.add(
-        "E0417",
-        f"{value} ({name}) cannot be shared out over {ranks} tensor-parallel ranks",
-        where,
-        label=f"{value} = {ranks} x {value // ranks} + {value % ranks}",
-        notes=[Note(message="`parallelism.tensor` is set here", span=span)],
-        help=f"use {max(1, value // ranks) * ranks} or {(value // ranks + 1) * ranks}",
-    )
 
 
 def _check_known(job: JobSpec, model: ModelGraph, plan: TensorPlan, report: Report) -> None:
@@ -115,6 +99,15 @@ def _check_pieces(layout: Layout, model: ModelGraph, plan: TensorPlan, span: Spa
 def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: ModelGraph | None, report: Report) -> None:
     """Whether sequences can be cut into equal pieces, on which the layers work for themselves."""
     ranks, span = layout.sizes["context"], job.parallelism.at("context")
+    if own_network(job):
+        report.add(
+            "E0425",
+            "which positions a network of your own mixes cannot be told, and a context-parallel rank has some of them",
+            span,
+            notes=[Note(message="the network", span=job.model.at("network"))],
+            help="the data axis; the context axis is for networks of layers that dslc has",
+        )
+        return
     length = source.input.shape[0] if source.input and source.input.dtype == "int64" and source.input.shape else None
     if length is None and source.input is not None:
         report.add(

@@ -67,11 +67,11 @@ def _check_patterns(job: JobSpec, model: ModelGraph, report: Report) -> None:
 def _unmatched(field: str, block: Block, patterns: Sequence[str], names: Sequence[str], report: Report) -> list[str]:
     found = [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)]
     for pattern in found:
-        meant = near(pattern, _patterns(names))
+        meant = near(pattern, likely_patterns(names))
         report.add(
             "E0710",
             f"`{type(block).word}.{field}`: no parameter is called `{pattern}`",
-            _entry(block.at(field), pattern),
+            entry_at(block.at(field), pattern),
             help=f"did you mean `{meant}`?" if meant else f"the parameters are called {_listed(_quoted(names))}",
         )
     return found
@@ -81,7 +81,7 @@ def _matches(patterns: Iterable[str], name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _patterns(names: Iterable[str]) -> dict[str, None]:
+def likely_patterns(names: Iterable[str]) -> dict[str, None]:
     """What someone may want to write: names, those of any number, all below a module, all of an ending."""
     made: dict[str, None] = {}
     for name in names:
@@ -94,7 +94,7 @@ def _patterns(names: Iterable[str]) -> dict[str, None]:
     return made
 
 
-def _entry(span: Span | None, text: str) -> Span | None:
+def entry_at(span: Span | None, text: str) -> Span | None:
     """Where `text` stands, in quotes, within the list at `span`."""
     if span is None or (start := span.text().find(f'"{text}"')) < 0:
         return span

@@ -11,6 +11,9 @@ Model: what goes from layer to layer is whole on each rank, or a piece of the se
   entropy, and are put together for any other loss.
 - All else is on every rank.
 
+Of a network that a function makes, the job or its library names modules and styles (`tensor_patterns`); cut at the end,
+it keeps its scores as above.
+
 Contract: plain Python over the modules the network is made of. A module has one style, and besides `split` before it or
 `gather` after it. Two modules that share a weight cut it alike.
 """
@@ -22,6 +25,7 @@ from dataclasses import dataclass, field
 
 from dslc.compiler.nodes import ModelGraph
 from dslc.compiler.program import ModuleStep, TensorParallelStep
+from dslc.compiler.tensor_patterns import chosen
 from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec
 
@@ -72,8 +76,9 @@ class TensorPlan:
 
 
 def tensor_plan(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
-    """The plan for a library network or a list of layers, on `ranks` ranks."""
-    assert model.root is not None, "a network of library layers"
+    """The plan on `ranks` ranks; for a network that a function makes, what the job, or its library, says of it."""
+    if model.root is None:
+        return _of_patterns(job, ranks, model)
     plan = TensorPlan()
     leaves = list(_leaves(model.root))
     plan.unknown = [name for name, step in leaves if step.kind not in _KNOWN]
@@ -88,6 +93,23 @@ def tensor_plan(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
         _inside(leaf, ranks, any(number in run for run in runs), plan)
     _head(job, model, leaves, runs, ranks, plan)
     return plan
+
+
+def _of_patterns(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
+    assert model.traced is not None, "a network that was traced"
+    found, shares = chosen(job.parallelism.tensor_plan, model.traced, ranks), model.traced.shares
+    plan = TensorPlan(styles=found.styles, uneven=found.uneven, shares=set(shares.layers if shares else ()))
+    head = shares.head if shares else ""
+    if dict(found.styles).get(head) in ("column", "gathered"):
+        plan.loss_parallel = _in_shares(job)
+        style = "scores" if plan.loss_parallel else "gathered"
+        plan.styles = [(name, style if name == head else own) for name, own in found.styles]
+    return plan
+
+
+def _in_shares(job: JobSpec) -> bool:
+    """Whether the loss can be taken of scores that the ranks have in shares."""
+    return isinstance(job.model.loss, c.CrossEntropy) and job.model.loss.label_smoothing == 0
 
 
 def tensor_step(job: JobSpec, ranks: int, model: ModelGraph) -> TensorParallelStep | None:

@@ -23,6 +23,7 @@ from dslc.compiler.facts import DType, LayerFacts, ModelFacts, TensorFact
 from dslc.compiler.traced_cut import Cut
 from dslc.compiler.traced_memory import measure
 from dslc.compiler.traced_run import LARGE, SMALL, Run, storage, tensors_of
+from dslc.compiler.traced_shares import with_shares
 from dslc.compiler.working import Working
 
 if TYPE_CHECKING:
@@ -34,11 +35,19 @@ class TraceError(Exception):
     """A user's function that cannot be used, in one line. The exception behind it is its `__cause__`."""
 
 
-def trace_model(make: Callable[[], Any], input: TensorFact, *, low: bool = False) -> ModelFacts:
+def trace_model(
+    make: Callable[[], Any],
+    input: TensorFact,
+    *,
+    low: bool = False,
+    tensor: int = 1,
+    tensor_plan: tuple[str, ...] | None = None,
+) -> ModelFacts:
     """What the module that `make()` gives is made of, for a sample `input`.
 
     `low`: the job runs in 16 bits, so that a module which fails under autocast is at fault; otherwise its bytes in
-    float32 stand for those.
+    float32 stand for those. `tensor`: ranks of a tensor axis, over which `tensor_plan`, or a plan of the module's own,
+    cuts it.
     """
     import torch
     from torch._subclasses.fake_tensor import (
@@ -71,7 +80,7 @@ def trace_model(make: Callable[[], Any], input: TensorFact, *, low: bool = False
             raise TraceError(f"under autocast its forward fails: {str(error).strip().split(chr(10))[0]}") from error
         bytes_low = bytes
     named = list(model.named_parameters())
-    return ModelFacts(
+    facts = ModelFacts(
         parameters=tuple((name, tuple(p.shape), p.requires_grad) for name, p in named),
         buffers=tuple((name, tuple(b.shape), _name(b.dtype)) for name, b in model.named_buffers()),
         ties=_ties(model),
@@ -88,6 +97,7 @@ def trace_model(make: Callable[[], Any], input: TensorFact, *, low: bool = False
         ),
         vocab=first.vocab,
     )
+    return facts if tensor == 1 else with_shares(facts, model, cut, fake, input, tensor, tensor_plan)
 
 
 def seen(dtype: torch.dtype) -> DType:

@@ -120,7 +120,11 @@ class ParallelismSpec(Block):
     )
     sequence: bool = arg(Bool(), "sequence parallelism with `tensor`", default=True)
     tensor_plan: tuple[str, ...] | None = arg(
-        _NAMES, 'styles by pattern, `"blocks.*.up: column"`, for `python(…)` models', default=None, shown="known"
+        _NAMES,
+        'the styles of modules, by pattern, in a `python(…)` or `transformers(…)` network: `"blocks.*.up: column"`; '
+        "`column`, `row`, `gathered`, `row_of_whole`, `vocabulary`, `summed`",
+        default=None,
+        shown="known",
     )
     gradients: Call = arg(calls("gradients"), "how gradients are agreed", default=c.Allreduce(), shown="allreduce()")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from dslc.dsl import calls as c
 from dslc.dsl.diagnostics import Diagnostic, Note
+from dslc.dsl.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.registry import Block, Call, Node, Quantity, fields
 from dslc.dsl.source import Span
 
@@ -57,6 +58,17 @@ def without_tensor(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
             parallelism, ("sequence", "tensor_plan"), "the job has no tensor axis",
             "set `parallelism.tensor`, or remove it",
         )  # fmt: skip
+
+
+def plan_or_sequence(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
+    """A plan is for networks that a function makes, pieces of the sequence are for the others."""
+    parallelism = blocks["parallelism"]
+    if parallelism.tensor == 1 or broken & {"parallelism.tensor", "model.network"}:
+        return
+    if isinstance(blocks["model"].network, PythonNetwork | TransformersNetwork):
+        yield from _each(parallelism, ("sequence",), "a network that a function makes works on whole sequences")
+    else:
+        yield from _each(parallelism, ("tensor_plan",), "dslc knows how its own layers are split")
 
 
 def without_zero(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
@@ -141,6 +153,7 @@ def step_never_taken(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
 EFFECTS: tuple[Effect, ...] = (
     without_pipeline,
     without_tensor,
+    plan_or_sequence,
     without_zero,
     without_data_axis,
     without_checkpoints,

@@ -6,6 +6,8 @@ piece of the sequence, or, between a column and a row, a share of the features. 
 
     column, column_of_pieces        the whole, or a piece: its share of the features (rows of the weight)
     row, row_to_pieces              a share of the features (columns of the weight): the whole, or a piece
+    row_of_whole                    the whole, of which it takes its share: as a row
+    summed                          shares, of any kind: shares; all parameters on every rank, their gradients summed
     vocabulary                      tokens: their vectors, whole; each rank has some rows of the table
     gathered, gathered_of_pieces    as a column, put together again
     scores, scores_of_pieces        as a column, kept in shares for the loss (a DTensor over the classes)
@@ -31,6 +33,7 @@ from dslc.runtime.mesh import mesh_of
 from dslc.runtime.model import tie
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import ParallelStyle
 
 _LOSS: list[Any] = []  # torch's context for losses over shares of the classes, once it is open
@@ -45,7 +48,10 @@ def apply(job: JobProgram, model: nn.Module) -> None:
     axis = mesh_of(job).axis("tensor")
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     for name, style in job.tensor.styles:
-        parallelize_module(model.get_submodule(name), axis, _style(style), src_data_rank=None)
+        if style == "summed":
+            _sum_gradients(model.get_submodule(name), axis)
+        else:
+            parallelize_module(model.get_submodule(name), axis, _style(style), src_data_rank=None)
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)  # some styles make a parameter that trains of any
     tie(model, job.model.ties)
@@ -70,7 +76,8 @@ def _style(name: str) -> ParallelStyle:
         case "scores":
             return t.ColwiseParallel(input_layouts=takes, use_local_output=False)
         case "row":
-            return t.RowwiseParallel(output_layouts=piece if rest == "to_pieces" else whole)
+            given = whole if rest == "of_whole" else Shard(-1)
+            return t.RowwiseParallel(input_layouts=given, output_layouts=piece if rest == "to_pieces" else whole)
         case "vocabulary":
             return t.RowwiseParallel(input_layouts=whole)
         case "sequence":
@@ -81,6 +88,26 @@ def _style(name: str) -> ParallelStyle:
             return t.PrepareModuleOutput(output_layouts=piece, desired_output_layouts=whole)
         case _:
             raise AssertionError(f"no style {name}")
+
+
+def _sum_gradients(module: nn.Module, axis: DeviceMesh) -> None:
+    """Has the module's own parameters used as they are, and their gradients added up over the axis."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    kept: dict[str, Any] = {}
+
+    def before(module: nn.Module, args: Any) -> None:
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                kept[name] = parameter
+                shared = DTensor.from_local(parameter, axis, [Replicate()], run_check=False)
+                module._parameters[name] = shared.to_local(grad_placements=[Partial()])  # type: ignore[assignment]
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        module._parameters.update(kept)
+
+    module.register_forward_pre_hook(before)
+    module.register_forward_hook(after, always_call=True)
 
 
 def whole(output: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Bad jobs, each with the codes it deserves beside the offending line (`#! E0301`) and its whole message in a file.
 
 `UPDATE_GOLDEN=1 pytest tests/test_bad_jobs.py` writes the messages anew; read the difference before you commit it.
+Those in `bad/traced` are bad by what only the user's own functions tell.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dslc.front import presented
 
 FOLDER = Path(__file__).parent / "bad"
 JOBS = sorted(FOLDER.glob("*.plt"))
+TRACED = sorted((FOLDER / "traced").glob("*.plt"))
 
 
 def deserved(text: str) -> set[tuple[int, str]]:
@@ -34,19 +36,37 @@ def deserved(text: str) -> set[tuple[int, str]]:
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda path: path.stem)
 def test_a_bad_job_gets_the_diagnostics_it_deserves(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(FOLDER)
-    report, _ = check_one(job.name, [])
+    monkeypatch.chdir(job.parent)
+    report, _ = check_one(job.name, [], trace=job in TRACED)
     shown = presented(report)
     found = {
         (d.span.source.position(d.span.start)[0], d.code) for d in shown if d.span and d.span.source.name == job.name
     }
     assert found == deserved(job.read_text())
-    text = render(shown, color=False).rstrip().replace(str(FOLDER), "<folder>") + "\n"
+    text = render(shown, color=False).rstrip().replace(str(job.parent), "<folder>") + "\n"
     golden = job.with_suffix(".txt")
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(text)
     assert text == golden.read_text()
     assert all(explain(d.code) for d in shown), "every code has its long form"
+
+
+@pytest.fixture(scope="module")
+def loaded() -> None:
+    """Has what tracing needs loaded once, and not in each child that traces."""
+    import transformers  # noqa: F401
+    from torch import nn
+
+    from dslc.compiler.facts import TensorFact
+    from dslc.compiler.trace import trace_model
+
+    trace_model(lambda: nn.Linear(2, 2), TensorFact(shape=(2,), dtype="float32"))
+
+
+@pytest.mark.parametrize("job", TRACED, ids=lambda path: path.stem)
+@pytest.mark.usefixtures("loaded")
+def test_a_bad_job_that_was_traced(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_a_bad_job_gets_the_diagnostics_it_deserves(job, monkeypatch)
 
 
 def test_there_are_forty_bad_jobs() -> None:

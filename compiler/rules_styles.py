@@ -1,0 +1,118 @@
+"""What the tensor axis asks of a network that a function makes: a plan that names modules which can be cut.
+
+Pure functions; E0415 to E0417 and E0426 to E0429. Entries of `tensor_plan` are read as they stand; the rest wants the
+modules, which tracing tells.
+"""
+
+from __future__ import annotations
+
+from dslc.compiler.facts import ModelFacts, ShareFacts
+from dslc.compiler.nodes import ModelGraph
+from dslc.compiler.rules_training import entry_at, likely_patterns
+from dslc.compiler.tensor_patterns import Chosen, Fault, chosen, read
+from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.job import JobSpec
+from dslc.dsl.layers import TransformersNetwork
+from dslc.dsl.registry import Call
+from dslc.dsl.source import Span
+from dslc.dsl.suggest import near
+
+_EXAMPLE = '`tensor_plan = ["blocks.*.up: column", "blocks.*.down: row"]`'
+_HEADS = ("num_attention_heads", "num_key_value_heads")
+
+
+def check_styles(job: JobSpec, ranks: int, model: ModelGraph | None, report: Report) -> None:
+    """Whether the plan of `job`, or of the library, cuts the network into equal parts that compute the same."""
+    plan = job.parallelism.tensor_plan
+    span = job.parallelism.at("tensor")
+    library = isinstance(job.model.network, TransformersNetwork)
+    facts = model.traced if model else None
+    if plan is None and (not library or (facts is not None and not facts.published)):
+        what = "this model of `transformers`, which publishes no plan," if library else "a network of your own"
+        report.add("E0415", f"how is {what} split over the tensor axis?", span, help=_EXAMPLE)
+        return
+    if facts is None:
+        for entry in plan or ():
+            wrong = read(entry)
+            if isinstance(wrong, Fault):
+                _report_fault(job, wrong, None, report)
+        return
+    found = chosen(plan, facts, ranks)
+    for fault in found.faults:
+        _report_fault(job, fault, facts, report)
+    if found.faults:
+        return
+    if not found.styles:
+        report.add("E0416", "`parallelism.tensor_plan` cuts nothing", _place(job), help=_EXAMPLE)
+    _check_counts(job, ranks, found, facts, report)
+    if facts.shares is not None and facts.shares.ranks == ranks and facts.shares.fault:
+        _report_shares(job, ranks, facts, facts.shares, report)
+
+
+def _report_fault(job: JobSpec, fault: Fault, facts: ModelFacts | None, report: Report) -> None:
+    where = entry_at(job.parallelism.at("tensor_plan"), fault.entry) if fault.entry else job.parallelism.at("tensor")
+    advice = fault.help
+    if fault.code == "E0427":
+        advice = advice or f"a plan of your own: {_EXAMPLE}"
+    elif not advice and facts is not None and fault.message.startswith("no module"):
+        names = [module.name for module in facts.modules if module.plain]
+        meant = near(fault.entry.rpartition(":")[0].strip(), likely_patterns(names))
+        advice = f"did you mean `{meant}`?" if meant else "what `named_modules` of the network calls them"
+    report.add(
+        fault.code,
+        fault.message,
+        where,
+        notes=[Note(message="the network", span=job.model.at("network"))],
+        help=advice,
+    )
+
+
+def _check_counts(job: JobSpec, ranks: int, found: Chosen, facts: ModelFacts, report: Report) -> None:
+    """Features and rows that the ranks cannot share; each count once."""
+    seen: set[tuple[str, int]] = set()
+    names = {count: name for name, count in reversed(facts.counts)}
+    for module, what, count in found.uneven:
+        if (what, count) not in seen:
+            seen.add((what, count))
+            name = names.get(count)
+            report_uneven(f"{name or what} of `{module}`", count, ranks, _written(job, name), job, report)
+
+
+def _report_shares(job: JobSpec, ranks: int, facts: ModelFacts, shares: ShareFacts, report: Report) -> None:
+    heads = [(name, count) for name, count in facts.counts if name in _HEADS and count % ranks]
+    for name, count in heads[:1]:  # of which the rest follows
+        report_uneven(name, count, ranks, _written(job, name), job, report)
+        return
+    report.add(
+        "E0428",
+        f"cut over {ranks} tensor-parallel ranks the network would not compute the same: {shares.fault}",
+        _place(job),
+        notes=[Note(message="the network", span=job.model.at("network"))],
+        help=shares.help or "leave its modules whole, or cut what it works with alike",
+    )
+
+
+def report_uneven(what: str, value: int, ranks: int, where: Span | None, job: JobSpec, report: Report) -> None:
+    """E0417."""
+    below = value // ranks * ranks
+    report.add(
+        "E0417",
+        f"{value} ({what}) cannot be shared out over {ranks} tensor-parallel ranks",
+        where,
+        label=f"{value} = {ranks} x {value // ranks} + {value % ranks}",
+        notes=[Note(message="`parallelism.tensor` is set here", span=job.parallelism.at("tensor"))],
+        help=f"use {below} or {below + ranks}" if below else f"use {ranks}",
+    )
+
+
+def _place(job: JobSpec) -> Span | None:
+    parallelism = job.parallelism
+    return parallelism.at("tensor_plan" if parallelism.is_set("tensor_plan") else "tensor")
+
+
+def _written(job: JobSpec, name: str | None) -> Span | None:
+    """Where a number of the configuration is written; else the network."""
+    network = job.model.network
+    if name and isinstance(network, Call) and network.is_set(name):
+        return network.at(name)
+    return job.model.at("network")

@@ -1,0 +1,189 @@
+"""The tensor axis of a network that a function makes: which of its modules are cut, and how.
+
+Model: `parallelism.tensor_plan` names modules by pattern (`fnmatch`, over the names of torch's `named_modules`; `*` is
+any text, dots included), each with a style of `STYLES`. A model of `transformers` brings a plan of its own, whose
+styles are translated (`PUBLISHED`); the job's takes its place. What no entry names is whole on every rank.
+
+Contract: plain Python over what tracing told of the modules. `chosen` gives one style for each module that is cut, in
+the order of the modules, or says why an entry cannot be used. Whether the cut network computes the same is another
+question, which `traced_shares` answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from dslc.compiler.facts import ModelFacts, ModuleFacts
+
+# What a job may say of a module; `runtime/tensor_parallel.py` carries it out.
+STYLES: Mapping[str, str] = {
+    "column": "a `Linear` that gives each rank a share of its features",
+    "row": "a `Linear` that is given such shares, and whose sums are whole",
+    "gathered": "a column whose shares are put together at once",
+    "row_of_whole": "a row that is given the whole, of which each rank takes its share",
+    "vocabulary": "an `Embedding`, whose rows are shared out",
+    "summed": "a module that works on shares with parameters that every rank has whole, as a norm of each head does",
+}
+
+# The styles of the library's plans, in ours; None: the module stays as it is.
+PUBLISHED: Mapping[str, str | None] = {
+    "colwise": "column",
+    "rowwise": "row",
+    "colwise_rep": "gathered",
+    "colwise_gather_output": "gathered",
+    "rowwise_rep": "row_of_whole",
+    "rowwise_split_input": "row_of_whole",
+    "embedding_rowwise": "vocabulary",
+    "replicated_with_grad_allreduce": "summed",
+    "replicate": None,
+}
+
+_ROWS = ("column", "gathered", "vocabulary")  # whose weight is cut by rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Why the plan cannot be used. `entry` is the one at fault; "" where it is the library's."""
+
+    code: str
+    entry: str
+    message: str
+    help: str = ""
+
+
+@dataclass(kw_only=True)
+class Chosen:
+    """`uneven` are counts that the ranks cannot share: the module, what is counted, how many."""
+
+    styles: list[tuple[str, str]] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    uneven: list[tuple[str, str, int]] = field(default_factory=list)
+
+
+def read(entry: str) -> tuple[str, str] | Fault:
+    """The pattern and the style of an entry of `tensor_plan`."""
+    pattern, colon, style = (part.strip() for part in entry.rpartition(":"))
+    if not colon or not pattern or not style:
+        return Fault(
+            code="E0426",
+            entry=entry,
+            message=f"`{entry}` is no pattern with a style",
+            help='`"blocks.*.up: column"`',
+        )
+    if style not in STYLES:
+        return Fault(
+            code="E0426",
+            entry=entry,
+            message=f"`{style}` is no style of the tensor axis",
+            help="one of " + ", ".join(f"`{word}`" for word in STYLES),
+        )
+    return pattern, style
+
+
+def chosen(plan: Sequence[str] | None, facts: ModelFacts, ranks: int) -> Chosen:
+    """What `plan`, or without one the library's own, makes of the modules on `ranks` ranks."""
+    found = Chosen()
+    modules = {module.name: module for module in facts.modules}
+    named = _published(facts, modules, found) if plan is None else _written(plan, modules, found)
+    for name, module in modules.items():
+        if name not in named:
+            continue
+        style, entry = named[name]
+        wrong = _misfit(module, style)
+        if wrong:
+            code = "E0427" if plan is None else "E0426"
+            found.faults.append(Fault(code=code, entry=entry, message=wrong))
+            continue
+        found.styles.append((name, style))
+        what, count = _counted(module, style)
+        if count % ranks:
+            found.uneven.append((name, what, count))
+    _ties(facts, dict(found.styles), named, found)
+    return found
+
+
+def _written(plan: Sequence[str], modules: Mapping[str, ModuleFacts], found: Chosen) -> dict[str, tuple[str, str]]:
+    """By module the style, and the entry that says it."""
+    named: dict[str, tuple[str, str]] = {}
+    for entry in plan:
+        parts = read(entry)
+        if isinstance(parts, Fault):
+            found.faults.append(parts)
+            continue
+        pattern, style = parts
+        matched = [name for name in modules if name and fnmatchcase(name, pattern)]
+        if not matched:
+            found.faults.append(Fault(code="E0426", entry=entry, message=f"no module is called `{pattern}`"))
+        for name in matched:
+            before, by = named.setdefault(name, (style, entry))
+            if before != style:
+                message = f"`{name}` is a `{before}` by `{by}`, and a `{style}` here"
+                found.faults.append(Fault(code="E0426", entry=entry, message=message, help="one style for each module"))
+                break
+    return named
+
+
+def _published(facts: ModelFacts, modules: Mapping[str, ModuleFacts], found: Chosen) -> dict[str, tuple[str, str]]:
+    named: dict[str, tuple[str, str]] = {}
+    for name, style in facts.published:
+        ours = PUBLISHED.get(style)
+        if style not in PUBLISHED or (ours and name not in modules):
+            found.faults.append(
+                Fault(
+                    code="E0427",
+                    entry="",
+                    message=f"the model's own plan has `{name}` as `{style}`, which dslc cannot carry out",
+                )
+            )
+            return {}
+        if ours is not None:
+            named[name] = (ours, "")
+    return named
+
+
+def _misfit(module: ModuleFacts, style: str) -> str:
+    """Why a module cannot have this style."""
+    if style == "summed":
+        return "" if module.parameters else f"`{module.name}` ({module.kind}) has no parameters of its own"
+    wanted = "Embedding" if style == "vocabulary" else "Linear"
+    if module.plain == wanted:
+        return ""
+    article = "an" if wanted == "Embedding" else "a"
+    return f"`{module.name}` is a `{module.kind}`, and `{style}` is of {article} `{wanted}` with torch's own forward"
+
+
+def _counted(module: ModuleFacts, style: str) -> tuple[str, int]:
+    """What the ranks share of it."""
+    if style == "summed":
+        return "", 0
+    if style == "vocabulary":
+        return "vocab", module.weight[0]
+    return "features", module.weight[0 if style in _ROWS else 1]
+
+
+def _ties(facts: ModelFacts, styles: Mapping[str, str], named: Mapping[str, tuple[str, str]], found: Chosen) -> None:
+    for one, other in facts.ties:
+        first, second = (styles.get(name.rpartition(".")[0], "") for name in (one, other))
+        if _cut(first) == _cut(second):
+            continue
+        owner = one.rpartition(".")[0] if first else other.rpartition(".")[0]
+        found.faults.append(
+            Fault(
+                code="E0429",
+                entry=named[owner][1],
+                message=f"`{one}` and `{other}` are one weight, and the one is {_worded(first)}, the other "
+                f"{_worded(second)}",
+                help="an `Embedding` as `vocabulary` and the `Linear` with its weight as `gathered` go together",
+            )
+        )
+
+
+def _cut(style: str) -> int | None:
+    """Along which dim a weight is cut."""
+    return 0 if style in _ROWS else 1 if style.startswith("row") else None
+
+
+def _worded(style: str) -> str:
+    return f"cut as `{style}`" if style else "whole"

@@ -1,0 +1,194 @@
+"""What operations make of shares: where a rank has one of equal pieces of a tensor, what does it have of the result?
+
+Model: a share lies along one dim of its tensor, which is `outer` x `size` x the rest, and its pieces are equal parts of
+`size`: heads that were joined with the batch for a product, or with the size of a head for the row that follows. Rules
+are for torch's operations below autograd, by their names (`aten`), as they come when a module runs.
+
+Contract: `follow` gives the share that the result is, as if it had been computed from the whole; it raises `Refused`
+where an operation works across the pieces, or where that is not known. The shapes are those of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Share(NamedTuple):
+    """Along `dim`, whose size is `outer` x `size` x what is left, each rank has an equal part of `size`."""
+
+    dim: int
+    outer: int
+    size: int
+
+
+class Refused(Exception):
+    """Why a plan cannot be used, in one line; the module, and what to do."""
+
+    def __init__(self, text: str, module: str = "", help: str = "") -> None:
+        super().__init__(text)
+        self.text, self.module, self.help = text, module, help
+
+
+class Operation:
+    """A call of one of torch's operations, its arguments by name, and the shares among them."""
+
+    def __init__(self, func: Any, args: Any, kwargs: Any, shared: Mapping[int, Share]) -> None:
+        import torch
+        from torch.utils._pytree import tree_leaves
+
+        self.name = func._schema.name.removeprefix("aten::")
+        self.pointwise = torch.Tag.pointwise in func.tags
+        self.arguments = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
+        self._shared = shared
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        self.shares = [(t, shared[id(t)]) for t in tensors if id(t) in shared]
+        self.wholes = [t for t in tensors if id(t) not in shared]
+
+    def share(self, name: str) -> Share | None:
+        return self._shared.get(id(self.arguments.get(name)))
+
+    @property
+    def first(self) -> tuple[torch.Tensor, Share]:
+        return self.shares[0]
+
+
+def follow(operation: Operation, out: torch.Tensor) -> Share | None:
+    """What `out` is, one of the results of an operation that takes a share; None: whole."""
+    rule = _aligned if operation.pointwise else _RULES.get(operation.name)
+    if rule is None:
+        raise Refused(f"it is not known what `{operation.name}` makes of shares")
+    return rule(operation, out)
+
+
+def _across(operation: Operation) -> Refused:
+    tensor, share = operation.first
+    return Refused(
+        f"`{operation.name}` works across dim {share.dim} of {tuple(tensor.shape)}, of which ranks have shares"
+    )
+
+
+def _aligned(operation: Operation, out: torch.Tensor) -> Share:
+    """Number by number, dims aligned at the end."""
+    found = {Share(s.dim + out.dim() - t.dim(), s.outer, s.size) for t, s in operation.shares}
+    share = found.pop()
+    if found or any(t.shape[s.dim] != out.shape[share.dim] for t, s in operation.shares):
+        raise Refused(f"`{operation.name}` brings shares together that lie otherwise")
+    back = share.dim - out.dim()
+    if any(t.dim() >= -back and t.shape[back] != 1 for t in operation.wholes):
+        raise Refused(f"`{operation.name}` brings a share and a tensor together that every rank has whole")
+    return share
+
+
+def _viewed(operation: Operation, out: torch.Tensor) -> Share:
+    """The same numbers in the same order under another shape."""
+    tensor, share = operation.first
+    left, before = prod(tensor.shape[: share.dim]) * share.outer, 1
+    for dim, size in enumerate(out.shape):
+        if before * size > left:
+            outer = left // before
+            rest = size // outer
+            fits = left % before == 0 and size % outer == 0 and (rest % share.size == 0 or share.size % rest == 0)
+            if not fits:
+                break
+            return Share(dim, outer, min(rest, share.size))
+        before *= size
+    raise Refused(f"the shares of {tuple(tensor.shape)} are none of {tuple(out.shape)}")
+
+
+def _moved(operation: Operation, out: torch.Tensor) -> Share:
+    tensor, share = operation.first
+    order = list(range(tensor.dim()))
+    if operation.name == "permute":
+        order = [dim % tensor.dim() for dim in operation.arguments["dims"]]
+    else:
+        one, other = (operation.arguments.get(name, n) for n, name in enumerate(("dim0", "dim1")))
+        order[one], order[other] = order[other], order[one]
+    return share._replace(dim=order.index(share.dim))
+
+
+def _expanded(operation: Operation, out: torch.Tensor) -> Share:
+    tensor, share = operation.first
+    return share._replace(dim=share.dim + out.dim() - tensor.dim())
+
+
+def _along(operation: Operation, out: torch.Tensor) -> Share:
+    """Along one dim or several, which are not that of the share."""
+    tensor, share = operation.first
+    given = operation.arguments.get("dim", operation.arguments.get("dims", _UNSAID.get(operation.name)))
+    dims = [given] if isinstance(given, int) else list(given or range(tensor.dim()))
+    dims = [dim % tensor.dim() for dim in dims]
+    if share.dim in dims and not (operation.name == "slice" and out.shape == tensor.shape):
+        raise _across(operation)
+    lost = tensor.dim() - out.dim()
+    return share._replace(dim=share.dim - (sum(dim < share.dim for dim in dims) if lost else 0))
+
+
+def _joined(operation: Operation, out: torch.Tensor) -> Share:
+    share = operation.first[1]
+    stacks = operation.name == "stack"
+    dim = operation.arguments.get("dim", 0) % out.dim()
+    if operation.wholes or any(other != share for _, other in operation.shares):
+        raise Refused(f"`{operation.name}` joins shares with what is none, or lies otherwise")
+    if not stacks and dim == share.dim:
+        raise _across(operation)
+    return share._replace(dim=share.dim + (stacks and dim <= share.dim))
+
+
+def _product(operation: Operation, out: torch.Tensor) -> Share:
+    """Matrices, of one factor at least a share, and not of what is summed over."""
+    a, b = operation.share("self"), operation.share("mat2")
+    last = out.dim() - 1
+    if (a and a.dim == last) or (b and b.dim == last - 1):
+        raise _across(operation)
+    found = a or b
+    # Of matrices in a batch both factors have a share, and else one of them.
+    if found is None or (a != b if found.dim < last - 1 else bool(a and b)):
+        raise Refused(f"`{operation.name}` brings shares together that lie otherwise")
+    return found
+
+
+def _attended(operation: Operation, out: torch.Tensor) -> Share | None:
+    """Attention, whose heads, or whose samples, are shared out; keys and values may have fewer heads."""
+    query = operation.arguments["query"]
+    shares = [operation.share(name) for name in ("query", "key", "value")]
+    share = shares[0]
+    if share is None or any(s is None or (s.dim, s.outer) != (share.dim, share.outer) for s in shares):
+        raise Refused("attention takes shares of queries, keys and values that lie otherwise")
+    if share.dim >= query.dim() - 2:
+        raise _across(operation)
+    back = share.dim - query.dim()
+    if any(t.dim() >= -back and t.shape[back] != 1 for t in operation.wholes):
+        raise Refused("the mask of attention is one for each head, which every rank has whole")
+    return share if out.dim() > share.dim else None
+
+
+def _normed(operation: Operation, out: torch.Tensor) -> Share:
+    tensor, share = operation.first
+    if share.dim >= tensor.dim() - len(operation.arguments["normalized_shape"]):
+        raise _across(operation)
+    return share
+
+
+_Rule = Callable[[Operation, "torch.Tensor"], "Share | None"]
+# The dim of those that mean one where they say none.
+_UNSAID = {"split": 0, "split_with_sizes": 0, "unbind": 0, "slice": 0, "glu": -1, "sort": -1, "topk": -1}
+_BY_KIND: dict[_Rule, str] = {
+    _aligned: "clone detach alias contiguous lift_fresh _to_copy copy_ fill_ gelu dropout native_dropout bernoulli "
+    "bernoulli_ empty_like zeros_like ones_like full_like rand_like randn_like",
+    _viewed: "view _unsafe_view reshape _reshape_alias unsqueeze squeeze",
+    _moved: "transpose permute t",
+    _expanded: "expand",
+    _along: "_softmax _log_softmax _safe_softmax logsumexp linalg_vector_norm sum mean prod amax amin max min any all "
+    "argmax argmin var std var_mean cumsum cumprod logcumsumexp sort topk flip roll glu split split_with_sizes unbind "
+    "slice select",
+    _joined: "cat stack",
+    _product: "mm bmm",
+    _attended: "_scaled_dot_product_flash_attention_for_cpu",
+    _normed: "native_layer_norm _fused_rms_norm",
+}
+_RULES = {name: rule for rule, names in _BY_KIND.items() for name in names.split()}

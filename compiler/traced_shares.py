@@ -1,0 +1,370 @@
+"""Whether a module of which parts are cut over the tensor axis computes what it does whole: a proof, without numbers.
+
+Model: between a column and a row a rank has a *share* of a tensor: of `ranks` equal pieces along one dim, the one of
+its number. The module is run twice without memory (traced_run.py). In the first run all is whole, and each operation is
+followed from the columns on: what it makes of a share is a share where it works on each piece for itself
+(traced_rules.py), and where it does not, the plan is refused. In the second run the cut modules have the parameters of
+one rank. It has to do the same operations in the same order, with the same numbers, on tensors of the same shapes;
+shares alone are smaller, in that dim and by that factor. So it makes of its pieces the pieces of what one process has.
+
+Backward, a column adds up the gradients of what it is given, and `summed` modules those of their parameters. Of all
+else that every rank has whole the gradients would be a rank's own: where it meets shares and trains, the plan is
+refused.
+
+Contract: a plan without a fault gives the outputs and the gradients of one process. A fault names the module.
+
+Limits: that of all tracing, one path. Operations that are not known are refused. Under `torch.no_grad` a tensor is
+taken for one without a gradient.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dslc.compiler.facts import CutCall, ModelFacts, ModuleFacts, ShareFacts, TensorFact
+from dslc.compiler.tensor_patterns import chosen
+from dslc.compiler.traced_cut import Cut
+from dslc.compiler.traced_rules import Operation, Refused, Share, follow
+from dslc.compiler.traced_run import SMALL, Run, storage, tensors_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+_COUNTED = ("num_attention_heads", "num_key_value_heads", "vocab_size", "intermediate_size", "hidden_size")
+_VIEWS = ("view", "_unsafe_view", "reshape", "_reshape_alias")
+_SAME = ("clone", "detach", "alias", "contiguous", "lift_fresh")  # what follows from strides alone
+_FREE = "sizes that follow from the tensor's, as in `view(batch, length, -1, head_size)`"
+
+
+def with_shares(
+    facts: ModelFacts, model: nn.Module, cut: Cut, fake: Any, input: TensorFact, ranks: int, plan: Sequence[str] | None
+) -> ModelFacts:
+    """What becomes of `model`, which has no memory, on a tensor axis of `ranks` ranks; `plan` is the job's."""
+    facts = replace(facts, modules=_modules(model), published=_published(model), counts=_counts(model))
+    found = chosen(plan, facts, ranks)
+    if found.faults or found.uneven or not found.styles:
+        return facts
+    whole = _Whole(model, cut, fake, input, dict(found.styles))
+    common: dict[str, Any] = {"ranks": ranks, "styles": tuple(found.styles)}
+    try:
+        whole.forward()
+        part = _Part(model, cut, fake, input, dict(found.styles), ranks)
+        failed = part.forward()
+        _compare(whole, part, ranks)
+        if failed is not None:
+            raise Refused(f"{_named(part.module)} fails on a rank's share: {failed}", part.module, _FREE)
+    except Refused as refused:
+        common |= {"fault": refused.text, "module": refused.module, "help": refused.help}
+        return replace(facts, shares=ShareFacts(**common))
+    common |= {"calls": tuple(whole.calls), "layers": tuple(whole.shared_layers), "head": whole.head}
+    return replace(facts, shares=ShareFacts(**common))
+
+
+def _modules(model: nn.Module) -> tuple[ModuleFacts, ...]:
+    """All modules, and which of them torch can cut."""
+    import torch
+
+    found = []
+    for name, module in model.named_modules():
+        kinds = (torch.nn.Linear, torch.nn.Embedding)
+        plain = next((k for k in kinds if isinstance(module, k) and type(module).forward is k.forward), None)
+        found.append(
+            ModuleFacts(
+                name=name,
+                kind=type(module).__name__,
+                plain=plain.__name__ if plain else "",
+                weight=tuple(module.weight.shape) if plain else (),  # type: ignore[union-attr, arg-type]
+                parameters=any(parameter is not None for parameter in module._parameters.values()),
+            )
+        )
+    return tuple(found)
+
+
+def _published(model: nn.Module) -> tuple[tuple[str, str], ...]:
+    """The plan for the tensor axis that a model of `transformers` has, name by name. Its `*` is a number."""
+    plan = getattr(model, "tp_plan", None)
+    if not isinstance(plan, dict):
+        return ()
+    names = [name for name, _ in (*model.named_modules(), *model.named_parameters())]
+    patterns = {each: re.compile(re.escape(each).replace(r"\*", r"\d+")) for each in plan}
+    return tuple((name, plan[each]) for each, wanted in patterns.items() for name in names if wanted.fullmatch(name))
+
+
+def _counts(model: nn.Module) -> tuple[tuple[str, int], ...]:
+    """What a configuration of `transformers` says of heads and sizes."""
+    text = getattr(getattr(model, "config", None), "get_text_config", None)
+    found = {name: getattr(text(), name, None) for name in _COUNTED} if text else {}
+    return tuple((name, count) for name, count in found.items() if isinstance(count, int))
+
+
+class Record(NamedTuple):
+    """An operation: what it takes and gives by shape, with the shares that they are; and its numbers."""
+
+    name: str
+    module: str
+    shapes: tuple[tuple[tuple[int, ...], Share | None], ...]
+    numbers: tuple[str, ...]
+
+
+class _Watched(Run):
+    """A run in which each operation outside of cut modules is written down."""
+
+    def __init__(self, model: nn.Module, cut: Cut, fake: Any, input: TensorFact, styles: Mapping[str, str]) -> None:
+        super().__init__(model, cut, fake, input, SMALL)
+        self.styles = styles
+        self.records: list[Record] = []
+        self.shared: dict[int, Share] = {}  # by identity
+        self.alive: list[torch.Tensor] = []  # so that no identity is used again
+        self.path: list[str] = []
+        self.cutting = ""  # the cut module at work, whose operations are torch's matter
+
+    @property
+    def module(self) -> str:
+        return self.path[-1] if self.path else ""
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        with ExitStack() as around, self.running():
+            for path, module in self.model.named_modules():
+                before = module.register_forward_pre_hook(self._before(path), with_kwargs=True)
+                around.callback(before.remove)
+                around.callback(module.register_forward_hook(self._after(path)).remove)
+            yield
+
+    def _before(self, path: str) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            self.path.append(path)
+            style = self.styles.get(path, "")
+            if not style or style == "summed":
+                return None
+            self.cutting = path
+            if kwargs or len(args) != 1 or len(tensors_of(args)) != 1:
+                raise Refused(f"{_named(path)} is cut, and is called with more than one tensor", path)
+            return (self.given(path, style, args[0]),), kwargs
+
+        return hook
+
+    def _after(self, path: str) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: Any, output: Any) -> Any:
+            self.path.pop()
+            if path and self.cutting == path:
+                output = self.made(path, self.styles[path], args[0], output)
+                self.cutting = ""
+            return output
+
+        return hook
+
+    def given(self, path: str, style: str, x: torch.Tensor) -> torch.Tensor:
+        """What a cut module is given."""
+        return x
+
+    def made(self, path: str, style: str, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        """What a cut module makes."""
+        return output
+
+    def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        name = func._schema.name.removeprefix("aten::")
+        takes, gives = tensors_of((args, kwargs)), tensors_of(result)
+        shapes = tuple((tuple(t.shape), self.shared.get(id(t))) for t in (*takes, *gives))
+        still = takes and gives and takes[0].shape == gives[0].shape
+        if name in _SAME or (still and name in (*_VIEWS, "expand", "slice")):
+            return
+        plain = name in (*_VIEWS, "expand")
+        self.records.append(
+            Record("view" if name in _VIEWS else name, self.module, shapes, () if plain else _numbers(args, kwargs))
+        )
+
+
+class _Whole(_Watched):
+    """The first run: what is a share is followed from operation to operation."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.calls: list[CutCall] = []
+        self.shared_layers: list[str] = []
+        self.head = ""
+        self._last: tuple[str, Any] = ("", None)  # the cut module that was called last, and what it gave
+        self._names = {storage(p): name for name, p in self.model.named_parameters()}
+        self._taken = {  # parameters that are cut, by their memory
+            storage(parameter): path
+            for path, style in self.styles.items()
+            if style != "summed"
+            for parameter in self.model.get_submodule(path).parameters()
+        }
+
+    def forward(self) -> None:
+        with self.hooked():
+            output = self.model(self.input)
+        path, made = self._last
+        self.head = path if made is output else ""
+        if id(output) in self.shared and not self.head:
+            raise Refused("the network's output is a share of the features on each rank", self._last[0], _WHOLE)
+
+    def entered(self, path: str, given: Any) -> None:
+        if any(id(tensor) in self.shared for tensor in tensors_of(given)) and path not in self.shared_layers:
+            self.shared_layers.append(path)
+
+    def given(self, path: str, style: str, x: torch.Tensor) -> torch.Tensor:
+        share = self.shared.get(id(x))
+        if style != "row" and share is not None:
+            raise Refused(f"{_named(path)} is a `{style}`, which takes the whole, and is given a share", path)
+        if style == "row" and share is None:
+            raise Refused(f"{_named(path)} is a `row`, and is given the whole", path, "`row_of_whole`")
+        if share is not None and (share.dim != x.dim() - 1 or share.outer != 1):
+            raise Refused(f"{_named(path)} is a `row`, and its share is not one of the features", path)
+        return x
+
+    def made(self, path: str, style: str, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        if style == "column":
+            self._share(output, Share(output.dim() - 1, 1, output.shape[-1]))
+        self.calls.append(CutCall(module=path, input=_fact(x), output=_fact(output)))
+        self._last = (path, output)
+        self.alive.append(output)
+        return output
+
+    def operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        if self.cutting:
+            return
+        given = tensors_of((args, kwargs))
+        for tensor in given:
+            if tensor is self._last[1]:
+                self._last = ("", None)  # more is made of it: it is not the output
+            owner = self._taken.get(storage(tensor))
+            if owner is not None:
+                raise Refused(f"{_named(self.module)} uses a parameter of {_named(owner)}, which is cut", self.module)
+        if any(id(tensor) in self.shared for tensor in given):
+            self._train_alike(given)
+            operation = Operation(func, args, kwargs, self.shared)
+            try:
+                for tensor in tensors_of(result):
+                    self._share(tensor, follow(operation, tensor))
+            except Refused as refused:
+                raise Refused(f"{_named(self.module)}: {refused.text}", self.module, refused.help) from None
+        self.note(func, args, kwargs, result)
+
+    def _share(self, tensor: torch.Tensor, share: Share | None) -> None:
+        if share is not None:
+            self.shared[id(tensor)] = share
+            self.alive.append(tensor)
+
+    def _train_alike(self, given: list[torch.Tensor]) -> None:
+        """That nothing but shares has a gradient here."""
+        for tensor in given:
+            if id(tensor) in self.shared or not tensor.requires_grad:
+                continue
+            name = self._names.get(storage(tensor))
+            owner = name.rpartition(".")[0] if name else ""
+            if name and self.styles.get(owner) == "summed":
+                continue
+            what = f"the parameter `{name}`" if name else "a tensor that every rank has whole and that has a gradient"
+            advice = f'`"{owner}: summed"`' if owner else "make it a share too"
+            raise Refused(
+                f"{_named(self.module)} works on shares with {what}, whose gradient would be of a rank's share alone",
+                self.module,
+                advice,
+            )
+
+
+class _Part(_Watched):
+    """The second run: with the parameters of one rank."""
+
+    def __init__(self, model: nn.Module, cut: Cut, fake: Any, input: TensorFact, styles: Any, ranks: int) -> None:
+        super().__init__(model, cut, fake, input, styles)
+        self.ranks = ranks
+
+    def forward(self) -> str | None:
+        """Why it failed, if it did."""
+        with self._parameters():
+            try:
+                with self.hooked():
+                    self.model(self.input)
+            except Refused:
+                raise
+            except Exception as error:  # of any kind: it comes out of the user's own code
+                lines = str(error).strip().split("\n")
+                return f"{type(error).__name__}: {lines[0]}"
+        return None
+
+    def given(self, path: str, style: str, x: torch.Tensor) -> torch.Tensor:
+        return x.narrow(-1, 0, x.shape[-1] // self.ranks) if style == "row_of_whole" else x
+
+    def made(self, path: str, style: str, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        return torch.cat([output] * self.ranks, -1) if style == "gathered" else output
+
+    def operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        if not self.cutting:
+            self.note(func, args, kwargs, result)
+
+    @contextmanager
+    def _parameters(self) -> Iterator[None]:
+        import torch
+
+        with ExitStack() as around:
+            for path, style in self.styles.items():
+                dim = {"column": 0, "gathered": 0, "row": 1, "row_of_whole": 1}.get(style)
+                module = self.model.get_submodule(path)
+                around.callback(module._parameters.update, dict(module._parameters))
+                for name, old in module._parameters.items():
+                    if dim is None or old is None or (dim == 1 and name == "bias"):
+                        continue
+                    shape = list(old.shape)
+                    shape[dim] //= self.ranks
+                    with self.fake:
+                        own = torch.empty(shape, dtype=old.dtype)
+                    module._parameters[name] = torch.nn.Parameter(own, old.requires_grad)
+            yield
+
+
+_WHOLE = "`gathered` in the place of the last `column`"
+
+
+def _compare(whole: _Whole, part: _Part, ranks: int) -> None:
+    """That `part` did what `whole` did, on its shares. What comes after a failure is not there."""
+    for one, other in zip(whole.records, part.records, strict=False):
+        where = _named(one.module)
+        if one.name != other.name or len(one.shapes) != len(other.shapes):
+            raise Refused(f"{where} does other things where its modules are cut", one.module, _FREE)
+        for (shape, share), (own, _) in zip(one.shapes, other.shapes, strict=True):
+            if own == _part(shape, share, ranks):
+                continue
+            if share is None:
+                text = f"{where} makes a tensor of shape {own} of the size of a share, where one process has {shape}"
+            else:
+                text = f"{where} makes of its share a tensor of shape {own}, which is no share of {shape}"
+            raise Refused(text, one.module, _FREE)
+        if one.numbers != other.numbers:
+            text = f"{where} computes with a number that depends on the size of a share (`{one.name}`)"
+            raise Refused(text, one.module, "the size that one process has")
+    if len(part.records) > len(whole.records):
+        raise Refused(f"{_named(part.records[-1].module)} does more where its modules are cut", part.module, _FREE)
+
+
+def _part(shape: tuple[int, ...], share: Share | None, ranks: int) -> tuple[int, ...] | None:
+    """The shape of one of the shares; None where there are none such."""
+    if share is None:
+        return shape
+    if share.size % ranks:
+        return None
+    return (*shape[: share.dim], shape[share.dim] // ranks, *shape[share.dim + 1 :])
+
+
+def _numbers(args: Any, kwargs: Any) -> tuple[str, ...]:
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    return tuple(repr(leaf) for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, torch.Tensor))
+
+
+def _fact(tensor: torch.Tensor) -> TensorFact:
+    return TensorFact(shape=tuple(tensor.shape[1:]), dtype="float32" if tensor.dtype.is_floating_point else "int64")
+
+
+def _named(path: str) -> str:
+    return f"`{path}`" if path else "the network"

@@ -1,0 +1,5 @@
+import "base/own.plt"
+
+parallelism {
+  context = 2 #! E0425
+}

@@ -1,0 +1,5 @@
+import "base/own.plt"
+
+parallelism {
+  tensor = 2 #! E0415
+}

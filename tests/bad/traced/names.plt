@@ -1,0 +1,11 @@
+import "../base/own.plt"
+
+parallelism {
+  tensor      = 2
+  tensor_plan = [
+    "blocks.*.up: column", #! E0426
+    "norm: column", #! E0426
+    "down: row",
+    "d*: row_of_whole", #! E0426
+  ]
+}

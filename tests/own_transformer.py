@@ -1,0 +1,77 @@
+"""A small transformer of a user's own, for tests of the axes: what a job calls `python("own_transformer:network", …)`.
+
+`heads` fixed in a reshape, joined queries, keys and values, and a scale of the features that trains, are what a tensor
+axis cannot cut.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class HeadNorm(nn.Module):
+    """Norms each head by itself, with one weight for all of them."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, size: int, by_hand: bool) -> None:
+        super().__init__()
+        self.size, self.by_hand = size, by_hand
+        self.q, self.k, self.v = (nn.Linear(width, width, bias=n == 0) for n in range(3))
+        self.norm = HeadNorm(size)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = (part(x).view(batch, length, -1, self.size).transpose(1, 2) for part in (self.q, self.k, self.v))
+        q, k = self.norm(q), self.norm(k)
+        if self.by_hand:
+            mask = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
+            scores = (q @ k.transpose(-2, -1) / self.size**0.5).masked_fill(~mask, float("-inf"))
+            y = scores.softmax(-1) @ v
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).reshape(batch, length, -1))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, size: int, by_hand: bool) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, size, by_hand)
+        self.up, self.gate, self.down = nn.Linear(width, 48), nn.Linear(width, 48), nn.Linear(48, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        y = self.mlp_norm(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Transformer(nn.Module):
+    def __init__(self, width: int, heads: int, blocks: int, tie: bool, by_hand: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(256, width)
+        self.places = nn.Parameter(torch.randn(16, width))
+        self.blocks = nn.ModuleList(Block(width, width // heads, by_hand) for _ in range(blocks))
+        self.head = nn.Linear(width, 256, bias=False)
+        if tie:
+            self.head.weight = self.table.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.table(tokens) + self.places
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def network(width: int = 32, heads: int = 4, blocks: int = 2, tie: bool = True, by_hand: bool = False) -> nn.Module:
+    return Transformer(width, heads, blocks, tie, by_hand)
