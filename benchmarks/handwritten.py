@@ -98,15 +98,16 @@ def mean_loss(scores: Tensor, target: Tensor) -> Tensor:
 
 
 def by_data(model: nn.Module, zero: int) -> Passes:
+    wrapped = model
     if zero < 2:
-        wrapped: nn.Module = DistributedDataParallel(
+        wrapped = DistributedDataParallel(
             model, gradient_as_bucket_view=True, static_graph=True, broadcast_buffers=False
         )
     else:
         for module in model.modules():
             if isinstance(module, Block):
                 fully_shard(module, reshard_after_forward=zero == 3)
-        wrapped = fully_shard(model, reshard_after_forward=None if zero == 3 else False)
+        fully_shard(model, reshard_after_forward=None if zero == 3 else False)
 
     def passes(x: Tensor, y: Tensor) -> list[Tensor]:
         loss = mean_loss(wrapped(x), y)
@@ -121,9 +122,9 @@ def by_pipeline(model: GPT, microbatches: int) -> Passes:
 
     rank, half = dist.get_rank(), len(model.blocks) // 2
     if rank == 0:
-        model.blocks, model.norm, model.head = model.blocks[:half], None, None
+        model.blocks, model.norm, model.head = nn.Sequential(*model.blocks[:half]), None, None
     else:
-        model.embedding, model.position, model.blocks = None, None, model.blocks[half:]
+        model.embedding, model.position, model.blocks = None, None, nn.Sequential(*model.blocks[half:])
 
     def part_of_mean(scores: Tensor, target: Tensor) -> Tensor:
         return mean_loss(scores, target) / microbatches

@@ -197,7 +197,8 @@ def test_what_a_rank_holds_under_a_schedule(name: str) -> None:
 
 
 def test_idle_shares_are_those_of_the_bubble() -> None:
-    plan = made(processes=4, pipeline=4, microbatches=8, schedule="gpipe")
+    layers = made_plans.gpt_layers(16, 128, 64)
+    plan = made_plans.make_plan("s", layers, processes=4, pipeline=4, microbatches=8, schedule="gpipe")
     assert plan.schedule is not None
     even = replace(plan, stages=tuple(replace(stage, flops=10**9) for stage in plan.stages))
     idle = [float(share) for share in re.findall(r'label="idle ([\d.e-]+)%', draw(even, "schedule"))]
