@@ -72,21 +72,27 @@ def launch(
         pipeline.preload()
     if program.gradients.kind == "zero1":
         zero1.preload()
-    launcher = os.getpid()
+    launcher, gate = os.getpid(), Gate()
+
+    def begin() -> None:
+        gate.wait()
+        if before is not None:
+            before()
 
     def rank() -> Any:
-        return worker.work(program, places, run_dir, board, launcher, before)
+        return worker.work(program, places, run_dir, board, launcher, begin)
 
     sys.stdout.flush()
     sys.stderr.flush()  # or each rank would write what is left in the buffers once more
     with _elastic_log(run_dir), listening(board, _AtOnce):
-        agent = _agent(program.processes, rank, watch)
+        agent = _agent(program.processes, rank, watch, gate)
         try:
             outcome = _outcome(program, run_dir, board, agent.run(), agent)
         except _AtOnce:
             outcome = Outcome(run_dir=run_dir, steps=_completed(board), stopped_at=0)
         finally:
             agent.end_all()
+            gate.open()
     watch.close(outcome)
     return outcome
 
@@ -113,12 +119,42 @@ class _AtOnce(SignalException):
         super().__init__(said, signal.SIGKILL)
 
 
+class Gate:
+    """Where ranks wait until all of them are forked.
+
+    A thread of this process serves the store, and looks up the name of whoever connects. Were a rank to connect while
+    another is forked, that other could be born with the C library's lock of names held, by a thread that it does not
+    have, and would wait for it for ever as it looks up the store (glibc 2.36; one launch of 200 with four ranks).
+    """
+
+    def __init__(self) -> None:
+        self._ends: tuple[int, ...] = os.pipe()
+
+    def wait(self) -> None:
+        """In a rank: until it is open, and all ranks have come here, or to their end."""
+        reading, writing = self._ends
+        os.close(writing)
+        os.read(reading, 1)  # nothing is written; it ends when no one could
+        os.close(reading)
+
+    def open(self) -> None:
+        """In the process that forks them: when it forks no more."""
+        for end in self._ends:
+            os.close(end)
+        self._ends = ()
+
+
 class _Agent(LocalElasticAgent):
     """torch's agent for one node, which waits for news instead of sleeping, and knows how each rank ended."""
 
-    def __init__(self, spec: WorkerSpec, watch: Watch) -> None:
+    def __init__(self, spec: WorkerSpec, watch: Watch, gate: Gate) -> None:
         super().__init__(spec, DefaultLogsSpecs(log_dir=os.devnull), start_method="fork", exit_barrier_timeout=60)
-        self._watch = watch
+        self._watch, self._gate = watch, gate
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        started: dict[int, Any] = super()._start_workers(worker_group)
+        self._gate.open()
+        return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._wait_for_news()
@@ -153,7 +189,7 @@ class _Agent(LocalElasticAgent):
             self._rdzv_handler.shutdown()
 
 
-def _agent(processes: int, rank: Callable[[], Any], watch: Watch) -> _Agent:
+def _agent(processes: int, rank: Callable[[], Any], watch: Watch, gate: Gate) -> _Agent:
     """What torch's `launch_agent` does, for one node and with our agent."""
     run_id = uuid.uuid4().hex
     # Named by itself: what this machine calls itself may not resolve to anything, or only after seconds.
@@ -169,7 +205,7 @@ def _agent(processes: int, rank: Callable[[], Any], watch: Watch) -> _Agent:
         monitor_interval=1e-3,  # the agent sleeps for it; waiting is ours
         local_addr="localhost",
     )
-    return _Agent(spec, watch)
+    return _Agent(spec, watch, gate)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from launcher import Command, Launcher, write_program
 from made_programs import gpt_model, images, places, program, python, tokens
 
 from dslc.compiler import program as p
+from dslc.runtime.launch import Gate
 
 
 def small(folder: Path, ranks: int, **changed: Any) -> p.JobProgram:
@@ -38,6 +40,29 @@ def test_ten_runs_end_with_status_0_and_leave_no_process(tmp_path: Path) -> None
 @pytest.mark.long
 def test_a_hundred_runs_end_with_status_0_and_leave_no_process(tmp_path: Path) -> None:
     run_often(tmp_path, 100)
+
+
+def test_no_rank_begins_before_all_are_forked() -> None:
+    """Also where one of them ends at once."""
+    gate, (reading, writing) = Gate(), os.pipe()
+
+    def rank(number: int) -> None:
+        if number != 1:
+            os.write(writing, b"here" if number == 3 else b"")
+            gate.wait()
+            os.write(writing, b".")
+
+    ranks = []
+    for number in range(4):
+        ranks.append(os.fork())
+        if not ranks[-1]:
+            rank(number)
+            os._exit(0)
+    os.close(writing)
+    gate.open()
+    with open(reading, "rb") as told:
+        assert told.read() == b"here..."
+    assert [os.waitpid(each, 0)[1] for each in ranks] == [0] * 4
 
 
 def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
