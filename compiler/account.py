@@ -42,6 +42,7 @@ from dslc.compiler.sharding import (
     sharding_of,
     trained,
     units,
+    with_copies,
     zero1_partition,
 )
 from dslc.compiler.working import Moment, Working
@@ -136,6 +137,14 @@ def kept_bytes(job: JobSpec, layer: LayerNode, model: ModelGraph) -> int:
     return _kept(job, layer, layer.name in recomputed(job, model))
 
 
+def _output(job: JobSpec, model: ModelGraph, layer: int) -> int:
+    """What a layer gives, of one sample, as a rank has it."""
+    if layer + 1 == len(model.layers):
+        return prod(model.shared_output or model.output.shape) * (2 if low_precision(job) else 4)
+    node = model.of_a_rank[layer]
+    return node.output.bytes // (2 if low_precision(job) and (node.low or _low_copy(job)) else 1)
+
+
 def _kept(job: JobSpec, layer: LayerNode, again: bool) -> int:
     low, half = low_precision(job), _low_copy(job)
     if again and job.memory.recompute == "selective":
@@ -147,14 +156,12 @@ def _kept(job: JobSpec, layer: LayerNode, again: bool) -> int:
     return full // 2 if half else short if low else full
 
 
-def layer_bytes(job: JobSpec, layer: LayerNode, again: bool, samples: float, tensor: int = 1) -> LayerBytes:
-    """The layer's bytes for so many samples; `again`: it is recomputed, `tensor`: the ranks that share its weights."""
+def layer_bytes(job: JobSpec, layer: LayerNode, again: bool, samples: float) -> LayerBytes:
+    """The layer's bytes for so many samples; `again`: it is recomputed."""
     low, half = low_precision(job), _low_copy(job)
     work = (layer.working_low if low and not half else layer.working) or _unknown(layer, low and not half)
     factor = samples * (0.5 if half else 1.0)
-    moments = tuple(
-        Moment(int(factor * m.bytes), m.weights // tensor, m.copies // tensor, m.made // tensor) for m in work.backward
-    )
+    moments = tuple(Moment(int(factor * m.bytes), m.weights, m.copies, m.made) for m in work.backward)
     kept = int(samples * _kept(job, layer, again))
     forward = int(factor * work.forward)
     output = int(factor * layer.output.bytes)
@@ -164,7 +171,7 @@ def layer_bytes(job: JobSpec, layer: LayerNode, again: bool, samples: float, ten
         forward=working,
         again=forward + output if again else 0,
         backward=moments,
-        copies=2 * work.copied // tensor if low and not half else 0,
+        copies=2 * work.copied if low and not half else 0,
         input=int(factor * layer.input.bytes),
         output=output,
     )
@@ -191,11 +198,14 @@ def _loss_bytes(job: JobSpec, model: ModelGraph) -> tuple[int, int, int]:
     """(forward, kept, backward) of the loss beside what the model keeps, of one sample.
 
     Cross entropy makes log-probabilities in float32 beside the output, keeps them, and gives back the gradient of these
-    and that of the output. A loss over each number makes one value, and one gradient, for each.
+    and that of the output; over shares of the classes torch makes two more, forward one beside these and backward one.
+    A loss over each number makes one value, and one gradient, for each.
     """
-    numbers, low = model.output.numbers, low_precision(job)
+    numbers, low = prod(model.shared_output or model.output.shape), low_precision(job)
     output = (2 if low else 4) * numbers
     wide = 4 * numbers if low else 0  # the output again, in float32
+    if model.shared_output and model.shared_output != model.output.shape:
+        return output + wide + 8 * numbers, 4 * numbers, 4 * numbers + 12 * numbers
     if isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss):
         return output + wide + 4 * numbers, 4 * numbers, 4 * numbers + 8 * numbers
     return output + wide + 4 * numbers, wide or output, (wide or output) + 4 * numbers + (output if low else 0)
@@ -217,16 +227,6 @@ def account(
     return _Account(job, layout, workload, model, stages, schedule, pipeline).highest()
 
 
-def _with_copies(layers: list[LayerNode]) -> list[LayerNode]:
-    """A rank's layers, a tied weight whose own layer is on another rank as its own: it is there as a copy."""
-    there = {q.name for layer in layers for q in layer.parameters}
-
-    def here(q: ParameterNode) -> ParameterNode:
-        return q if q.tied_to is None or q.tied_to in there else replace(q, name=q.tied_to, tied_to=None)
-
-    return [replace(layer, parameters=tuple(map(here, layer.parameters))) for layer in layers]
-
-
 class _Account:
     def __init__(
         self,
@@ -240,22 +240,25 @@ class _Account:
     ) -> None:
         self._job, self._layout, self._model = job, layout, model
         self._sharding, self._trained = sharding_of(job, layout), trained(job, model)
-        self._samples = workload.microbatch / (layout.sizes["tensor"] * layout.sizes["context"])
+        self._units = units(model) if self._sharding.engine == "fsdp" else ()
+        self._samples = workload.microbatch / layout.sizes["context"]
         placement = schedule.placement if schedule else (0,) * len(stages)
         self._ends = placement[-1] == pipeline  # the rank has the last stage, and the loss
         again = set(recomputed(job, model))
         self._mine = [n for stage, rank in zip(stages, placement, strict=True) if rank == pipeline for n in stage]
-        self._layers = _with_copies([model.layers[n] for n in self._mine])
-        tensor = layout.sizes["tensor"]
-        self._bytes = [layer_bytes(job, layer, layer.name in again, self._samples, tensor) for layer in self._layers]
+        self._layers = with_copies([model.of_a_rank[n] for n in self._mine])
+        self._bytes = [layer_bytes(job, layer, layer.name in again, self._samples) for layer in self._layers]
         self._moved = set(job.memory.offload) if layout.device == "cuda" else set()
         # What other micro-batches in flight keep here, and other stages of this rank.
         self._others = 0
         if schedule and "activations" not in self._moved:
-            each = [self._samples * _kept(job, layer, layer.name in again) for layer in model.layers]
+            each = [self._samples * _kept(job, layer, layer.name in again) for layer in model.of_a_rank]
             kept = [sum(each[n] for n in stage) for stage in stages]
             # Between the two halves of a split backward torch frees nothing, and gradients come to the activations.
-            between = [1.7 * b for b in kept] if schedule.name in SPLITS_BACKWARD else None
+            between = [1.7 * b for b in kept] if schedule.name in SPLITS_BACKWARD else kept
+            # And of each micro-batch a stage holds on to what it gives.
+            given = [self._samples * _output(job, model, stage[-1]) for stage in stages]
+            kept, between = ([a + b for a, b in zip(sizes, given, strict=True)] for sizes in (kept, between))
             held = peak_held(schedule, kept, between)[pipeline]
             self._others = max(0, int(held) - sum(layer.kept for layer in self._bytes))
         self._most = -1
@@ -263,28 +266,27 @@ class _Account:
     # ---------------------------------------------------------------------------------------------------- the state
 
     def _state(self) -> MemoryNode:
-        job, layout = self._job, self._layout
-        tensor, sharding = layout.sizes["tensor"], self._sharding
+        job, layout, sharding = self._job, self._layout, self._sharding
         own = [q for layer in self._layers for q in layer.parameters if q.tied_to is None]
         train = [q for q in own if q.name in self._trained]
         states = 4 * state_per_parameter(job.train.optimizer)
         rank = 0
         if sharding.engine == "fsdp":
-            parameters = 4 * sum(_share(q, sharding.shards, tensor, padded=True) for q in own)
-            optimizer = states * sum(_share(q, sharding.shards, tensor) for q in train)
+            parameters = 4 * sum(_share(q, sharding.shards) for q in own)
+            optimizer = states * sum(_share(q, sharding.shards) for q in train)
         else:
-            parameters = 4 * sum(_share(q, 1, tensor) for q in own)
+            parameters = 4 * sum(_share(q, 1) for q in own)
             if sharding.engine == "zero1":
                 dealt = self._dealt()
                 rank = max(range(len(dealt)), key=dealt.__getitem__)
                 optimizer = states * dealt[rank]
             else:
-                optimizer = states * sum(_share(q, 1, tensor) for q in train)
+                optimizer = states * sum(_share(q, 1) for q in train)
         if "parameters" in self._moved:
             parameters = optimizer = 0
         return MemoryNode(
             parameters=parameters,
-            gradients=4 * sum(_share(q, 1, tensor) for q in train) if sharding.engine in ("ddp", "zero1") else 0,
+            gradients=4 * sum(_share(q, 1) for q in train) if sharding.engine in ("ddp", "zero1") else 0,
             optimizer=0 if "optimizer" in self._moved else optimizer,
             activations=0,
             buffers=sum(buffer_bytes(layer) for layer in self._layers),
@@ -304,30 +306,30 @@ class _Account:
         return totals
 
     def _engine(self, microbatch: int) -> Whole | Sharded:
-        job, tensor, sharding = self._job, self._layout.sizes["tensor"], self._sharding
+        job, sharding = self._job, self._sharding
         later = microbatch > 0
 
-        def numbers(parameters: tuple[ParameterNode, ...], shards: int, padded: bool = False) -> int:
+        def numbers(parameters: tuple[ParameterNode, ...], shards: int) -> int:
             found = (q for q in parameters if q.tied_to is None and q.name in self._trained)
-            return sum(_share(q, shards, tensor, padded=padded) for q in found)
+            return sum(_share(q, shards) for q in found)
 
         count = [numbers(layer.parameters, 1) for layer in self._layers]
         if sharding.engine != "fsdp":
             held = microbatch + 1 < self._layout.microbatches
             return Whole(trains=count, buckets=sharding.engine != "none", earlier=later, held=held)
-        there = {q.name for layer in self._layers for q in layer.parameters}
-        made = [u for u in units(self._model) if not u.name or any(q.name in there for q in u.parameters)]
+        there = {q.name: q for layer in self._layers for q in layer.parameters if q.tied_to is None}
+        made = [u for u in self._units if not u.name or any(q.name in there for q in u.parameters)]
         place = {q.name: n for n, unit in enumerate(made) for q in unit.parameters}
         unit_of = [
             next((place[q.name] for q in layer.parameters if q.name in place), len(made) - 1) for layer in self._layers
         ]
-        own = [tuple(q for q in unit.parameters if q.name in there) for unit in made]
+        own = [tuple(there[q.name] for q in unit.parameters if q.name in there) for unit in made]
         shards = sharding.shards
         return Sharded(
             unit_of=unit_of,
             trains=count,
-            whole=[shards * sum(_share(q, shards, tensor, padded=True) for q in unit) for unit in own],
-            shard=[numbers(unit, shards, padded=True) for unit in own],
+            whole=[shards * sum(_share(q, shards) for q in unit) for unit in own],
+            shard=[numbers(unit, shards) for unit in own],
             parts=shards,
             element=2 if _low_copy(job) else 4,
             reshard=sharding.reshard,
@@ -439,12 +441,9 @@ class _Account:
         )
 
 
-def _share(parameter: ParameterNode, shards: int, tensor: int, *, padded: bool = False) -> int:
-    """Numbers of the first rank's share: matrices are divided over the tensor axis, vectors are not; rows over
-    `shards`, `padded` to the same for all of them."""
+def _share(parameter: ParameterNode, shards: int) -> int:
+    """Numbers of the first rank's share, whose rows are as many as those of any."""
     whole = prod(parameter.shape)
-    if tensor > 1 and len(parameter.shape) > 1:
-        whole = -(-whole // tensor)
     if shards == 1:
         return whole
     rows = parameter.shape[0] if parameter.shape else 1

@@ -15,12 +15,13 @@ from dslc.compiler.cost import RankCost, rank_cost
 from dslc.compiler.estimate import Estimate, estimate
 from dslc.compiler.facts import Facts, SourceFacts
 from dslc.compiler.layout import Layout, lay_out
-from dslc.compiler.model import ModelGraph, build
+from dslc.compiler.model import ModelGraph, build, share_out, share_out_traced
 from dslc.compiler.opaque import made_by_parts, opaque
 from dslc.compiler.schedule_cost import Timeline, timeline
 from dslc.compiler.schedules import ScheduleTable, table
 from dslc.compiler.sources import source_facts
 from dslc.compiler.stages import cut
+from dslc.compiler.tensor_plan import tensor_plan
 from dslc.compiler.workload import Workload, measure_out
 from dslc.dsl.calls import PythonSource
 from dslc.dsl.diagnostics import Report
@@ -81,8 +82,9 @@ def analyse(
     costs: tuple[RankCost, ...] = ()
     estimated = None
     if model is not None and pipeline is not None:
+        plan = tensor_plan(job, layout.sizes["tensor"], model)
         costs = tuple(
-            rank_cost(job, layout, workload, model, pipeline.stages, pipeline.schedule, p)
+            rank_cost(job, layout, workload, model, pipeline.stages, pipeline.schedule, p, plan)
             for p in range(layout.sizes["pipeline"])
         )
         estimated = estimate(job, layout, workload, model, pipeline.stages, pipeline.schedule, costs)
@@ -125,10 +127,17 @@ def _model(job: JobSpec, layout: Layout | None, facts: Facts, source: SourceFact
             rules_sharding.check_own_model(job, layout, facts.model, graph, report)
         memory = facts.machine.memory if facts.machine else None
         parts = bool(layout and graph) and made_by_parts(job, layout, facts.model, memory, report)  # type: ignore[arg-type]
+        if graph and layout and layout.sizes["tensor"] > 1:
+            ranks = layout.sizes["tensor"]
+            graph = share_out_traced(graph, tensor_plan(job, ranks, graph), ranks)
         return replace(graph, reset=True) if graph and parts else graph
     if isinstance(job.data.source, PythonSource) and source.input is None:
         return None
-    return build(job.model, source, context_of(job), report)
+    graph = build(job.model, source, context_of(job), report)
+    ranks = layout.sizes["tensor"] if layout else 1
+    if graph is None or ranks == 1:
+        return graph
+    return share_out(graph, job.model, source, tensor_plan(job, ranks, graph).styles, ranks)
 
 
 def _pipeline(

@@ -29,8 +29,7 @@ class Extent:
 
 def operation_text(traffic: TrafficNode) -> str:
     """`all-reduce gradients, 3 GiB`."""
-    operation = " + ".join(WORDS.get(word, word) for word in traffic.operation.split(" + "))
-    return f"{operation} {traffic.what}, {byte_text(traffic.bytes)}"
+    return f"{WORDS.get(traffic.operation, traffic.operation)} {traffic.what}, {byte_text(traffic.bytes)}"
 
 
 def things_text(found: Sequence[TrafficNode]) -> str:

@@ -28,7 +28,7 @@ from dslc.compiler.model import ModelGraph
 from dslc.compiler.schedule_cost import timeline
 from dslc.compiler.schedules import ScheduleTable
 from dslc.compiler.sharding import Sharding, recomputed, sharding_of
-from dslc.compiler.traffic import TrafficNode
+from dslc.compiler.traffic import SHARED, TrafficNode
 from dslc.compiler.workload import Workload
 from dslc.dsl.job import JobSpec
 
@@ -122,6 +122,8 @@ class _Links:
     def _ranks(self, traffic: TrafficNode) -> tuple[int, int]:
         """How many ranks a collective joins, and how many of them are on one node."""
         layout = self.layout
+        if traffic.axis == "all":
+            return layout.world_size, layout.processes
         stride, ranks = layout.stride(traffic.axis), layout.sizes[traffic.axis]
         if traffic.axis == "data" and self.sharding.engine == "fsdp":
             if traffic.operation in ("all_gather", "reduce_scatter"):
@@ -132,13 +134,15 @@ class _Links:
 
     def _moved(self, traffic: TrafficNode) -> tuple[float, float]:
         """Bytes over the link of a rank, and over its network port."""
+        if traffic.operation == "receive":
+            return 0.0, 0.0  # what comes in takes the same links the other way
         if traffic.operation == "send":
             return (0.0, traffic.bytes) if self.layout.crosses_nodes(traffic.axis) else (traffic.bytes, 0.0)
         ranks, near = self._ranks(traffic)
         if ranks < 2:
             return 0.0, 0.0
         whole = traffic.bytes * (ranks if traffic.operation == "all_gather" else 1)
-        ways = 2 if traffic.operation in ("all_reduce", "all_gather + reduce_scatter") else 1
+        ways = 2 if traffic.operation == "all_reduce" else 1
         nodes = -(-ranks // near)
         return ways * whole * (ranks - 1) / ranks * (near > 1), ways * whole * (nodes - 1) / nodes / near
 
@@ -148,12 +152,13 @@ class _Links:
 
     def message(self, cost: RankCost) -> float:
         """Seconds of one message between stages."""
-        return sum(self.seconds(t) / t.count for t in cost.traffic if t.operation == "send")
+        found = [self.seconds(t) / t.count for t in cost.traffic if t.operation == "send" and t.what != SHARED]
+        return max(found, default=0.0)
 
     def exposed(self, cost: RankCost, arithmetic: float, microbatches: int) -> float:
         """Seconds of the data axis that no arithmetic hides."""
         always = once = left = 0.0
-        for traffic in (t for t in cost.traffic if t.axis == "data"):
+        for traffic in (t for t in cost.traffic if t.axis in ("data", "all") or t.what == SHARED):
             seconds = self.seconds(traffic)
             gathered = traffic.operation == "all_gather" and self.sharding.reshard
             scattered = traffic.operation == "reduce_scatter" and not self.sharding.accumulate

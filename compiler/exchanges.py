@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from dslc.compiler.sharding import Sharding, low_precision
+from dslc.compiler.sharding import Sharding
 from dslc.compiler.traffic import TrafficNode
-from dslc.dsl.job import JobSpec
 
 
 class Place(NamedTuple):
@@ -23,7 +22,7 @@ class Place(NamedTuple):
 
 
 def exchanges(
-    job: JobSpec, sharding: Sharding, traffic: TrafficNode, line: Sequence[dict[str, Any]]
+    sharding: Sharding, traffic: TrafficNode, line: Sequence[dict[str, Any]]
 ) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Collectives as the data of action nodes, each with its place in `line`."""
     places = _places(sharding, traffic, line)
@@ -37,7 +36,7 @@ def exchanges(
                     "what": traffic.operation,
                     "axis": traffic.axis,
                     "carries": traffic.what,
-                    "dtype": dtype_of(job, traffic),
+                    "dtype": traffic.dtype,
                     "count": count,
                     "bytes": traffic.bytes * after // traffic.count - traffic.bytes * before // traffic.count,
                 },
@@ -48,39 +47,28 @@ def _places(sharding: Sharding, traffic: TrafficNode, line: Sequence[dict[str, A
     at: dict[str, list[int]] = {}
     for n, data in enumerate(line):
         at.setdefault(data["what"], []).append(n)
-    passes = sorted(at["F"] + at.get("B", []) + at.get("I", []))
-    weights = sorted(at.get("B", []) + at.get("W", []))
-    update, unshard, reduce = at["update"], at.get("UNSHARD"), at.get("REDUCE_GRAD")
-    match traffic.axis, traffic.operation, traffic.what:
-        case ("tensor" | "context", _, _) | (_, _, "batch statistics"):
+    forward, backward = at["F"], sorted(at.get("B", []) + at.get("I", []))
+    passes, weights = sorted(forward + backward), sorted(at.get("B", []) + at.get("W", []))
+    complete = [Place(n, True) for n in at.get("REDUCE_GRAD", weights[-1:] if sharding.accumulate else weights)]
+    update, unshard = at["update"][0], at.get("UNSHARD")
+    match traffic.operation, traffic.what:
+        case _, "activations" | "keys and values":
+            return [Place(n, True) for n in forward]
+        case _, "parts of the loss":
+            last = max(line[n]["stage"] for n in forward)
+            return [Place(n, True) for n in forward if line[n]["stage"] == last]
+        case _, "activations, again" | "gradients of activations" | "gradients of keys and values":
+            return [Place(n, True) for n in backward]
+        case _, "batch statistics":
             return [Place(n, True) for n in passes]
-        case _, "broadcast", "parameters":
-            return [Place(update[0], True)]
-        case _, "all_gather", "parameters":
+        case "broadcast", "parameters":
+            return [Place(update, True)]
+        case "all_gather", "parameters":
             if unshard:
-                return [Place(n, True) for n in unshard]
+                return [Place(n, True) for n in unshard] + [Place(n, False) for n in passes if sharding.reshard]
             return [Place(n, False) for n in (passes if sharding.reshard else passes[:1])]
-        case _, _, "buffers" | "count of what is kept":
-            return [Place(passes[0], False)]
-        case _, "reduce_scatter", "gradients":
-            if reduce:
-                return [Place(n, True) for n in reduce]
-            return [Place(n, True) for n in (weights[-1:] if sharding.accumulate else weights)]
-    return [Place(update[0], False)]
-
-
-def dtype_of(job: JobSpec, traffic: TrafficNode) -> str:
-    """In what the numbers of a collective are sent."""
-    low = "float32"
-    if low_precision(job):
-        low = "bfloat16" if job.train.precision.word == "bf16" else "float16"
-    match traffic.what:
-        case "activations" | "keys and values":
-            return low
-        case "parameters" if traffic.operation == "all_gather":
-            return low if getattr(job.train.precision, "level", "O1") == "O2" else "float32"
-        case "batch statistics":
-            return "float64"
-        case "count of what is kept":
-            return "int64"
-    return "float32"
+        case _, "buffers" | "count of what is kept":
+            return [Place(forward[0], False)]
+        case ("reduce_scatter", "gradients") | (_, "gradients beside pieces"):
+            return complete
+    return [Place(update, False)]

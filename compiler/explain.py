@@ -321,7 +321,15 @@ def _traffic(plan: Plan) -> list[str]:
 
 
 def _traffic_rows(node: RankNode) -> list[Row]:
-    return [("  " + t.operation, t.axis, t.what, f"{t.count:,}", byte_text(t.bytes)) for t in node.traffic if t.count]
+    sums: dict[tuple[str, str, str], tuple[int, int]] = {}  # of all dtypes
+    for t in node.traffic:
+        count, size = sums.get((t.operation, t.axis, t.what), (0, 0))
+        sums[t.operation, t.axis, t.what] = count + t.count, size + t.bytes
+    return [
+        ("  " + operation, axis, what, f"{count:,}", byte_text(size))
+        for (operation, axis, what), (count, size) in sums.items()
+        if count
+    ]
 
 
 def _schedule(plan: Plan) -> list[str]:

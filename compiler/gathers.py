@@ -129,7 +129,8 @@ class Sharded:
             self._flat = unit - 1 if unit > 0 else None
             if self._flat is not None and self.copies:
                 self.passing = self.element * self.whole[self._flat]
-        own = moment.weights if self.accumulate and self.stays else self._made + moment.made
+        added = self.accumulate and self.stays and self.element == 4  # to what earlier micro-batches made, at once
+        own = moment.weights if added else self._made + moment.made
         return self._gradients(own) + self.element * moment.copies
 
     def leave(self, layer: int) -> Iterator[int]:
@@ -148,6 +149,8 @@ class Sharded:
             self._gathered.discard(unit)
             self._there -= self.whole[unit]
         if self.held and self.accumulate:
+            if self.element == 2:
+                yield from self._widen(unit)
             return
         self._handed = unit
         yield self._gradients(0 if accumulated else self._made)
@@ -161,6 +164,13 @@ class Sharded:
         added = 4 * self.shard[unit] if self.stays and not self.accumulate else 0
         yield self._gradients(0 if accumulated else self._made) + added
         self.passing = 0
+
+    def _widen(self, unit: int) -> Iterator[int]:
+        """What was made in 16 bits is added up in float32, once the unit is done."""
+        if not self.stays:
+            yield self._gradients(self._made) + 4 * self._of_unit[unit]
+            self._earlier += self._of_unit[unit]
+        self._made -= self._of_unit[unit]
 
     def update(self) -> int:
         self._gathered, self._there, self._flat, self._handed = set(), 0, None, None

@@ -78,18 +78,20 @@ def wants_sequence(spec: Call, x: Value, t: Tape) -> None:
 def attention(spec: s.Attention, x: Value, t: Tape) -> Value:
     wants_sequence(spec, x, t)
     _wants_heads(spec, x, t, spec.heads)
-    length, width = x.shape
-    t.module(".Attention", head_dim=width // spec.heads, causal=spec.causal)
+    width = x.shape[1]
+    head = width // spec.heads
+    t.module(".Attention", head_dim=head, causal=spec.causal)
     qkv = t.child("qkv", s.Linear(features=3 * width, bias=spec.bias, **at(spec)), x)
+    length, own = qkv.shape[0], qkv.shape[1] // 3  # of the heads that a rank has
     # Scores and their use are one product each; each has two in the backward pass.
-    t.forward += 4 * length * length * width
-    t.backward += 8 * length * length * width
+    t.forward += 4 * length * length * own
+    t.backward += 8 * length * length * own
     # Taken apart it is the same memory; the gradients of its parts are made each alone and put together.
     parts = t.operation(qkv, gives=qkv.new(*qkv.shape), view=True)
     t.keep(qkv)
-    result = t.computed(qkv.new(length, width, sequence=True))
+    result = t.computed(qkv.new(length, own, sequence=True))
     t.keep(result)
-    rows = 4 * length * spec.heads  # the logarithm of each softmax's sum
+    rows = 4 * length * (own // head)  # the logarithm of each softmax's sum
     t.keep_bytes(rows, rows)
     t.operation(parts, gives=result)
     t.products += rows

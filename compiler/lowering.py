@@ -52,8 +52,12 @@ class Issue(NamedTuple):
 def lowered(table: ScheduleTable) -> tuple[tuple[Issue, ...], ...]:
     """The rows of `table` with what torch puts in. A table that waits for itself is a bug of its maker:
     AssertionError."""
-    rows = [_reduced(_gathered(table, rank), table.microbatches) for rank in range(table.ranks)]
-    return _with_messages(table, rows)
+    return _with_messages(table, [row_of(table, rank) for rank in range(table.ranks)])
+
+
+def row_of(table: ScheduleTable, rank: int) -> list[Issue]:
+    """The row of a rank without its messages."""
+    return _reduced(_gathered(table, rank), table.microbatches)
 
 
 def _gathered(table: ScheduleTable, rank: int) -> list[Issue]:

@@ -22,6 +22,8 @@ from dslc.compiler.nodes import BufferNode, LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.outputs import check_output
 from dslc.compiler.program import ModuleStep
 from dslc.compiler.tape import Misfit, Surroundings, Value, entry, record, unroll
+from dslc.compiler.tensor_plan import TensorPlan, calls_by_layer, shape_on_a_rank
+from dslc.compiler.working import Moment, Working
 from dslc.dsl import layers as s
 from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.diagnostics import Report
@@ -83,6 +85,80 @@ def build(model: ModelSpec, source: SourceFacts, context: int | None, report: Re
         batch_norm_values=around.batch_norm_values,
         noise=around.noise,
         parameters=sum(parameter.count for node in nodes for parameter in node.parameters),
+    )
+
+
+def share_out(
+    graph: ModelGraph,
+    model: ModelSpec,
+    source: SourceFacts,
+    styles: Sequence[tuple[str, str]],
+    ranks: int,
+) -> ModelGraph:
+    """`graph` with its layers as a rank of a tensor axis has them, where `styles` are what is said of modules."""
+    network, found = model.network, dict[str, list[str]]()
+    assert not isinstance(network, s.PythonNetwork | s.TransformersNetwork)
+    for name, style in styles:
+        found.setdefault(name, []).append(style)
+    around = Surroundings(source=source, ranks=ranks, styles=found)
+    try:
+        if isinstance(network, Call):
+            output = _run_named(expand(network, source).layers, entry(graph.input), around)
+        else:
+            output = _run_list(network, entry(graph.input), around)
+    except Misfit:
+        return graph  # sizes that cannot be shared, which the rules tell of
+    ties = dict(graph.ties)
+    return replace(graph, shared=tuple(_tied(node, ties) for node in around.nodes), shared_output=output.shape)
+
+
+def share_out_traced(graph: ModelGraph, plan: TensorPlan, ranks: int) -> ModelGraph:
+    """The same for a network that a function makes, by arithmetic: of what a layer keeps, and takes while it works, the
+    features from a column on and up to a row are shared out, and all else is whole. At most too much."""
+    shape, calls = shape_on_a_rank(plan, ranks), calls_by_layer(graph)
+    kinds = {name: style for name, style in plan.styles if style in ("column", "row")}
+    layers = []
+    for layer in graph.layers:
+        between = [
+            call.output if kinds[call.module] == "column" else call.input
+            for call in calls.get(layer.name, ())
+            if call.module in kinds
+        ]
+        less = sum(fact.numbers for fact in between) * 4 * (ranks - 1) // ranks
+        parameters = tuple(replace(q, shape=shape(q)) for q in layer.parameters)
+        count, whole = sum(q.count for q in parameters), sum(q.count for q in layer.parameters)
+        layers.append(
+            replace(
+                _scaled(layer, max(1 / ranks, 1 - less / max(1, layer.saved)), count / max(1, whole)),
+                parameters=parameters,
+            )
+        )
+    output = graph.output.shape
+    return replace(
+        graph,
+        shared=tuple(layers),
+        shared_output=(*output[:-1], output[-1] // ranks) if plan.loss_parallel else output,
+    )
+
+
+def _scaled(layer: LayerNode, kept: float, weights: float) -> LayerNode:
+    def work(found: Working | None) -> Working | None:
+        return found and Working(
+            forward=int(kept * found.forward),
+            dropping=int(kept * found.dropping),
+            copied=int(weights * found.copied),
+            backward=tuple(
+                Moment(int(kept * m.bytes), *(int(weights * n) for n in (m.weights, m.copies, m.made)))
+                for m in found.backward
+            ),
+        )
+
+    return replace(
+        layer,
+        saved=int(kept * layer.saved),
+        saved_low=int(kept * layer.saved_low),
+        working=work(layer.working),
+        working_low=work(layer.working_low),
     )
 
 

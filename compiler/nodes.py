@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from dslc.compiler.facts import ModelFacts, TensorFact
 from dslc.compiler.program import InitStep, ModuleStep
@@ -42,6 +43,18 @@ class BufferNode:
     dtype: str
 
 
+class PartNode(NamedTuple):
+    """A module in a layer, or the layer itself, that is an attention or has no parts: what it takes and gives, and
+    whether that has 16 bits under autocast."""
+
+    name: str
+    kind: str  # the word of the language
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+    takes_low: bool
+    gives_low: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerNode:
     """One layer: what it takes and gives, holds and costs.
@@ -70,6 +83,7 @@ class LayerNode:
     working: Working | None = None  # None where no operation is known one by one
     working_low: Working | None = None
     low: bool = False  # under autocast its output has 16 bits
+    parts: tuple[PartNode, ...] = ()  # of a library layer, in the order in which they are called
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +108,13 @@ class ModelGraph:
     unused: tuple[str, ...] = ()  # parameters that the output does not depend on
     reset: bool = False  # too large to be made whole by the function that makes it
     traced: ModelFacts | None = None  # what tracing told of a user's own module
+    shared: tuple[LayerNode, ...] = ()  # the layers as a rank of the tensor axis has them, where there is one
+    shared_output: tuple[int, ...] = ()
+
+    @property
+    def of_a_rank(self) -> tuple[LayerNode, ...]:
+        """The layers as a rank has them along the tensor axis."""
+        return self.shared or self.layers
 
     @property
     def forward_flops(self) -> int:

@@ -12,7 +12,8 @@ from dslc.compiler.graph import PlanGraph, unknown
 from dslc.compiler.lowering import Issue, lowered
 from dslc.compiler.schedule_cost import held
 from dslc.compiler.sharding import sharding_of
-from dslc.compiler.traffic import message_bytes, messages
+from dslc.compiler.tensor_plan import tensor_plan
+from dslc.compiler.traffic import SHARED, message_bytes, messages
 from dslc.compiler.verify import verify
 
 Pass = Callable[[PlanGraph], None]
@@ -103,9 +104,11 @@ def _hand_over(plan: PlanGraph) -> None:
     analysis = plan.analysis
     assert analysis.pipeline is not None and analysis.model is not None and analysis.pipeline.schedule is not None
     placement, stages = analysis.pipeline.schedule.placement, analysis.pipeline.stages
-    facts = messages(analysis.job, analysis.layout, analysis.workload, analysis.model, stages)
-    for stage, fact in enumerate(facts):
-        size = message_bytes(fact)
+    cuts = tensor_plan(analysis.job, analysis.layout.sizes["tensor"], analysis.model)
+    facts = messages(analysis.job, analysis.layout, analysis.workload, analysis.model, stages, cuts)
+    for stage, sent in enumerate(facts):
+        size = sum(message_bytes(fact) for fact in sent)
+        shape, dtype = tuple(fact.shape for fact in sent), tuple(fact.dtype for fact in sent)
         if placement[stage] == placement[stage + 1]:
             continue  # it is there already
         for m in range(analysis.layout.microbatches):
@@ -115,7 +118,7 @@ def _hand_over(plan: PlanGraph) -> None:
             ):
                 plan.graph.add_edge(send, receive, relation="data", bytes=size)
                 for end in (send, receive):
-                    plan.graph.nodes[end].update(shape=fact.shape, dtype=fact.dtype, bytes=size)
+                    plan.graph.nodes[end].update(shape=shape, dtype=dtype, count=len(sent), bytes=size)
 
 
 def exchange(plan: PlanGraph) -> None:
@@ -127,8 +130,10 @@ def exchange(plan: PlanGraph) -> None:
         plan.graph.nodes[f"process {p}"]["traffic"] = cost.traffic
         line = [plan.graph.nodes[name] for name in lines[p]]
         beside: dict[tuple[int, bool], list[str]] = {}
-        for n, traffic in enumerate(t for t in cost.traffic if t.operation != "send"):
-            for k, (place, data) in enumerate(exchanges(analysis.job, sharding, traffic, line)):
+        # What stages hand over is there already.
+        others = [t for t in cost.traffic if t.operation not in ("send", "receive") or t.what == SHARED]
+        for n, traffic in enumerate(others):
+            for k, (place, data) in enumerate(exchanges(sharding, traffic, line)):
                 name = f"exchange {p}.{n}.{k}"
                 plan.graph.add_node(name, kind="action", process=p, stage=-1, microbatch=-1, **data)
                 beside.setdefault(place, []).append(name)

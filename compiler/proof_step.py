@@ -82,9 +82,9 @@ def exchanged(view: View) -> str:
         found: Counter[tuple[str, str, str]] = Counter()
         sizes: Counter[tuple[str, str, str]] = Counter()
         for _, data in view.lines.get(home["index"], ()):
-            if data["what"] in LOCAL or data["what"].startswith("RECV"):
+            if data["what"] in LOCAL:
                 continue
-            key = (data["what"], data["axis"], data["carries"]) if "axis" in data else _SEND
+            key = (data["what"], data["axis"], data["carries"]) if "axis" in data else _MESSAGES[data["what"]]
             found[key] += data.get("count", 1)
             sizes[key] += data["bytes"]
         told: Counter[tuple[str, str, str]] = Counter()
@@ -101,7 +101,11 @@ def exchanged(view: View) -> str:
     return ""
 
 
-_SEND = ("send", "pipeline", "activations and their gradients")
+_MESSAGES = {
+    f"{end}_{way}": (operation, "pipeline", what)
+    for end, operation in (("SEND", "send"), ("RECV", "receive"))
+    for way, what in (("F", "activations"), ("B", "gradients of activations"))
+}
 
 
 def updates(view: View) -> str:

@@ -10,6 +10,7 @@ from dslc.compiler.graph import LOCAL, MESSAGES, PlanGraph
 Data = dict[str, Any]
 Line = list[tuple[str, Data]]
 Key = tuple[Any, ...]  # what is met for: a message, or the n-th collective of an axis
+WIDE = ("pipeline", "all")  # axes whose collectives join ranks of several coordinates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +71,14 @@ def _meetings(lines: dict[int, Line], coordinates: dict[int, int]) -> tuple[dict
         issued: dict[str, int] = {}
         for name, data in line:
             what = data["what"]
-            if what in LOCAL:
+            if what in LOCAL or what in ("send", "receive"):  # of shared weights: both are posted, then both waited for
                 continue
             if what in MESSAGES:
                 key = message(data)
             else:
                 axis = data["axis"]
                 issued[axis] = issued.get(axis, 0) + 1
-                key = (axis, coordinates.get(process), issued[axis])
+                key = (axis, None if axis in WIDE else coordinates.get(process), issued[axis])
             ends_of.setdefault(key, []).append(name)
             key_of[name] = key
     return ends_of, key_of

@@ -28,7 +28,8 @@ def ends(view: View) -> str:
             to = stage + (1 if way == "F" else -1)
             reason = _two_sides(view, names, at.get(homes.get(stage, -1), set()), at.get(homes.get(to, -1), set()))
         else:
-            missing = at[key[1]] - {nodes[name]["process"] for name in names}
+            joined = at[key[1]] if key[1] is not None else set(view.coordinates)
+            missing = joined - {nodes[name]["process"] for name in names}
             reason = f"process {min(missing)} has no end of {names[0]}" if missing else ""
         if not reason:
             reason = _unlike(nodes, names)

@@ -16,6 +16,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from dslc.compiler.account import MemoryNode
+from dslc.compiler.traffic import handed_in
 from dslc.compiler.units import byte_text, percent_text, time_text
 from dslc.dsl import calls as c
 from dslc.dsl.diagnostics import Report
@@ -270,7 +271,7 @@ def _flops(analysis: Analysis) -> int:
 
 
 def _traffic(analysis: Analysis) -> int:
-    return max(sum(t.bytes for t in cost.traffic) for cost in analysis.costs)
+    return max(handed_in(cost.traffic) for cost in analysis.costs)
 
 
 # ---------------------------------------------------------------------------------------------------------- promises

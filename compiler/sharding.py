@@ -13,7 +13,7 @@ Contract: the account, the predicted collectives and the program all ask here, s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -120,14 +120,14 @@ def low_precision(job: JobSpec) -> bool:
     return not isinstance(job.train.precision, Fp32)
 
 
-def parameter_count(layers: list[LayerNode], tensor: int) -> int:
-    """Parameters of one rank: matrices are divided over the tensor axis, vectors are not; a tied weight counts once."""
-    total = 0
-    for layer in layers:
-        for parameter in layer.parameters:
-            if parameter.tied_to is None:
-                total += -(-parameter.count // tensor) if len(parameter.shape) > 1 else parameter.count
-    return total
+def with_copies(layers: list[LayerNode]) -> list[LayerNode]:
+    """A rank's layers, a tied weight whose own layer is on another rank as its own: it is there as a copy."""
+    there = {q.name for layer in layers for q in layer.parameters}
+
+    def here(q: ParameterNode) -> ParameterNode:
+        return q if q.tied_to is None or q.tied_to in there else replace(q, name=q.tied_to, tied_to=None)
+
+    return [replace(layer, parameters=tuple(map(here, layer.parameters))) for layer in layers]
 
 
 def trained(job: JobSpec, model: ModelGraph) -> frozenset[str]:

@@ -134,10 +134,11 @@ def _fits(job: JobSpec, layout: Layout, model: ModelGraph, workload: Workload, s
     limit = job.memory.limit or layout.hardware.memory
     if limit is None:
         return lambda stage, a, b: True
-    split, sharding = layout.sizes["tensor"] * layout.sizes["context"], sharding_of(job, layout)
+    sharding = sharding_of(job, layout)
     state = 4 * state_per_parameter(job.train.optimizer) / sharding.shards + 8  # with parameter and gradient
-    parameters = [sum(q.count for q in layer.parameters) / layout.sizes["tensor"] for layer in model.layers]
-    kept = [workload.microbatch * kept_bytes(job, layer, model) / split for layer in model.layers]
+    samples = workload.microbatch / layout.sizes["context"]
+    parameters = [sum(q.count for q in layer.parameters) for layer in model.of_a_rank]
+    kept = [samples * kept_bytes(job, layer, model) for layer in model.of_a_rank]
     states = [0.0, *itertools.accumulate(state * count for count in parameters)]
     keeps = [0.0, *itertools.accumulate(kept)]
     flight, most = held(schedule), limit / schedule.virtual_stages

@@ -11,14 +11,15 @@ torch on CPUs; on GPUs dropout keeps less, and norms after a product keep more u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, NoReturn, TypeVar
 
+from dslc.compiler import tensor_tape
 from dslc.compiler.facts import SourceFacts, TensorFact
-from dslc.compiler.nodes import BufferNode, LayerNode, ParameterNode
+from dslc.compiler.nodes import BufferNode, LayerNode, ParameterNode, PartNode
 from dslc.compiler.program import InitStep, ModuleStep
 from dslc.compiler.working import Operation, Store, working
 from dslc.dsl.diagnostics import Diagnostic, Note
@@ -117,6 +118,8 @@ class Surroundings:
     source: SourceFacts
     network: Call | None = None  # of the library: what its layers' mistakes point at
     initialise: Initialise | None = None
+    ranks: int = 1  # of a tensor axis, of whose first the layers are; by `styles`, those of each module
+    styles: Mapping[str, Sequence[str]] = field(default_factory=dict)
     warnings: list[Diagnostic] = field(default_factory=list)
     suspects: list[Note] = field(default_factory=list)  # what may be behind an output that does not fit
     inits: list[InitStep] = field(default_factory=list)
@@ -165,6 +168,7 @@ class Tape:
         self.products = self.products_low = 0  # bytes of results of products and attention
         self.parameters: list[ParameterNode] = []
         self.buffers: list[BufferNode] = []
+        self.parts: list[PartNode] = []
         self.operations: list[Operation] = []
         self.operations_low: list[Operation] = []
         self._kept: tuple[list[Store], list[Store]] = ([], [])  # since the last operation
@@ -311,8 +315,13 @@ class Tape:
         """Runs a layer as the attribute `name` of this one."""
         outer = self._frame
         self._frame = _Frame(f"{outer.prefix}{name}." if name else outer.prefix)
+        styles, ranks = self.around.styles.get(outer.prefix + name, ()), self.around.ranks
+        spec, x = tensor_tape.before(styles, ranks, spec, x, self)
         before, self._taken = len(self.operations), None
         y = LAYERS[type(spec)](spec, x, self)
+        if "vocabulary" in styles:
+            table = self.parameters[-1]
+            self.parameters[-1] = replace(table, shape=(table.shape[0] // ranks, *table.shape[1:]))
         if len(self.operations) == before and y is not x:
             taken = self._taken or x
             # torch's kernels on CPUs: a batch norm's gradient, and a convolution's of its weights, are made in steps. A
@@ -330,6 +339,17 @@ class Tape:
                 rounds=2 if spec.word in ("conv1d", "conv2d") else 0,
             )
         made, self._frame = self._frame, outer
+        if not made.children or spec.word == "attention":
+            self.parts.append(
+                PartNode(
+                    name=outer.prefix + name,
+                    kind=spec.word,
+                    takes=x.shape,
+                    gives=y.shape,
+                    takes_low=x.low,
+                    gives_low=y.low,
+                )
+            )
         outer.children.append(
             ModuleStep(
                 name=name,
@@ -339,7 +359,7 @@ class Tape:
                 line=str(spec.span) if spec.span else "",
             )
         )
-        return y
+        return tensor_tape.after(styles, ranks, y, self)
 
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
@@ -389,6 +409,7 @@ def record(around: Surroundings, name: str, spec: Call, x: Value) -> Value:
         working=working(tape.operations),
         working_low=working(tape.operations_low),
         low=y.low,
+        parts=tuple(tape.parts),
     )
     around.nodes.append(node)
     around.steps.append((name, tape._frame.children[0]))

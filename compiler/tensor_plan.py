@@ -20,10 +20,11 @@ Contract: plain Python over the modules the network is made of. A module has one
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from dslc.compiler.nodes import ModelGraph
+from dslc.compiler.facts import CutCall
+from dslc.compiler.nodes import ModelGraph, ParameterNode
 from dslc.compiler.program import ModuleStep, TensorParallelStep
 from dslc.compiler.tensor_patterns import chosen
 from dslc.dsl import calls as c
@@ -66,17 +67,11 @@ class TensorPlan:
         kinds = ("column", "gathered", "scores", "vocabulary")
         return frozenset(name for name, style in self.styles if style.partition("_")[0] in kinds)
 
-    def cut(self, parameter: str) -> int | None:
-        """The dim along which a parameter is cut; None where every rank has all of it."""
-        module, _, name = parameter.rpartition(".")
-        if module in self.rows():
-            return 0
-        lies = any(owner == module and style.partition("_")[0] == "row" for owner, style in self.styles)
-        return 1 if lies and name == "weight" else None
-
 
 def tensor_plan(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
     """The plan on `ranks` ranks; for a network that a function makes, what the job, or its library, says of it."""
+    if ranks == 1:
+        return TensorPlan()
     if model.root is None:
         return _of_patterns(job, ranks, model)
     plan = TensorPlan()
@@ -110,6 +105,30 @@ def _of_patterns(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
 def _in_shares(job: JobSpec) -> bool:
     """Whether the loss can be taken of scores that the ranks have in shares."""
     return isinstance(job.model.loss, c.CrossEntropy) and job.model.loss.label_smoothing == 0
+
+
+def shape_on_a_rank(plan: TensorPlan, ranks: int) -> Callable[[ParameterNode], tuple[int, ...]]:
+    """What gives the shape of a rank's share of a parameter, or that of all of it where every rank has it whole."""
+    lies = {name for name, style in plan.styles if style.partition("_")[0] == "row"}
+    rows = plan.rows()
+
+    def shape(parameter: ParameterNode) -> tuple[int, ...]:
+        module, _, name = parameter.name.rpartition(".")
+        dim = 0 if module in rows else 1 if module in lies and name == "weight" else None
+        found = parameter.shape
+        return found if dim is None else (*found[:dim], -(-found[dim] // ranks), *found[dim + 1 :])
+
+    return shape
+
+
+def calls_by_layer(model: ModelGraph) -> dict[str, list[CutCall]]:
+    """The calls of modules that are cut, of a network that a function makes, by the layer that they are in."""
+    found: dict[str, list[CutCall]] = {}
+    shares = model.traced.shares if model.traced is not None else None
+    for call in shares.calls if shares else ():
+        owners = [n for n in (layer.name for layer in model.layers) if not n or f"{call.module}.".startswith(f"{n}.")]
+        found.setdefault(max(owners, key=len, default=""), []).append(call)
+    return found
 
 
 def tensor_step(job: JobSpec, ranks: int, model: ModelGraph) -> TensorParallelStep | None:
@@ -259,7 +278,7 @@ def _head(
         plan.uneven.append((name, "vocab" if shared else "features", classes))
     taken = bool(classes) and classes % ranks == 0
     if taken:
-        plan.loss_parallel = isinstance(job.model.loss, c.CrossEntropy) and job.model.loss.label_smoothing == 0
+        plan.loss_parallel = _in_shares(job)
         style = "scores" if plan.loss_parallel else "gathered"
         plan.styles.append((name, f"{style}_of_pieces" if before else style))
         plan.pieces.update((name,) if before else ())

@@ -5,39 +5,48 @@ order in which gradients are ready; ZeroRedundancyOptimizer sends what each rank
 `fully_shard` gathers a unit before it runs and scatters its gradients after. What dslc itself asks for (statistics of
 batches, counts of what is kept, the norm of a gradient in parts) is counted as its own code does it.
 
-Contract: for a plan of the data axis alone, kind, count and bytes are those that a step really has, which a test holds
+Between stages a message is counted at both of its ends: `send` where it is handed in, `receive` where it comes
+out. The tensor axis is told in `tensor_traffic`.
+
+Contract: kind, count and bytes are those that a step really has, on any axes, which a test holds
 (tests/test_collectives.py); `dslc run --profile` shows both. The bytes are those handed in: of an all-gather a rank's
-own part, of a reduce-scatter the whole. What is logged, evaluated or written as a checkpoint belongs to no step.
+own part, of a reduce-scatter the whole. What is logged, evaluated or written as a checkpoint belongs to no step. What
+all ranks agree on is of the axis that they form, or of `all` where they form several.
 
 Limits: first steps exchange more, in which engines agree on buckets. Of a user's own module, the order in which
-gradients are ready is taken for the reverse of that in which its layers are called. The figures of the tensor
-axis are those of the papers.
+gradients are ready is taken for the reverse of that in which its layers are called. Of a weight that two stages share
+and whose rows do not divide, the figures are those of the rank with the most.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from math import prod
 
 from dslc.compiler.facts import DTYPE_BYTES, TensorFact
 from dslc.compiler.layout import Layout
+from dslc.compiler.lowering import row_of
 from dslc.compiler.nodes import LayerNode, ModelGraph, ParameterNode
+from dslc.compiler.schedules import ScheduleTable
 from dslc.compiler.sharding import (
     BUCKET_BYTES,
     Sharding,
+    Unit,
     low_precision,
     optimizer_groups,
     recomputed,
     sharding_of,
     trained,
     units,
+    with_copies,
     zero1_partition,
 )
 from dslc.compiler.stages import sent
-from dslc.compiler.tensor_plan import tensor_plan
+from dslc.compiler.tensor_plan import TensorPlan, shape_on_a_rank
+from dslc.compiler.tensor_traffic import Exchanged, TensorTraffic
 from dslc.compiler.workload import Workload
 from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec
@@ -45,55 +54,142 @@ from dslc.dsl.job import JobSpec
 FIRST_BUCKET_BYTES = 2**20  # DistributedDataParallel's first bucket is small, so that it goes early
 BUFFER_BUCKET_BYTES = 250 * 2**20
 
+SHARED = "gradients of shared weights"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficNode:
     """What one rank does on one axis in a step: `count` operations, handed `bytes` in all."""
 
-    operation: str  # all_reduce, reduce_scatter, all_gather, broadcast, send
-    axis: str
+    operation: str  # all_reduce, reduce_scatter, all_gather, broadcast, send, receive
+    axis: str  # or `all` of them
     what: str  # gradients, parameters, batch statistics, activations, …
+    dtype: str
     count: int
     bytes: int
 
 
-def traffic(
+def handed_in(exchanged: Iterable[TrafficNode]) -> int:
+    """The bytes that a rank hands in, all in all."""
+    return sum(node.bytes for node in exchanged if node.operation != "receive")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What the ranks of one pipeline coordinate have: `mine` are their stages, `held` the layers of each, with copies
+    of weights that another coordinate owns."""
+
+    job: JobSpec
+    layout: Layout
+    workload: Workload
+    model: ModelGraph
+    stages: tuple[range, ...]
+    schedule: ScheduleTable | None
+    pipeline: int
+    mine: tuple[int, ...]
+    held: tuple[tuple[LayerNode, ...], ...]
+    sharding: Sharding
+    names: frozenset[str]  # of the parameters that train
+    plan: TensorPlan  # nothing is cut where there is no tensor axis
+    shape: Callable[[ParameterNode], tuple[int, ...]]  # of what a rank has, along the tensor axis
+
+    @property
+    def layers(self) -> list[LayerNode]:
+        return [layer for stage in self.held for layer in stage]
+
+    @property
+    def low(self) -> str:
+        """The dtype of what is computed in 16 bits."""
+        if not low_precision(self.job):
+            return "float32"
+        return "bfloat16" if self.job.train.precision.word == "bf16" else "float16"
+
+    @property
+    def half(self) -> bool:
+        return low_precision(self.job) and getattr(self.job.train.precision, "level", "O1") == "O2"
+
+
+def place_of(
     job: JobSpec,
     layout: Layout,
     workload: Workload,
     model: ModelGraph,
     stages: tuple[range, ...],
-    mine: list[int],
-    layers: list[LayerNode],
-    microbatches: int,
-) -> Iterator[TrafficNode]:
-    """What a rank that holds `layers` exchanges; no entry is without an operation."""
-    if layout.sizes["data"] * layout.sizes["context"] * layout.sizes["tensor"] > 1:
-        for node in _over_data(job, layout, model, layers, microbatches):
-            if node.count:
-                yield node
-    yield from _over_model(job, layout, workload, model, stages, mine, layers, microbatches)
+    schedule: ScheduleTable | None,
+    pipeline: int,
+    plan: TensorPlan,
+) -> Place:
+    """What the ranks at a pipeline coordinate have."""
+    placement = schedule.placement if schedule else (0,) * len(stages)
+    mine = tuple(stage for stage, rank in enumerate(placement) if rank == pipeline)
+    layers = iter(with_copies([model.layers[n] for stage in mine for n in stages[stage]]))
+    return Place(
+        job=job,
+        layout=layout,
+        workload=workload,
+        model=model,
+        stages=stages,
+        schedule=schedule,
+        pipeline=pipeline,
+        mine=mine,
+        held=tuple(tuple(next(layers) for _ in stages[stage]) for stage in mine),
+        sharding=sharding_of(job, layout),
+        names=trained(job, model),
+        plan=plan,
+        shape=shape_on_a_rank(plan, layout.sizes["tensor"]),
+    )
 
 
-def _data(operation: str, what: str, sizes: Sequence[int]) -> TrafficNode:
-    return TrafficNode(operation=operation, axis="data", what=what, count=len(sizes), bytes=sum(sizes))
+def traffic(place: Place) -> Iterator[TrafficNode]:
+    """What a rank exchanges in a step; no entry is without an operation."""
+    sizes = place.layout.sizes
+    found = [*_over_data(place)]
+    if sizes["pipeline"] > 1:
+        found += [*_between_stages(place), *_shared(place)]
+    if sizes["tensor"] > 1:
+        found += _over_tensor(place)
+    if sizes["context"] > 1:
+        found += _over_context(place)
+    found += _over_all(place)
+    return (node for node in found if node.count)
+
+
+def _data(operation: str, what: str, sizes: Sequence[int], dtype: str = "float32") -> TrafficNode:
+    return TrafficNode(operation=operation, axis="data", what=what, dtype=dtype, count=len(sizes), bytes=sum(sizes))
 
 
 # ------------------------------------------------------------------------------------------------- the data axis
 
 
-def _over_data(
-    job: JobSpec, layout: Layout, model: ModelGraph, layers: list[LayerNode], microbatches: int
-) -> Iterator[TrafficNode]:
-    sharding, names = sharding_of(job, layout), trained(job, model)
+def _over_data(place: Place) -> Iterator[TrafficNode]:
+    job, layout, sharding = place.job, place.layout, place.sharding
+    if layout.sizes["data"] * layout.sizes["context"] == 1:
+        return
     if sharding.engine == "fsdp":
-        yield from _fsdp(job, layout, sharding, model, layers, names, microbatches)
+        yield from _fsdp(place)
     else:
-        yield from _ddp(job, layout, sharding, model, layers, names)
-    if not model.unsynced_batch_norm:
-        yield _data("all_reduce", "batch statistics", _statistics(job, model, layers, names) * microbatches)
+        yield from _ddp(place)
+    if not place.model.unsynced_batch_norm:
+        yield _data("all_reduce", "batch statistics", _statistics(place) * layout.microbatches, "float64")
     if counts_kept(job) and layout.sizes["data"] > 1:
-        yield _data("all_reduce", "count of what is kept", [8])
+        yield _data("all_reduce", "count of what is kept", [8], "int64")
+
+
+def _over_all(place: Place) -> Iterator[TrafficNode]:
+    """What all ranks agree on that hold gradients between them: those of a data axis that shards them, or all there
+    are."""
+    wide = [axis for axis, size in place.layout.sizes.items() if size > 1]
+    if (wide == ["data"] and place.sharding.shards == 1) or not wide:
+        return
+    if wide == ["data"] and place.sharding.engine != "fsdp":
+        return
+    axis = wide[0] if len(wide) == 1 else "all"
+    for asked, what in (
+        (place.job.train.clip is not None, "norm of the gradient"),
+        (isinstance(place.job.train.precision, c.Fp16), "whether a gradient overflowed"),
+    ):
+        if asked:
+            yield TrafficNode(operation="all_reduce", axis=axis, what=what, dtype="float32", count=1, bytes=4)
 
 
 def counts_kept(job: JobSpec) -> bool:
@@ -106,24 +202,23 @@ def counts_kept(job: JobSpec) -> bool:
     return isinstance(loss, c.CrossEntropy) and not (made and loss.ignore < 0)
 
 
-def _ddp(
-    job: JobSpec, layout: Layout, sharding: Sharding, model: ModelGraph, layers: list[LayerNode], names: frozenset[str]
-) -> Iterator[TrafficNode]:
-    tensor = layout.sizes["tensor"]
+def _ddp(place: Place) -> Iterator[TrafficNode]:
+    model, names, layers = place.model, place.names, place.layers
     order = [q for layer in layers for q in layer.parameters if q.name in names]
     searched = model.root is None and bool(model.unused)  # for parameters that a step does not use
     if not searched:
         # Laid out once more after the first steps, as the gradients came.
-        order = [q for q in ready(layers, autocast=low_precision(job)) if q.name in names]
+        order = [q for q in ready(layers, autocast=low_precision(place.job)) if q.name in names]
     if not order:
         return
-    yield _data("all_reduce", "gradients", buckets(4 * _local(q, tensor) for q in order))
+    yield _data("all_reduce", "gradients", buckets(4 * q.count for q in order))
     if searched:
-        yield _data("all_reduce", "which parameters were used", [4 * len(order)])
+        yield _data("all_reduce", "which parameters were used", [4 * len(order)], "int32")
     if not model.batch_norm:  # else the buffers are alike, or each rank's own
-        yield _data("broadcast", "buffers", _buffers(layers))
-    if sharding.engine == "zero1":
-        yield _data("broadcast", "parameters", _updated(job, model, names, sharding.shards))
+        for dtype, sizes in _buffers(layers).items():
+            yield _data("broadcast", "buffers", sizes, dtype)
+    if place.sharding.engine == "zero1":
+        yield _data("broadcast", "parameters", _updated(place.job, model, names, place.sharding.shards))
 
 
 def buckets(sizes: Iterable[int], first: int = FIRST_BUCKET_BYTES, most: int = BUCKET_BYTES) -> list[int]:
@@ -162,16 +257,12 @@ def _place(parameter: ParameterNode) -> tuple[str, str]:
     return path, layer[0] if layer else ""
 
 
-def _local(parameter: ParameterNode, tensor: int) -> int:
-    return -(-parameter.count // tensor) if len(parameter.shape) > 1 else parameter.count
-
-
-def _buffers(layers: Iterable[LayerNode]) -> list[int]:
+def _buffers(layers: Iterable[LayerNode]) -> dict[str, list[int]]:
     by_dtype: dict[str, list[int]] = {}
     for buffer in (b for layer in layers for b in layer.buffers):
         by_dtype.setdefault(buffer.dtype, []).append(prod(buffer.shape) * DTYPE_BYTES[buffer.dtype])
     limit = BUFFER_BUCKET_BYTES
-    return [size for sizes in by_dtype.values() for size in buckets(sizes, limit, limit)]
+    return {dtype: buckets(sizes, limit, limit) for dtype, sizes in by_dtype.items()}
 
 
 def _updated(job: JobSpec, model: ModelGraph, names: frozenset[str], ranks: int) -> list[int]:
@@ -184,167 +275,221 @@ def _updated(job: JobSpec, model: ModelGraph, names: frozenset[str], ranks: int)
     return [size or 4 for size in held]
 
 
-def _statistics(job: JobSpec, model: ModelGraph, layers: Iterable[LayerNode], names: frozenset[str]) -> list[int]:
+def _statistics(place: Place) -> list[int]:
     """Bytes of each all-reduce of synchronised batch normalisations (runtime/batch_norm.py) in a micro-batch.
 
     Forward: two float64 for each channel and one; once more where the forward pass runs again. Backward: two for each
-    channel, unless nothing before it trains, so that there is no backward pass.
+    channel, unless nothing before it in the model trains, so that there is no backward pass.
     """
     found: list[int] = []
-    again, here, flows = set(recomputed(job, model)), {id(layer) for layer in layers}, False
-    for layer in model.layers:
-        for norm in (b for b in layer.buffers if b.name.endswith("running_mean")):
-            path, channels = norm.name.removesuffix("running_mean"), norm.shape[0]
-            own = [q.name for q in layer.parameters]
-            last = max((n for n, name in enumerate(own) if name.startswith(path)), default=-1)
-            backward = flows or any(name in names for name in own[: last + 1])
-            if id(layer) in here:
+    again = set(recomputed(place.job, place.model))
+    for stage, layers in zip(place.mine, place.held, strict=True):
+        flows = stage > 0  # what comes from another stage has a gradient
+        for layer in layers:
+            for norm in (b for b in layer.buffers if b.name.endswith("running_mean")):
+                path, channels = norm.name.removesuffix("running_mean"), norm.shape[0]
+                own = [q.name for q in layer.parameters]
+                last = max((n for n, name in enumerate(own) if name.startswith(path)), default=-1)
+                backward = flows or any(name in place.names for name in own[: last + 1])
                 found += [8 * (2 * channels + 1)] * (2 if backward and layer.name in again else 1)
                 found += [16 * channels] * backward
-        flows = flows or any(q.name in names for q in layer.parameters)
+            flows = flows or any(q.name in place.names for q in layer.parameters)
     return found
 
 
-def _fsdp(
-    job: JobSpec,
-    layout: Layout,
-    sharding: Sharding,
-    model: ModelGraph,
-    layers: list[LayerNode],
-    names: frozenset[str],
-    microbatches: int,
-) -> Iterator[TrafficNode]:
-    shards, tensor = sharding.shards, layout.sizes["tensor"]
-    gathered, scattered, summed = [], [], []
-    kept = 2 if low_precision(job) and getattr(job.train.precision, "level", "O1") == "O2" else 4
-    here = {q.name for layer in layers for q in layer.parameters}
-    again = _gathered_again(model, names) if sharding.reshard else set()
-    for unit in units(model):
-        rows = [(q, _padded(q, shards, tensor)) for q in unit.parameters if q.name in here]
-        size = kept * sum(count for _, count in rows) // shards
-        trains = 4 * sum(count for q, count in rows if q.name in names)
-        gathered += [size] * (1 + (unit.name in again)) if size else []
-        scattered += [trains] if trains else []
-        summed += [trains // shards] if trains else []
+def _fsdp(place: Place) -> Iterator[TrafficNode]:
+    sharding, names, microbatches = place.sharding, place.names, place.layout.microbatches
+    shards = sharding.shards
+    kept = 2 if place.half else 4
+    gathered: list[int] = []
+    scattered: list[int] = []
+    for stage, units_ in _units(place):
+        sizes = [kept * sum(_padded(q, place) for q in unit.parameters) // shards for unit in units_]
+        again = _gathered_again(place, stage, units_) if sharding.reshard else set()
+        if place.schedule is not None:
+            gathered += _gathered_by_row(place, stage, sizes, [unit.name in again for unit in units_])
+        else:
+            often = microbatches if sharding.reshard else 1
+            gathered += often * [
+                size for unit, size in zip(units_, sizes, strict=True) for _ in range(1 + (unit.name in again))
+            ]
+        trains = [4 * sum(_padded(q, place) for q in unit.parameters if q.name in names) for unit in units_]
+        scattered += [size for size in trains if size]
     if shards > 1:
-        yield _data("all_gather", "parameters", gathered * (microbatches if sharding.reshard else 1))
+        dtype = place.low if place.half else "float32"
+        yield _data("all_gather", "parameters", [size for size in gathered if size], dtype)
         yield _data("reduce_scatter", "gradients", scattered * (1 if sharding.accumulate else microbatches))
     if sharding.replicas > 1:
-        yield _data("all_reduce", "gradients", summed)
-    agreed = shards > 1 or layout.world_size > layout.sizes["data"]
-    if job.train.clip is not None and agreed:
-        yield _data("all_reduce", "norm of the gradient", [4])
-    if isinstance(job.train.precision, c.Fp16) and agreed:
-        yield _data("all_reduce", "whether a gradient overflowed", [4])
+        yield _data("all_reduce", "gradients", [size // shards for size in scattered])
 
 
-def _gathered_again(model: ModelGraph, names: frozenset[str]) -> set[str]:
+def _units(place: Place) -> Iterator[tuple[int, list[Unit]]]:
+    """The units of each stage, its root, with all that is in no other, last."""
+    everywhere = units(place.model)
+    for stage, held in zip(place.mine, place.held, strict=True):
+        # A weight of another stage is this one's too, also where both are on one rank.
+        layers = with_copies(list(held))
+        here = {layer.name for layer in layers}
+        apart = [unit for unit in everywhere if unit.name and unit.name in here]
+        taken = {q.name for unit in apart for q in unit.parameters}
+        rest = [q for layer in layers for q in layer.parameters if q.tied_to is None and q.name not in taken]
+        yield stage, [*apart, Unit(name="", parameters=tuple(rest))]
+
+
+def _gathered_by_row(place: Place, stage: int, sizes: list[int], again: list[bool]) -> list[int]:
+    """Bytes of each all-gather of a stage's units, as a schedule has them: all of them ahead of its first action, and
+    one that its forward pass has let go before it runs again. A backward pass lets go of none."""
+    assert place.schedule is not None
+    found: list[int] = []
+    there: set[int] = set()
+    root = len(sizes) - 1
+    for issue in (part for entry in row_of(place.schedule, place.pipeline) for part in entry.parts):
+        if issue.stage != stage:
+            continue
+        if issue.kind in ("RESHARD", "REDUCE_GRAD"):
+            there.clear()
+            continue
+        wanted = [n for n in range(len(sizes)) if issue.kind in ("UNSHARD", "F") or again[n]]
+        found += [sizes[n] for n in wanted if n not in there]
+        there.update(wanted)
+        if issue.kind == "F" and place.sharding.reshard:
+            there &= {root}
+    return found
+
+
+def _gathered_again(place: Place, stage: int, units_: Sequence[Unit]) -> set[str]:
     """The units that are gathered for the backward pass too.
 
     Not the root, which stays gathered. Not those that come before all that trains, which have no backward pass; but
     torch gathers one unit ahead, so the last of these comes as well.
     """
-    apart = [unit.name for unit in units(model) if unit.name]
-    idle = []
-    for layer in model.layers:
-        if any(q.name in names for q in layer.parameters):
+    apart = [unit.name for unit in units_ if unit.name]
+    idle: list[str] = []
+    for layer in place.held[place.mine.index(stage)]:
+        if stage > 0 or any(q.name in place.names for q in layer.parameters):
             break
         idle += [layer.name] if layer.name in apart else []
     return set(apart) - set(idle[:-1])
 
 
-def _padded(parameter: ParameterNode, shards: int, tensor: int) -> int:
-    """Numbers of a parameter with as many rows as its shards take, all alike."""
-    if not parameter.shape:
-        return 0
-    rows = -(-parameter.shape[0] // shards) * shards
-    count = rows * prod(parameter.shape[1:])
-    return -(-count // tensor) if len(parameter.shape) > 1 else count
+def _padded(parameter: ParameterNode, place: Place) -> int:
+    """Numbers of a parameter, as the tensor axis leaves it, with as many rows as its shards take, all alike."""
+    shape, shards = place.shape(parameter), place.sharding.shards
+    return -(-shape[0] // shards) * shards * prod(shape[1:]) if shape else 0
 
 
 # ------------------------------------------------------------------------------------------------ the other axes
 
 
-def _over_model(
-    job: JobSpec,
-    layout: Layout,
-    workload: Workload,
-    model: ModelGraph,
-    stages: tuple[range, ...],
-    mine: list[int],
-    layers: list[LayerNode],
-    microbatches: int,
-) -> Iterator[TrafficNode]:
-    element = 2 if low_precision(job) else 4
-    if layout.sizes["pipeline"] > 1:
-        yield from _stage_traffic(job, layout, workload, model, stages, mine, microbatches)
-    blocks = [layer for layer in layers if layer.kind in ("transformer_block", "attention")]
-    numbers = sum(layer.output.numbers for layer in blocks) * workload.microbatch * microbatches
-    if blocks and layout.sizes["tensor"] > 1:
-        # Two pairs of all-gather and reduce-scatter forward and as many backward (Korthikanti et al. 2022), or
-        # all-reduces.
-        operation = "all_gather + reduce_scatter" if job.parallelism.sequence else "all_reduce"
+def _over_tensor(place: Place) -> list[TrafficNode]:
+    job, layout, sharding = place.job, place.layout, place.sharding
+    axis = TensorTraffic(job, layout, sharding, place.model, place.plan, place.names)
+    found: list[Exchanged] = []
+    for stage, layers in zip(place.mine, place.held, strict=True):
+        begins, ends = stage == 0, stage == len(place.stages) - 1
+        found += axis.passes(layers, place.workload.share, begins=begins, ends=ends)
+    sums: dict[tuple[str, str, str], tuple[int, int]] = {}
+    for each in found:
+        _add(sums, each, layout.microbatches)
+    often = 1 if sharding.accumulate else layout.microbatches
+    for each in axis.complete(place.layers):
+        _add(sums, each._replace(bytes=often * each.bytes), often)
+    return [
+        TrafficNode(operation=operation, axis="tensor", what=what, dtype=dtype, count=count, bytes=size)
+        for (operation, what, dtype), (count, size) in sums.items()
+    ]
+
+
+def _add(sums: dict[tuple[str, str, str], tuple[int, int]], each: Exchanged, count: int) -> None:
+    key = each.operation, each.what, each.dtype
+    before = sums.get(key, (0, 0))
+    sums[key] = before[0] + count, before[1] + each.bytes
+
+
+def _over_context(place: Place) -> Iterator[TrafficNode]:
+    """Keys and values of all positions, and back their gradients, of the heads that a rank has."""
+    layout = place.layout
+    blocks = [layer for layer in place.layers if layer.kind in ("transformer_block", "attention")]
+    again = set(recomputed(place.job, place.model))  # whose forward pass gathers once more
+    low = place.low
+    size = 2 * DTYPE_BYTES[low] * place.workload.microbatch
+    scattered = [size * b.output.numbers // layout.sizes["tensor"] for b in blocks]
+    often = [1 + (b.name in again) for b in blocks]
+    gathered = [n // layout.sizes["context"] for n, times in zip(scattered, often, strict=True) for _ in range(times)]
+    for operation, what, sizes in (
+        ("all_gather", "keys and values", gathered),
+        ("reduce_scatter", "gradients of keys and values", scattered),
+    ):
+        count = len(sizes) * layout.microbatches
+        bytes = sum(sizes) * layout.microbatches
+        yield TrafficNode(operation=operation, axis="context", what=what, dtype=low, count=count, bytes=bytes)
+
+
+def _between_stages(place: Place) -> Iterator[TrafficNode]:
+    """Outputs to the next stage and gradients of inputs to the one before, where that is on another rank; and the other
+    way round what these send."""
+    stages, mine = place.stages, place.mine
+    between = messages(place.job, place.layout, place.workload, place.model, stages, place.plan)
+    forward = [i for i in mine if i + 1 < len(stages) and i + 1 not in mine]  # by the stage that sends forward
+    backward = [i - 1 for i in mine if i > 0 and i - 1 not in mine]
+    for operation, what, ends in (
+        ("send", "activations", forward),
+        ("receive", "activations", backward),
+        ("send", "gradients of activations", backward),
+        ("receive", "gradients of activations", forward),
+    ):
+        sizes: dict[str, list[int]] = {}
+        for fact in (fact for i in ends for fact in between[i]):
+            sizes.setdefault(fact.dtype, []).append(message_bytes(fact))
+        for dtype, found in sizes.items():
+            count, bytes = len(found) * place.layout.microbatches, sum(found) * place.layout.microbatches
+            yield TrafficNode(operation=operation, axis="pipeline", what=what, dtype=dtype, count=count, bytes=bytes)
+
+
+def _shared(place: Place) -> Iterator[TrafficNode]:
+    """Gradients of weights that another coordinate has too: each that has one gets those of the others."""
+    assert place.schedule is not None
+    holders: dict[str, set[int]] = {}
+    for stage, rank in zip(place.stages, place.schedule.placement, strict=True):
+        for q in (q for n in stage for q in place.model.layers[n].parameters):
+            holders.setdefault(q.tied_to or q.name, set()).add(rank)
+    sizes = [
+        4 * _padded(q, place) // place.sharding.shards
+        for layer in place.layers
+        for q in layer.parameters
+        if q.tied_to is None and q.name in place.names
+        for _ in range(len(holders[q.name]) - 1)
+    ]
+    for operation in ("send", "receive"):
         yield TrafficNode(
             operation=operation,
-            axis="tensor",
-            what="activations",
-            count=4 * len(blocks) * microbatches * (2 if job.parallelism.sequence else 1),
-            bytes=4 * numbers * element,
-        )
-    context = layout.sizes["context"]
-    if blocks and context > 1:
-        again = set(recomputed(job, model))  # whose forward pass gathers once more
-        size = 2 * element * workload.microbatch // layout.sizes["tensor"]
-        gathered = [size * b.output.numbers // context for b in blocks for _ in range(1 + (b.name in again))]
-        scattered = [size * b.output.numbers for b in blocks]
-        for operation, sizes in (("all_gather", gathered), ("reduce_scatter", scattered)):
-            yield TrafficNode(
-                operation=operation,
-                axis="context",
-                what="keys and values" if operation == "all_gather" else "gradients of keys and values",
-                count=len(sizes) * microbatches,
-                bytes=sum(sizes) * microbatches,
-            )
-
-
-def _stage_traffic(
-    job: JobSpec,
-    layout: Layout,
-    workload: Workload,
-    model: ModelGraph,
-    stages: tuple[range, ...],
-    mine: list[int],
-    microbatches: int,
-) -> Iterator[TrafficNode]:
-    """What the stages of a rank send to other ranks: outputs to the next stage, gradients of inputs to the one
-    before."""
-    ends = [i for i in mine if i + 1 < len(stages) and i + 1 not in mine]
-    ends += [i - 1 for i in mine if i > 0 and i - 1 not in mine]
-    sizes = [message_bytes(fact) for fact in messages(job, layout, workload, model, stages)]
-    if ends:
-        yield TrafficNode(
-            operation="send",
             axis="pipeline",
-            what="activations and their gradients",
-            count=len(ends) * microbatches,
-            bytes=sum(sizes[i] for i in ends) * microbatches,
+            what=SHARED,
+            dtype="float32",
+            count=len(sizes),
+            bytes=sum(sizes),
         )
 
 
 def messages(
-    job: JobSpec, layout: Layout, workload: Workload, model: ModelGraph, stages: tuple[range, ...]
-) -> tuple[TensorFact, ...]:
+    job: JobSpec,
+    layout: Layout,
+    workload: Workload,
+    model: ModelGraph,
+    stages: tuple[range, ...],
+    plan: TensorPlan,
+) -> tuple[tuple[TensorFact, ...], ...]:
     """What a rank of each stage but the last hands on of a micro-batch, and gets back as its gradient: its own part,
     where the context or the tensor axis shares it out."""
     tensor, context = layout.sizes["tensor"], layout.sizes["context"]
-    plan = tensor_plan(job, tensor, model) if tensor > 1 and model.root is not None else None
     found = []
     for stage, following in pairwise(stages):
-        fact = sent(job, model.layers[stage[-1]])
-        shape = (fact.shape[0] // context, *fact.shape[1:]) if context > 1 else fact.shape
-        if plan is not None:
+        facts = []
+        for fact in (sent(job, model.layers[stage[-1]]),):
+            shape = (fact.shape[0] // context, *fact.shape[1:]) if context > 1 else fact.shape
             shape = plan.given(model.layers[following[0]].name, shape, tensor)
-        found.append(TensorFact(shape=(workload.microbatch, *shape), dtype=fact.dtype))
+            facts.append(TensorFact(shape=(workload.microbatch, *shape), dtype=fact.dtype))
+        found.append(tuple(facts))
     return tuple(found)
 
 

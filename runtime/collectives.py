@@ -4,7 +4,8 @@ Model: `Recorder` stands above torch's operators, as a dispatch mode does. Whoev
 reducer of DistributedDataParallel in C++, `fully_shard`, a DTensor, an optimizer, our own batch normalisation - asks by
 one of the operators of `c10d` or `_c10d_functional`, whatever the backend. Each is counted once, by kind and by the
 size of its group, with the bytes that this rank hands in: for an all-gather its own part, for a reduce-scatter the
-whole, for a broadcast the tensor also where it is received.
+whole, for a broadcast the tensor also where it is received. A message from one rank to another is a `send` on the one
+and a `receive` on the other.
 
 Contract: the steps are those of the stepper alone: what is logged, evaluated, or written as a checkpoint is not in
 them. A training that is not profiled has no recorder, and pays nothing.

@@ -192,9 +192,10 @@ def _ranks(
         if sizes["data"] > 1:
             traffic.append(_traffic("all_reduce", "data", "gradients", 2, 3 * scale))
         if pipeline > 1:
-            traffic.append(_traffic("send", "pipeline", "activations and their gradients", 8, 2 * scale))
+            traffic.append(_traffic("send", "pipeline", "activations", 8, 2 * scale))
         if sizes["tensor"] > 1:
-            traffic.append(_traffic("all_gather + reduce_scatter", "tensor", "activations", 64, 5 * scale))
+            traffic.append(_traffic("all_gather", "tensor", "activations", 64, scale))
+            traffic.append(_traffic("reduce_scatter", "tensor", "activations", 64, 4 * scale))
         if sizes["context"] > 1:
             traffic.append(_traffic("all_gather", "context", "keys and values", 32, scale))
         memory = MemoryNode(
@@ -220,7 +221,7 @@ def _ranks(
 
 
 def _traffic(operation: str, axis: str, what: str, count: int, size: int) -> TrafficNode:
-    return TrafficNode(operation=operation, axis=axis, what=what, count=count, bytes=size)
+    return TrafficNode(operation=operation, axis=axis, what=what, dtype="float32", count=count, bytes=size)
 
 
 def digits() -> Plan:

@@ -19,6 +19,7 @@ from dslc.compiler.units import byte_text, percent_text
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
 from dslc.runs import prepare
+from dslc.runtime import pipeline_step
 from dslc.runtime.assemble import assemble
 from dslc.runtime.batches import batches
 from dslc.runtime.sources import open_source
@@ -74,6 +75,10 @@ class Case:
     precision: str = "fp32"
     optimizer: str = "adamw()"
     clip: str = "none"
+    tensor: int = 1
+    sequence: str = "true"
+    pipeline: int = 1
+    schedule: str = "1f1b"
 
     def __str__(self) -> str:
         other = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
@@ -96,6 +101,10 @@ devices {{
   cpus = {self.ranks}
 }}
 parallelism {{
+  pipeline     = {self.pipeline}
+  schedule     = {self.schedule}
+  tensor       = {self.tensor}
+  sequence     = {self.sequence}
   zero         = {self.zero}
   replicas     = {self.replicas}
   microbatches = {self.microbatches}
@@ -132,6 +141,23 @@ CASES = (
     Case(network="resnet", batch=32, optimizer="sgd(lr = 0.1, momentum = 0.9)"),
     Case(network="resnet", batch=32, ranks=2, zero=2),
     Case(network="vit", batch=32, ranks=4, zero=3, precision="bf16"),
+    Case(ranks=2, tensor=2),
+    Case(ranks=2, tensor=2, precision="bf16", recompute="full"),
+    Case(network="tied gpt", ranks=4, tensor=2, sequence="false", zero=3),
+    Case(ranks=2, pipeline=2, microbatches=4),
+    Case(ranks=4, pipeline=2, tensor=2, microbatches=4, schedule="zbv"),
+)
+# More plans of the tensor and the pipeline axis, which the rules of the account were not written with.
+MORE = (
+    Case(ranks=2, zero=1, microbatches=4, precision="bf16(level = O2)"),
+    Case(ranks=2, tensor=2, sequence="false"),
+    Case(ranks=2, tensor=2, microbatches=4),
+    Case(ranks=4, tensor=4, precision="bf16(level = O2)"),
+    Case(network="mlp", ranks=2, tensor=2),
+    Case(network="vit", batch=32, ranks=4, tensor=2, zero=1),
+    Case(network="tied gpt", ranks=2, pipeline=2, microbatches=4, recompute="full"),
+    Case(ranks=4, pipeline=2, zero=3, microbatches=2),
+    Case(ranks=2, pipeline=2, microbatches=4, schedule="interleaved_1f1b"),
 )
 
 
@@ -145,10 +171,12 @@ def measure(text: str) -> Measured:
         assert ready is not None, [d.message for d in report.errors]
         program, places = ready.program, ready.places
         found = gang(program.world_size, _rank, program, places)
-    rest, peak, when = max(found, key=lambda each: sum(each[1].values()))
+    highest = max(range(len(found)), key=lambda rank: sum(found[rank][1].values()))
+    rest, peak, when = found[highest]
+    nodes = ready.compiled.plan.ranks
     return Measured(
-        predicted=ready.compiled.plan.ranks[0].memory,
-        rest=max(sum(each[0].values()) for each in found),
+        predicted=next(node.memory for node in nodes if node.first <= highest <= node.last),
+        rest=sum(rest.values()),
         peak=sum(peak.values()),
         at_rest=rest,
         at_peak=peak,
@@ -159,7 +187,7 @@ def measure(text: str) -> Measured:
 def _rank(rank: int, job: JobProgram, places: tuple[RankPlace, ...]) -> tuple[Sums, Sums, str]:
     device = torch.device("cpu")
     parts = assemble(job, device)
-    step = stepper(job, places[rank], parts)
+    step = (stepper if job.pipeline is None else pipeline_step.stepper)(job, places[rank], parts)
     tracker = Tracker(parts.plain, parts.optimizer, device)
     for batch in batches(job.data, open_source(job.data), places[rank], job.microbatches, 0, STEPS, device):
         with tracker.step():

@@ -25,9 +25,23 @@ data {
   batch  = 16
 }
 """
+DEEP = GPT.replace("layers = 3, width = 36", "layers = 4, width = 16")
+TIED = GPT.replace("vocab = 256", "vocab = 256, tie = true")
 WIDE = """
 model {
   network = [flatten(), linear(600), relu(), linear(700), relu(), linear(650), linear(10)]
+  loss    = cross_entropy()
+  freeze  = FREEZE
+}
+data {
+  source = digits()
+  batch  = 16
+}
+"""
+LAYERS = WIDE.replace("relu(), linear(650), linear(10)", "residual([linear(700)]), linear(10)")
+VIT = """
+model {
+  network = vit(layers = 2, width = 16, heads = 2, patch = 4, dropout = DROPOUT)
   loss    = cross_entropy()
   freeze  = FREEZE
 }
@@ -57,6 +71,11 @@ devices {
   cpus = RANKS
 }
 parallelism {
+  pipeline     = PIPELINE
+  schedule     = SCHEDULE
+  tensor       = TENSOR
+  sequence     = SEQUENCE
+  tensor_plan  = TENSOR_PLAN
   context      = CONTEXT
   zero         = ZERO
   replicas     = REPLICAS
@@ -124,12 +143,18 @@ def buffered():
 def unused():
     return Net(unused=True)
 """
-NETWORKS = {"gpt": GPT, "wide": WIDE, "conv": CONV} | {
+OWN_PLAN = '["inner.*.0: column", "inner.*.2: row", "wide: column", "head: row"]'
+NETWORKS = {"gpt": GPT, "deep": DEEP, "tied": TIED, "wide": WIDE, "layers": LAYERS, "vit": VIT, "conv": CONV} | {
     kind: OWN.replace("KIND", kind) for kind in ("normed", "buffered", "unused")
 }
 PLAIN = {
     "network": "gpt",
     "ranks": "2",
+    "pipeline": "1",
+    "schedule": "1f1b",
+    "tensor": "1",
+    "sequence": "true",
+    "tensor_plan": "none",
     "context": "1",
     "zero": "0",
     "replicas": "1",
@@ -141,6 +166,7 @@ PLAIN = {
     "freeze": "[]",
     "no_decay": "[]",
     "compile": "false",
+    "dropout": "0.0",
 }
 JOBS: list[dict[str, str]] = [
     {"network": "wide", "precision": "bf16", "microbatches": "2"},
@@ -159,6 +185,13 @@ JOBS: list[dict[str, str]] = [
     {"context": "2", "recompute": "full", "precision": "bf16"},
     {"network": "unused", "microbatches": "2"},
     {"network": "buffered", "microbatches": "2"},
+    {"tensor": "2", "microbatches": "2", "precision": "bf16", "recompute": "full"},
+    {"tensor": "2", "sequence": "false", "network": "tied", "ranks": "4", "zero": "3", "precision": "fp16"},
+    {"tensor": "2", "context": "2", "ranks": "4", "ignore": "0", "clip": "1.0"},
+    {"tensor": "2", "network": "vit", "dropout": "0.1", "recompute": "full"},
+    {"pipeline": "2", "ranks": "4", "zero": "3", "clip": "1.0"},
+    {"pipeline": "2", "schedule": "zbv", "network": "deep", "precision": "fp16"},
+    {"pipeline": "2", "tensor": "2", "ranks": "4", "network": "tied", "microbatches": "2", "clip": "1.0"},
 ]
 MORE: list[dict[str, str]] = [
     {"freeze": '["*norm*", "embedding*"]', "recompute": "selective"},
@@ -172,6 +205,35 @@ MORE: list[dict[str, str]] = [
     {"compile": "true", "microbatches": "2"},
     {"compile": "true", "zero": "3", "recompute": "full"},
     {"compile": "true", "network": "normed"},
+    {"tensor": "2", "recompute": "selective", "freeze": '["embedding*", "position*"]'},
+    {"tensor": "2", "recompute": "full", "freeze": '["embedding*", "position*", "blocks.0.*", "*norm*"]'},
+    {"tensor": "2", "precision": "bf16(level = O2)", "clip": "1.0"},
+    {"tensor": "2", "precision": "bf16(level = O2)", "microbatches": "2", "zero": "2"},
+    {"tensor": "2", "network": "layers", "recompute": "full"},
+    {"tensor": "2", "network": "wide", "precision": "bf16", "microbatches": "2"},
+    {"tensor": "2", "network": "vit", "precision": "bf16"},
+    {"tensor": "2", "sequence": "false", "recompute": "full", "network": "tied"},
+    {"tensor": "2", "network": "buffered", "tensor_plan": OWN_PLAN, "microbatches": "2", "clip": "1.0"},
+    *(
+        {"tensor": "2", "ranks": "4", "zero": zero, "microbatches": "2", "clip": "1.0", "precision": precision}
+        for zero in "0123"
+        for precision in ("fp32", "fp16(level = O2)")
+    ),
+    {"tensor": "2", "context": "2", "ranks": "4", "recompute": "full", "precision": "bf16"},
+    {"pipeline": "2", "network": "tied", "precision": "fp16", "clip": "1.0"},
+    {"pipeline": "2", "schedule": "gpipe", "recompute": "full", "precision": "bf16"},
+    {"pipeline": "2", "schedule": "interleaved_1f1b", "network": "deep", "ranks": "4", "zero": "3"},
+    {"pipeline": "2", "schedule": "zbv", "network": "tied", "ranks": "4", "zero": "1"},
+    {"pipeline": "2", "schedule": "zbv", "network": "deep", "ranks": "4", "zero": "1"},
+    {"pipeline": "2", "microbatches": "2", "ranks": "4", "zero": "0", "network": "tied", "clip": "1.0"},
+    {"pipeline": "2", "network": "tied", "ranks": "4", "zero": "1", "precision": "bf16(level = O2)"},
+    {"pipeline": "2", "microbatches": "2", "ranks": "4", "zero": "3", "network": "tied", "recompute": "full"},
+    {"pipeline": "2", "microbatches": "2", "ranks": "4", "zero": "3", "network": "conv"},
+    {"pipeline": "2", "microbatches": "2", "ranks": "4", "zero": "3", "freeze": '["embedding*", "blocks.0.*"]'},
+    {"pipeline": "2", "ranks": "4", "tensor": "2", "schedule": "zbv", "network": "deep"},
+    {"pipeline": "2", "ranks": "4", "tensor": "2", "sequence": "false", "precision": "bf16"},
+    {"pipeline": "2", "microbatches": "2", "ranks": "4", "tensor": "2", "precision": "bf16(level = O2)"},
+    {"pipeline": "2", "microbatches": "2", "ranks": "4", "context": "2", "zero": "3", "clip": "1.0"},
 ]
 
 
@@ -196,7 +258,7 @@ def launcher() -> Iterator[Launcher]:
 def _profiled(launcher: Launcher, folder: Path, choice: dict[str, str]) -> dict[str, Any]:
     """report.json of the job, run with --profile."""
     (folder / "own_nets.py").write_text(OWN_NETS)
-    (folder / "made.plt").write_text(_text(PLAIN | choice))
+    (folder / "made.plt").write_text(_text(PLAIN | ({"microbatches": "4"} if "pipeline" in choice else {}) | choice))
     report = Report()
     ready = prepare(load(str(folder / "made.plt"), []), report, profile=True)
     assert ready is not None, [d.message for d in report.errors]

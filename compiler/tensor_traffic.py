@@ -1,0 +1,200 @@
+"""What the tensor axis exchanges: the collectives that torch's DTensor styles issue, module by module.
+
+Model: a style puts what a module takes, or gives, into another layout, and autograd puts its gradient back. With n
+ranks, by style (runtime/tensor_parallel.py), where T is what the module takes as a whole and G what it gives:
+
+    column, gathered, scores        backward, all-reduce of T
+      … of_pieces                   forward, all-gather of T / n; backward, reduce-scatter of T
+    gathered                        besides, forward, all-gather of G / n
+    row, vocabulary                 forward, all-reduce of G
+    row_to_pieces                   forward, reduce-scatter of G; backward, all-gather of G / n
+    row_of_whole                    as a row; backward, all-gather of T / n
+    split                           backward, all-gather of T / n
+    gather                          forward, all-gather of G / n
+    sequence                        an all-reduce of each gradient, once those of a step (ZeRO-2 and -3: of a
+                                    micro-batch) are complete
+    summed                          backward, an all-reduce of the gradient of each of its own parameters
+
+Nothing goes backward where nothing before it trains. The loss over shares of the classes has three all-reduces of one
+float32 for each target: the largest score, the sum, and the score of the target. Where a block runs again, its
+collectives do too, up to the last module that keeps something: there torch stops.
+
+Contract: kind, count and bytes are those of torch 2.13, which tests/test_collectives.py holds.
+
+Limits: of a user's own module under autocast, what a cut module takes is counted in float32, and in a block that runs
+again no module is taken to come after the last that is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from dslc.compiler.layout import Layout
+from dslc.compiler.nodes import LayerNode, ModelGraph
+from dslc.compiler.sharding import Sharding, low_precision, recomputed
+from dslc.compiler.tensor_plan import TensorPlan, calls_by_layer
+from dslc.dsl.job import JobSpec
+
+FORWARD, AGAIN, BACKWARD = "activations", "activations, again", "gradients of activations"
+LOSS, SUMMED = "parts of the loss", "gradients beside pieces"
+_KEEP_NOTHING = ("flatten", "last_step", "mean_steps", "positional_embedding", "attention")  # itself
+
+
+class Exchanged(NamedTuple):
+    """One collective: what it carries, in which dtype, and the bytes that a rank hands in."""
+
+    operation: str
+    what: str
+    dtype: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Call:
+    """A call of a module with a style: numbers that it takes and gives of a sample, and the bytes of each."""
+
+    name: str
+    layer: LayerNode
+    takes: int
+    gives: int
+    takes_low: bool
+    gives_low: bool
+    repeated: bool  # where the layer runs again, this is before it stops
+
+
+class TensorTraffic:
+    """The collectives of a rank, by the layers that it has. `names` are the parameters that train."""
+
+    def __init__(
+        self,
+        job: JobSpec,
+        layout: Layout,
+        sharding: Sharding,
+        model: ModelGraph,
+        plan: TensorPlan,
+        names: frozenset[str],
+    ) -> None:
+        self._job, self._model, self._plan, self._names = job, model, plan, names
+        self._ranks, self._context = layout.sizes["tensor"], layout.sizes["context"]
+        self._microbatches = layout.microbatches
+        self._low = low_precision(job)
+        self._half = self._low and getattr(job.train.precision, "level", "O1") == "O2"
+        self._word = "bfloat16" if job.train.precision.word == "bf16" else "float16"
+        self._again = set(recomputed(job, model))
+        # `fully_shard` adds up in float32, and what is complete at once is not added up before.
+        direct = layout.sizes["pipeline"] == 1 and not (sharding.accumulate and layout.microbatches > 1)
+        self._summed_low = self._half and direct
+        self._styles: dict[str, list[str]] = {}
+        for name, style in plan.styles:
+            self._styles.setdefault(name, []).append(style)
+        self._calls_of = calls_by_layer(model)
+
+    # ---------------------------------------------------------------------------------------------------- the passes
+
+    def passes(self, layers: Sequence[LayerNode], samples: int, *, begins: bool, ends: bool) -> Iterator[Exchanged]:
+        """What each micro-batch exchanges on its way through a stage, with the bytes of all, which have `samples`
+        together. `begins` and `ends` say whether the model does there."""
+        flows = not begins  # what comes in has a gradient
+        for layer in layers:
+            trains = [n for n, q in enumerate(layer.parameters) if (q.tied_to or q.name) in self._names]
+            for call in self._calls(layer):
+                own = [n for n, q in enumerate(layer.parameters) if q.name.startswith(f"{call.name}.")]
+                before = flows or any(n < min(own, default=0) for n in trains)
+                after = before or any(n in own for n in trains)
+                again = layer.name in self._again and call.repeated and (flows or bool(trains))
+                for style in self._styles[call.name]:
+                    yield from self._of_style(style, call, samples, before, after, again)
+            for q in (layer.parameters[n] for n in trains):
+                if "summed" in self._styles.get(q.name.rpartition(".")[0], ()):
+                    yield self._exchanged("all_reduce", SUMMED, self._microbatches * q.count, False)
+            flows = flows or bool(trains)
+        if ends and self._plan.loss_parallel:
+            targets = samples * prod(self._model.output.shape[:-1]) // self._context
+            for _ in ("the largest score", "the sum", "the target's score"):
+                yield Exchanged("all_reduce", LOSS, "float32", 4 * targets)
+
+    def _of_style(
+        self, style: str, call: _Call, samples: int, before: bool, after: bool, again: bool
+    ) -> Iterator[Exchanged]:
+        """`before` and `after`: what the module takes, and gives, has a gradient."""
+        n = self._ranks
+        takes, gives = (samples * size // self._context for size in (call.takes, call.gives))
+        kind, _, rest = style.partition("_")
+        forward: list[tuple[str, int, bool]] = []
+        backward: list[tuple[str, int, bool]] = []
+        if kind in ("column", "gathered", "scores"):
+            if rest == "of_pieces":
+                forward.append(("all_gather", takes // n, call.takes_low))
+            backward.append(("reduce_scatter" if rest == "of_pieces" else "all_reduce", takes, call.takes_low))
+        if kind == "gathered":
+            forward.append(("all_gather", gives // n, call.gives_low))
+        if kind in ("row", "vocabulary"):
+            forward.append(("reduce_scatter" if rest == "to_pieces" else "all_reduce", gives, call.gives_low))
+        if rest == "of_whole" or kind == "split":
+            backward.append(("all_gather", takes // n, call.takes_low))
+        if kind == "gather":
+            forward.append(("all_gather", gives // n, call.gives_low))
+        for operation, size, low in forward:
+            yield self._exchanged(operation, FORWARD, size, low)
+            if again:
+                yield self._exchanged(operation, AGAIN, size, low)
+        for operation, size, low in backward if before else ():
+            yield self._exchanged(operation, BACKWARD, size, low)
+        if rest == "to_pieces" and after:
+            yield self._exchanged("all_gather", BACKWARD, gives // n, call.gives_low)
+
+    def _exchanged(self, operation: str, what: str, numbers: int, low: bool) -> Exchanged:
+        short = self._half or (self._low and low)
+        return Exchanged(operation, what, self._word if short else "float32", (2 if short else 4) * numbers)
+
+    def _calls(self, layer: LayerNode) -> Iterator[_Call]:
+        """The modules of a layer that have a style, in the order in which they are called."""
+        calls = self._calls_of.get(layer.name, [])
+        for n, call in enumerate(calls):
+            yield _Call(
+                name=call.module,
+                layer=layer,
+                takes=prod(call.input.shape),
+                gives=prod(call.output.shape),
+                takes_low=False,
+                gives_low=True,
+                repeated=n + 1 < len(calls),
+            )
+        if layer.parts and layer.name in self._styles and all(part.name != layer.name for part in layer.parts):
+            yield self._edge(layer)  # `split` and `gather` are of whole layers
+        last = max((n for n, part in enumerate(layer.parts) if part.kind not in _KEEP_NOTHING), default=0)
+        for n, part in enumerate(layer.parts):
+            if part.name in self._styles:
+                yield _Call(
+                    name=part.name,
+                    layer=layer,
+                    takes=prod(part.takes),
+                    gives=prod(part.gives),
+                    takes_low=part.takes_low,
+                    gives_low=part.gives_low,
+                    repeated=n < last,
+                )
+
+    def _edge(self, layer: LayerNode) -> _Call:
+        return _Call(
+            name=layer.name,
+            layer=layer,
+            takes=prod(layer.input.shape),
+            gives=prod(layer.output.shape),
+            takes_low=layer.parts[0].takes_low,
+            gives_low=layer.low,
+            repeated=False,
+        )
+
+    # ------------------------------------------------------------------------------------- when gradients are complete
+
+    def complete(self, layers: Sequence[LayerNode]) -> Iterator[Exchanged]:
+        """What parameters that every rank has need whose gradients come of pieces."""
+        for layer in layers:
+            for q in layer.parameters:
+                if "sequence" in self._styles.get(q.name.rpartition(".")[0], ()) and q.name in self._names:
+                    size = 2 if self._summed_low else 4
+                    yield Exchanged("all_reduce", SUMMED, self._word if size == 2 else "float32", size * q.count)
