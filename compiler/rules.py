@@ -264,8 +264,9 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
         yield "`backend = mpi`", job.devices.at("backend"), "`gloo` on CPUs, `nccl` on GPUs"
     if parallelism.pipeline > 1 and own_network(job):
         yield f"`parallelism.pipeline = {parallelism.pipeline}`", parallelism.at("pipeline"), "the data axis runs"
-    if train.compile and parallelism.tensor > 1:
-        yield "`train.compile` beside a tensor axis", train.at("compile"), "`compile = false` runs"
+    if train.compile and parallelism.tensor > 1 and own_network(job):
+        what = "`train.compile` beside a tensor axis in a network that a function makes"
+        yield what, train.at("compile"), "`compile = false` runs"
     if not isinstance(parallelism.gradients, c.Allreduce):
         yield f"`gradients = {parallelism.gradients.word}()`", parallelism.at("gradients"), "`allreduce()` runs"
     if isinstance(train.optimizer, c.QAdam | c.OnebitAdam):

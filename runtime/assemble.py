@@ -114,5 +114,11 @@ def _apply(job: JobProgram, plain: nn.Module, device: torch.device) -> None:
         batch_norm.widen(plain)
     tensor_parallel.apply(job, plain)  # before `forward` is replaced, and before each rank's share is cut into rows
     context_parallel.apply(job, plain)
-    recompute.apply(job.recompute, plain)  # inside what gathers parameters, which are there when it runs again
-    compiling.apply(job.compiled, plain, device)  # around recomputation, so that the compiler sees it
+    # Inside what gathers parameters, which are there when it runs again; and where the compiler sees it. But of modules
+    # that run again whole, and are cut over a tensor axis, torch (2.13) would keep a mesh among the tensors, and fail.
+    around = job.tensor is not None and job.recompute.kind == "full"
+    if not around:
+        recompute.apply(job.recompute, plain)
+    compiling.apply(job.compiled, plain, device)
+    if around:
+        recompute.apply(job.recompute, plain)

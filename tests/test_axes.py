@@ -85,6 +85,7 @@ train {
   optimizer = OPTIMIZER
   precision = PRECISION
   clip      = CLIP
+  compile   = COMPILE
 }
 evaluate {
   metrics = [loss, accuracy]
@@ -119,6 +120,7 @@ PLAIN = {
     "clip": "0.5",
     "setting": "",
     "freeze": "[]",
+    "compile": "false",
 }
 SAME = ("network", "optimizer", "precision", "clip", "setting", "freeze")  # what one process has alike
 ADAMW = "adamw(lr = 1e-3, weight_decay = 0.1)"
@@ -134,6 +136,7 @@ JOBS: list[Choice] = [
     {"ranks": "4", "tensor": "4", "sequence": "false", "network": "vit", "setting": "label_smoothing = 0.1"},
     {"ranks": "4", "tensor": "2", "zero": "2", "precision": "fp16", "microbatches": "2"},
     {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "2", "schedule": "zero_bubble"},
+    {"ranks": "2", "tensor": "2", "compile": "true", "network": "gpt", "recompute": "every(2)"},
     {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "4", "schedule": "zbv", "precision": "bf16"},
     {"ranks": "4", "pipeline": "2", "context": "2", "microbatches": "2", "setting": "ignore = 32"},
 ]
@@ -164,6 +167,11 @@ MORE: list[Choice] = [
     {"ranks": "4", "tensor": "2", "zero": "0", "precision": "bf16", "recompute": "full"},
     {"ranks": "4", "context": "2", "zero": "2", "precision": "fp16(level = O2)", "microbatches": "2"},
     {"ranks": "4", "tensor": "2", "context": "2", "precision": "fp16"},
+    {"ranks": "4", "tensor": "2", "zero": "3", "microbatches": "2", "compile": "true", "precision": "bf16"},
+    {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "2", "compile": "true", "sequence": "false"},
+    {"ranks": "4", "tensor": "2", "compile": "true", "network": "list", "recompute": "full"},
+    {"ranks": "2", "tensor": "2", "compile": "true", "recompute": "selective"},
+    {"ranks": "2", "tensor": "2", "compile": "true", "network": "mlp"},
 ]
 
 
