@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from dslc.compiler.analyse import Analysis, analyse, context_of
-from dslc.compiler.facts import Facts, MachineFacts, ModelFacts, SourceFacts
+from dslc.compiler.facts import Facts, MachineFacts, ModelFacts, SeamFacts, SourceFacts, TensorFact
 from dslc.compiler.sharding import low_precision
 from dslc.compiler.sources import source_facts
 from dslc.dsl.calls import Datasets, Parquet, PythonLoss, PythonSource
@@ -157,7 +157,7 @@ def _traced(
     def work() -> Any:
         import torch
 
-        from dslc.compiler import trace
+        from dslc.compiler.trace import trace_source
         from dslc.runtime.user_code import load_function
 
         torch.set_num_threads(1)  # a parent that ran parallel operations leaves no threads to its child
@@ -166,9 +166,9 @@ def _traced(
         if kind is None:
             return None
         if source is None:
-            return to_json(trace.trace_source(make))
+            return to_json(trace_source(make))
         assert source.input is not None
-        return to_json(trace.trace_model(make, source.input, **_axes(job)))
+        return to_json(_told(job, make, source.input))
 
     answer = in_child(work)
     if "made" in answer:
@@ -181,6 +181,38 @@ def _traced(
         help="the function is called once before any process starts; run it alone to see the whole traceback",
     )
     return None
+
+
+def _told(job: JobSpec, make: Callable[[], Any], input: TensorFact) -> ModelFacts:
+    """What the module that `make` gives is made of, and, where the job has a pipeline, how it can be cut."""
+    from dslc.compiler.emit import precision_step
+    from dslc.compiler.trace import trace_model
+
+    kept: list[Any] = []
+
+    def keep() -> Any:
+        kept.append(make())
+        return kept[-1]
+
+    facts = trace_model(keep, input, **_axes(job))
+    if job.parallelism.pipeline == 1:
+        return facts
+    from dslc.runtime.captured import look
+    from dslc.runtime.recording import CaptureError
+
+    layers = {layer.name: layer for layer in facts.layers}
+    rest = layers[""].parameters if "" in layers else ()
+    try:
+        ordered, seams = look(kept[0], tuple(layers), rest, input.shape, input.dtype, precision_step(job))
+    except CaptureError as error:
+        return replace(facts, uncut=(str(error), error.where))
+    except Exception as error:  # of any kind: it is the user's code that runs
+        return replace(facts, uncut=(_first_line(error), _where(error)))
+    told = tuple(
+        SeamFacts(refused=seam.refused, sent=tuple(TensorFact(shape=s, dtype=d) for s, d in seam.sent))  # type: ignore[arg-type]
+        for seam in seams
+    )
+    return replace(facts, layers=tuple(layers[name] for name in ordered), seams=told)
 
 
 def _axes(job: JobSpec) -> dict[str, Any]:
@@ -208,7 +240,7 @@ def _traced_transformers(
     def work() -> Any:
         import torch
 
-        from dslc.compiler.trace import TraceError, trace_model
+        from dslc.compiler.trace import TraceError
         from dslc.runtime.transformers_model import build_transformers, longest
 
         torch.set_num_threads(1)
@@ -221,7 +253,7 @@ def _traced_transformers(
                 raise TraceError(f"it has positions for {most} tokens, and the data's sequences have {length}")
             return model
 
-        return to_json(trace_model(make, source.input, **_axes(job)))
+        return to_json(_told(job, make, source.input))
 
     answer = in_child(work)
     if "made" in answer:

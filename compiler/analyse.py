@@ -147,6 +147,8 @@ def _pipeline(
     if ranks == 1:
         whole = cut(job, layout, model, report)
         return Pipeline(stages=whole, schedule=None, timeline=None, bubble=0.0) if whole else None
+    if not rules_pipeline.check_traced(job, model, report):
+        return None
     fine = rules_pipeline.check_schedule(job, layout, report)
     schedule = table(job.parallelism.schedule, ranks, microbatches, virtual) if fine else None
     stages = cut(job, layout, model, report, workload, schedule)

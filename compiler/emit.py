@@ -11,7 +11,7 @@ from typing import Any
 
 from dslc.compiler import program as p
 from dslc.compiler.analyse import Analysis, context_of
-from dslc.compiler.facts import SourceFacts
+from dslc.compiler.facts import SourceFacts, TensorFact
 from dslc.compiler.nodes import ModelGraph
 from dslc.compiler.plan import Plan
 from dslc.compiler.rules import warmup_steps
@@ -21,6 +21,7 @@ from dslc.compiler.stages import sent
 from dslc.compiler.tensor_plan import tensor_plan, tensor_step
 from dslc.compiler.workload import in_steps
 from dslc.dsl import calls as c
+from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.registry import Call, Quantity, fields
 from dslc.dsl.source import Span
@@ -58,11 +59,7 @@ def emit(analysis: Analysis, plan: Plan) -> p.JobProgram:
         optimizer=optimizer_step(analysis),
         learning_rate=_learning_rate(analysis),
         clip=job.train.clip,
-        precision=p.PrecisionStep(
-            dtype=_DTYPES[job.train.precision.word],  # type: ignore[arg-type]
-            level=getattr(job.train.precision, "level", "O1"),
-            scaled=isinstance(job.train.precision, c.Fp16),
-        ),
+        precision=precision_step(job),
         gradients=_gradients(analysis),
         recompute=_recompute(analysis),
         offload=job.memory.offload if layout.device == "cuda" else (),
@@ -77,6 +74,14 @@ def emit(analysis: Analysis, plan: Plan) -> p.JobProgram:
         tensorboard=job.log.tensorboard,
         deterministic=job.train.deterministic,
         seed=job.train.seed,
+    )
+
+
+def precision_step(job: JobSpec) -> p.PrecisionStep:
+    return p.PrecisionStep(
+        dtype=_DTYPES[job.train.precision.word],  # type: ignore[arg-type]
+        level=getattr(job.train.precision, "level", "O1"),
+        scaled=isinstance(job.train.precision, c.Fp16),
     )
 
 
@@ -117,7 +122,8 @@ def _pipeline(analysis: Analysis) -> p.PipelineStep | None:
     if model is None or pipeline is None or pipeline.schedule is None:
         return None
     schedule, stages = pipeline.schedule, []
-    given, sizes = model.input, analysis.layout.sizes
+    given: tuple[TensorFact, ...] = (model.input,)
+    sizes = analysis.layout.sizes
     plan = tensor_plan(analysis.job, sizes["tensor"], model) if sizes["tensor"] > 1 else None
 
     def own(layer: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -128,14 +134,15 @@ def _pipeline(analysis: Analysis) -> p.PipelineStep | None:
 
     for index, (numbers, rank) in enumerate(zip(pipeline.stages, schedule.placement, strict=True)):
         layers = [model.layers[n] for n in numbers]
-        made = sent(analysis.job, layers[-1]) if index + 1 < len(pipeline.stages) else model.output
+        made = sent(analysis.job, model, numbers[-1]) if index + 1 < len(pipeline.stages) else (model.output,)
+        after = _first(model, pipeline.stages, index + 1)
         stages.append(
             p.StageStep(
                 index=index,
                 rank=rank,
                 modules=tuple(layer.name for layer in layers),
-                input=(own(layers[0].name, given.shape), given.dtype),
-                output=(own(_first(model, pipeline.stages, index + 1), made.shape), made.dtype),
+                inputs=tuple((own(layers[0].name, fact.shape), fact.dtype) for fact in given),
+                outputs=tuple((own(after, fact.shape), fact.dtype) for fact in made),
             )
         )
         given = made

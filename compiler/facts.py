@@ -124,6 +124,14 @@ class ShareFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SeamFacts:
+    """The place between two layers of a traced module: what a stage that ends there sends, or why none can."""
+
+    sent: tuple[TensorFact, ...] = ()
+    refused: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelFacts:
     """What tracing a user's module on the meta device told."""
 
@@ -138,6 +146,8 @@ class ModelFacts:
     dtypes: tuple[tuple[str, str], ...] = ()  # of the parameters that are not float32
     without_reset: tuple[str, ...] = ()  # modules with parameters of their own and no `reset_parameters`
     vocab: int | None = None  # the input's numbers are looked up in tables of so many rows
+    seams: tuple[SeamFacts, ...] = ()  # before each layer but the first, where the job has a pipeline
+    uncut: tuple[str, str] | None = None  # why the forward pass cannot be cut at all, and at which line
     modules: tuple[ModuleFacts, ...] = ()  # in the order of `named_modules`
     published: tuple[tuple[str, str], ...] = ()  # (module or parameter, style): a plan for the tensor axis of its own
     counts: tuple[tuple[str, int], ...] = ()  # heads and the like, by their names in a configuration

@@ -232,16 +232,17 @@ class CheckpointStep:
 @dataclass(frozen=True, kw_only=True)
 class StageStep:
     """One stage of a pipeline: the layers `modules` of the model, in order, on the ranks at pipeline coordinate `rank`.
+    In a model of a user's own, "" among them is what belongs to no layer.
 
-    `input` and `output` are of one sample: (shape, dtype) of what a rank is sent and of what it gives, its own part
-    where the other axes share that out; the first stage's input is the data's.
+    `inputs` and `outputs` are of one sample: (shape, dtype) of each tensor that a rank is sent and that it gives, its
+    own part where the other axes share that out; the first stage's input is the data's.
     """
 
     index: int
     rank: int
     modules: tuple[str, ...]
-    input: tuple[tuple[int, ...], str]
-    output: tuple[tuple[int, ...], str]
+    inputs: tuple[tuple[tuple[int, ...], str], ...]
+    outputs: tuple[tuple[tuple[int, ...], str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)

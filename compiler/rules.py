@@ -43,7 +43,7 @@ def check_job(
         _check_batch_norm(job, layout, workload, model, report)
     if layout:
         _check_axes(job, layout, source, model, report)
-        check_pipeline(job, layout, report)
+        check_pipeline(job, layout, model, report)
         _warn_of_invariants(job, layout, model, report)
 
 
@@ -262,8 +262,9 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
         yield "`gpus = free(…)`", job.devices.at("gpus"), "a count, a list or `all`"
     if job.devices.backend == "mpi":
         yield "`backend = mpi`", job.devices.at("backend"), "`gloo` on CPUs, `nccl` on GPUs"
-    if parallelism.pipeline > 1 and own_network(job):
-        yield f"`parallelism.pipeline = {parallelism.pipeline}`", parallelism.at("pipeline"), "the data axis runs"
+    if parallelism.pipeline > 1 and parallelism.tensor > 1 and own_network(job):
+        what = "`parallelism.tensor` beside a pipeline in a network that a function makes"
+        yield what, parallelism.at("tensor"), "either of the two runs alone"
     if train.compile and parallelism.tensor > 1 and own_network(job):
         what = "`train.compile` beside a tensor axis in a network that a function makes"
         yield what, train.at("compile"), "`compile = false` runs"

@@ -1,25 +1,36 @@
 """Rules of the pipeline axis: what a schedule asks for, and what torch can run as stages. E0412 to E0414, E0430 to
-E0432, W0433."""
+E0432, E0434, E0435, W0433, W0436."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from dslc.compiler.layout import Layout
-from dslc.compiler.model import ModelGraph
+from dslc.compiler.model import LayerNode, ModelGraph
+from dslc.compiler.rules_axes import own_network
 from dslc.compiler.schedules import SPLITS_BACKWARD, ScheduleTable, accepted_microbatches, demands
 from dslc.compiler.sharding import offloaded, trained
+from dslc.compiler.stages import unsendable
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec
 
 TABLE_ACTIONS = 400_000  # a schedule with more is too large to be planned
 
 
-def check_pipeline(job: JobSpec, layout: Layout, report: Report) -> None:
+def check_pipeline(job: JobSpec, layout: Layout, model: ModelGraph | None, report: Report) -> None:
     """What cannot be joined with stages, whatever they are."""
     parallelism = job.parallelism
     if layout.sizes["pipeline"] == 1:
         return
+    if model is None and own_network(job) and not report.errors:
+        report.add(
+            "W0436",
+            f"whether the network can be cut into {layout.sizes['pipeline'] * layout.virtual_stages} stages is not "
+            "looked at",
+            parallelism.at("pipeline"),
+            notes=[Note(message="the network", span=job.model.at("network"))],
+            help="`dslc check --trace` calls the function that makes it; `dslc run` always does",
+        )
     split = parallelism.schedule in SPLITS_BACKWARD
     schedule = Note(message="the schedule is set here", span=parallelism.at("schedule"))
     if job.train.compile and split:
@@ -55,6 +66,22 @@ def check_pipeline(job: JobSpec, layout: Layout, report: Report) -> None:
             notes=[schedule],
             help="`recompute = full`, or another schedule",
         )
+
+
+def check_traced(job: JobSpec, model: ModelGraph, report: Report) -> bool:
+    """Whether the forward pass of a user's own module could be written down, which stages are parts of."""
+    if model.traced is None or model.traced.uncut is None:
+        return True
+    reason, where = model.traced.uncut
+    report.add(
+        "E0434",
+        f"the network cannot be cut into stages: {reason}",
+        job.parallelism.at("pipeline"),
+        label=where,
+        notes=[Note(message="the network", span=job.model.at("network"))],
+        help="make it a sequence of blocks, with tensors alone between them; or use the data axis",
+    )
+    return False
 
 
 def check_schedule(job: JobSpec, layout: Layout, report: Report) -> bool:
@@ -113,13 +140,21 @@ def check_stages(
                 help="fewer stages, or others by hand: `stages = […]`",
             )
     for stage in stages[:-1]:
-        last = model.layers[stage[-1]]
-        if last.output.dtype != "float32":
+        last, reason = model.layers[stage[-1]], unsendable(model, stage[-1])
+        if reason and model.traced is None:
             report.add(
                 "E0432",
-                f"a stage cannot end with `{last.name}`: what it sends are tokens, which have no gradient",
+                f"a stage cannot end with `{last.name}`: {reason}",
                 span,
                 help="the embedding belongs to the same stage",
+            )
+        elif reason:
+            report.add(
+                "E0435",
+                f"a stage cannot end with {_name(last)}, before {_name(model.layers[stage[-1] + 1])}: {reason}",
+                span,
+                notes=[Note(message="the network", span=job.model.at("network"))],
+                help=_places(model),
             )
     if "optimizer" in (moved := offloaded(job, layout)) and "parameters" not in moved:
         holders: dict[str, set[int]] = {}
@@ -136,10 +171,22 @@ def check_stages(
             )
 
 
+def _places(model: ModelGraph) -> str:
+    """Where a traced module can be cut."""
+    ends = [_name(layer) for n, layer in enumerate(model.layers[:-1]) if not unsendable(model, n)]
+    if not ends:
+        return "no cut of it is possible: make it a sequence of blocks, with one tensor between them"
+    return f"stages can end with {', '.join(ends[:6])}" + (f" and {len(ends) - 6} more" if len(ends) > 6 else "")
+
+
 def _named(stages: Sequence[range], model: ModelGraph) -> str:
     def names() -> Iterator[str]:
         for stage in stages:
-            yield from (f"`{model.layers[n].name}`" for n in stage)
+            yield from (_name(model.layers[n]) for n in stage)
 
     every = list(names())
     return ", ".join(every[:3]) + (f" and {len(every) - 3} more" if len(every) > 3 else "")
+
+
+def _name(layer: LayerNode) -> str:
+    return f"`{layer.name}`" if layer.name else "what belongs to no layer"

@@ -57,6 +57,8 @@ def cut(
             help="fewer stages, or a deeper network",
         )
         return None
+    if stages == 1 and not isinstance(wanted, tuple):
+        return (range(layers),)
     if not isinstance(wanted, tuple):
         return _balanced(job, layout, model, stages, workload, schedule)
     if len(wanted) != stages or sum(wanted) != layers:
@@ -84,13 +86,23 @@ def work(layer: LayerNode) -> int:
     return layer.forward_flops + layer.backward_flops
 
 
-def sent(job: JobSpec, layer: LayerNode) -> TensorFact:
-    """What a stage that ends with `layer` sends for one sample: of the dtype in which it is made."""
+def sent(job: JobSpec, model: ModelGraph, last: int) -> tuple[TensorFact, ...]:
+    """What a stage that ends with layer `last` sends for one sample: of the dtypes in which it is made."""
+    if model.traced is not None:
+        return model.traced.seams[last].sent
+    layer = model.layers[last]
     precision, made = job.train.precision, layer.output
     low = layer.low or getattr(precision, "level", "O1") == "O2"
     if made.dtype != "float32" or isinstance(precision, Fp32) or not low:
-        return made
-    return replace(made, dtype="bfloat16" if precision.word == "bf16" else "float16")
+        return (made,)
+    return (replace(made, dtype="bfloat16" if precision.word == "bf16" else "float16"),)
+
+
+def unsendable(model: ModelGraph, last: int) -> str:
+    """Why no stage can end with layer `last`, which is not the model's last; "" where one can."""
+    if model.traced is not None:
+        return model.traced.seams[last].refused
+    return "" if model.layers[last].output.dtype == "float32" else "what it sends are tokens, which have no gradient"
 
 
 # -------------------------------------------------------------------------------------------------------- balanced
@@ -117,14 +129,14 @@ def _balanced(
 
 
 def _runs(job: JobSpec, model: ModelGraph) -> Allowed:
-    """Whether a stage has something to train, and sends numbers rather than tokens."""
+    """Whether a stage has something to train, and what it ends with can be sent."""
     names = trained(job, model)
     learn = [any((q.tied_to or q.name) in names for q in layer.parameters) for layer in model.layers]
     before = [0, *itertools.accumulate(learn)]
     last = len(model.layers)
 
     def runs(stage: int, a: int, b: int) -> bool:
-        return before[b] > before[a] and (b == last or model.layers[b - 1].output.dtype == "float32")
+        return before[b] > before[a] and (b == last or not unsendable(model, b - 1))
 
     return runs
 

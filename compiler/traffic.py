@@ -485,7 +485,7 @@ def messages(
     found = []
     for stage, following in pairwise(stages):
         facts = []
-        for fact in (sent(job, model.layers[stage[-1]]),):
+        for fact in sent(job, model, stage[-1]):
             shape = (fact.shape[0] // context, *fact.shape[1:]) if context > 1 else fact.shape
             shape = plan.given(model.layers[following[0]].name, shape, tensor)
             facts.append(TensorFact(shape=(workload.microbatch, *shape), dtype=fact.dtype))

@@ -30,17 +30,20 @@ from dslc.compiler.program import ModelStep
 from dslc.runtime.model import ModelError, initial_value, own_model, skeleton, under_seed
 
 Spot = tuple[nn.Module, str]
+Facts = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shape and dtype by name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blank:
     """`spots` says where each parameter and buffer stands, by its first name: at one place, or several if it is tied.
-    They hold after `module` has been wrapped. `numbers` are the tensors of a model that was built really."""
+    They hold after `module` has been wrapped. `numbers` are the tensors of a model that was built really, and `whole`
+    what it has, shape and dtype, also where `spots` are a part of it alone."""
 
     step: ModelStep
     module: nn.Module
     spots: dict[str, list[Spot]]
     numbers: dict[str, Tensor] = field(default_factory=dict)
+    whole: Facts = field(default_factory=dict)
 
     @torch.no_grad()
     def fill(self, place: Callable[[Tensor, Tensor], Tensor], device: torch.device | str) -> None:
@@ -79,13 +82,13 @@ class Blank:
         if not dist.is_initialized() or dist.get_world_size() == 1:
             yield from self.numbers.items()
             return
-        facts = {name: _facts(getattr(*spots[0])) for name, spots in self.spots.items()}
-        _agree(self.step, facts)
-        for name, (shape, dtype) in facts.items():
+        _agree(self.step, self.whole)
+        for name, (shape, dtype) in self.whole.items():
             own = self.numbers.pop(name, None)
             value = torch.empty(shape, dtype=dtype, device=device) if own is None else own.to(device).contiguous()
             dist.broadcast(value, 0)
-            yield name, value
+            if name in self.spots:
+                yield name, value
 
     def _reset(self) -> Iterator[tuple[str, Tensor]]:
         names = {id(owner): {} for spots in self.spots.values() for owner, _ in spots}  # type: dict[int, dict[str, str]]
@@ -94,7 +97,7 @@ class Blank:
                 names[id(owner)][attribute] = name
         done: set[str] = set()
         for spots in list(self.spots.values()):
-            owner, _ = spots[0]
+            owner = next((each for each, _ in spots if callable(getattr(each, "reset_parameters", None))), spots[0][0])
             own = names[id(owner)]
             new = {attribute: name for attribute, name in own.items() if name not in done}
             if not new:
@@ -112,11 +115,17 @@ def blank(step: ModelStep) -> Blank:
     if not step.reset and (not dist.is_initialized() or dist.get_rank() == 0):
         module = own_model(step)
         numbers = take_out(module)
-        return Blank(step=step, module=module, spots=spots_of(module), numbers=numbers)
+        return _own(step, module, numbers)
     module = _on_meta(step)
     if step.reset:
         _check_resets(step, module)
-    return Blank(step=step, module=module, spots=spots_of(module))
+    return _own(step, module, {})
+
+
+def _own(step: ModelStep, module: nn.Module, numbers: dict[str, Tensor]) -> Blank:
+    spots = spots_of(module)
+    whole = {name: _facts(getattr(*each[0])) for name, each in spots.items()}
+    return Blank(step=step, module=module, spots=spots, numbers=numbers, whole=whole)
 
 
 def spots_of(module: nn.Module) -> dict[str, list[Spot]]:
@@ -173,7 +182,7 @@ def _facts(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
     return tuple(tensor.shape), tensor.dtype
 
 
-def _agree(step: ModelStep, facts: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
+def _agree(step: ModelStep, facts: Facts) -> None:
     """Raises ModelError where this rank has built something else than rank 0."""
     told: list[Any] = [facts]
     dist.broadcast_object_list(told, 0)

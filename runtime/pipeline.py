@@ -2,8 +2,10 @@
 
 Model: every rank makes the whole model on the meta device, which costs nothing, and keeps the layers of its own stages
 where they stand, so that parameters have the names they have in one process, and only these are given numbers. A stage
-(`Stage`) calls its layers one after another. In a step torch's `_PipelineScheduleRuntime` carries out the program's own
-table (`Schedule`); without gradients a batch goes from stage to stage (`Pipeline.forward`).
+(stage.py) calls its layers one after another; of a user's own module, which may do anything between its layers, each
+rank first writes down the forward pass (capture.py) and cuts that (captured.py). In a step torch's
+`_PipelineScheduleRuntime` carries out the program's own table (`Schedule`); without gradients a batch goes from stage
+to stage (`Pipeline.forward`).
 
 A tied weight whose layers are on two ranks is there twice, under the name that it has first in the model: the gradients
 of both are added up after the passes (`Pipeline.add_up_shared`), so that both are updated to the same numbers. The rank
@@ -12,7 +14,7 @@ to whose stage it belongs by that name owns it (`Pipeline.owns`): the others lea
 Contract: shapes and dtypes of what stages send are fixed by the program; torch infers nothing, which would need a
 forward pass that batch statistics see. Losses are the caller's, scaled; nothing is divided by the micro-batches.
 
-Limits: models that the program builds itself. Under `fully_shard` the gradients of a stage stay whole until its last
+Limits: under `fully_shard` the gradients of a stage stay whole until its last
 micro-batch. `_PipelineScheduleRuntime` is a private name of torch's (2.13).
 """
 
@@ -20,23 +22,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dslc.compiler.program import JobProgram, PipelineStep, StageStep, TensorParallelStep
+from dslc.compiler.program import JobProgram, PipelineStep, TensorParallelStep
 from dslc.runtime import compiling, offload
-from dslc.runtime.blank import Blank
+from dslc.runtime.blank import Blank, Spot
 from dslc.runtime.engine import Engine
 from dslc.runtime.mesh import AXES, Mesh
 from dslc.runtime.precision import autocast
+from dslc.runtime.stage import CapturedStage, Stage
 from dslc.runtime.weights import named_tensors
 
-Contexts = Callable[[], contextlib.AbstractContextManager[Any]]
+if TYPE_CHECKING:
+    from dslc.runtime.captured import Code
+    from dslc.runtime.recording import Held
 
 
 def preload() -> None:
@@ -44,57 +50,32 @@ def preload() -> None:
     import torch.distributed.pipelining.schedules  # noqa: F401
 
 
-# ---------------------------------------------------------------------------------------------------------- stages
+# ------------------------------------------------------------------------------------------------------- the stages
 
 
-class Stage(nn.Module):
-    """Layers of the model, one after another. `around` is what they run in."""
+@dataclass(kw_only=True)
+class Part:
+    """What a stage of a user's own module does, in training and in evaluation, and where the tensors are that it uses
+    outside of layers: in a layer of its own, or in `holder`."""
 
-    def __init__(self, step: StageStep, last: bool, layers: Iterable[nn.Module], around: Contexts) -> None:
-        super().__init__()
-        self.step, self.last, self._around = step, last, around
-        self._sent = None if last else getattr(torch, step.output[1])
-        self.layers = nn.ModuleList(layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.requires_grad:
-            x = _Dense.apply(x)
-        with self._around():
-            for layer in self.layers:
-                x = layer(x)
-        if self._sent is None:
-            return x
-        x = x.to(self._sent).contiguous()
-        if torch.is_grad_enabled() and x._is_view():
-            x = x.clone()  # a split backward pass detaches it in place, which torch refuses of views
-        if torch.is_grad_enabled() and not x.requires_grad:
-            x.requires_grad_()  # nothing here trains: torch's runtime has a backward pass all the same
-        return x
-
-
-class _Dense(torch.autograd.Function):
-    """The same tensor, with a gradient whose numbers lie one after another, as only such can be sent."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient.contiguous()
+    codes: Mapping[bool, Code]
+    holder: nn.Module = field(default_factory=nn.Module)
+    places: dict[Held, Spot] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
 class Cut:
     """What a rank keeps of the model: `made` without the other ranks' layers, and `job` without their names.
 
-    `whole` are the tensors of the whole model, on the meta device, by name. `shared` are those of this rank's that
-    another rank has too: by name, the pipeline coordinates that have it, its owner first.
+    `parts` are of a user's own module. `whole` are the tensors of the whole model, on the meta device, by name.
+    `shared` are those of this rank's that another rank has too: by name, the pipeline coordinates that have it, its
+    owner first.
     """
 
     job: JobProgram
     made: Blank
-    modules: dict[int, list[nn.Module]]  # by the index of the stage
+    modules: dict[int, dict[str, nn.Module]]  # the layers, by the index of the stage
+    parts: Mapping[int, Part]
     whole: Mapping[str, Tensor]
     shared: Mapping[str, tuple[int, ...]]
     stand_ins: list[tuple[nn.Module, str, tuple[nn.Module, str]]] = field(default_factory=list)
@@ -111,9 +92,14 @@ def cut(job: JobProgram, made: Blank, coordinate: int) -> Cut:
     whole = named_tensors(made.module)
     own = [stage for stage in job.pipeline.stages if stage.rank == coordinate]
     names = [name for stage in own for name in stage.modules]
-    modules = {stage.index: [made.module.get_submodule(name) for name in stage.modules] for stage in own}
-    kept = {id(part) for layers in modules.values() for layer in layers for part in layer.modules()}
-    spots, shared, elsewhere = {}, {}, {}
+    modules = {stage.index: {name: made.module.get_submodule(name) for name in stage.modules if name} for stage in own}
+    inside = {id(part) for layers in modules.values() for layer in layers.values() for part in layer.modules()}
+    between = _between(job.pipeline, made.module) if "" in names else {}
+    kept = inside | {id(part) for part in between.values()}
+    parts = {} if job.model.root is not None else _parts(job, made.module, [stage.index for stage in own])
+    spots: dict[str, list[Spot]] = {}
+    shared: dict[str, tuple[int, ...]] = {}
+    elsewhere: dict[str, Spot] = {}
     for name, all_spots in made.spots.items():
         mine = [spot for spot in all_spots if id(spot[0]) in kept]
         if mine:
@@ -124,7 +110,14 @@ def cut(job: JobProgram, made: Blank, coordinate: int) -> Cut:
                 shared[name] = holders
             if all_spots[0] not in mine:
                 elsewhere[name] = mine[0]
-    _prune(made.module, names, [name.rpartition(".")[0] for name in elsewhere])
+    for part in parts.values():
+        _hold(part, made, spots, inside)
+    leads = [*filter(None, names), *(f"{path}." for path in between)]
+    _prune(made.module, leads, [name.rpartition(".")[0] for name in elsewhere])
+    for left in made.module.modules():
+        if id(left) not in kept:
+            left._parameters.clear()
+            left._buffers.clear()
     found = Cut(
         job=_restricted(job, names),
         made=dataclasses.replace(
@@ -135,6 +128,7 @@ def cut(job: JobProgram, made: Blank, coordinate: int) -> Cut:
             spots=spots,
         ),
         modules=modules,
+        parts=parts,
         whole=whole,
         shared=shared,
     )
@@ -144,14 +138,55 @@ def cut(job: JobProgram, made: Blank, coordinate: int) -> Cut:
     return found
 
 
-def _holders(step: PipelineStep, model: nn.Module, spots: Sequence[tuple[nn.Module, str]]) -> tuple[int, ...]:
+def _between(step: PipelineStep, model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that belong to no layer, by path."""
+    layers = [name for stage in step.stages for name in stage.modules if name]
+    return {path: part for path, part in model.named_modules() if not _within(path, layers)}
+
+
+def _parts(job: JobProgram, model: nn.Module, indices: Sequence[int]) -> dict[int, Part]:
+    """What the stages `indices` do of a user's own module."""
+    from dslc.runtime.capture import capture
+    from dslc.runtime.captured import codes
+
+    assert job.pipeline is not None
+    stages = job.pipeline.stages
+    shape, dtype = stages[0].inputs[0]
+    recordings = capture(model, [name for stage in stages for name in stage.modules], shape, dtype, job.precision)
+    made = codes(recordings, [stage.modules[0] for stage in stages])
+    return {index: Part(codes=made[index]) for index in indices}
+
+
+def _hold(part: Part, made: Blank, spots: dict[str, list[Spot]], inside: set[int]) -> None:
+    """Says where the tensors are that a stage uses outside of layers. What no layer of this rank has, `inside` which
+    the modules are, gets a place."""
+    from dslc.runtime.captured import held_by
+
+    names = {id(getattr(*all_spots[0])): name for name, all_spots in made.spots.items()}
+    for number, held in enumerate(held_by(part.codes)):
+        owner = made.module.get_submodule(held.path)
+        tensor = getattr(owner, held.name)
+        if id(owner) in inside:
+            part.places[held] = (owner, held.name)
+            continue
+        place = f"held{number}"
+        if isinstance(tensor, nn.Parameter):
+            part.holder.register_parameter(place, tensor)
+        else:
+            part.holder.register_buffer(place, tensor, persistent=False)
+        part.places[held] = (part.holder, place)
+        # First, as it is what an engine knows of.
+        spots.setdefault(names[id(tensor)], []).insert(0, part.places[held])
+
+
+def _holders(step: PipelineStep, model: nn.Module, spots: Sequence[Spot]) -> tuple[int, ...]:
     """The pipeline coordinates that have a weight, that of its first place first."""
     ranks = {
-        id(part): stage.rank
-        for stage in step.stages
-        for name in stage.modules
-        for part in model.get_submodule(name).modules()
+        id(part): stage.rank for stage in step.stages if "" in stage.modules for part in _between(step, model).values()
     }
+    for stage in step.stages:
+        for name in filter(None, stage.modules):
+            ranks |= {id(part): stage.rank for part in model.get_submodule(name).modules()}
     return tuple(dict.fromkeys(ranks[id(owner)] for owner, _ in spots))
 
 
@@ -224,7 +259,23 @@ def join(job: JobProgram, cut: Cut, mesh: Mesh, device: torch.device) -> Pipelin
         with aside(), autocast(job.precision, device):
             yield
 
-    stages = {n: Stage(step.stages[n], n == last, layers, around) for n, layers in cut.modules.items()}
+    stages: dict[int, Stage | CapturedStage] = {}
+    for n, layers in cut.modules.items():
+        if n in cut.parts:
+            part = cut.parts[n]
+            stages[n] = CapturedStage(
+                step.stages[n],
+                n == last,
+                layers,
+                part.holder,
+                part.places,
+                part.codes,
+                cut.made.module,
+                around,
+                device,
+            )
+        else:
+            stages[n] = Stage(step.stages[n], n == last, layers.values(), around)
     if "" in job.compiled:  # the whole model
         for stage in stages.values():
             compiling.apply(("",), stage, device)
@@ -236,7 +287,7 @@ class Pipeline:
     """The pipeline as one rank sees it. `stages` are its own, by index."""
 
     step: PipelineStep
-    stages: Mapping[int, Stage]
+    stages: Mapping[int, Stage | CapturedStage]
     mesh: Mesh
     device: torch.device
     whole: Mapping[str, Tensor]
@@ -297,9 +348,10 @@ class Pipeline:
 
     def owner(self, name: str) -> int:
         """The pipeline coordinate of a tensor of the whole model."""
-        return next(
-            stage.rank for stage in self.step.stages for module in stage.modules if name.startswith(module + ".")
-        )
+        stages = self.step.stages
+        of_layer = (s.rank for s in stages for module in s.modules if module and name.startswith(module + "."))
+        of_none = (s.rank for s in stages if "" in s.modules)
+        return next(itertools.chain(of_layer, of_none))
 
     # ------------------------------------------------------------------------------------------ without gradients
 
@@ -309,21 +361,28 @@ class Pipeline:
         All ranks of the pipeline call it with the same number of samples.
         """
         self.finish()
-        given: Tensor | None = None
+        given: tuple[Tensor, ...] = (input,)
         for index in sorted(self.stages):
             stage = self.stages[index]
-            if index == 0:
-                given = input
-            elif index - 1 not in self.stages:
-                shape, dtype = stage.step.input
-                given = torch.empty((len(input), *shape), dtype=getattr(torch, dtype), device=self.device)
-                dist.recv(given, self.peer(self.step.stages[index - 1].rank), group=self.group)
-            assert given is not None
-            given = stage(given)
+            if index > 0 and index - 1 not in self.stages:
+                source = self.peer(self.step.stages[index - 1].rank)
+                given = tuple(self._received(len(input), fact, source) for fact in stage.step.inputs)
+            made = stage(*given, **self.beside(input))
+            given = made if isinstance(made, tuple) else (made,)
             if index != self.last and index + 1 not in self.stages:
                 to = self.peer(self.step.stages[index + 1].rank)
-                self._sent.append((dist.isend(given, to, group=self.group), given))
-        return given if self.ends else None
+                self._sent += [(dist.isend(tensor, to, group=self.group), tensor) for tensor in given]
+        return given[0] if self.ends else None
+
+    def beside(self, input: Tensor) -> dict[str, Tensor]:
+        """What each stage is given beside what it is sent."""
+        return {"input": input} if any(isinstance(stage, CapturedStage) for stage in self.stages.values()) else {}
+
+    def _received(self, samples: int, fact: tuple[tuple[int, ...], str], source: int) -> Tensor:
+        shape, dtype = fact
+        taken = torch.empty((samples, *shape), dtype=getattr(torch, dtype), device=self.device)
+        dist.recv(taken, source, group=self.group)
+        return taken
 
     def finish(self) -> None:
         """Waits until what was sent has left."""
@@ -384,15 +443,15 @@ class Schedule:
         from torch.distributed.pipelining import PipelineStage
         from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
-        step = pipeline.step
+        step, self._beside = pipeline.step, pipeline.beside
         self._stages = [
             PipelineStage(
                 stage,
                 index,
                 len(step.stages),
                 pipeline.device,
-                input_args=_example(stage.step.input, samples, grad=index > 0),
-                output_args=_example(stage.step.output, samples, grad=True),
+                input_args=_examples(stage.step.inputs, samples, grad=index > 0),
+                output_args=_examples(stage.step.outputs, samples, grad=True),
                 group=pipeline.group,
             )
             for index, stage in sorted(pipeline.stages.items())
@@ -410,10 +469,14 @@ class Schedule:
             stage.has_backward = True
             stage.clear_runtime_states()
         inputs, targets = [(input,) for input, _ in micro], [target for _, target in micro]
-        self._runtime._step_microbatches(inputs, None, targets, return_outputs=False)
+        beside = [self._beside(input) for input, _ in micro]
+        self._runtime._step_microbatches(inputs, beside, targets, return_outputs=False)
 
 
-def _example(fact: tuple[tuple[int, ...], str], samples: int, *, grad: bool) -> Tensor:
-    shape, name = fact
-    dtype = getattr(torch, name)
-    return torch.empty((samples, *shape), dtype=dtype, device="meta", requires_grad=grad and dtype.is_floating_point)
+def _examples(facts: Sequence[tuple[tuple[int, ...], str]], samples: int, *, grad: bool) -> tuple[Tensor, ...]:
+    return tuple(
+        torch.empty((samples, *shape), dtype=getattr(torch, name), device="meta").requires_grad_(
+            grad and getattr(torch, name).is_floating_point
+        )
+        for shape, name in facts
+    )

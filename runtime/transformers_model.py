@@ -22,7 +22,7 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -93,6 +93,20 @@ def longest(model: nn.Module) -> int | None:
         return None
     tables = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
     return length if length in tables else None
+
+
+@contextlib.contextmanager
+def known(numbers: Callable[[Tensor], bool]) -> Iterator[None]:
+    """The library takes a tensor without memory whose `numbers` are known for an ordinary one. Of one that it holds to
+    be traced it does not ask whether a mask can be left out, and computes with masks that a training does without."""
+    from transformers.utils import import_utils
+
+    found = import_utils.is_fake_tensor
+    import_utils.is_fake_tensor = lambda x: found(x) and not numbers(x)
+    try:
+        yield
+    finally:
+        import_utils.is_fake_tensor = found
 
 
 def _plain(model: Any) -> None:

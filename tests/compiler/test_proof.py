@@ -325,11 +325,13 @@ def test_the_messages_are_those_of_the_program(axes: tuple[str, ...], precision:
     assert told is not None
     for name, data in job.graph.of_kind("action"):
         if data["what"] in ("SEND_F", "RECV_B"):
-            shape, dtype = told.stages[data["stage"]].output
-            assert (data["shape"][1:], data["dtype"]) == (tuple(shape), dtype), name
+            assert _carried(data) == told.stages[data["stage"]].outputs, name
         elif data["what"] in ("RECV_F", "SEND_B"):
-            shape, dtype = told.stages[data["stage"]].input
-            assert (data["shape"][1:], data["dtype"]) == (tuple(shape), dtype), name
+            assert _carried(data) == told.stages[data["stage"]].inputs, name
+
+
+def _carried(data: Any) -> tuple[tuple[tuple[int, ...], str], ...]:
+    return tuple((shape[1:], dtype) for shape, dtype in zip(data["shape"], data["dtype"], strict=True))
 
 
 # --------------------------------------------------------------------------------------------------------- at random

@@ -42,8 +42,8 @@ def pipelined(stages: Any, folder: Path, **changed: Any) -> JobProgram:
                 index=index,
                 rank=rank,
                 modules=modules,
-                input=HIDDEN if index else ((8,), "int64"),
-                output=HIDDEN if index < last else ((8, 32), "float32"),
+                inputs=(HIDDEN if index else ((8,), "int64"),),
+                outputs=(HIDDEN if index < last else ((8, 32), "float32"),),
             )
             for index, rank, modules in stages
         ),

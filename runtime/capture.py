@@ -1,0 +1,436 @@
+"""The forward pass of a user's own module, written down call by call, so that a part of it can be carried out alone.
+
+Model: the module runs on tensors without memory (torch's FakeTensorMode). Its layers, which are named, are called as
+they are, and one call of the list each; what is computed between them is written down function by function, as the
+module's own code calls torch. A layer that has no parameters and whose results have no gradient (tables of rotary
+embeddings, masks) is looked into like what lies between. The list holds no shapes: a whole number that grows with the
+batch is so many for each sample, as two runs with different batches show. There is one list for training and one for
+evaluation.
+
+A call is *own* to every stage if all it needs is the input, buffers and constants: it draws no random numbers and
+touches no parameter. Its results are computed again wherever they are needed; all others belong to one stage.
+
+Contract: the list gives what the module gives, for any number of samples. What cannot be written down so is a
+CaptureError that names the reason and the line: control flow that depends on numbers, whole numbers that are no
+multiple of the batch, tensors that come from nowhere, objects handed from layer to layer, changes of buffers.
+
+Limits: conditions on shapes and on the module's own state are those of the capture. Hooks on the module itself and on
+containers do not run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dslc.compiler.program import PrecisionStep
+from dslc.runtime.recording import (
+    INPUT,
+    LARGE,
+    SMALL,
+    Call,
+    CaptureError,
+    Constant,
+    Fact,
+    Held,
+    Recording,
+    Value,
+    filled,
+    full,
+    merged,
+    tensors_of,
+    touches,
+)
+
+_ASKS = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist"}
+_LOST = {"register_hook", "register_post_accumulate_grad_hook", "backward", "__set__"}
+_PLAIN = (bool, int, float, complex, str, bytes, range, enum.Enum, type, types.FunctionType, types.BuiltinFunctionType)
+_TORCHS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def capture(
+    model: nn.Module, layers: Sequence[str], shape: Sequence[int], dtype: str, precision: PrecisionStep
+) -> dict[bool, Recording]:
+    """The forward pass in training (True) and in evaluation (False), for samples of this shape and dtype.
+
+    `model` is on any device and stays as it is. `layers` are paths, in any order; "" stands for no layer. Raises
+    CaptureError; what the module's own code raises comes through.
+    """
+    # A module that was traced has tensors of that mode besides its parameters, perhaps.
+    fake = detect_fake_mode(list(model.parameters())) or FakeTensorMode(allow_non_fake_inputs=True)
+    low = getattr(torch, precision.dtype) if precision.dtype != "float32" else None
+    modules = {name: model.get_submodule(name) for name in layers if name}
+    training = model.training
+    made = {}
+    with _pretending(model, fake, low if precision.level == "O2" else None):
+        opened: frozenset[str] = frozenset()
+
+        def run(samples: int) -> _Recorder:
+            recorder = _Recorder(model, modules, opened, fake, low if precision.level == "O1" else None)
+            numbers = getattr(torch, dtype)
+            if low is not None and precision.level == "O2" and numbers.is_floating_point:
+                numbers = low
+            try:
+                recorder.go((samples, *shape), numbers)
+            except (DataDependentOutputException, DynamicOutputShapeException) as error:
+                reason = f"its forward reads numbers out of tensors (`{error.func}`)"
+                raise CaptureError(reason, _line_of(error)) from error
+            return recorder
+
+        try:
+            opened = frozenset(run(SMALL).without_gradient)
+            for mode in (True, False):
+                model.train(mode)
+                made[mode] = merged(run(SMALL).recording, run(LARGE).recording)
+        finally:
+            model.train(training)
+    return made
+
+
+@contextlib.contextmanager
+def _pretending(model: nn.Module, fake: Any, low: torch.dtype | None) -> Iterator[None]:
+    """The module with tensors of a CPU that have no memory, all of which could train; tied ones stay tied."""
+    kept: list[tuple[Any, str, Tensor]] = []
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                kept.append((tensors, name, tensor))
+                if id(tensor) not in made:
+                    trains = tensors is module._parameters and tensor.is_floating_point()
+                    dtype = low if low is not None and trains else tensor.dtype
+                    with fake:
+                        new = torch.empty(tuple(tensor.shape), dtype=dtype)
+                    made[id(tensor)] = nn.Parameter(new, trains) if tensors is module._parameters else new
+                tensors[name] = made[id(tensor)]  # type: ignore[assignment]
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for tensors, name, tensor in kept:
+            tensors[name] = tensor
+        for module, training in modes:
+            module.training = training
+
+
+# ------------------------------------------------------------------------------------------------------- one run
+
+
+class _Recorder(TorchFunctionMode):
+    """One forward pass, written down."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Mapping[str, nn.Module],
+        opened: frozenset[str],
+        fake: Any,
+        low: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        self.recording = Recording()
+        self.without_gradient: set[str] = set()
+        self._model, self._layers, self._opened, self._fake, self._low = model, layers, opened, fake, low
+        self._inside: list[str] = []
+        self._before: tuple[Any, Any, dict[int, int]] = ((), {}, {})
+        self._random = False
+        self._known: dict[int, Value | Held] = {}
+        self._nodes: dict[int, str] = {}  # of autograd, by value
+        self._rewritten: set[int] = set()  # memory that calls have written into: its views have new nodes
+        self._alive: list[Tensor] = []  # so that no tensor's identity is used again
+        for path, module in model.named_modules():
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None:
+                    self._known.setdefault(id(tensor), Held(path, name))
+        parameters = {id(parameter) for parameter in model.parameters()}
+        self._parameters = {ref for key, ref in self._known.items() if key in parameters and isinstance(ref, Held)}
+        self._storages = {_memory(p): Held(*name.rpartition(".")[::2]) for name, p in model.named_parameters()}
+        self._own: dict[str, set[int]] = {}  # the memory of a layer's parameters
+        self._foreign: set[Held] = set()  # parameters that a layer uses and that are not its own
+
+    def go(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        with self._fake:
+            input = torch.empty(shape, dtype=dtype)
+        self._number(input, own=True)
+        with contextlib.ExitStack() as around:
+            for path, module in self._layers.items():
+                enter = module.register_forward_pre_hook(self._enter(path), with_kwargs=True)
+                around.callback(enter.remove)
+                leave = module.register_forward_hook(self._leave(path), with_kwargs=True)
+                around.callback(leave.remove)
+            around.enter_context(_asked(lambda tensor: self._constant(tensor) is not None))
+            around.enter_context(self._fake)
+            around.enter_context(self._watching())
+            around.enter_context(
+                torch.autocast("cpu", dtype=self._low or torch.bfloat16, enabled=self._low is not None)
+            )
+            around.enter_context(torch.enable_grad())
+            self._ambient = _cast()
+            with self:
+                output = self._model(input)
+        reference = self._known.get(id(output)) if isinstance(output, Tensor) else None
+        if not isinstance(reference, Value):
+            raise CaptureError("what it returns is no tensor that its forward computes")
+        self._check(output, reference.number)
+        self.recording.output = reference.number
+
+    # ------------------------------------------------------------------------------------------------- watching
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._inside:
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name in _ASKS and isinstance(args[0], Tensor) and (known := self._constant(args[0])) is not None:
+            with unset_fake_temporarily():
+                return func(known, *args[1:], **kwargs)
+        if name in _LOST:
+            raise CaptureError(f"its forward calls `{name}` on a tensor", _line())
+        versions = _versions((args, kwargs))
+        self._random, self._foreign = False, set()
+        result = func(*args, **kwargs)
+        self._note(func, False, args, kwargs, result, versions)
+        return result
+
+    def _enter(self, path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if not self._inside:
+                self.recording.starts.setdefault(path, len(self.recording.calls))
+                if path in self._opened:
+                    return
+                self._before, self._random = (args, kwargs, _versions((args, kwargs))), False
+                self._foreign = set()
+            if path not in self._opened:
+                self._inside.append(path)
+
+        return hook
+
+    def _leave(self, path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if not self._inside or path in self._opened:
+                return
+            self._inside.pop()
+            if self._inside:
+                return
+            args, kwargs, versions = self._before
+            tensors = tensors_of(output)
+            plain = not any(True for _ in module.parameters()) and not isinstance(module, _BatchNorm)
+            if plain and tensors and not any(tensor.requires_grad for tensor in tensors):
+                self.without_gradient.add(path)
+            self._note(path, True, args, kwargs, output, versions)
+
+        return hook
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[None]:
+        recorder = self
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):
+                    recorder._random = True
+                if recorder._inside:
+                    recorder._look(args, kwargs or {})
+                return func(*args, **(kwargs or {}))
+
+        with Watch():
+            yield
+
+    def _look(self, args: Any, kwargs: Any) -> None:
+        """Parameters that the layer at work has from elsewhere."""
+        for tensor in tensors_of((args, kwargs)):
+            held = self._storages.get(_memory(tensor))
+            if held is not None and not self._within(tensor, self._inside[0]):
+                self._foreign.add(held)
+
+    def _within(self, tensor: Tensor, path: str) -> bool:
+        if path not in self._own:
+            self._own[path] = {_memory(parameter) for parameter in self._layers[path].parameters()}
+        return _memory(tensor) in self._own[path]
+
+    # ---------------------------------------------------------------------------------------------- writing down
+
+    def _note(self, what: Any, layer: bool, args: Any, kwargs: Any, result: Any, versions: dict[int, int]) -> None:
+        changed = {key for key, version in _versions((args, kwargs)).items() if versions.get(key, version) != version}
+        tensors = tensors_of(result)
+        if not tensors and not changed and not layer:
+            return
+        facts = self.recording.facts
+        changes = {self._known[key] for key in changed if key in self._known}
+        for each in changes:
+            if isinstance(each, Held):
+                raise CaptureError(f"its forward changes `{full(each)}` outside of a layer", _line())
+            if facts[each.number].memory == facts[INPUT].memory:
+                raise CaptureError("its forward writes into its own input", _line())
+            self._rewritten.add(facts[each.number].memory)
+        takes: set[int] = set()
+        held: set[Held] = set()
+        written = self._written(args, takes, held, what), self._written(kwargs, takes, held, what)
+        trains = not held.isdisjoint(self._parameters)
+        own = not (layer or trains or self._random) and all(facts[number].own for number in takes)
+        call = Call(
+            what=what,
+            layer=layer,
+            args=written[0],
+            kwargs=written[1],
+            gives=tuple(self._number(tensor, own=own) for tensor in tensors),
+            takes=frozenset(takes),
+            held=frozenset(held | self._foreign),
+            changes=frozenset(each.number for each in changes if isinstance(each, Value)),
+            own=own,
+            grad=torch.is_grad_enabled(),
+            cast=None if _cast() == self._ambient else _cast(),
+            where=_line(),
+        )
+        self.recording.calls.append(call)
+
+    def _number(self, tensor: Tensor, own: bool) -> int:
+        known = self._known.get(id(tensor))
+        if isinstance(known, Value):
+            self._nodes[known.number] = _node(tensor)
+            return known.number
+        number = len(self.recording.facts)
+        self._alive.append(tensor)
+        self._nodes[number] = _node(tensor)
+        if known is None:
+            self._known[id(tensor)] = Value(number)
+        self.recording.facts[number] = Fact(
+            small=tuple(tensor.shape),
+            dtype=tensor.dtype,
+            memory=_memory(tensor),
+            own=own,
+        )
+        return number
+
+    def _written(self, value: Any, takes: set[int], held: set[Held], what: Any) -> Any:
+        """`value` with references in the place of tensors, which are added to `takes` and `held`."""
+        if isinstance(value, Tensor):
+            known = self._known.get(id(value))
+            if known is None and getattr(value, "fake_mode", None) is not None:
+                reason = f"it uses a tensor of shape {tuple(value.shape)} that no function of torch's has given"
+                raise CaptureError(reason, _line())
+            if isinstance(known, Value):
+                self._check(value, known.number)
+                takes.add(known.number)
+            elif known is not None:
+                held.add(known)
+            return Constant(value) if known is None else known
+        if isinstance(value, slice):
+            return slice(*(self._written(each, takes, held, what) for each in (value.start, value.stop, value.step)))
+        if isinstance(value, tuple | list):
+            items = [self._written(each, takes, held, what) for each in value]
+            if hasattr(value, "_fields"):
+                return type(value)(*items)
+            return items if isinstance(value, list) else tuple(items)
+        if isinstance(value, dict):
+            return {key: self._written(each, takes, held, what) for key, each in value.items()}
+        if value is None or value is Ellipsis or isinstance(value, _PLAIN + _TORCHS):
+            return value
+        taker = f"`{what}`" if isinstance(what, str) else "torch"
+        raise CaptureError(f"it hands {taker} a `{type(value).__name__}`, which may carry tensors along", _line())
+
+    def _check(self, tensor: Tensor, number: int) -> None:
+        """A tensor that a custom function of autograd has given was made by calls that have no such gradient."""
+        rewritten = self.recording.facts[number].memory in self._rewritten
+        if self._nodes[number] != (node := _node(tensor)) and not rewritten:
+            raise CaptureError(f"it uses a tensor whose gradient `{node}` computes outside of a layer", _line())
+
+    # -------------------------------------------------------------------------------------------------- constants
+
+    def _constant(self, tensor: Tensor) -> Tensor | None:
+        """The numbers of a tensor that follows from constants alone; None for others."""
+        known = self._known.get(id(tensor))
+        if not isinstance(known, Value):
+            return None
+        needed, chosen = {known.number}, []
+        for call in reversed(self.recording.calls):
+            if not touches(self.recording, call, needed):
+                continue
+            if not call.own or call.held:
+                return None
+            chosen.append(call)
+            needed |= call.takes
+        if INPUT in needed:
+            return None
+        values: dict[int, Tensor] = {}
+        with unset_fake_temporarily(), torch._C.DisableTorchFunction(), torch.no_grad():
+            for call in reversed(chosen):
+                found = call.what(*filled(call.args, values, {}, 0, None), **filled(call.kwargs, values, {}, 0, None))
+                values.update(zip(call.gives, tensors_of(found), strict=True))
+        return values[known.number]
+
+
+def _node(tensor: Tensor) -> str:
+    return type(tensor.grad_fn).__name__ if tensor.grad_fn is not None else ""
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _versions(value: Any) -> dict[int, int]:
+    return {id(tensor): tensor._version for tensor in tensors_of(value)}
+
+
+def _cast() -> tuple[bool, torch.dtype]:
+    return torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+
+
+def _asked(numbers: Callable[[Tensor], bool]) -> contextlib.AbstractContextManager[None]:
+    """So that `transformers` asks for numbers that are known, as it does in a training."""
+    if "transformers" not in sys.modules:
+        return contextlib.nullcontext()
+    from dslc.runtime.transformers_model import known
+
+    return known(numbers)
+
+
+# ------------------------------------------------------------------------------------------------ lines of the user's
+
+
+_HOUSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OURS = tuple(os.path.join(_HOUSE, floor, "") for floor in ("cli", "compiler", "runtime"))
+_FOREIGN = (*_OURS, sysconfig.get_path("stdlib"), "<")
+
+
+def _line() -> str:
+    """The line of the user's own code that is at work."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if own := _named(frame.f_code.co_filename, frame.f_lineno):
+            return own
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def _line_of(error: BaseException) -> str:
+    import traceback
+
+    frames = [_named(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    return next((line for line in reversed(frames) if line), "")
+
+
+def _named(file: str, line: int) -> str:
+    foreign = file.startswith(_FOREIGN) or "site-packages" in file
+    return "" if foreign else f"{os.path.basename(file)}, line {line}"

@@ -1,0 +1,209 @@
+"""Stages of a module that was written down call by call (capture.py): where it can be cut, and what a stage does.
+
+Model: a cut lies before the first call of a layer. What has been computed before it and is needed after it crosses, all
+of it, from stage to stage, also through stages that do not use it; what is own to every stage is computed again there.
+A stage (stage.py runs it) is the calls between two cuts, in order, with the module's own layers.
+
+Contract: all that crosses is a batch of floating-point numbers, samples first. A parameter is used on one stage alone,
+unless it is tied. What a cut would break is told as a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from dslc.compiler.program import PrecisionStep
+from dslc.runtime.capture import capture
+from dslc.runtime.recording import INPUT, LARGE, SMALL, Call, Held, Recording, full, touches
+
+Crossing = tuple[tuple[tuple[int, ...], str], ...]  # shape of one sample and dtype of each tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seam:
+    """The place before a layer: what crosses it, or why there can be no cut."""
+
+    sent: Crossing = ()
+    refused: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """What a stage does: the tensors it is sent, its calls, and what it gives. `drops` are, for each call, the values
+    that nothing needs after it, and `used` what it gives and works with itself."""
+
+    receives: tuple[int, ...]
+    calls: tuple[Call, ...]
+    drops: tuple[tuple[int, ...], ...]
+    gives: tuple[int, ...]
+    used: frozenset[int]
+
+
+# ---------------------------------------------------------------------------------------------------------- cutting
+
+
+def look(
+    model: nn.Module,
+    layers: Sequence[str],
+    rest: Sequence[str],
+    shape: Sequence[int],
+    dtype: str,
+    precision: PrecisionStep,
+) -> tuple[tuple[str, ...], tuple[Seam, ...]]:
+    """The layers in their order, and what each cut between two of them takes. `rest` are the parameters of "". Raises
+    what `capture` raises."""
+    recordings = capture(model, layers, shape, dtype, precision)
+    ordered = order(recordings, layers, rest)
+    return ordered, seams(recordings, model, ordered, rest)
+
+
+def order(recordings: Mapping[bool, Recording], layers: Sequence[str], rest: Iterable[str]) -> tuple[str, ...]:
+    """The layers in the order in which they are called, and "" in the place where the parameters `rest`, which belong
+    to none of them, are used."""
+    recording = recordings[True]
+    called = sorted((name for name in layers if name), key=lambda name: recording.starts[name])
+    if "" not in layers:
+        return tuple(called)
+    names = set(rest)
+    first = next((n for n, call in enumerate(recording.calls) if any(full(held) in names for held in call.held)), 0)
+    before = sum(recording.starts[name] <= first for name in called) if first else 0
+    return (*called[:before], "", *called[before:])
+
+
+def seams(
+    recordings: Mapping[bool, Recording], model: nn.Module, layers: Sequence[str], rest: Iterable[str]
+) -> tuple[Seam, ...]:
+    """What each cut between two neighbours of `layers` takes, in training and in evaluation alike."""
+    found = []
+    of_layer = {name: {id(p) for p in model.get_submodule(name).parameters()} for name in layers if name}
+    parameters = {
+        f"{path}.{name}" if path else name: id(parameter)
+        for path, module in model.named_modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None
+    }
+    root = {parameters[name] for name in rest if name in parameters}
+    for name in layers[1:]:
+        if not name:
+            found.append(Seam(refused="what the module itself holds belongs to the layer before"))
+            continue
+        both = [_seam(recording, name, of_layer, parameters, root) for recording in recordings.values()]
+        reason = next((each.refused for each in both if each.refused), "")
+        if not reason and both[0] != both[1]:
+            reason = "other tensors cross it in evaluation than in training"
+        found.append(Seam(refused=reason) if reason else both[0])
+    return tuple(found)
+
+
+def _seam(
+    recording: Recording,
+    layer: str,
+    of_layer: Mapping[str, set[int]],
+    parameters: Mapping[str, int],
+    root: set[int],
+) -> Seam:
+    if layer not in recording.starts:
+        return Seam(refused=f"`{layer}` is not called in evaluation")
+    at = recording.starts[layer]
+    before, after = recording.calls[:at], recording.calls[at:]
+    again = {call.what for call in before if call.layer} & {call.what for call in after if call.layer}
+    if again:
+        return Seam(refused=f"`{sorted(again)[0]}` is called on both sides of it")
+    if reason := _shared(before, after, of_layer, parameters, root):
+        return Seam(refused=reason)
+    facts = recording.facts
+    for call in after:
+        written = {facts[number].memory for number in call.changes} if not call.own else set()
+        if any(facts[number].memory in written for each in before for number in each.gives):
+            return Seam(refused=f"a tensor of the stage before is written into ({call.where})")
+    sent = []
+    for number in crossing(recording, at):
+        fact = facts[number]
+        shape = tuple(fact.small)
+        if not fact.dtype.is_floating_point:
+            return Seam(refused=f"a tensor of {_plain(fact.dtype)}, computed before it, is needed after it")
+        if shape != (SMALL, *shape[1:]) or fact.large != (LARGE, *shape[1:]):
+            return Seam(
+                refused=f"a tensor of shape {shape} for 2 samples crosses it, whose first dimension is not theirs"
+            )
+        sent.append((shape[1:], _plain(fact.dtype)))
+    if not sent:
+        return Seam(refused="nothing that has a gradient crosses it")
+    return Seam(sent=tuple(sent))
+
+
+def _shared(
+    before: Sequence[Call],
+    after: Sequence[Call],
+    of_layer: Mapping[str, set[int]],
+    parameters: Mapping[str, int],
+    root: set[int],
+) -> str:
+    """Why the parameters that are used outside of their layers cannot be on one stage."""
+
+    def loose(calls: Sequence[Call]) -> dict[int, str]:
+        return {parameters[full(h)]: full(h) for call in calls for h in call.held if full(h) in parameters}
+
+    def used(calls: Sequence[Call]) -> set[int]:
+        return {p for call in calls if call.layer for p in of_layer.get(call.what, ())} | set(loose(calls))
+
+    first, second = loose(before), loose(after)
+    for parameter, name in (first | second).items():
+        if parameter in used(before) and parameter in used(after):
+            return f"`{name}`, which is used outside of a layer, is needed on both sides of it"
+    ahead, behind = ([name for p, name in each.items() if p in root] for each in (first, second))
+    if ahead and behind:
+        return f"the parameters `{ahead[0]}` and `{behind[0]}`, which belong to no layer, are used on either side of it"
+    return ""
+
+
+def crossing(recording: Recording, at: int) -> tuple[int, ...]:
+    """The values that are computed before the call `at`, needed from there on, and not own to every stage."""
+    needed = {recording.output}.union(*(call.takes for call in recording.calls[at:]))
+    made = {number for call in recording.calls[:at] for number in call.gives} | {INPUT}
+    return tuple(sorted(number for number in needed & made if not recording.facts[number].own))
+
+
+def code(recording: Recording, start: int, stop: int) -> Code:
+    """What the stage of the calls `start` to `stop` does."""
+    last = stop == len(recording.calls)
+    gives = (recording.output,) if last else crossing(recording, stop)
+    receives = crossing(recording, start) if start else ()
+    needed, chosen = set(gives) - set(receives), []
+    for n in range(stop - 1, -1, -1):
+        call = recording.calls[n]
+        here = n >= start
+        if (here or call.own) and (touches(recording, call, needed) or (here and call.layer)):
+            chosen.append(call)
+            needed |= call.takes - set(receives)
+    chosen.reverse()
+    left, drops = set(gives), []
+    for call in reversed(chosen):
+        over = ({*call.takes, *call.gives}) - left - {INPUT}
+        drops.append(tuple(over))
+        left |= over
+    used = frozenset(number for call in chosen for number in call.takes if number in gives)
+    return Code(receives=receives, calls=tuple(chosen), drops=tuple(reversed(drops)), gives=gives, used=used)
+
+
+def codes(recordings: Mapping[bool, Recording], firsts: Sequence[str]) -> list[dict[bool, Code]]:
+    """The stages that begin with the layers `firsts`, in training and in evaluation."""
+    made: list[dict[bool, Code]] = [{} for _ in firsts]
+    for mode, recording in recordings.items():
+        starts = [recording.starts[name] if n else 0 for n, name in enumerate(firsts)]
+        for n, (start, stop) in enumerate(zip(starts, [*starts[1:], len(recording.calls)], strict=True)):
+            made[n][mode] = code(recording, start, stop)
+    return made
+
+
+def held_by(codes: Mapping[bool, Code]) -> tuple[Held, ...]:
+    """Parameters and buffers that a stage uses outside of layers."""
+    return tuple(dict.fromkeys(h for each in codes.values() for call in each.calls for h in call.held))
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,205 @@
+"""A forward pass as a list of calls: the data, and how a call is done again.
+
+Model: a call is a layer or a function of torch's with its arguments. Where those had tensors there are references: to
+what an earlier call has given, to a parameter or buffer by its name, to a constant; where they had a whole number that
+grows with the batch, how many it is for each sample. capture.py writes such lists, captured.py cuts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+SMALL, LARGE = 2, 4  # samples of the two runs that are compared; one alone would stop batch norm
+INPUT = 0  # the number of the value that goes in
+
+
+class CaptureError(Exception):
+    """What of a module cannot be written down. `where` is the line of the user's own, as far as it is known."""
+
+    def __init__(self, reason: str, where: str = "") -> None:
+        super().__init__(reason)
+        self.where = where
+
+
+class Value(NamedTuple):
+    """In the place of a tensor: what a call has given."""
+
+    number: int
+
+
+class Held(NamedTuple):
+    """In the place of a tensor: a parameter or buffer, by the path of its module and its name there."""
+
+    path: str
+    name: str
+
+
+class Each(NamedTuple):
+    """In the place of a whole number: so many for each sample."""
+
+    times: int
+
+
+class Constant(NamedTuple):
+    """In the place of a tensor: one that the module keeps besides its parameters and buffers."""
+
+    tensor: Tensor
+
+
+@dataclass(kw_only=True)
+class Call:
+    """One call. `what` is the path of a layer, or a function of torch's."""
+
+    what: Any
+    layer: bool
+    args: Any
+    kwargs: Any
+    gives: tuple[int, ...]  # the numbers of the tensors in what it returns
+    takes: frozenset[int]
+    held: frozenset[Held]
+    changes: frozenset[int]  # values into whose memory it writes
+    own: bool
+    grad: bool  # whether gradients were on
+    cast: tuple[bool, torch.dtype] | None  # autocast, where the module itself has changed it
+    where: str
+
+
+@dataclass(kw_only=True)
+class Fact:
+    """What is known of a value: shapes of both runs, and whether every stage can compute it."""
+
+    small: tuple[int, ...]
+    large: tuple[int, ...] = ()
+    dtype: torch.dtype
+    memory: int  # values of one memory are views of each other
+    own: bool
+
+
+@dataclass(kw_only=True)
+class Recording:
+    """The calls of one forward pass, in order. `starts` says which call is the first of each layer."""
+
+    calls: list[Call] = field(default_factory=list)
+    starts: dict[str, int] = field(default_factory=dict)
+    facts: dict[int, Fact] = field(default_factory=dict)
+    output: int = INPUT
+
+
+def full(held: Held) -> str:
+    """The name of a parameter or buffer in the whole module."""
+    return f"{held.path}.{held.name}" if held.path else held.name
+
+
+def touches(recording: Recording, call: Call, values: set[int]) -> bool:
+    """Whether a call gives one of these values, or writes into the memory of one."""
+    if not values.isdisjoint(call.gives):
+        return True
+    if not call.changes:
+        return False
+    memories = {recording.facts[number].memory for number in values}
+    return any(recording.facts[number].memory in memories for number in call.changes)
+
+
+def filled(
+    value: Any,
+    values: Mapping[int, Tensor],
+    held: Mapping[Held, tuple[nn.Module, str]],
+    samples: int,
+    device: torch.device | None,
+) -> Any:
+    """What was written down, with tensors in the place of references."""
+    match value:
+        case Value(number):
+            return values[number]
+        case Held():
+            return getattr(*held[value])
+        case Each(times):
+            return times * samples
+        case Constant(tensor):
+            return tensor
+        case torch.device():
+            return device or value
+        case slice():
+            parts = (value.start, value.stop, value.step)
+            return slice(*(filled(each, values, held, samples, device) for each in parts))
+        case tuple() | list():
+            items = [filled(each, values, held, samples, device) for each in value]
+            if hasattr(value, "_fields"):
+                return type(value)(*items)
+            return items if isinstance(value, list) else tuple(items)
+        case dict():
+            return {key: filled(each, values, held, samples, device) for key, each in value.items()}
+        case _:
+            return value
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """The tensors within a value, in the order in which calls number them."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+# -------------------------------------------------------------------------------------------- two runs made one
+
+
+def merged(small: Recording, large: Recording) -> Recording:
+    """The calls of both, with what grows with the batch so many for each sample."""
+    for one, other in zip(small.calls, large.calls, strict=False):
+        if one.what != other.what or one.gives != other.gives or one.takes != other.takes:
+            raise CaptureError("its forward does other things for other numbers of samples", one.where)
+        one.args = _joined(one.args, other.args, one.where)
+        one.kwargs = _joined(one.kwargs, other.kwargs, one.where)
+    if len(small.calls) != len(large.calls) or small.output != large.output:
+        raise CaptureError("its forward does other things for other numbers of samples")
+    for number, fact in small.facts.items():
+        fact.large = large.facts[number].small
+    _settle(small)
+    return small
+
+
+def _joined(small: Any, large: Any, where: str) -> Any:
+    if isinstance(small, int) and not isinstance(small, bool) and small != large:
+        if isinstance(large, int) and small * LARGE == large * SMALL and small % SMALL == 0:
+            return Each(small // SMALL)
+        reason = f"a number in its forward is {small} for {SMALL} samples and {large} for {LARGE}"
+        raise CaptureError(reason, where)
+    if isinstance(small, Constant):
+        return small
+    if isinstance(small, Value | Held) and small == large:
+        return small
+    if isinstance(small, slice):
+        parts = zip((small.start, small.stop, small.step), (large.start, large.stop, large.step), strict=True)
+        return slice(*(_joined(one, other, where) for one, other in parts))
+    if isinstance(small, dict) and isinstance(large, dict) and list(small) == list(large):
+        return {key: _joined(small[key], large[key], where) for key in small}
+    if isinstance(small, tuple | list) and type(small) is type(large) and len(small) == len(large):
+        items = [_joined(one, other, where) for one, other in zip(small, large, strict=True)]
+        if hasattr(small, "_fields"):
+            return type(small)(*items)
+        return items if isinstance(small, list) else tuple(items)
+    if small is not large and small != large:
+        raise CaptureError(f"in its forward `{small}` is `{large}` for other numbers of samples", where)
+    return small
+
+
+def _settle(recording: Recording) -> None:
+    """Values into whose memory something writes that is not own are of one stage, and so is what follows from them."""
+    facts = recording.facts
+    while True:
+        spoilt = {facts[number].memory for call in recording.calls if not call.own for number in call.changes}
+        lost = [number for number, fact in facts.items() if fact.own and fact.memory in spoilt and number != INPUT]
+        for number in lost:
+            facts[number].own = False
+        changed = False
+        for call in recording.calls:
+            if call.own and not all(facts[number].own for number in (*call.takes, *call.gives)):
+                call.own, changed = False, True
+                for number in call.gives:
+                    facts[number].own = False
+        if not changed:
+            return

@@ -1,0 +1,129 @@
+"""Stages of a pipeline as modules: the layers of one, and how they are called.
+
+Model: a stage of a network that the program builds calls its layers one after another (`Stage`); one of a user's own
+module does the calls that were written down (`CapturedStage`; captured.py). Both take what the stage before has sent
+and give what the next one is sent, or, at the end, what the model gives.
+
+Contract: what is sent has the dtypes of the program, its numbers lie one after another, and it has a gradient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from dslc.compiler.program import StageStep
+from dslc.runtime.recording import INPUT, Call, Held, filled, tensors_of
+
+if TYPE_CHECKING:
+    from dslc.runtime.captured import Code
+
+Contexts = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+class Stage(nn.Module):
+    """Layers of the model, one after another. `around` is what they run in."""
+
+    def __init__(self, step: StageStep, last: bool, layers: Iterable[nn.Module], around: Contexts) -> None:
+        super().__init__()
+        self.step, self.last, self._around = step, last, around
+        self._sent = getattr(torch, step.outputs[0][1])
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            (x,) = _Dense.apply(x)
+        with self._around():
+            for layer in self.layers:
+                x = layer(x)
+        return x if self.last else _ready(x, self._sent)
+
+
+class CapturedStage(nn.Module):
+    """A part of a user's own module. `whole` is the module, whose `training` says which code runs; `places` say where
+    the parameters and buffers are that are used outside of layers, of which `holder` has those of no layer."""
+
+    def __init__(
+        self,
+        step: StageStep,
+        last: bool,
+        layers: Mapping[str, nn.Module],
+        holder: nn.Module,
+        places: Mapping[Held, tuple[nn.Module, str]],
+        codes: Mapping[bool, Code],
+        whole: nn.Module,
+        around: Contexts,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.step, self.last, self._around, self._device = step, last, around, device
+        self.layers, self.holder = nn.ModuleList(layers.values()), holder
+        self._named, self._places, self._codes = dict(layers), dict(places), dict(codes)
+        self._whole = [whole]  # in a list: it is no part of the stage
+        self._sent = [getattr(torch, dtype) for _, dtype in step.outputs]
+
+    def forward(self, *given: Tensor, input: Tensor | None = None) -> Tensor | tuple[Tensor, ...]:
+        code = self._codes[self._whole[0].training]
+        values: dict[int, Tensor] = {}
+        if code.receives:
+            if any(tensor.requires_grad for tensor in given):
+                given = _Dense.apply(*given)
+            values.update(zip(code.receives, given, strict=True))
+        else:
+            input = given[0]
+        if input is not None:
+            values[INPUT] = input
+        samples = len(given[0])
+        with self._around():
+            for call, over in zip(code.calls, code.drops, strict=True):
+                self._do(call, values, samples)
+                for number in over:
+                    values.pop(number, None)
+        if self.last:
+            return values[code.gives[0]]
+        return tuple(
+            _ready(values[number], dtype, used=number in code.used)
+            for number, dtype in zip(code.gives, self._sent, strict=True)
+        )
+
+    def _do(self, call: Call, values: dict[int, Tensor], samples: int) -> None:
+        args = filled(call.args, values, self._places, samples, self._device)
+        kwargs = filled(call.kwargs, values, self._places, samples, self._device)
+        what = self._named[call.what] if call.layer else call.what
+        with contextlib.ExitStack() as around:
+            if not call.grad:
+                around.enter_context(torch.no_grad())
+            if call.cast is not None:
+                enabled, dtype = call.cast
+                around.enter_context(torch.autocast(self._device.type, dtype=dtype, enabled=enabled))
+            result = what(*args, **kwargs)
+        found = tensors_of(result)
+        assert len(found) == len(call.gives), f"{call.where}: {len(found)} tensors, and there were {len(call.gives)}"
+        values.update(zip(call.gives, found, strict=True))
+
+
+def _ready(tensor: Tensor, dtype: torch.dtype, used: bool = False) -> Tensor:
+    """As a tensor is sent to another stage; `used`: this one works with it, too."""
+    tensor = tensor.to(dtype).contiguous()
+    if torch.is_grad_enabled() and (used or tensor._is_view()):
+        # A split backward pass detaches it in place, which torch refuses of views and of what it needs again.
+        tensor = tensor.clone()
+    if torch.is_grad_enabled() and not tensor.requires_grad:
+        tensor.requires_grad_()  # nothing here trains: torch's runtime has a backward pass all the same
+    return tensor
+
+
+class _Dense(torch.autograd.Function):
+    """The same tensors, with gradients whose numbers lie one after another, as only such can be sent."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Tensor) -> Any:
+        return tuple(tensor.view_as(tensor) for tensor in given)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return tuple(gradient.contiguous() for gradient in gradients)

@@ -1,0 +1,5 @@
+import "base/own.plt"
+
+parallelism {
+  pipeline = 2 #! W0436
+}

@@ -1,0 +1,49 @@
+"""Networks that no pipeline can be made of, each for a reason of its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).tanh()
+
+
+class Chain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.middle, self.leave = Block(), Block(), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.middle(self.enter(x.flatten(1))))
+
+
+class Halves(Chain):
+    """What it does depends on how many samples there are, and not in proportion."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x.flatten(1))
+        half = (len(x) + 1) // 2
+        return self.leave(self.middle(torch.cat([x[half:], x[:half]])))
+
+
+class Around(Chain):
+    """It comes back to its first block."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.enter(self.middle(self.enter(x.flatten(1)))))
+
+
+class Chosen(Chain):
+    """Which numbers go on is chosen in one block and used in another."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x.flatten(1))
+        chosen = x > 0
+        return self.leave(self.middle(x) * chosen)

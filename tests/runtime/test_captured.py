@@ -1,0 +1,331 @@
+"""Modules written down call by call and cut: stage after stage they give what the module gives, with its gradients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dslc.compiler.program import PrecisionStep, StageStep
+from dslc.runtime.capture import capture
+from dslc.runtime.captured import codes, held_by, look
+from dslc.runtime.recording import CaptureError
+from dslc.runtime.stage import CapturedStage
+
+FP32 = PrecisionStep()
+
+
+def blocks(count: int = 3, width: int = 8) -> nn.ModuleList:
+    return nn.ModuleList([nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(count)])
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(6, 8)
+        self.blocks = blocks()
+        self.leave = nn.Linear(8, 4)
+
+
+class Skips(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.enter(x)
+        y = first
+        for n, block in enumerate(self.blocks):
+            y = block(y) * 0.5 + (first if n % 2 else x.sum(-1, keepdim=True))
+        return self.leave(y)
+
+
+class Sizes(Base):
+    """Computes with the sizes of its input, and fills tables in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples, width = x.shape
+        mask = torch.ones(samples, 3, dtype=x.dtype)
+        mask[:, 1] = 0
+        mask.mul_(2.0)
+        wide = self.enter(x).repeat(3, 1).view(3, samples, 8).transpose(0, 1)
+        y = wide * mask[..., None] + torch.arange(8, device=x.device) / width
+        for block in self.blocks:
+            y = block(y)
+        if not self.training:
+            y = y + mask.sum() / (2 * samples)
+        return self.leave(y.reshape(samples * 3, 8).view(samples, 3, 8).mean(1))
+
+
+class Context(Base):
+    """Gradients and autocast that the module itself switches, and results that are no tensors alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            level = self.enter(x).mean(1, keepdim=True)
+        y = self.enter(x) + level
+        for block in self.blocks:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                low = block(y)
+            values, _ = torch.max(low, dim=1, keepdim=True)
+            y = y + values.to(y.dtype)
+        return self.leave(y + level)
+
+
+class Loose(Base):
+    """Parameters and buffers of its own, and a layer's weight used outside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(8))
+        self.register_buffer("scale", torch.rand(8))
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.enter(x) + self.shift
+        for block in self.blocks:
+            y = block(y * self.scale)
+        return F.linear(y, self.leave.weight).to(self.leave.bias.device) + self.leave(y)
+
+
+class Position(nn.Module):
+    """A table without parameters, made for the place and the dtype of what it is given."""
+
+    steps: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.linspace(0, 1, 8), persistent=False)
+
+    def forward(self, x: Tensor, at: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        angle = (at[:, None].float() * self.steps).to(x.dtype)
+        return angle.cos(), {"sin": angle.sin()}
+
+
+class Tables(Base):
+    """Tables that each stage makes for itself; a mask that is left out where it would do nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = Position()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.enter(x)
+        at = torch.arange(y.shape[1])
+        mask = None if bool((at >= 0).all()) else at > 3
+        assert mask is None
+        cos, rest = self.position(y, at[:3])
+        for block in self.blocks:
+            y = block(y) * cos[0] + rest["sin"][2]
+        return self.leave(y)
+
+
+def stages(model: nn.Module, example: Tensor, layers: Sequence[str], precision: PrecisionStep = FP32) -> Any:
+    """The stages that all cuts at once leave."""
+    rest = [name for name, _ in model.named_parameters() if not any(name.startswith(f"{n}.") for n in layers if n)]
+    names = [*layers, ""] if rest else list(layers)
+    dtype = str(example.dtype).removeprefix("torch.")
+    ordered, seams = look(model, names, rest, tuple(example.shape[1:]), dtype, precision)
+    ends = [n + 1 for n, seam in enumerate(seams) if not seam.refused]
+    groups = [ordered[a:b] for a, b in zip([0, *ends], [*ends, len(ordered)], strict=True)]
+    made = codes(capture(model, names, tuple(example.shape[1:]), dtype, precision), [group[0] for group in groups])
+    found = []
+    for n, (group, code) in enumerate(zip(groups, made, strict=True)):
+        sent = seams[ends[n] - 1].sent if n < len(ends) else (((4,), "float32"),)
+        step = StageStep(index=n, rank=n, modules=tuple(group), inputs=(), outputs=sent)
+        places = {held: (model.get_submodule(held.path), held.name) for held in held_by(code)}
+        own = {name: model.get_submodule(name) for name in group if name}
+        last = n == len(ends)
+        found.append(
+            CapturedStage(
+                step, last, own, nn.Module(), places, code, model, contextlib.nullcontext, torch.device("cpu")
+            )
+        )
+    return found, seams
+
+
+def composed(parts: Sequence[CapturedStage], x: Tensor) -> Tensor:
+    given: tuple[Tensor, ...] = (x,)
+    for part in parts:
+        made = part(*given, input=x)
+        given = made if isinstance(made, tuple) else (made,)
+    return given[0]
+
+
+LAYERS = ("enter", "blocks.0", "blocks.1", "blocks.2", "leave")
+
+
+@pytest.mark.parametrize("kind", [Skips, Sizes, Context, Loose, Tables])
+def test_the_stages_together_are_the_module(kind: type[Base]) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    layers = [*LAYERS, "position"] if kind is Tables else LAYERS
+    parts, seams = stages(model, torch.empty(1, 6), layers)
+    assert len(parts) >= 4, [seam.refused for seam in seams]
+    for samples in (1, 2, 5):
+        for mode in (True, False):
+            model.train(mode)
+            x = torch.randn(samples, 6)
+            results = []
+            for run in (model, lambda x: composed(parts, x)):
+                model.zero_grad()
+                output = run(x)
+                output.square().sum().backward()
+                results.append((output, {n: p.grad for n, p in model.named_parameters()}))
+            (one, grads), (other, others) = results
+            torch.testing.assert_close(other, one, rtol=1e-6, atol=1e-6)
+            for name, grad in grads.items():
+                torch.testing.assert_close(others[name], grad, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_in_16_bits_the_dtypes_are_those_of_the_training() -> None:
+    model = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 8), nn.Softmax(1), nn.Linear(8, 4))
+    made = []
+    for part in model:
+        part.register_forward_hook(lambda module, args, output: made.append(str(output.dtype)[6:]))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(torch.randn(3, 6))
+    assert len(set(made)) == 2
+    for level, kinds in (("O1", made[:-1]), ("O2", ["bfloat16"] * 3)):
+        precision = PrecisionStep(dtype="bfloat16", level=level)  # type: ignore[arg-type]
+        _, seams = look(model, ("0", "1", "2", "3"), (), (6,), "float32", precision)
+        assert [seam.sent[0][1] for seam in seams] == kinds
+
+
+def test_nothing_of_the_module_is_changed() -> None:
+    model = Loose()
+    before = {name: id(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    model.enter.eval()
+    capture(model, (*LAYERS, ""), (6,), "float32", FP32)
+    assert {n: id(t) for n, t in (*model.named_parameters(), *model.named_buffers())} == before
+    assert model.training and not model.enter.training
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+class Numbers(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.enter(x)
+        return self.leave(y if y.sum() > 0 else -y)
+
+
+class Half(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.enter(x).roll((len(x) + 1) // 2, 0))
+
+
+class Alone(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.enter(x)
+        return self.leave(y * 2 if len(x) == 2 else y)
+
+
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 2
+
+
+class Foreign(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(Own.apply(self.enter(x)))
+
+
+class Hooked(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.enter(x)
+        y.register_hook(lambda gradient: gradient * 2)
+        return self.leave(y)
+
+
+class Counting(Base):
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.leave(self.enter(x))
+
+
+class Inward(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        x[:, 0] = 0
+        return self.leave(self.enter(x))
+
+
+@pytest.mark.parametrize(
+    "kind, reason",
+    [
+        (Numbers, "reads numbers out of tensors"),
+        (Half, "is 1 for 2 samples and 2 for 4"),
+        (Alone, "does other things for other numbers of samples"),
+        (Foreign, "gradient `OwnBackward` computes outside of a layer"),
+        (Hooked, "calls `register_hook`"),
+        (Counting, "changes `calls` outside of a layer"),
+        (Inward, "writes into its own input"),
+    ],
+)
+def test_what_cannot_be_written_down_is_said_with_its_line(kind: type[Base], reason: str) -> None:
+    with pytest.raises(CaptureError, match=reason) as raised:
+        capture(kind(), LAYERS[:1] + LAYERS[-1:], (6,), "float32", FP32)
+    assert raised.value.where.startswith("test_captured.py, line "), raised.value.where
+
+
+class Around(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.blocks[0](self.enter(x))
+        return self.leave(self.blocks[0](self.blocks[1](y)))
+
+
+class Chosen(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.enter(x)
+        chosen = y > 0
+        return self.leave(self.blocks[0](y) * chosen)
+
+
+class Sides(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.blocks[0](self.enter(x) * self.before) * self.after)
+
+
+class Written(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.enter(x)
+        z = self.blocks[0](y)
+        y += z
+        return self.leave(y)
+
+
+class Sideways(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.blocks[0](self.enter(x)[None])[0])
+
+
+@pytest.mark.parametrize(
+    "kind, before, reason",
+    [
+        (Around, "blocks.1", "`blocks.0` is called on both sides"),
+        (Chosen, "blocks.0", "a tensor of bool, computed before it"),
+        (Sides, "blocks.0", "`before` and `after`, which belong to no layer"),
+        (Written, "blocks.0", "is written into (test_captured.py, line"),
+        (Sideways, "blocks.0", "whose first dimension is not theirs"),
+    ],
+)
+def test_where_there_can_be_no_cut_is_said(kind: type[Base], before: str, reason: str) -> None:
+    model = kind()
+    called = ("enter", "blocks.0", *(("blocks.1",) if kind is Around else ()), "leave")
+    rest = ("before", "after") if kind is Sides else ()
+    layers, seams = look(model, (*called, *(("",) if rest else ())), rest, (6,), "float32", FP32)
+    assert reason in seams[layers.index(before) - 1].refused
