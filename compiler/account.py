@@ -9,13 +9,14 @@ the update. At each stop stand the activations that earlier layers keep, what th
                     before the exchange; else made in the backward pass, whole until `fully_shard` has scattered them
     optimizer       float32 state, by optimizer; under ZeRO-1 of the rank that is dealt the most
     activations     what autograd keeps of the micro-batches in flight, under `recompute`, copies that autocast makes of
-                    weights, and what a layer takes while it works
+                    weights, and what a layer takes while it works; of a stage also what it gives
     buffers         batch statistics and the like
     communication   what `fully_shard` gathers, and hands to a reduce-scatter
     framework       the CUDA context and its libraries; on a CPU nothing that is a tensor
 
-Contract: arithmetic over the model graph; linear in the layers of the rank. Bytes are those of torch 2.13's kernels on
-CPUs, held against what a run measures by tests/test_memory.py.
+Contract: arithmetic over the model graph, of which a rank has its own shapes along the tensor axis (`tensor_tape`);
+linear in the layers of the rank. Bytes are those of torch 2.13's kernels on CPUs, held against what a run measures by
+tests/test_memory.py.
 
 Limits: the batch itself is not counted on a CPU, nor the allocator's slack, nor scratch that libraries allocate beside
 torch. GPU kernels keep slightly other things (`tape`). Under a pipeline the walk is that of one micro-batch beside the

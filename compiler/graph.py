@@ -15,6 +15,7 @@ What an action is, its `what` says:
     SEND_F, RECV_F, SEND_B, RECV_B  a message between stages (`shape`, `dtype`, `bytes`)
     UNSHARD, REDUCE_GRAD            where a pipeline gathers a stage's parameters, and agrees on its gradients
     all_reduce, all_gather, …       collectives (`axis`, `carries`, `dtype`; `count` of them, of `bytes` in all)
+    send, receive                   the same of gradients of weights that two stages share
     update                          the optimizer's step
 
 Edges have a `relation`: `placement` (stage on process, process on device, device on node), `order` (an action after
