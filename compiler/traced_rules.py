@@ -59,7 +59,7 @@ class Operation:
 
 def follow(operation: Operation, out: torch.Tensor) -> Share | None:
     """What `out` is, one of the results of an operation that takes a share; None: whole."""
-    rule = _aligned if operation.pointwise else _RULES.get(operation.name)
+    rule: _Rule | None = _aligned if operation.pointwise else _RULES.get(operation.name)
     if rule is None:
         raise Refused(f"it is not known what `{operation.name}` makes of shares")
     return rule(operation, out)

@@ -73,12 +73,13 @@ def _modules(model: nn.Module) -> tuple[ModuleFacts, ...]:
     for name, module in model.named_modules():
         kinds = (torch.nn.Linear, torch.nn.Embedding)
         plain = next((k for k in kinds if isinstance(module, k) and type(module).forward is k.forward), None)
+        weight: Any = getattr(module, "weight", None)
         found.append(
             ModuleFacts(
                 name=name,
                 kind=type(module).__name__,
                 plain=plain.__name__ if plain else "",
-                weight=tuple(module.weight.shape) if plain else (),  # type: ignore[union-attr, arg-type]
+                weight=tuple(weight.shape) if plain else (),
                 parameters=any(parameter is not None for parameter in module._parameters.values()),
             )
         )
@@ -87,7 +88,7 @@ def _modules(model: nn.Module) -> tuple[ModuleFacts, ...]:
 
 def _published(model: nn.Module) -> tuple[tuple[str, str], ...]:
     """The plan for the tensor axis that a model of `transformers` has, name by name. Its `*` is a number."""
-    plan = getattr(model, "tp_plan", None)
+    plan = getattr(model, "_tp_plan", None)  # `tp_plan` came later
     if not isinstance(plan, dict):
         return ()
     names = [name for name, _ in (*model.named_modules(), *model.named_parameters())]
@@ -190,6 +191,13 @@ class _Whole(_Watched):
         self.head = ""
         self._last: tuple[str, Any] = ("", None)  # the cut module that was called last, and what it gave
         self._names = {storage(p): name for name, p in self.model.named_parameters()}
+        self._summed = {  # parameters whose gradients are added up, and by identity what is made of them alone
+            storage(parameter)
+            for path, style in self.styles.items()
+            if style == "summed"
+            for parameter in self.model.get_submodule(path).parameters(recurse=False)
+        }
+        self._of_summed: set[int] = set()
         self._taken = {  # parameters that are cut, by their memory
             storage(parameter): path
             for path, style in self.styles.items()
@@ -237,7 +245,9 @@ class _Whole(_Watched):
             owner = self._taken.get(storage(tensor))
             if owner is not None:
                 raise Refused(f"{_named(self.module)} uses a parameter of {_named(owner)}, which is cut", self.module)
-        if any(id(tensor) in self.shared for tensor in given):
+        if not any(id(tensor) in self.shared for tensor in given):
+            self._add_up(given, tensors_of(result))
+        else:
             self._train_alike(given)
             operation = Operation(func, args, kwargs, self.shared)
             try:
@@ -252,15 +262,25 @@ class _Whole(_Watched):
             self.shared[id(tensor)] = share
             self.alive.append(tensor)
 
+    def _is_summed(self, tensor: torch.Tensor) -> bool:
+        return storage(tensor) in self._summed or id(tensor) in self._of_summed
+
+    def _add_up(self, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        """That what is `summed` waits for shares: of what is whole each rank has all of the gradient."""
+        if not any(self._is_summed(tensor) for tensor in given):
+            return
+        if not all(self._is_summed(tensor) for tensor in given):
+            raise Refused(f"{_named(self.module)} is `summed`, and works on what every rank has whole", self.module)
+        self.alive += made
+        self._of_summed |= {id(tensor) for tensor in made}
+
     def _train_alike(self, given: list[torch.Tensor]) -> None:
-        """That nothing but shares has a gradient here."""
+        """That nothing but shares, and what is summed, has a gradient here."""
         for tensor in given:
-            if id(tensor) in self.shared or not tensor.requires_grad:
+            if id(tensor) in self.shared or not tensor.requires_grad or self._is_summed(tensor):
                 continue
             name = self._names.get(storage(tensor))
             owner = name.rpartition(".")[0] if name else ""
-            if name and self.styles.get(owner) == "summed":
-                continue
             what = f"the parameter `{name}`" if name else "a tensor that every rank has whole and that has a gradient"
             advice = f'`"{owner}: summed"`' if owner else "make it a share too"
             raise Refused(

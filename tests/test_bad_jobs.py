@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from trained import load_what_traces
 
 from dslc.commands.check import check_one
 from dslc.dsl.codes import explain
@@ -53,14 +54,7 @@ def test_a_bad_job_gets_the_diagnostics_it_deserves(job: Path, monkeypatch: pyte
 
 @pytest.fixture(scope="module")
 def loaded() -> None:
-    """Has what tracing needs loaded once, and not in each child that traces."""
-    import transformers  # noqa: F401
-    from torch import nn
-
-    from dslc.compiler.facts import TensorFact
-    from dslc.compiler.trace import trace_model
-
-    trace_model(lambda: nn.Linear(2, 2), TensorFact(shape=(2,), dtype="float32"))
+    load_what_traces()
 
 
 @pytest.mark.parametrize("job", TRACED, ids=lambda path: path.stem)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from launcher import Launcher
-from trained import Trained, agree, ready, train_job
+from trained import Trained, agree, load_what_traces, ready, train_job
 
 OWN = Path(__file__).parent / "own_transformer.py"
 PLAN = """[
@@ -80,7 +80,8 @@ class Jobs:
     """Writes jobs, and trains each network once in one process."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.launcher = folder, Launcher()
+        load_what_traces()
+        self.folder, self.launcher = folder, Launcher("transformers")
         self.plain = cache(lambda name, *settings: train_job(self.launcher, self.write(name), *settings))
 
     def write(self, name: str) -> Path:

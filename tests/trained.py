@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from launcher import Launcher
 from safetensors.numpy import load_file
 
+from dslc.compiler.facts import TensorFact
 from dslc.compiler.program import JobProgram, RankPlace
+from dslc.compiler.trace import trace_model
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
 from dslc.runs import Ready, prepare
@@ -33,6 +36,13 @@ class Trained:
     @property
     def records(self) -> dict[tuple[str, int], Record]:
         return {(line["split"], line["step"]): line for line in self.lines}
+
+
+def load_what_traces() -> None:
+    """Loads what tracing needs into this process, once, and not into each child that traces: 3 s each."""
+    import transformers  # noqa: F401
+
+    trace_model(lambda: torch.nn.Linear(2, 2), TensorFact(shape=(2,), dtype="float32"))
 
 
 def ready(job: Path, *settings: str) -> Ready:

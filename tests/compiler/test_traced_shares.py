@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from own_transformer import network
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -50,7 +51,8 @@ FOLLOWED: dict[str, tuple[Callable[[Tensor], Tensor], set[int]]] = {
 class Following(TorchDispatchMode):
     def __init__(self, shares: dict[int, Share]) -> None:
         super().__init__()
-        self.shares, self.alive = shares, []  # type: dict[int, Share], list[Tensor]
+        self.shares = shares
+        self.alive: list[Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -135,6 +137,26 @@ def test_a_plan_without_a_fault() -> None:
 def test_what_a_rank_would_do_otherwise(between: Callable[[Tensor], Tensor], fault: str) -> None:
     text = found(between).fault
     assert fault in text and bool(fault) == bool(text)
+
+
+@pytest.mark.parametrize(
+    "plan, fault",
+    [
+        (("blocks.*.attention.[qkv]: column", "blocks.*.attention.norm: summed", "blocks.*.attention.out: row"), ""),
+        (("blocks.*.attention.norm: summed",), "is `summed`, and works on what every rank has whole"),
+        (
+            ("blocks.*.attention.[qkv]: column", "blocks.*.attention.out: row"),
+            "`blocks.0.attention.norm.weight`, whose",
+        ),
+        (("blocks.*.up: column", "blocks.*.down: row"), "`blocks.0` works on shares with a tensor that every rank"),
+        (("head: column", "table: vocabulary"), ""),
+    ],
+)
+def test_a_transformer(plan: tuple[str, ...], fault: str) -> None:
+    facts = trace_model(network, TensorFact(shape=(16,), dtype="int64"), tensor=2, tensor_plan=plan)
+    assert facts.shares is not None
+    assert fault in facts.shares.fault and bool(fault) == bool(facts.shares.fault)
+    assert facts.shares.head == ("head" if plan[0] == "head: column" else "")
 
 
 def test_a_row_wants_shares() -> None:
