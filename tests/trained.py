@@ -81,6 +81,8 @@ def agree(one: Trained, other: Trained, losses: float = 1e-5, weights: float | N
                 found[key][metric], record[metric], rtol=0, atol=losses, err_msg=f"{key} {metric}"
             )
     assert list(other.weights) == list(one.weights)
-    for name, value in one.weights.items() if weights is not None else ():
+    if weights is None:
+        return
+    for name, value in one.weights.items():
         assert other.weights[name].dtype == value.dtype, name
         np.testing.assert_allclose(other.weights[name], value, rtol=0, atol=weights, err_msg=name)

@@ -12,7 +12,8 @@ import torch
 from gang import gang
 from launcher import Launcher
 from made_programs import conv_model, gpt_model, images, places, program, tokens
-from test_fsdp import ADAMW, CPU, KEPT, agree, train
+from test_fsdp import ADAMW, CPU, KEPT, train
+from trained import agree
 
 from dslc.compiler import program as p
 from dslc.runtime.assemble import assemble
