@@ -75,7 +75,7 @@ def handed_in(exchanged: Iterable[TrafficNode]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Coordinate:
     """What the ranks of one pipeline coordinate have: `mine` are their stages, `held` the layers of each, with copies
     of weights that another coordinate owns."""
 
@@ -118,12 +118,12 @@ def place_of(
     schedule: ScheduleTable | None,
     pipeline: int,
     plan: TensorPlan,
-) -> Place:
+) -> Coordinate:
     """What the ranks at a pipeline coordinate have."""
     placement = schedule.placement if schedule else (0,) * len(stages)
     mine = tuple(stage for stage, rank in enumerate(placement) if rank == pipeline)
     layers = iter(with_copies([model.layers[n] for stage in mine for n in stages[stage]]))
-    return Place(
+    return Coordinate(
         job=job,
         layout=layout,
         workload=workload,
@@ -140,7 +140,7 @@ def place_of(
     )
 
 
-def traffic(place: Place) -> Iterator[TrafficNode]:
+def traffic(place: Coordinate) -> Iterator[TrafficNode]:
     """What a rank exchanges in a step; no entry is without an operation."""
     sizes = place.layout.sizes
     found = [*_over_data(place)]
@@ -161,7 +161,7 @@ def _data(operation: str, what: str, sizes: Sequence[int], dtype: str = "float32
 # ------------------------------------------------------------------------------------------------- the data axis
 
 
-def _over_data(place: Place) -> Iterator[TrafficNode]:
+def _over_data(place: Coordinate) -> Iterator[TrafficNode]:
     job, layout, sharding = place.job, place.layout, place.sharding
     if layout.sizes["data"] * layout.sizes["context"] == 1:
         return
@@ -175,13 +175,12 @@ def _over_data(place: Place) -> Iterator[TrafficNode]:
         yield _data("all_reduce", "count of what is kept", [8], "int64")
 
 
-def _over_all(place: Place) -> Iterator[TrafficNode]:
+def _over_all(place: Coordinate) -> Iterator[TrafficNode]:
     """What all ranks agree on that hold gradients between them: those of a data axis that shards them, or all there
     are."""
     wide = [axis for axis, size in place.layout.sizes.items() if size > 1]
-    if (wide == ["data"] and place.sharding.shards == 1) or not wide:
-        return
-    if wide == ["data"] and place.sharding.engine != "fsdp":
+    shared_out = place.sharding.engine == "fsdp" and place.sharding.shards > 1
+    if not wide or (wide == ["data"] and not shared_out):
         return
     axis = wide[0] if len(wide) == 1 else "all"
     for asked, what in (
@@ -202,7 +201,7 @@ def counts_kept(job: JobSpec) -> bool:
     return isinstance(loss, c.CrossEntropy) and not (made and loss.ignore < 0)
 
 
-def _ddp(place: Place) -> Iterator[TrafficNode]:
+def _ddp(place: Coordinate) -> Iterator[TrafficNode]:
     model, names, layers = place.model, place.names, place.layers
     order = [q for layer in layers for q in layer.parameters if q.name in names]
     searched = model.root is None and bool(model.unused)  # for parameters that a step does not use
@@ -275,7 +274,7 @@ def _updated(job: JobSpec, model: ModelGraph, names: frozenset[str], ranks: int)
     return [size or 4 for size in held]
 
 
-def _statistics(place: Place) -> list[int]:
+def _statistics(place: Coordinate) -> list[int]:
     """Bytes of each all-reduce of synchronised batch normalisations (runtime/batch_norm.py) in a micro-batch.
 
     Forward: two float64 for each channel and one; once more where the forward pass runs again. Backward: two for each
@@ -297,7 +296,7 @@ def _statistics(place: Place) -> list[int]:
     return found
 
 
-def _fsdp(place: Place) -> Iterator[TrafficNode]:
+def _fsdp(place: Coordinate) -> Iterator[TrafficNode]:
     sharding, names, microbatches = place.sharding, place.names, place.layout.microbatches
     shards = sharding.shards
     kept = 2 if place.half else 4
@@ -323,7 +322,7 @@ def _fsdp(place: Place) -> Iterator[TrafficNode]:
         yield _data("all_reduce", "gradients", [size // shards for size in scattered])
 
 
-def _units(place: Place) -> Iterator[tuple[int, list[Unit]]]:
+def _units(place: Coordinate) -> Iterator[tuple[int, list[Unit]]]:
     """The units of each stage, its root, with all that is in no other, last."""
     everywhere = units(place.model)
     for stage, held in zip(place.mine, place.held, strict=True):
@@ -336,7 +335,7 @@ def _units(place: Place) -> Iterator[tuple[int, list[Unit]]]:
         yield stage, [*apart, Unit(name="", parameters=tuple(rest))]
 
 
-def _gathered_by_row(place: Place, stage: int, sizes: list[int], again: list[bool]) -> list[int]:
+def _gathered_by_row(place: Coordinate, stage: int, sizes: list[int], again: list[bool]) -> list[int]:
     """Bytes of each all-gather of a stage's units, as a schedule has them: all of them ahead of its first action, and
     one that its forward pass has let go before it runs again. A backward pass lets go of none."""
     assert place.schedule is not None
@@ -357,7 +356,7 @@ def _gathered_by_row(place: Place, stage: int, sizes: list[int], again: list[boo
     return found
 
 
-def _gathered_again(place: Place, stage: int, units_: Sequence[Unit]) -> set[str]:
+def _gathered_again(place: Coordinate, stage: int, units_: Sequence[Unit]) -> set[str]:
     """The units that are gathered for the backward pass too.
 
     Not the root, which stays gathered. Not those that come before all that trains, which have no backward pass; but
@@ -372,7 +371,7 @@ def _gathered_again(place: Place, stage: int, units_: Sequence[Unit]) -> set[str
     return set(apart) - set(idle[:-1])
 
 
-def _padded(parameter: ParameterNode, place: Place) -> int:
+def _padded(parameter: ParameterNode, place: Coordinate) -> int:
     """Numbers of a parameter, as the tensor axis leaves it, with as many rows as its shards take, all alike."""
     shape, shards = place.shape(parameter), place.sharding.shards
     return -(-shape[0] // shards) * shards * prod(shape[1:]) if shape else 0
@@ -381,7 +380,7 @@ def _padded(parameter: ParameterNode, place: Place) -> int:
 # ------------------------------------------------------------------------------------------------ the other axes
 
 
-def _over_tensor(place: Place) -> list[TrafficNode]:
+def _over_tensor(place: Coordinate) -> list[TrafficNode]:
     job, layout, sharding = place.job, place.layout, place.sharding
     axis = TensorTraffic(job, layout, sharding, place.model, place.plan, place.names)
     found: list[Exchanged] = []
@@ -406,7 +405,7 @@ def _add(sums: dict[tuple[str, str, str], tuple[int, int]], each: Exchanged, cou
     sums[key] = before[0] + count, before[1] + each.bytes
 
 
-def _over_context(place: Place) -> Iterator[TrafficNode]:
+def _over_context(place: Coordinate) -> Iterator[TrafficNode]:
     """Keys and values of all positions, and back their gradients, of the heads that a rank has."""
     layout = place.layout
     blocks = [layer for layer in place.layers if layer.kind in ("transformer_block", "attention")]
@@ -425,7 +424,7 @@ def _over_context(place: Place) -> Iterator[TrafficNode]:
         yield TrafficNode(operation=operation, axis="context", what=what, dtype=low, count=count, bytes=bytes)
 
 
-def _between_stages(place: Place) -> Iterator[TrafficNode]:
+def _between_stages(place: Coordinate) -> Iterator[TrafficNode]:
     """Outputs to the next stage and gradients of inputs to the one before, where that is on another rank; and the other
     way round what these send."""
     stages, mine = place.stages, place.mine
@@ -446,7 +445,7 @@ def _between_stages(place: Place) -> Iterator[TrafficNode]:
             yield TrafficNode(operation=operation, axis="pipeline", what=what, dtype=dtype, count=count, bytes=bytes)
 
 
-def _shared(place: Place) -> Iterator[TrafficNode]:
+def _shared(place: Coordinate) -> Iterator[TrafficNode]:
     """Gradients of weights that another coordinate has too: each that has one gets those of the others."""
     assert place.schedule is not None
     holders: dict[str, set[int]] = {}
