@@ -55,7 +55,7 @@ def with_shares(
         whole.forward()
         part = _Part(model, cut, fake, input, dict(found.styles), ranks)
         failed = part.forward()
-        _compare(whole, part, ranks)
+        _compare(whole, part, ranks, ended=failed is None)
         if failed is not None:
             raise Refused(f"{_named(part.module)} fails on a rank's share: {failed}", part.module, _FREE)
     except Refused as refused:
@@ -345,8 +345,8 @@ class _Part(_Watched):
 _WHOLE = "`gathered` in the place of the last `column`"
 
 
-def _compare(whole: _Whole, part: _Part, ranks: int) -> None:
-    """That `part` did what `whole` did, on its shares. What comes after a failure is not there."""
+def _compare(whole: _Whole, part: _Part, ranks: int, *, ended: bool) -> None:
+    """That `part` did what `whole` did, on its shares; unless it `ended`, up to where it failed."""
     for one, other in zip(whole.records, part.records, strict=False):
         where = _named(one.module)
         if one.name != other.name or len(one.shapes) != len(other.shapes):
@@ -362,8 +362,10 @@ def _compare(whole: _Whole, part: _Part, ranks: int) -> None:
         if one.numbers != other.numbers:
             text = f"{where} computes with a number that depends on the size of a share (`{one.name}`)"
             raise Refused(text, one.module, "the size that one process has")
-    if len(part.records) > len(whole.records):
-        raise Refused(f"{_named(part.records[-1].module)} does more where its modules are cut", part.module, _FREE)
+    more = len(part.records) - len(whole.records)
+    if more > 0 or (ended and more < 0):
+        module = (part if more > 0 else whole).records[-1].module
+        raise Refused(f"{_named(module)} does more or less where its modules are cut", module, _FREE)
 
 
 def _part(shape: tuple[int, ...], share: Share | None, ranks: int) -> tuple[int, ...] | None:

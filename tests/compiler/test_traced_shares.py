@@ -128,6 +128,7 @@ def test_a_plan_without_a_fault() -> None:
         (lambda x: x * torch.rand(x.shape[0], 1), ""),
         (lambda x: x + torch.zeros(x.shape[-1]).sum(), "of the size of a share"),
         (lambda x: x.relu() if x.shape[-1] == 16 else x.tanh(), "does other things where its modules are cut"),
+        (lambda x: x * 2 if x.shape[-1] == 16 else x, "where its modules are cut"),
         (lambda x: x.view(-1, 4, 4).transpose(1, 2).reshape(len(x), -1), "is not one of the features"),
         (lambda x: x.view(len(x), 4, -1).flip(-1).flatten(1), "which is no share of"),
         (lambda x: x.view(len(x), 4, 4).flatten(1), "fails on a rank's share"),
