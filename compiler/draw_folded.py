@@ -14,9 +14,8 @@ from dslc.compiler.describe import (
 )
 from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, GREY, SKY, Canvas
 from dslc.compiler.draw_legend import HEADING
-from dslc.compiler.draw_parts import Extent, memory_bar, operation_text, source_box, stage_lines, things_text
+from dslc.compiler.draw_parts import Extent, exchange_lines, memory_bar, source_box, stage_lines, things_text
 from dslc.compiler.plan import Plan, RankNode
-from dslc.compiler.traffic import TrafficNode
 from dslc.compiler.units import byte_text
 
 CHIP = 396  # width of a box beside: what is exchanged
@@ -106,16 +105,17 @@ class Folded:
         self._chip_boxes(name, node, y)
         return name
 
-    def _chips(self, node: RankNode | None) -> list[tuple[str, TrafficNode]]:
-        return [(axis, t) for axis in ("data", "context", "tensor") for t in exchanged(node, axis)]
+    def _chips(self, node: RankNode | None) -> list[tuple[str, str]]:
+        axes = ("data", "context", "tensor")
+        return [(axis, line) for axis in axes for line in exchange_lines(exchanged(node, axis))]
 
     def _chip_boxes(self, name: str, node: RankNode | None, y: float) -> None:
         """What the ranks of the box exchange among themselves."""
-        for n, (axis, traffic) in enumerate(self._chips(node)):
+        for n, (axis, line) in enumerate(self._chips(node)):
             colour, top, left = AXIS_COLOURS[axis], y + 3 + 27 * n, self.WIDE + 44
             self.canvas.box(f"{name} {axis} {n}", left, top, CHIP, 22, line=colour, style="filled,rounded", pen=1.3)
             where = ", between nodes" if axis_of(self.plan, axis).between_nodes else ""
-            text = f"{axis_text(self.plan, axis)}: {operation_text(traffic)}{where}"
+            text = f"{axis_text(self.plan, axis)}: {line}{where}"
             self.canvas.write(f"{name} {axis} {n} text", left + 6, top + 5, CHIP - 10, text, size=9)
             middle = top + 11
             self.canvas.line(name, f"{name} {axis} {n}", [(self.WIDE, middle), (left, middle)], colour=colour, pen=2)

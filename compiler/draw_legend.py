@@ -13,7 +13,7 @@ from dslc.compiler.units import byte_text, percent_text, time_text
 
 HEADING = 62  # height of a heading
 CLASSES = 6  # columns of the table of memory
-COLUMNS = (("axis", 92), ("operation", 152), ("what", 164), ("count", 46), ("bytes", 66))  # of the table of traffic
+COLUMNS = (("axis", 114), ("operation", 152), ("what", 164), ("count", 46), ("bytes", 66))  # of the table of traffic
 TRAFFIC_WIDTH = 20 + sum(width for _, width in COLUMNS)
 
 

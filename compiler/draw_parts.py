@@ -44,6 +44,14 @@ def summed_text(found: Sequence[TrafficNode]) -> str:
     return f"{things.pop()}, {size}" if len(things) == 1 else f"{size} in {sum(t.count for t in found):,} operations"
 
 
+def exchange_lines(found: Sequence[TrafficNode]) -> list[str]:
+    """A line for each exchange, or for each kind of operation where they are many."""
+    if len(found) <= 2:
+        return [operation_text(t) for t in found]
+    kinds = dict.fromkeys(t.operation for t in found)
+    return [f"{WORDS.get(kind, kind)} {summed_text([t for t in found if t.operation == kind])}" for kind in kinds]
+
+
 def memory_bar(canvas: Canvas, plan: Plan, name: str, x: float, y: float, w: float, node: RankNode | None) -> None:
     """The bytes of a rank by kind, against what it may hold; else against the rank that holds most."""
     if node is None:

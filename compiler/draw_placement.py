@@ -21,7 +21,7 @@ def draw_placement(plan: Plan) -> str:
     canvas = Canvas(plan.job)
     drawn = Grid(canvas, plan).draw() if plan.world_size <= MOST_BOXES else Folded(canvas, plan).draw()
     width = max(LEAST_WIDTH, drawn.width)
-    if drawn.width + BESIDE <= LEAST_WIDTH + 204:
+    if drawn.width + BESIDE <= LEAST_WIDTH + 226:
         width = max(width, drawn.width + BESIDE)
         legend(canvas, plan, drawn.width + 40, HEADING + 10, 0)
     else:
