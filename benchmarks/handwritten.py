@@ -120,11 +120,12 @@ def by_data(model: nn.Module, zero: int) -> Passes:
 def by_pipeline(model: GPT, microbatches: int) -> Passes:
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-    rank, half = dist.get_rank(), len(model.blocks) // 2
+    rank, blocks = dist.get_rank(), list(model.blocks)
+    half = len(blocks) // 2
     if rank == 0:
-        model.blocks, model.norm, model.head = nn.Sequential(*model.blocks[:half]), None, None
+        model.blocks, model.norm, model.head = nn.Sequential(*blocks[:half]), None, None
     else:
-        model.embedding, model.position, model.blocks = None, None, nn.Sequential(*model.blocks[half:])
+        model.embedding, model.position, model.blocks = None, None, nn.Sequential(*blocks[half:])
 
     def part_of_mean(scores: Tensor, target: Tensor) -> Tensor:
         return mean_loss(scores, target) / microbatches

@@ -228,17 +228,18 @@ def _check_offload(job: JobSpec, layout: Layout, report: Report) -> None:
 
 
 def _check_half_precision(job: JobSpec, layout: Layout, model: ModelGraph, report: Report) -> None:
-    """Under autocast torch hands an LSTM to oneDNN, which has none in float16 for CPUs without such arithmetic."""
+    """Under autocast torch hands an LSTM to oneDNN, which has none in 16 bits for CPUs without such arithmetic."""
     precision = job.train.precision
-    if not isinstance(precision, c.Fp16) or precision.level != "O1" or layout.device != "cpu" or model.root is None:
+    low = isinstance(precision, c.Bf16 | c.Fp16) and precision.level == "O1"
+    if not low or layout.device != "cpu" or model.root is None:
         return
     if any(step.kind == ".LSTM" for step in _all_steps(model.root)):
         report.add(
             "E0718",
-            "an LSTM cannot be computed in half precision on CPUs",
+            "an LSTM cannot be computed in 16 bits on every CPU",
             job.train.at("precision"),
             notes=[Note(message="the network", span=job.model.at("network"))],
-            help="`bf16`, which has the range of fp32 as well",
+            help="`fp32`, or `level = O2`",
         )
 
 

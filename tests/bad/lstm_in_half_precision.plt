@@ -11,5 +11,5 @@ data {
 train {
   steps     = 10
   optimizer = sgd(lr = 0.1)
-  precision = fp16 #! E0718
+  precision = bf16 #! E0718
 }

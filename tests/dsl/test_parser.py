@@ -268,7 +268,7 @@ def test_after_fifty_mistakes_a_text_is_read_no_further() -> None:
 
 
 @given(st.sampled_from(JOBS).flatmap(mutated))
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_mutated_jobs_give_diagnostics_and_never_an_exception(text: str) -> None:
     check_anything(text)
 
@@ -283,7 +283,7 @@ def test_mutated_jobs_give_diagnostics_and_never_an_exception(text: str) -> None
 @example("a{" * 300)
 @example("a = (\n" * 300)
 @example("}" * 300)
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_any_text_gives_diagnostics_or_a_document(text: str) -> None:
     check_anything(text)
     report = Report()
@@ -294,7 +294,7 @@ def test_any_text_gives_diagnostics_or_a_document(text: str) -> None:
 
 
 @given(st.text(max_size=40))
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 def test_any_character_may_come(text: str) -> None:
     check_anything(text)
 
@@ -374,7 +374,7 @@ LARK = lark.Lark((GRAMMAR / "plt.lark").read_text(), parser="lalr", lexer=OurTok
 
 
 @given(st.one_of(job_texts(), job_texts().flatmap(mutated)))
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_lark_itself_accepts_what_we_accept(text: str) -> None:
     _, report = read(text)
     if {d.code for d in report} & {"E0001", "E0002", "E0020", "E0025", "E0028"}:
