@@ -59,8 +59,7 @@ def sharding_of(job: JobSpec, layout: Layout) -> Sharding:
     away = "parameters" in offloaded(job, layout)
     whole = getattr(job.train.precision, "level", "O1") == "O1" and not away
     alone = layout.world_size == data
-    shared = layout.sizes["tensor"] > 1 or layout.sizes["context"] > 1
-    if whole and not shared and (data == 1 or (zero == 0 and alone)):
+    if whole and (data == layout.sizes["context"] == 1 or (zero == 0 and alone)):
         return Sharding(engine="none" if data == 1 else "ddp", replicas=data, shards=1, reshard=False, accumulate=True)
     if zero == 1 and whole and alone and job.parallelism.replicas == 1:
         return Sharding(engine="zero1", replicas=1, shards=data, reshard=False, accumulate=True)

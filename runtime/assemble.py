@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,7 +52,8 @@ def assemble(job: JobProgram, device: torch.device) -> Parts:
     if job.pipeline is not None:
         plain, engine, axis = _staged(job, device)
     else:
-        plain, engine = _sharded(job, device) if job.gradients.kind == "fsdp" else _whole(job, device)
+        parts = job.gradients.kind == "fsdp" or job.tensor is not None
+        plain, engine = _sharded(job, device) if parts else _whole(job, device)
     with dynamo.leave_out():
         moved = offload.moves_optimizer(job)
         optimizer = build_optimizer(job.optimizer, plain, shared_out=job.gradients.kind == "zero1", moved=moved)
@@ -78,7 +80,7 @@ def _sharded(job: JobProgram, device: torch.device) -> tuple[nn.Module, Engine]:
     """Nothing has numbers until all is in place, so that no rank ever holds the model whole."""
     made = blank(job.model)
     _apply(job, made.module, device)
-    engine = fsdp.shard(job, made.module, device)
+    engine = _engine(job, made.module, device)
     home = offload.home(job, device)
     made.fill(lambda value, old: fsdp.place(value, old, device, home), device)
     initial_weights.load(job.model, made.module)
@@ -93,15 +95,18 @@ def _staged(job: JobProgram, device: torch.device) -> tuple[nn.Module, Engine, p
     plain = cut.made.module
     _apply(cut.job, plain, device)
     axis = pipeline.join(job, cut, mesh, device)
-    if job.gradients.kind == "fsdp":
-        engine, home = fsdp.shard(cut.job, plain, device, tuple(axis.stages.values())), offload.home(job, device)
-        cut.made.fill(lambda value, old: fsdp.place(value, old, device, home), device)
-    else:
-        engine = Engine(model=plain)
-        cut.made.fill(lambda value, _: value.to(device), device)
+    engine, home = _engine(cut.job, plain, device, tuple(axis.stages.values())), offload.home(job, device)
+    cut.made.fill(lambda value, old: fsdp.place(value, old, device, home), device)
     cut.name_shared()
     initial_weights.load(job.model, plain, cut.whole)
     return plain, axis.engine(engine, plain), axis
+
+
+def _engine(job: JobProgram, model: nn.Module, device: torch.device, stages: Sequence[nn.Module] = ()) -> Engine:
+    """What lays a model without numbers over the ranks; `stages` are what is called of it, each for itself."""
+    if job.gradients.kind == "fsdp":
+        return fsdp.shard(job, model, device, stages)
+    return tensor_parallel.engine(job, model) if job.tensor is not None else Engine(model=model)
 
 
 def _apply(job: JobProgram, plain: nn.Module, device: torch.device) -> None:

@@ -30,7 +30,7 @@ class Engine:
     that hold the gradients between them, row by row; None where each holds them whole. `counts` says of a parameter
     whether this rank is the one that counts the rows it holds. `agree_on_buffers` gives all ranks rank 0's buffers
     where they may differ (statistics per rank), before they are used. `let_go` frees what forward passes without a
-    backward pass have left gathered.
+    backward pass have left gathered. `complete` adds up, after the passes of a step, what gradients are still in parts.
     """
 
     model: nn.Module
@@ -41,6 +41,7 @@ class Engine:
     counts: Callable[[Tensor], bool] = all_count
     agree_on_buffers: Callable[[], None] = nothing
     let_go: Callable[[], None] = nothing
+    complete: Callable[[], None] = nothing
 
 
 def buffers_of_rank_0(model: nn.Module, group: dist.ProcessGroup | None = None) -> Callable[[], None]:

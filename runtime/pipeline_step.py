@@ -59,6 +59,7 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts) -> Callable[[StepBa
         totals.clear()
         schedule.run([(cut(input), cut(target)) for input, target in batch.micro])
         agreed()
+        engine.complete()
         axis.add_up_shared(tensors)
         norm = None
         if measured:

@@ -74,6 +74,7 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts) -> Callable[[StepBa
         loss = forward(input, target)
         agreed()
         total = _sum(total, backward(loss, number))
+        engine.complete()
         norm = None
         if measured:
             scaler.unscale_(optimizer)

@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from dslc.compiler.program import JobProgram
-from dslc.runtime.mesh import mesh_of
+from dslc.runtime.engine import Engine
+from dslc.runtime.mesh import AXES, mesh_of
 from dslc.runtime.model import tie
 
 if TYPE_CHECKING:
@@ -108,6 +109,26 @@ def _sum_gradients(module: nn.Module, axis: DeviceMesh) -> None:
 
     module.register_forward_pre_hook(before)
     module.register_forward_hook(after, always_call=True)
+
+
+def engine(job: JobProgram, model: nn.Module) -> Engine:
+    """The engine of a model whose shares no data axis cuts further. Norms on pieces of the sequence have gradients in
+    parts, a rank's own."""
+    axes = mesh_of(job)
+    parameters: list[Any] = []
+
+    def counts(parameter: Any) -> bool:
+        return axes.leads or any(placement.is_shard() for placement in getattr(parameter, "placements", ()))
+
+    def complete() -> None:
+        if not parameters:
+            parameters.extend(model.parameters())  # not before: those of a blank model give way to others
+        for parameter in parameters:
+            gradient = parameter.grad
+            if gradient is not None and getattr(gradient, "placements", ()) != getattr(parameter, "placements", ()):
+                parameter.grad = gradient.redistribute(placements=parameter.placements)
+
+    return Engine(model=model, shards=axes.group(*AXES), counts=counts, complete=complete)
 
 
 def whole(output: Tensor) -> Tensor:

@@ -167,6 +167,8 @@ MORE: list[Choice] = [
     {"ranks": "4", "tensor": "2", "zero": "0", "precision": "bf16", "recompute": "full"},
     {"ranks": "4", "context": "2", "zero": "2", "precision": "fp16(level = O2)", "microbatches": "2"},
     {"ranks": "4", "tensor": "2", "context": "2", "precision": "fp16"},
+    {"ranks": "2", "tensor": "2", "precision": "fp16", "microbatches": "2"},
+    {"ranks": "2", "tensor": "2", "precision": "bf16(level = O2)", "clip": "none"},
     {"ranks": "4", "tensor": "2", "zero": "3", "microbatches": "2", "compile": "true", "precision": "bf16"},
     {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "2", "compile": "true", "sequence": "false"},
     {"ranks": "4", "tensor": "2", "compile": "true", "network": "list", "recompute": "full"},
