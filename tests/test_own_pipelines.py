@@ -213,6 +213,12 @@ def test_stages_in_16_bits(precision: str, trained: Run) -> None:
     agree(trained("llama", *same), trained("llama", *staged("1f1b", 2, 1, 2), *same), losses=2e-2, weights=None)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["sequence", "skips", "decoder", "llama"])
+def test_compiled_stages(name: str, trained: Run) -> None:
+    agree(trained(name), trained(name, *staged("1f1b", 2, 1, 2), "train.compile=true"))
+
+
 def test_a_frozen_table_and_blocks(trained: Run) -> None:
     same = ('model.freeze=["table*", "position", "blocks.0.*"]', "train.steps=4", "train.no_decay=none")
     agree(trained("decoder", *same), trained("decoder", *staged("zbv", 2, 1, 2), *same))
