@@ -147,12 +147,17 @@ def _name(choice: Choice) -> str:
     return ", ".join(f"{name} {value}" for name, value in choice.items())
 
 
-# All pairs, and all pairs again of what has to agree exactly.
+@pytest.mark.parametrize("choice", pairwise(FACTORS, _allowed), ids=_name)
+def test_every_pair_of_settings_trains_as_one_process(trainer: Trainer, choice: Choice) -> None:
+    trainer.compare(choice)
+
+
 EXACT = FACTORS | {"precision": ("fp32",), "offload": ("[]",)}
 
 
-@pytest.mark.parametrize("choice", [*pairwise(FACTORS, _allowed), *pairwise(EXACT, _allowed)], ids=_name)
-def test_every_pair_of_settings_trains_as_one_process(trainer: Trainer, choice: Choice) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize("choice", pairwise(EXACT, _allowed), ids=_name)
+def test_every_pair_of_what_has_to_agree_exactly(trainer: Trainer, choice: Choice) -> None:
     trainer.compare(choice)
 
 

@@ -187,26 +187,40 @@ def staged(schedule: str, pipeline: int, data: int, microbatches: int, *settings
 
 
 PLANS = [
+    ("sequence", staged("interleaved_1f1b", 2, 1, 2)),
+    ("skips", staged("zbv", 2, 1, 4)),
+    ("decoder", staged("1f1b", 2, 2, 2, "parallelism.zero=3", "memory.recompute=full")),
+    ("llama", staged("1f1b", 2, 1, 2)),
+]
+MORE = [
     ("sequence", staged("1f1b", 2, 1, 4)),
     ("sequence", staged("interleaved_1f1b", 2, 2, 2)),
     ("skips", staged("1f1b", 2, 2, 4, "parallelism.stages=[4, 3]")),
-    ("skips", staged("zbv", 2, 1, 4)),
     ("decoder", staged("zero_bubble", 2, 1, 4)),
-    ("decoder", staged("1f1b", 2, 2, 2, "parallelism.zero=3", "memory.recompute=full")),
     ("gpt2", staged("1f1b", 2, 2, 2, "parallelism.zero=1")),
     ("gpt2", staged("zbv", 2, 1, 4)),
-    ("llama", staged("1f1b", 2, 1, 2)),
     ("llama", staged("interleaved_1f1b", 2, 2, 2)),
 ]
 
 
-@pytest.mark.parametrize("name, plan", PLANS, ids=[f"{name}-{plan[3].partition('=')[2]}" for name, plan in PLANS])
+def _ids(plans: list[tuple[str, tuple[str, ...]]]) -> list[str]:
+    return [f"{name}-{plan[3].partition('=')[2]}" for name, plan in plans]
+
+
+@pytest.mark.parametrize("name, plan", PLANS, ids=_ids(PLANS))
 def test_it_trains_as_in_one_process(name: str, plan: tuple[str, ...], trained: Run) -> None:
     one = trained(name)
     assert len(set(one.losses())) == 8
     agree(one, trained(name, *plan))
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name, plan", MORE, ids=_ids(MORE))
+def test_and_in_more_ways(name: str, plan: tuple[str, ...], trained: Run) -> None:
+    test_it_trains_as_in_one_process(name, plan, trained)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["bf16", "bf16(level = O2)"])
 def test_stages_in_16_bits(precision: str, trained: Run) -> None:
     same = (f"train.precision={precision}", "train.steps=4")
