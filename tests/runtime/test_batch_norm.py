@@ -98,7 +98,7 @@ def worker(rank: int, form: str, shares: list[int]) -> Arrays:
 def test_ranks_together_are_one_process(form: str, shares: list[int]) -> None:
     whole = train(form, shares, None)
     ranks = gang(len(shares), worker, form, shares)
-    tolerance = 2e-2 if form == "autocast" else 2e-6
+    tolerance = 5e-2 if form == "autocast" else 2e-6  # bfloat16 has steps of 1/32 at the largest of these numbers
     for name, expected in whole.items():
         if name == "dx":
             together = np.concatenate([rank["dx"] for rank in ranks])
