@@ -5,7 +5,8 @@ one entry or statement with what ends it (a line end, a comma between entries, a
 wrong afterwards is wrong inside one unit, and the next unit can be read as if nothing had happened.
 
 A bracket that is never closed is reported at its opener; where its value was meant to end is guessed from the lines
-that follow, and what lies between is given up. A block inside a block is reported and left out.
+that follow, and what lies between is given up. A block inside a block is reported and left out. Where an entry begins
+on the line of another, the comma that is missing is put in, so that both are read.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ from typing import NamedTuple
 
 from dslc.dsl.diagnostics import Note
 from dslc.dsl.parser_tokens import UNREAD, Token
-from dslc.dsl.syntax_place import GaveUp, Mistakes
+from dslc.dsl.syntax_place import COMPARISONS, ENDS_VALUE, GaveUp, Mistakes
 
 PAIRS = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
 OPENERS = {closer: opener for opener, closer in PAIRS.items()}
-COMPARISONS = frozenset({"LESS", "AT_MOST", "EQUALS", "AT_LEAST", "MORE"})
 # What may stand at the end of a line whose value goes on.
 GOES_ON = frozenset({"COMMA", "EQUAL", "PLUS", "MINUS", "STAR", "SLASH", "DOUBLE_SLASH", "RANGE", "_NL", *PAIRS})
 
@@ -106,8 +106,44 @@ class _Layout:
         else:
             if token.kind in PAIRS:
                 self.open.append(Open(token, len(self.kept), at))
+            elif token.kind == "NAME" and self.ends_entry() and self.sets(at):
+                self.missing_comma(token)
             self.kept.append(token)
         return at + 1
+
+    def ends_entry(self) -> bool:
+        """Whether what is kept ends with a whole entry of a block, `name = value`."""
+        if not self.open or self.open[-1].token.kind != "LBRACE" or self.kept[-1].kind not in ENDS_VALUE:
+            return False
+        depth = 0
+        for token in reversed(self.kept):
+            depth += (token.kind in ("RPAR", "RSQB")) - (token.kind in ("LPAR", "LSQB"))
+            if depth == 0 and token.kind in ("_NL", "COMMA", "LBRACE"):
+                return False
+            if depth == 0 and (token.kind == "EQUAL" or token.kind in COMPARISONS):
+                return True
+        return False
+
+    def sets(self, at: int) -> bool:
+        """Whether a name or path stands there with a sign behind it, as at the beginning of an entry."""
+        kinds = [token.kind for token in self.read[at + 1 : at + 8]]
+        while kinds[:2] == ["DOT", "NAME"]:
+            del kinds[:2]
+        return bool(kinds) and (kinds[0] == "EQUAL" or kinds[0] in COMPARISONS)
+
+    def missing_comma(self, token: Token) -> None:
+        before = self.kept[-1]
+        text = self.mistakes.source.text
+        line = text.rfind("\n", 0, before.end) + 1
+        if not self.mistakes.within(line, before.end):
+            self.mistakes.add(
+                "E0017",
+                f"two entries on one line: `{token.text}` begins the next",
+                before.end,
+                before.end,
+                help="write a comma between them, or begin a new line",
+            )
+        self.kept.append(Token("COMMA", ",", before.end, before.end))
 
     def line_end(self, token: Token) -> None:
         inside = self.open and self.open[-1].token.kind != "LBRACE"

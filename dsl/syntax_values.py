@@ -103,9 +103,6 @@ def two_values(place: Place) -> bool:
             "E0016", f"a comma is missing between two {what}", before, label=f"before {said(token)}", help=help_text
         )
     starts_entry = token.kind == "NAME" and place.following().kind in ({"EQUAL", "DOT"} | COMPARISONS)
-    if starts_entry and place.in_body:
-        message = f"two entries on one line: `{token.text}` begins the next"
-        return place.report_after("E0017", message, before, help="write a comma between them, or begin a new line")
     if not place.one_value and not place.in_body and (starts_entry or token.kind in KEYWORDS):
         return place.report(
             "E0017", f"{said(token)} begins on the line of another statement", token, help="begin a new line"

@@ -114,7 +114,9 @@ def test_a_users_function_that_fails_is_named(tmp_path: Path) -> None:
     dslc("new", "mine", "--template", "python", cwd=tmp_path)
     net = tmp_path / "net.py"
     net.write_text(net.read_text().replace("nn.Linear(2, width)", "nn.Linear(2, widht)"))
-    assert dslc("check", "mine.plt", cwd=tmp_path).returncode == 0, "nothing of the user's is run"
+    untraced = dslc("check", "mine.plt", cwd=tmp_path)
+    assert untraced.returncode == 0, "nothing of the user's is run"
+    assert "as far as can be seen without its network (`--trace` looks at it)" in untraced.stdout
     run = dslc("check", "mine.plt", "--trace", cwd=tmp_path)
     assert run.returncode == 1
     assert "error[E0802]" in run.stderr

@@ -29,7 +29,7 @@ from dslc.front import inspect
 from dslc.runtime.sampler import micro_batches, permutation
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.plt"))
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+unhurried = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 
 IMAGES = (
     "[conv2d({a}, padding = 1), batch_norm(), relu(), max_pool2d(2), flatten(), linear(10)]",

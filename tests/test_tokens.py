@@ -115,7 +115,7 @@ def test_pieces_give_the_tokens_of_the_whole_text(tmp_path: Path, gpt2: Path, mo
     assert sum(read) == len(TEXT.encode()) + 3 and len(read) > 100
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.text(st.sampled_from("a1é€ \n\r.\u2028𝄞"), max_size=80), st.integers(1, 9), st.integers(5, 40))
 @example("\n\n\n", 1, 5)
 def test_pieces_are_the_text_when_put_together(

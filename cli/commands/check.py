@@ -25,7 +25,8 @@ def main(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             show(report)
             if not report.errors and analysis:
-                print(f"{path} is good: {_summary(analysis)}" + (f"; {goes_on}" if goes_on else ""))
+                so_far = "" if analysis.model else " as far as can be seen without its network (`--trace` looks at it)"
+                print(f"{path} is good{so_far}: {_summary(analysis)}" + (f"; {goes_on}" if goes_on else ""))
     if arguments.json:
         json.dump(to_json(found), sys.stdout, indent=2)
         print()

@@ -38,7 +38,7 @@ from dslc.dsl.registry import CALLS, Call, Place
 from dslc.dsl.source import Source, Span
 from dslc.runtime.model import build_model, skeleton
 
-DRAWN = settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+DRAWN = settings(max_examples=120, suppress_health_check=list(HealthCheck))
 Drawn = tuple[tuple[Call, ...], SourceFacts]
 
 

@@ -191,7 +191,7 @@ def test_the_defaults_are_accepted(name: str) -> None:
 
 
 @given(name=st.sampled_from(NAMES), ranks=st.integers(2, 9), near=st.integers(-3, 80), data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_accepted_microbatches_are_the_nearest(name: str, ranks: int, near: int, data: st.DataObject) -> None:
     virtual_stages = data.draw(st.sampled_from(VIRTUAL_STAGES[name]))
     good = [m for m in range(1, 120) if not demands(name, ranks, m, virtual_stages)]
@@ -221,7 +221,7 @@ def tables(draw: st.DrawFn) -> ScheduleTable:
 
 
 @given(tables())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_each_microbatch_goes_forward_once_and_backward_once_at_each_stage(schedule: ScheduleTable) -> None:
     done: dict[tuple[int, int], str] = {}
     for rank in range(schedule.ranks):
@@ -255,7 +255,7 @@ def check_order(schedule: ScheduleTable, simulated: Timeline, send: float) -> No
 
 
 @given(tables(), st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_a_timeline_ends_and_respects_what_each_action_needs(schedule: ScheduleTable, data: st.DataObject) -> None:
     costs = st.lists(st.floats(0.1, 4), min_size=schedule.stages, max_size=schedule.stages)
     forward, backward = data.draw(costs), data.draw(costs)
@@ -287,7 +287,7 @@ def equal_costs(schedule: ScheduleTable, input_share: float | None = None) -> Ti
     rounds=st.integers(1, 5),
     data=st.data(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_bubble_is_that_of_the_papers(name: str, ranks: int, rounds: int, data: st.DataObject) -> None:
     virtual_stages = data.draw(st.sampled_from(VIRTUAL_STAGES[name]))
     microbatches = ranks * rounds
@@ -386,7 +386,7 @@ def bound(schedule: ScheduleTable, rank: int) -> int:
 
 
 @given(tables())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_no_rank_holds_more_than_theory_allows(schedule: ScheduleTable) -> None:
     peaks = peak_held(schedule, [1.0] * schedule.stages)
     for rank, peak in enumerate(peaks):
@@ -402,7 +402,7 @@ def test_gpipe_holds_all_and_1f1b_the_depth_of_the_pipeline() -> None:
 
 
 @given(tables(), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_peak_is_that_of_the_spans(schedule: ScheduleTable, data: st.DataObject) -> None:
     """Held bytes are a matter of order alone: the intervals of any timeline give the same peak."""
     size = data.draw(st.lists(st.integers(1, 9), min_size=schedule.stages, max_size=schedule.stages))

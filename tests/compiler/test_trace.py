@@ -20,7 +20,7 @@ from dslc.dsl import layers as s
 from dslc.dsl.registry import Call
 from dslc.runtime.model import skeleton
 
-DRAWN = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+DRAWN = settings(max_examples=12, suppress_health_check=list(HealthCheck))
 FIGURES = ("forward_flops", "backward_flops", "saved", "saved_low")
 
 

@@ -44,7 +44,7 @@ def test_the_jobs_of_the_language_are_fixed_points(job: str) -> None:
 
 
 @given(job_texts())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_layout_says_the_same_and_is_stable(text: str) -> None:
     document = read(text)
     laid = format_document(document)

@@ -268,7 +268,7 @@ def test_after_fifty_mistakes_a_text_is_read_no_further() -> None:
 
 
 @given(st.sampled_from(JOBS).flatmap(mutated))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_mutated_jobs_give_diagnostics_and_never_an_exception(text: str) -> None:
     check_anything(text)
 
@@ -283,7 +283,7 @@ def test_mutated_jobs_give_diagnostics_and_never_an_exception(text: str) -> None
 @example("a{" * 300)
 @example("a = (\n" * 300)
 @example("}" * 300)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_text_gives_diagnostics_or_a_document(text: str) -> None:
     check_anything(text)
     report = Report()
@@ -294,7 +294,7 @@ def test_any_text_gives_diagnostics_or_a_document(text: str) -> None:
 
 
 @given(st.text(max_size=40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_character_may_come(text: str) -> None:
     check_anything(text)
 
@@ -349,6 +349,14 @@ def test_a_value_is_one() -> None:
     assert [d.code for d in report] == ["E0017"]
 
 
+def test_entries_on_one_line_are_all_read() -> None:
+    text = "data { source = digits(size = [2, 2]) batch = 64 }\nexpect { bubble < 2% a.b = 1 c >= 1 }\n"
+    document, report = read(text)
+    assert [(d.code, d.span and d.span.start) for d in report] == [("E0017", 37), ("E0017", 71)]
+    assert document is not None and document.complete
+    assert [len(statement.entries) for statement in document.statements] == [2, 3]
+
+
 # ------------------------------------------------------------------------------------------------- lark, the cache
 
 
@@ -374,7 +382,7 @@ LARK = lark.Lark((GRAMMAR / "plt.lark").read_text(), parser="lalr", lexer=OurTok
 
 
 @given(st.one_of(job_texts(), job_texts().flatmap(mutated)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_lark_itself_accepts_what_we_accept(text: str) -> None:
     _, report = read(text)
     if {d.code for d in report} & {"E0001", "E0002", "E0020", "E0025", "E0028"}:

@@ -18,7 +18,7 @@ from dslc.dsl.source import Source
 from dslc.dsl.write import anchored, write
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.plt"))
-drawn = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+drawn = settings(max_examples=60, suppress_health_check=list(HealthCheck))
 
 
 def read(text: str, job: JobSpec) -> JobSpec:

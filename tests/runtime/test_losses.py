@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dslc.compiler.program import LossStep, PythonFunction
@@ -25,7 +25,6 @@ def tokens(batch: int = 6, length: int = 5, classes: int = 7) -> tuple[torch.Ten
     return torch.randn(batch, length, classes, generator=made), target
 
 
-@settings(deadline=None)  # torch warms up in the first call
 @given(st.integers(1, 5), st.sampled_from([{}, SMOOTHING]))
 def test_kept_tokens_over_any_cut_are_torchs_mean(cut: int, arguments: dict[str, Any]) -> None:
     step = LossStep(kind="cross_entropy", arguments=arguments, counts="kept", ignore=-100)

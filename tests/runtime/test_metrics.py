@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dslc.compiler.program import LossStep, MetricStep
@@ -40,7 +40,6 @@ def over(output: torch.Tensor, target: torch.Tensor, cuts: list[int]) -> torch.T
     return metrics.sums
 
 
-@settings(deadline=None)  # torch warms up in the first call
 @given(st.lists(st.integers(0, 12), max_size=4), st.integers(0, 12))
 def test_any_cut_and_any_share_give_the_metrics_of_the_whole(cuts: list[int], share: int) -> None:
     output, target = sequences()

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dslc.compiler.program import DataStep, RankPlace
@@ -28,9 +28,7 @@ def data_step(train: int, batch: int, *, keep: bool = False, shuffle: bool = Tru
 
 
 def place(rank: int, ranks: int) -> RankPlace:
-    return RankPlace(
-        rank=rank, node=0, local_rank=rank, coordinates={"data": rank}, data_rank=rank, data_ranks=ranks
-    )
+    return RankPlace(rank=rank, node=0, local_rank=rank, coordinates={"data": rank}, data_rank=rank, data_ranks=ranks)
 
 
 def dealt(step: DataStep, ranks: int, microbatches: int, epoch: int, k: int) -> list[list[list[int]]]:
@@ -51,7 +49,6 @@ def jobs(draw: st.DrawFn) -> tuple[DataStep, int, int]:
     return step, ranks, draw(st.integers(1, 9))
 
 
-@settings(deadline=None)
 @given(jobs(), st.integers(0, 3))
 def test_every_sample_of_an_epoch_is_on_one_rank_and_in_one_micro_batch(
     job: tuple[DataStep, int, int], epoch: int
@@ -71,7 +68,6 @@ def test_every_sample_of_an_epoch_is_on_one_rank_and_in_one_micro_batch(
     assert len(seen) == step.train_samples // step.batch * step.batch + step.last
 
 
-@settings(deadline=None)
 @given(jobs(), st.integers(1, 7), st.integers(1, 9))
 def test_a_global_batch_does_not_depend_on_ranks_or_micro_batches(
     job: tuple[DataStep, int, int], ranks: int, microbatches: int
@@ -85,7 +81,6 @@ def test_a_global_batch_does_not_depend_on_ranks_or_micro_batches(
     assert flat[0] == flat[1]
 
 
-@settings(deadline=None)
 @given(jobs(), st.data())
 def test_shares_of_several_batches_are_the_shares_of_each(job: tuple[DataStep, int, int], data: st.DataObject) -> None:
     step, ranks, _ = job
@@ -118,7 +113,6 @@ def test_torchs_own_generator_is_left_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 50), st.integers(1, 50), st.integers(0, 2**40), st.integers(1, 9))
 def test_held_out_samples_follow_from_the_seed(train: int, validation: int, seed: int, ranks: int) -> None:
     step = dataclasses.replace(data_step(train, 1, seed=seed), validation_samples=validation, split="random")

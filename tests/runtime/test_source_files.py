@@ -52,7 +52,7 @@ def step_for(call: Call, facts: Any = None, context: int = 10, **more: Any) -> D
 # ------------------------------------------------------------------------------------------------------- tokens
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 45), min_size=1, max_size=4),
     st.sampled_from(["<u2", "<u4"]),
@@ -235,7 +235,7 @@ def test_blocks_of_a_parquet_file_are_read_once_an_epoch_and_few_are_held(
     assert samples._opened.cache_info().currsize <= window + 1
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 4), st.integers(0, 3), st.data())
 def test_an_order_by_blocks_visits_every_sample_once(blocks: list[int], window: int, seed: int, data: Any) -> None:
     total = sum(blocks)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dslc.compiler.program import DataStep, PythonFunction
@@ -69,7 +69,6 @@ def test_a_source_of_another_size_than_the_plan_is_refused(planned: int) -> None
 # ------------------------------------------------------------------------------------------------------------- text
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=2, max_size=300), st.integers(1, 9))
 def test_a_stream_is_cut_without_overlap_and_targets_follow(tmp_path_factory: Any, stream: bytes, context: int) -> None:
     samples = (len(stream) - 1) // context
