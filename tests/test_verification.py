@@ -202,19 +202,15 @@ def test_what_cannot_be_made_narrow_is_said(tmp_path: Path) -> None:
     assert "`python(…)` cannot be made narrow" in run.stderr
 
 
-def test_ranks_that_take_the_same_samples_are_named(tmp_path: Path) -> None:
+def test_ranks_that_take_the_same_samples_are_named(launcher: Launcher, tmp_path: Path) -> None:
     """A fault of dslc's own, which no job can bring about: rank 1 believes that it stands where rank 0 does."""
     data = images(tmp_path)
     common: dict[str, Any] = {"observe": True, "steps": 2, "clip": None}
-    launcher = Launcher()
-    try:
-        right, wrong = places(2)
-        both = (right, dataclasses.replace(wrong, data_rank=0))
-        for folder, ranks, where in (("plan", 2, both), ("one", 1, places(1))):
-            outcome, shown = launcher.launch(program(ranks, data, **common), where, tmp_path / folder)
-            assert outcome.done, shown
-    finally:
-        launcher.close()
+    right, wrong = places(2)
+    both = (right, dataclasses.replace(wrong, data_rank=0))
+    for folder, ranks, where in (("plan", 2, both), ("one", 1, places(1))):
+        outcome, shown = launcher.launch(program(ranks, data, **common), where, tmp_path / folder)
+        assert outcome.done, shown
     plan, one = Observation(str(tmp_path / "plan"), 2), Observation(str(tmp_path / "one"), 1)
     verdict = compare(program(2, data, **common), plan, one, [])
     assert verdict.broken == ["same samples"]
