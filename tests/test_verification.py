@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 from launcher import Launcher
 from made_programs import images, places, program
 
-from dslc.runtime.observe import Observation
-from dslc.verification import compare
+from dslc.compiler.program import to_json
+from dslc.runtime.observe import Observation, Seen
+from dslc.verification import Rounding, Verdict, compare, compare_resumed
 
 DSLC = Path(sys.executable).parent / "dslc"
 
@@ -218,3 +220,19 @@ def test_ranks_that_take_the_same_samples_are_named(launcher: Launcher, tmp_path
     assert lost.startswith("step 1: no rank takes samples ")
     assert lost.endswith(" and 5 more")
     assert twice.startswith("step 1: rank 1 takes samples ")
+
+
+def test_a_loss_after_going_on_is_shown_with_what_was_allowed(tmp_path: Path) -> None:
+    def told(name: str, losses: dict[int, float]) -> Observation:
+        seen = [
+            Seen(step=n, samples=(n,), digests=("",), total=loss, number=1.0, norm=1.0, lr=0.1, noise=False)
+            for n, loss in losses.items()
+        ]
+        (tmp_path / name / "observed").mkdir(parents=True)
+        (tmp_path / name / "observed" / "rank-0.json").write_text(json.dumps(to_json(seen)))
+        return Observation(str(tmp_path / name), 1)
+
+    one, resumed, verdict = told("one", {1: 3.0, 2: 2.0}), told("resumed", {2: 2.5}), Verdict(rows=[])
+    compare_resumed(program(1, images(tmp_path)), resumed, one, 1, verdict, Rounding(losses=(1e-4, 1e-4)))
+    assert verdict.broken == ["same state"]
+    assert verdict.findings[3].texts[0].endswith("(1e-03 is allowed)")
