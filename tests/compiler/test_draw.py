@@ -196,6 +196,19 @@ def test_what_a_rank_holds_under_a_schedule(name: str) -> None:
     assert len(idle) == 4
 
 
+@pytest.mark.parametrize(
+    "axes",
+    [(), ("parallelism.tensor=2",), ("parallelism.tensor=2", "parallelism.sequence=false"), ("parallelism.context=2",)],
+)
+def test_what_is_held_is_what_the_account_says_of_a_rank(axes: tuple[str, ...]) -> None:
+    """But for what a stage gives, and what a layer takes while it works."""
+    settings = ("parallelism.schedule=gpipe", "parallelism.microbatches=8", *axes)
+    plan = compiled(JOBS / "pipeline.plt", *settings, f"devices.cpus={8 if axes else 4}").plan
+    held = 8 * plan.stages[0].kept
+    assert 0.9 < held / plan.ranks[0].memory.activations < 1
+    assert f'"holds 8: {byte_text(held)}' in draw(plan, "schedule")
+
+
 def test_idle_shares_are_those_of_the_bubble() -> None:
     layers = made_plans.gpt_layers(16, 128, 64)
     plan = made_plans.make_plan("s", layers, processes=4, pipeline=4, microbatches=8, schedule="gpipe")
