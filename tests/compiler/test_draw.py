@@ -209,6 +209,21 @@ def test_what_is_held_is_what_the_account_says_of_a_rank(axes: tuple[str, ...]) 
     assert f'"holds 8: {byte_text(held)}' in draw(plan, "schedule")
 
 
+def test_the_table_of_traffic_is_of_all_dtypes() -> None:
+    plan = compiled(JOBS / "pipeline.plt", "parallelism.tensor=2", "devices.cpus=8", "train.precision=bf16").plan
+    dtypes: dict[tuple[str, str, str], set[str]] = {}
+    for t in plan.ranks[0].traffic:
+        dtypes.setdefault((t.axis, t.operation, t.what), set()).add(t.dtype)
+    axis, operation, what = next(key for key, kinds in dtypes.items() if len(kinds) > 1)
+    sums = [
+        [t for t in node.traffic if (t.axis, t.operation, t.what) == (axis, operation, what)] for node in plan.ranks
+    ]
+    cells = re.findall(r'"traffic (\d+)\.\d" .*?label="(.*?)\\[lr]"', draw(plan))
+    rows = [[cell for row, cell in cells if row == str(n)] for n in range(len(cells) // 5)]
+    count, size = max(sum(t.count for t in some) for some in sums), max(sum(t.bytes for t in some) for some in sums)
+    assert [f"{axis} x2", operation, what, f"{count:,}", byte_text(size)] in rows
+
+
 def test_idle_shares_are_those_of_the_bubble() -> None:
     layers = made_plans.gpt_layers(16, 128, 64)
     plan = made_plans.make_plan("s", layers, processes=4, pipeline=4, microbatches=8, schedule="gpipe")
