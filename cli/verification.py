@@ -189,8 +189,9 @@ def compare_resumed(
     tolerance = tolerance_of(job, [seen.lr for seen in one.ranks[0]])
     for theirs, ours in zip(resumed.ranks[0], later, strict=True):
         losses = theirs.total / max(1.0, theirs.number), ours.total / max(1.0, ours.number)
-        if not _alike(*losses, max(tolerance.loss, rounding.loss(ours.step)), 1.0):
-            shown = _against(losses, tolerance.loss)
+        allowed = max(tolerance.loss, rounding.loss(ours.step))
+        if not _alike(*losses, allowed, 1.0):
+            shown = _against(losses, allowed)
             finding.breaks(f"gone on from the checkpoint of step {step}, the loss of step {ours.step} is {shown}")
             return
     _state(resumed, one, tolerance, rounding, finding, f"gone on from the checkpoint of step {step}: ")

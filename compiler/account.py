@@ -37,6 +37,7 @@ from dslc.compiler.nodes import LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.schedule_cost import peak_held
 from dslc.compiler.schedules import SPLITS_BACKWARD, ScheduleTable
 from dslc.compiler.sharding import (
+    low_copy,
     low_precision,
     optimizer_groups,
     recomputed,
@@ -125,11 +126,6 @@ def state_per_parameter(optimizer: Call) -> int:
             return 2
 
 
-def _low_copy(job: JobSpec) -> bool:
-    """O2: forward and backward in 16 bits throughout."""
-    return getattr(job.train.precision, "level", "O1") == "O2"
-
-
 # --------------------------------------------------------------------------------------------- one layer by itself
 
 
@@ -143,11 +139,11 @@ def _output(job: JobSpec, model: ModelGraph, layer: int) -> int:
     if layer + 1 == len(model.layers):
         return prod(model.shared_output or model.output.shape) * (2 if low_precision(job) else 4)
     node = model.of_a_rank[layer]
-    return node.output.bytes // (2 if low_precision(job) and (node.low or _low_copy(job)) else 1)
+    return node.output.bytes // (2 if low_precision(job) and (node.low or low_copy(job)) else 1)
 
 
 def _kept(job: JobSpec, layer: LayerNode, again: bool) -> int:
-    low, half = low_precision(job), _low_copy(job)
+    low, half = low_precision(job), low_copy(job)
     if again and job.memory.recompute == "selective":
         full, short = layer.saved_selective, layer.saved_selective_low
     elif again:
@@ -159,7 +155,7 @@ def _kept(job: JobSpec, layer: LayerNode, again: bool) -> int:
 
 def layer_bytes(job: JobSpec, layer: LayerNode, again: bool, samples: float) -> LayerBytes:
     """The layer's bytes for so many samples; `again`: it is recomputed."""
-    low, half = low_precision(job), _low_copy(job)
+    low, half = low_precision(job), low_copy(job)
     work = (layer.working_low if low and not half else layer.working) or _unknown(layer, low and not half)
     factor = samples * (0.5 if half else 1.0)
     moments = tuple(Moment(int(factor * m.bytes), m.weights, m.copies, m.made) for m in work.backward)
@@ -332,7 +328,7 @@ class _Account:
             whole=[shards * sum(_share(q, shards) for q in unit) for unit in own],
             shard=[numbers(unit, shards) for unit in own],
             parts=shards,
-            element=2 if _low_copy(job) else 4,
+            element=2 if low_copy(job) else 4,
             reshard=sharding.reshard,
             accumulate=sharding.accumulate,
             stays=later,

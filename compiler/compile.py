@@ -26,6 +26,7 @@ from dslc.compiler.plan import (
     TopologyNode,
     TrainingNode,
 )
+from dslc.compiler.sharding import offloaded
 from dslc.compiler.stages import equal_counts
 from dslc.dsl.registry import BLOCKS, Node, Quantity, Range, fields
 
@@ -170,9 +171,12 @@ def _layers(analysis: Analysis) -> tuple[LayerPlan, ...]:
 
 def _stages(analysis: Analysis, graph: PlanGraph) -> tuple[StageNode, ...]:
     found = []
+    moved = "activations" in offloaded(analysis.job, analysis.layout)
+    samples = 0 if moved else analysis.workload.microbatch / analysis.layout.sizes["context"]
     for name, data in graph.of_kind("stage"):
         assert analysis.model is not None
-        layers = analysis.model.layers[data["first"] : data["last"] + 1]
+        mine = slice(data["first"], data["last"] + 1)
+        layers, of_a_rank = analysis.model.layers[mine], analysis.model.of_a_rank[mine]
         process = next(iter(graph.graph.successors(name)))
         found.append(
             StageNode(
@@ -182,6 +186,7 @@ def _stages(analysis: Analysis, graph: PlanGraph) -> tuple[StageNode, ...]:
                 last=data["last"],
                 parameters=sum(q.count for layer in layers for q in layer.parameters if q.tied_to is None),
                 flops=sum(layer.forward_flops + layer.backward_flops for layer in layers),
+                kept=int(samples * sum(kept_bytes(analysis.job, layer, analysis.model) for layer in of_a_rank)),
             )
         )
     return tuple(found)

@@ -84,6 +84,15 @@ def exchanged(node: RankNode | None, axis: str) -> list[TrafficNode]:
     return [t for t in node.traffic if t.axis == axis and t.count and t.operation != "receive"] if node else []
 
 
+def of_all_dtypes(node: RankNode) -> dict[tuple[str, str, str], tuple[int, int]]:
+    """What a rank exchanges in a step: by axis, operation and thing, the count of operations and the bytes."""
+    sums: dict[tuple[str, str, str], tuple[int, int]] = {}
+    for t in (t for t in node.traffic if t.count):
+        count, size = sums.get((t.axis, t.operation, t.what), (0, 0))
+        sums[t.axis, t.operation, t.what] = count + t.count, size + t.bytes
+    return sums
+
+
 def axis_bytes(plan: Plan, axis: str) -> int | None:
     """What a rank hands in over an axis in a step, at most; None where the network is not known."""
     return max((sum(t.bytes for t in exchanged(node, axis)) for node in plan.ranks), default=None)

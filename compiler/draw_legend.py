@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from typing import Literal
 
 from dslc.compiler.account import KINDS
-from dslc.compiler.describe import WHY, axis_bytes, axis_text, known_count, link_text, mesh_text, plural, span_text
+from dslc.compiler.describe import (
+    WHY,
+    axis_bytes,
+    axis_text,
+    known_count,
+    link_text,
+    mesh_text,
+    of_all_dtypes,
+    plural,
+    span_text,
+)
 from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, MEMORY_COLOURS, Canvas
 from dslc.compiler.plan import Plan, RankNode
 from dslc.compiler.units import byte_text, percent_text, time_text
@@ -78,18 +88,16 @@ def traffic_table(canvas: Canvas, plan: Plan, x: float, y: float) -> tuple[float
     """What a rank exchanges in a step, the colours of the axes before it; its width and height."""
     most: dict[tuple[str, str, str], tuple[int, int]] = {}
     for node in plan.ranks:
-        for t in node.traffic:
-            count, size = most.get((t.axis, t.operation, t.what), (0, 0))
-            most[t.axis, t.operation, t.what] = max(count, t.count), max(size, t.bytes)
+        for key, (count, size) in of_all_dtypes(node).items():
+            before = most.get(key, (0, 0))
+            most[key] = max(count, before[0]), max(size, before[1])
     canvas.write("traffic", x, y, 300, "Exchanged by a rank in a step, at most", size=11, bold=True)
     place = x + 20
     for n, (name, wide) in enumerate(COLUMNS):
         canvas.write(f"traffic {name}", place, y + 17, wide - 4, name, size=9, align="r" if n > 2 else "l", ink=FAINT)
         place += wide
-    row = 0
-    for (axis, operation, what), (count, size) in sorted(most.items(), key=lambda item: -item[1][1]):
-        if not count:
-            continue
+    found = sorted(most.items(), key=lambda item: -item[1][1])
+    for row, ((axis, operation, what), (count, size)) in enumerate(found):
         top = y + 31 + 14 * row
         canvas.box(f"traffic {row}", x + 4, top + 3, 12, 4, fill=AXIS_COLOURS.get(axis, FAINT), line="none")
         place = x + 20
@@ -98,10 +106,9 @@ def traffic_table(canvas: Canvas, plan: Plan, x: float, y: float) -> tuple[float
             align: Literal["l", "r"] = "r" if column > 2 else "l"
             canvas.write(f"traffic {row}.{column}", place, top, wide - 4, cell, size=9.5, align=align)
             place += wide
-        row += 1
-    if not row:
+    if not found:
         canvas.write("traffic none", x + 4, y + 31, 200, "nothing" if plan.ranks else "unknown", size=9.5)
-    return TRAFFIC_WIDTH, 31 + 14 * max(1, row)
+    return TRAFFIC_WIDTH, 31 + 14 * max(1, len(found))
 
 
 def axes_table(canvas: Canvas, plan: Plan, x: float, y: float) -> float:

@@ -57,7 +57,7 @@ class Held:
     start: float
     end: float
     pieces: int
-    bytes: float
+    bytes: int
 
 
 def draw_schedule(plan: Plan) -> str:
@@ -65,7 +65,7 @@ def draw_schedule(plan: Plan) -> str:
     canvas = Canvas(plan.job)
     work = _pipeline_rows(plan) if plan.schedule else [_one_row(plan)]
     held = [_held(plan, row) for row in work]
-    most = max((span.bytes for spans in held for span in spans), default=0.0)
+    most = max((span.bytes for spans in held for span in spans), default=0)
     busy_until = max((row[-1].end for row in work if row), default=1.0)
     rows = [row + _after(plan, p, row[-1].end) for p, row in enumerate(work)]
     lengths = sorted(p.end - p.start for row in rows for p in row if p.end > p.start)
@@ -160,11 +160,7 @@ def _one_row(plan: Plan) -> list[Piece]:
 
 def _held(plan: Plan, row: list[Piece]) -> list[Held]:
     """What a rank holds from moment to moment, to the end of its row."""
-    ranks = axis_of(plan, "tensor").size * axis_of(plan, "context").size
-    kept = [
-        plan.data.microbatch * sum(layer.kept for layer in plan.layers[stage.first : stage.last + 1]) / ranks
-        for stage in plan.stages
-    ] or [0.0]
+    kept = [stage.kept for stage in plan.stages] or [0]
     changes = []
     for piece in row:
         if piece.kind == "F":
@@ -172,7 +168,7 @@ def _held(plan: Plan, row: list[Piece]) -> list[Held]:
         elif piece.kind != "I":
             changes.append((piece.end, -1, -kept[piece.stage]))
     found: list[Held] = []
-    pieces, size = 0, 0.0
+    pieces, size = 0, 0
     for (start, more, added), (end, _, _) in itertools.pairwise(sorted(changes, key=lambda change: change[:2])):
         pieces, size = pieces + more, size + added
         if end > start:
@@ -219,7 +215,7 @@ def _draw_row(canvas: Canvas, plan: Plan, number: int, row: list[Piece], y: floa
         canvas.box(f"row {number} gap", middle, y - 1, window.GAP, ROW + 2, "…", line="#ffffff", size=14, ink=FAINT)
 
 
-def _draw_held(canvas: Canvas, number: int, spans: list[Held], most: float, y: float, window: _Window) -> None:
+def _draw_held(canvas: Canvas, number: int, spans: list[Held], most: int, y: float, window: _Window) -> None:
     """The strip under a row: as high as what is held."""
     canvas.box(f"held {number}", LABEL, y + STRIP - 0.5, window.width, 0.5, fill=GREY, line="none")
     for n, span in enumerate(spans):
@@ -242,7 +238,7 @@ def _draw_end(canvas: Canvas, number: int, idle: float, spans: list[Held], x: fl
         canvas.write(f"row {number} holds", x, y + ROW + 4, BESIDE - 8, text, size=9.5)
 
 
-def _legend(canvas: Canvas, rows: list[list[Piece]], most: float, y: float) -> None:
+def _legend(canvas: Canvas, rows: list[list[Piece]], most: int, y: float) -> None:
     kinds = {piece.kind for row in rows for piece in row}
     split = "I" in kinds
     names = NAMES | {"exchange": "exchange of gradients (not to scale)", "update": "update (not to scale)"}

@@ -124,13 +124,13 @@ def _pipeline(analysis: Analysis) -> p.PipelineStep | None:
     schedule, stages = pipeline.schedule, []
     given: tuple[TensorFact, ...] = (model.input,)
     sizes = analysis.layout.sizes
-    plan = tensor_plan(analysis.job, sizes["tensor"], model) if sizes["tensor"] > 1 else None
+    plan = tensor_plan(analysis.job, sizes["tensor"], model)
 
     def own(layer: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """What a rank has of what `layer` ("": the loss) is given."""
         if sizes["context"] > 1:
             shape = (shape[0] // sizes["context"], *shape[1:])
-        return plan.given(layer, shape, sizes["tensor"]) if plan else shape
+        return plan.given(layer, shape, sizes["tensor"])
 
     for index, (numbers, rank) in enumerate(zip(pipeline.stages, schedule.placement, strict=True)):
         layers = [model.layers[n] for n in numbers]

@@ -30,6 +30,7 @@ from dslc.compiler.describe import (
     limit_of,
     link_text,
     mesh_text,
+    of_all_dtypes,
     parts,
     plural,
     span_text,
@@ -321,14 +322,9 @@ def _traffic(plan: Plan) -> list[str]:
 
 
 def _traffic_rows(node: RankNode) -> list[Row]:
-    sums: dict[tuple[str, str, str], tuple[int, int]] = {}  # of all dtypes
-    for t in node.traffic:
-        count, size = sums.get((t.operation, t.axis, t.what), (0, 0))
-        sums[t.operation, t.axis, t.what] = count + t.count, size + t.bytes
     return [
         ("  " + operation, axis, what, f"{count:,}", byte_text(size))
-        for (operation, axis, what), (count, size) in sums.items()
-        if count
+        for (axis, operation, what), (count, size) in of_all_dtypes(node).items()
     ]
 
 

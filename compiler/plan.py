@@ -61,7 +61,11 @@ class LayerPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class StageNode:
-    """Layers `first` to `last` (both included), on the ranks at one pipeline coordinate."""
+    """Layers `first` to `last` (both included), on the ranks at one pipeline coordinate.
+
+    `kept` are the bytes of a micro-batch that a rank's device keeps of them for the backward pass: on the tensor and
+    the context axis its own.
+    """
 
     index: int
     pipeline: int
@@ -69,6 +73,7 @@ class StageNode:
     last: int
     parameters: int
     flops: int
+    kept: int
 
 
 @dataclass(frozen=True, kw_only=True)

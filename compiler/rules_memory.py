@@ -16,6 +16,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from dslc.compiler.account import MemoryNode
+from dslc.compiler.sharding import low_copy, low_precision
 from dslc.compiler.traffic import handed_in
 from dslc.compiler.units import byte_text, percent_text, time_text
 from dslc.dsl import calls as c
@@ -202,9 +203,9 @@ def _changes(analysis: Analysis) -> Iterator[Change]:
                 both = tuple(dict.fromkeys((*job.memory.offload, *moved)))
                 text = f"memory.offload = [{', '.join(both)}]"
                 yield Change(what=f"offload {moved[-1]}", text=text, make=_set("memory", offload=both))
-    if isinstance(job.train.precision, c.Fp32):
+    if not low_precision(job):
         yield Change(what="precision", text="train.precision = bf16", make=_set("train", precision=c.Bf16()), rank=1)
-    if getattr(job.train.precision, "level", "O1") == "O1":
+    if not low_copy(job):
         low = c.Fp16(level="O2") if isinstance(job.train.precision, c.Fp16) else c.Bf16(level="O2")
         text = f"train.precision = {low.word}(level = O2)"
         yield Change(what="precision", text=text, make=_set("train", precision=low), rank=1)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dslc.compiler.facts import ModelFacts
 from dslc.compiler.layout import Layout
 from dslc.compiler.nodes import ModelGraph
-from dslc.compiler.sharding import sharding_of, trained
+from dslc.compiler.sharding import Engine, low_copy, offloaded, sharding_of, trained
+from dslc.dsl.calls import Bf16, Fp16
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec
 from dslc.dsl.source import Span
@@ -15,12 +18,12 @@ def check_own_model(job: JobSpec, layout: Layout, facts: ModelFacts, model: Mode
     """What a traced module has that cannot be shared out."""
     engine = sharding_of(job, layout).engine
     if engine == "fsdp":
-        _check_numbers(job, facts, report)
+        _check_numbers(job, layout, facts, report)
     if engine in ("fsdp", "zero1"):
-        _check_dtypes(job, facts, model, report)
+        _check_dtypes(job, layout, facts, model, report)
 
 
-def _check_dtypes(job: JobSpec, facts: ModelFacts, model: ModelGraph, report: Report) -> None:
+def _check_dtypes(job: JobSpec, layout: Layout, facts: ModelFacts, model: ModelGraph, report: Report) -> None:
     """torch's ZeroRedundancyOptimizer and the units of `fully_shard` take parameters of one dtype."""
     dtypes = dict(facts.dtypes)
     found: dict[str, str] = {}  # of each dtype a parameter
@@ -31,22 +34,38 @@ def _check_dtypes(job: JobSpec, facts: ModelFacts, model: ModelGraph, report: Re
             "E0721",
             "parameters that train have to be of one dtype to be sharded: "
             + ", ".join(f"`{name}` is {dtype}" for dtype, name in found.items()),
-            _asked_by(job),
+            _asked_by(job, layout),
             notes=[Note(message="the network", span=job.model.at("network"))],
-            help="make them of one dtype, or freeze one kind of them; or " + _instead(job, zero=0),
+            help="make them of one dtype, or freeze one kind of them" + _or_else(job, layout, "none", "ddp"),
         )
 
 
-def _asked_by(job: JobSpec) -> Span | None:
+def _asked_by(job: JobSpec, layout: Layout) -> Span | None:
     """What has the parameters sharded."""
-    return job.parallelism.at("zero") if job.parallelism.zero else job.train.at("precision")
+    if job.parallelism.zero:
+        return job.parallelism.at("zero")
+    if low_copy(job):
+        return job.train.at("precision")
+    if "parameters" in offloaded(job, layout):
+        return job.memory.at("offload")
+    beside = next(axis for axis, size in layout.sizes.items() if axis != "data" and size > 1)
+    return job.parallelism.at(beside)
 
 
-def _instead(job: JobSpec, *, zero: int) -> str:
-    return f"`zero = {zero}`" if job.parallelism.zero else "`level = O1`"
+def _or_else(job: JobSpec, layout: Layout, *fine: Engine) -> str:
+    """Advice: the first change, if one is enough, after which the engine is one of `fine`."""
+    parallelism, train = job.parallelism, job.train
+    changes = {
+        f"`zero = {zero}`": replace(job, parallelism=replace(parallelism, zero=zero))
+        for zero in reversed(range(parallelism.zero))
+    }
+    if isinstance(train.precision, Bf16 | Fp16):
+        changes["`level = O1`"] = replace(job, train=replace(train, precision=replace(train.precision, level="O1")))
+    found = (what for what, changed in changes.items() if sharding_of(changed, layout).engine in fine)
+    return next((f"; or {what}" for what in found), "")
 
 
-def _check_numbers(job: JobSpec, facts: ModelFacts, report: Report) -> None:
+def _check_numbers(job: JobSpec, layout: Layout, facts: ModelFacts, report: Report) -> None:
     """What has no rows to be cut into."""
     numbers = [name for name, shape, _ in facts.parameters if not shape]
     if not numbers:
@@ -54,8 +73,8 @@ def _check_numbers(job: JobSpec, facts: ModelFacts, report: Report) -> None:
     report.add(
         "E0720",
         f"the parameter `{numbers[0]}` is a single number without a dimension, which has no rows to be shared out",
-        _asked_by(job),
+        _asked_by(job, layout),
         label=f"{len(numbers)} such parameters" if len(numbers) > 1 else "",
         notes=[Note(message="the network", span=job.model.at("network"))],
-        help="give it one: `nn.Parameter(torch.ones(1))`; or " + _instead(job, zero=1),
+        help="give it one: `nn.Parameter(torch.ones(1))`" + _or_else(job, layout, "none", "ddp", "zero1"),
     )

@@ -32,10 +32,9 @@ def check_styles(job: JobSpec, ranks: int, model: ModelGraph | None, report: Rep
         report.add("E0415", f"how is {what} split over the tensor axis?", span, help=_EXAMPLE)
         return
     if facts is None:
-        for entry in plan or ():
-            wrong = read(entry)
-            if isinstance(wrong, Fault):
-                _report_fault(job, wrong, None, report)
+        for parts in map(read, plan or ()):
+            if isinstance(parts, Fault):
+                _report_fault(job, parts, None, report)
         return
     found = chosen(plan, facts, ranks)
     for fault in found.faults:
@@ -53,10 +52,10 @@ def _report_fault(job: JobSpec, fault: Fault, facts: ModelFacts | None, report: 
     where = entry_at(job.parallelism.at("tensor_plan"), fault.entry) if fault.entry else job.parallelism.at("tensor")
     advice = fault.help
     if fault.code == "E0427":
-        advice = advice or f"a plan of your own: {_EXAMPLE}"
-    elif not advice and facts is not None and fault.message.startswith("no module"):
+        advice = f"a plan of your own: {_EXAMPLE}"
+    elif fault.unknown and facts is not None:
         names = [module.name for module in facts.modules if module.plain]
-        meant = near(fault.entry.rpartition(":")[0].strip(), likely_patterns(names))
+        meant = near(fault.unknown, likely_patterns(names))
         advice = f"did you mean `{meant}`?" if meant else "what `named_modules` of the network calls them"
     report.add(
         fault.code,
@@ -79,8 +78,9 @@ def _check_counts(job: JobSpec, ranks: int, found: Chosen, facts: ModelFacts, re
 
 
 def _report_shares(job: JobSpec, ranks: int, facts: ModelFacts, shares: ShareFacts, report: Report) -> None:
-    heads = [(name, count) for name, count in facts.counts if name in _HEADS and count % ranks]
-    for name, count in heads[:1]:  # of which the rest follows
+    heads = next(((name, count) for name, count in facts.counts if name in _HEADS and count % ranks), None)
+    if heads is not None:  # of which the rest follows
+        name, count = heads
         report_uneven(name, count, ranks, _written(job, name), job, report)
         return
     report.add(

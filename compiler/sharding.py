@@ -57,7 +57,7 @@ def sharding_of(job: JobSpec, layout: Layout) -> Sharding:
     """The engine for `job`, and what it does."""
     data, zero = layout.sizes["data"], job.parallelism.zero
     away = "parameters" in offloaded(job, layout)
-    whole = getattr(job.train.precision, "level", "O1") == "O1" and not away
+    whole = not low_copy(job) and not away
     alone = layout.world_size == data
     if whole and (data == layout.sizes["context"] == 1 or (zero == 0 and alone)):
         return Sharding(engine="none" if data == 1 else "ddp", replicas=data, shards=1, reshard=False, accumulate=True)
@@ -117,6 +117,11 @@ def recomputed(job: JobSpec, model: ModelGraph) -> tuple[str, ...]:
 
 def low_precision(job: JobSpec) -> bool:
     return not isinstance(job.train.precision, Fp32)
+
+
+def low_copy(job: JobSpec) -> bool:
+    """O2: forward and backward in 16 bits throughout, with a copy of the parameters."""
+    return getattr(job.train.precision, "level", "O1") == "O2"
 
 
 def with_copies(layers: list[LayerNode]) -> list[LayerNode]:

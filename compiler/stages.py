@@ -21,9 +21,8 @@ from dslc.compiler.layout import Layout
 from dslc.compiler.model import LayerNode, ModelGraph
 from dslc.compiler.schedule_cost import held
 from dslc.compiler.schedules import ScheduleTable
-from dslc.compiler.sharding import sharding_of, trained
+from dslc.compiler.sharding import low_copy, low_precision, sharding_of, trained
 from dslc.compiler.workload import Workload
-from dslc.dsl.calls import Fp32
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.job import JobSpec
 
@@ -57,10 +56,9 @@ def cut(
             help="fewer stages, or a deeper network",
         )
         return None
-    if stages == 1 and not isinstance(wanted, tuple):
-        return (range(layers),)
     if not isinstance(wanted, tuple):
-        return _balanced(job, layout, model, stages, workload, schedule)
+        whole = (range(layers),)
+        return whole if stages == 1 else _balanced(job, layout, model, stages, workload, schedule)
     if len(wanted) != stages or sum(wanted) != layers:
         report.add(
             "E0411",
@@ -91,11 +89,10 @@ def sent(job: JobSpec, model: ModelGraph, last: int) -> tuple[TensorFact, ...]:
     if model.traced is not None:
         return model.traced.seams[last].sent
     layer = model.layers[last]
-    precision, made = job.train.precision, layer.output
-    low = layer.low or getattr(precision, "level", "O1") == "O2"
-    if made.dtype != "float32" or isinstance(precision, Fp32) or not low:
+    made, low = layer.output, low_precision(job) and (layer.low or low_copy(job))
+    if made.dtype != "float32" or not low:
         return (made,)
-    return (replace(made, dtype="bfloat16" if precision.word == "bf16" else "float16"),)
+    return (replace(made, dtype="bfloat16" if job.train.precision.word == "bf16" else "float16"),)
 
 
 def unsendable(model: ModelGraph, last: int) -> str:

@@ -45,12 +45,14 @@ _ROWS = ("column", "gathered", "vocabulary")  # whose weight is cut by rows
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Why the plan cannot be used. `entry` is the one at fault; "" where it is the library's."""
+    """Why the plan cannot be used. `entry` is the one at fault; "" where it is the library's. `unknown` is its pattern
+    where that names no module."""
 
     code: str
     entry: str
     message: str
     help: str = ""
+    unknown: str = ""
 
 
 @dataclass(kw_only=True)
@@ -94,7 +96,7 @@ def chosen(plan: Sequence[str] | None, facts: ModelFacts, ranks: int) -> Chosen:
         wrong = _misfit(module, style)
         if wrong:
             code = "E0427" if plan is None else "E0426"
-            found.faults.append(Fault(code=code, entry=entry, message=wrong))
+            found.faults.append(Fault(code=code, entry=entry, message=wrong, help=_instead(module, style, modules)))
             continue
         found.styles.append((name, style))
         what, count = _counted(module, style)
@@ -115,7 +117,8 @@ def _written(plan: Sequence[str], modules: Mapping[str, ModuleFacts], found: Cho
         pattern, style = parts
         matched = [name for name in modules if name and fnmatchcase(name, pattern)]
         if not matched:
-            found.faults.append(Fault(code="E0426", entry=entry, message=f"no module is called `{pattern}`"))
+            message = f"no module is called `{pattern}`"
+            found.faults.append(Fault(code="E0426", entry=entry, message=message, unknown=pattern))
         for name in matched:
             before, by = named.setdefault(name, (style, entry))
             if before != style:
@@ -152,6 +155,13 @@ def _misfit(module: ModuleFacts, style: str) -> str:
         return ""
     article = "an" if wanted == "Embedding" else "a"
     return f"`{module.name}` is a `{module.kind}`, and `{style}` is of {article} `{wanted}` with torch's own forward"
+
+
+def _instead(module: ModuleFacts, style: str, modules: Mapping[str, ModuleFacts]) -> str:
+    """What of a module that cannot have this style can: a module in it."""
+    there = (name for name, each in modules.items() if name.startswith(f"{module.name}.") and not _misfit(each, style))
+    inside = next(there, None)
+    return f"name what is in it: `{inside}`" if inside else "leave it out: what no entry names is whole on every rank"
 
 
 def _counted(module: ModuleFacts, style: str) -> tuple[str, int]:

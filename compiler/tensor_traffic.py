@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 from dslc.compiler.layout import Layout
 from dslc.compiler.nodes import LayerNode, ModelGraph
-from dslc.compiler.sharding import Sharding, low_precision, recomputed
+from dslc.compiler.sharding import Sharding, low_copy, low_precision, recomputed
 from dslc.compiler.tensor_plan import TensorPlan, calls_by_layer
 from dslc.dsl.job import JobSpec
 
@@ -81,7 +81,7 @@ class TensorTraffic:
         self._ranks, self._context = layout.sizes["tensor"], layout.sizes["context"]
         self._microbatches = layout.microbatches
         self._low = low_precision(job)
-        self._half = self._low and getattr(job.train.precision, "level", "O1") == "O2"
+        self._half = low_copy(job)
         self._word = "bfloat16" if job.train.precision.word == "bf16" else "float16"
         self._again = set(recomputed(job, model))
         # `fully_shard` adds up in float32, and what is complete at once is not added up before.

@@ -69,21 +69,21 @@ def anchored(job: JobSpec) -> JobSpec:
     `transformers(…)`, that lie in it are named with it."""
     network, loss, source = job.model.network, job.model.loss, job.data.source
 
-    def found(name: str) -> str:
-        """The absolute name of what is there, without its function; else as it is."""
-        path = os.path.normpath(os.path.join(job.folder, os.path.expanduser(name)))
-        return path if any(os.path.exists(path + suffix) for suffix in ("", ".py")) else name
+    def there(name: str) -> str:
+        return os.path.normpath(os.path.join(job.folder, os.path.expanduser(name)))
 
     def located(call: T) -> T:
         if isinstance(call, TransformersNetwork):
-            return replace(call, path=found(call.path))
+            path = there(call.path)
+            return replace(call, path=path) if os.path.exists(path) else call
         if not isinstance(call, PythonNetwork | PythonLoss | PythonSource):
             return call
         inside, _, function = call.function.rpartition("/")
-        beside = found(os.path.join(inside, function.partition(":")[0].partition(".")[0]))
-        if not os.path.isabs(beside):
+        folder = there(inside)
+        module = os.path.join(folder, function.partition(":")[0].partition(".")[0])
+        if not (os.path.isdir(module) or os.path.exists(f"{module}.py")):
             return call
-        return replace(call, function=os.path.join(os.path.dirname(beside), function))
+        return replace(call, function=os.path.join(folder, function))
 
     return replace(
         job,

@@ -25,6 +25,7 @@ import os
 import re
 import signal
 import sys
+import sysconfig
 import time
 import traceback
 from collections.abc import Mapping
@@ -194,12 +195,17 @@ def _message(error: BaseException) -> str:
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _STAGES = os.path.join(_TORCH, "distributed", "pipelining") + os.sep
 _OURS = tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in (__file__, dslc.compiler.program.__file__))
 
 
 def _is_torch(file: str) -> bool:
     return file.startswith(_TORCH)
+
+
+def _is_pythons(file: str) -> bool:
+    return file.startswith(_LIBRARY) and "site-packages" not in file
 
 
 def _is_ours(file: str) -> bool:
@@ -344,7 +350,7 @@ def _stack(run_dir: str, rank: int) -> str:
         text = ""
     _, found, stack = text.rpartition("most recent call first")
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack) if found else []
-    own = [frame for frame in frames if not _is_torch(frame[0]) and not _is_ours(frame[0])]
+    own = [frame for frame in frames if not any(foreign(frame[0]) for foreign in (_is_torch, _is_ours, _is_pythons))]
     if not frames:
         return f"see {path}"
     file, line, function = (own or frames)[0]

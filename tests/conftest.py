@@ -1,12 +1,22 @@
-"""What holds for every test."""
+"""What holds for every test: one launcher for each process of pytest, and how examples are drawn."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
+from launcher import Launcher
 
 # No test has a time to keep; in CI each run draws the same examples. HYPOTHESIS_PROFILE=fresh draws others.
-settings.register_profile("same", derandomize=True)
-settings.register_profile("fresh")
+settings.register_profile("same", settings(deadline=None, derandomize=True))
+settings.register_profile("fresh", settings(deadline=None))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[Launcher]:
+    made = Launcher()
+    yield made
+    made.close()

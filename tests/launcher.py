@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -125,11 +127,24 @@ class Command:
 
     def left(self) -> list[str]:
         """What is still there of it (Linux): processes that have inherited its environment."""
-        found = []
+        return [f"{process} {command}" for process, command in self._left().items()]
+
+    def wait_for_all(self) -> None:
+        """Until nothing is there of it any more."""
+        while left := self._left():
+            for process in left:
+                with contextlib.suppress(ProcessLookupError):
+                    ending = os.pidfd_open(process)
+                    select.select([ending], [], [])
+                    os.close(ending)
+
+    def _left(self) -> dict[int, str]:
+        """By process its command."""
+        found = {}
         for entry in Path("/proc").iterdir():
             try:
                 if entry.name.isdigit() and self._mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(f"{entry.name} {(entry / 'cmdline').read_bytes().replace(bytes(1), b' ').decode()}")
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(bytes(1), b" ").decode()
             except OSError:
                 continue  # it ended while we looked
         return found

@@ -94,8 +94,8 @@ def make_plan(
     sizes = {"pipeline": pipeline, "data": world // (pipeline * context * tensor), "context": context, "tensor": tensor}
     strides = {"pipeline": world // pipeline, "data": context * tensor, "context": tensor, "tensor": 1}
     rows = table(schedule, pipeline, microbatches, virtual) if pipeline > 1 else None
-    stages = _stages(layers, rows)
     share = batch // sizes["data"]
+    stages = _stages(layers, rows, share // microbatches / (tensor * context))
     return Plan(
         version=PLAN_VERSION,
         job=job,
@@ -154,7 +154,8 @@ def make_plan(
     )
 
 
-def _stages(layers: tuple[LayerPlan, ...], rows: ScheduleTable | None) -> tuple[StageNode, ...]:
+def _stages(layers: tuple[LayerPlan, ...], rows: ScheduleTable | None, samples: float) -> tuple[StageNode, ...]:
+    """`samples` are those of a micro-batch that a rank keeps."""
     count = rows.stages if rows else 1
     bounds = [len(layers) * n // count for n in range(count + 1)]
     return tuple(
@@ -165,6 +166,7 @@ def _stages(layers: tuple[LayerPlan, ...], rows: ScheduleTable | None) -> tuple[
             last=b - 1,
             parameters=sum(one.parameters for one in layers[a:b]),
             flops=sum(one.flops for one in layers[a:b]),
+            kept=int(samples * sum(one.kept for one in layers[a:b])),
         )
         for n, (a, b) in enumerate(itertools.pairwise(bounds))
     )

@@ -10,12 +10,11 @@ from __future__ import annotations
 import itertools
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from launcher import Launcher
-from trained import Trained, agree, train_job
+from trained import Trained, agree, filled, train_job
 
 Choice = dict[str, str]
 
@@ -187,10 +186,8 @@ class Trainer:
     def train(self, choice: Choice, *settings: str) -> Trained:
         folder = self._folder / str(next(self._runs))
         folder.mkdir()
-        text = NETWORKS[choice["network"]] + JOB.replace("STEPS", str(STEPS))
-        for name in sorted(choice, key=len, reverse=True):
-            text = text.replace(name.upper(), choice[name])
-        (folder / "made.plt").write_text(text)
+        text = NETWORKS[choice["network"]] + JOB
+        (folder / "made.plt").write_text(filled(text, choice | {"steps": str(STEPS)}))
         return train_job(self._launcher, folder / "made.plt", *settings, folder=folder)
 
     def _plain(self, *same: str) -> Trained:
@@ -198,10 +195,8 @@ class Trainer:
 
 
 @pytest.fixture(scope="module")
-def trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    launcher = Launcher()
-    yield Trainer(launcher, tmp_path_factory.mktemp("axes"))
-    launcher.close()
+def trainer(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    return Trainer(launcher, tmp_path_factory.mktemp("axes"))
 
 
 def _name(choice: Choice) -> str:

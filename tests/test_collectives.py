@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from launcher import Launcher
+from trained import filled
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
@@ -241,24 +241,12 @@ def _name(choice: dict[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in choice.items())
 
 
-def _text(choice: dict[str, str]) -> str:
-    text = NETWORKS[choice["network"]] + JOB.replace("STEPS", str(FIRST_STEP + STEPS))
-    for name in sorted(choice, key=len, reverse=True):
-        text = text.replace(name.upper(), choice[name])
-    return text
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    made = Launcher()
-    yield made
-    made.close()
-
-
 def _profiled(launcher: Launcher, folder: Path, choice: dict[str, str]) -> dict[str, Any]:
     """report.json of the job, run with --profile."""
     (folder / "own_nets.py").write_text(OWN_NETS)
-    (folder / "made.plt").write_text(_text(PLAIN | ({"microbatches": "4"} if "pipeline" in choice else {}) | choice))
+    chosen = PLAIN | ({"microbatches": "4"} if "pipeline" in choice else {}) | choice
+    text = NETWORKS[chosen["network"]] + JOB
+    (folder / "made.plt").write_text(filled(text, chosen | {"steps": str(FIRST_STEP + STEPS)}))
     report = Report()
     ready = prepare(load(str(folder / "made.plt"), []), report, profile=True)
     assert ready is not None, [d.message for d in report.errors]

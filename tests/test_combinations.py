@@ -11,7 +11,6 @@ import itertools
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from launcher import Launcher
@@ -137,10 +136,8 @@ class Trainer:
 
 
 @pytest.fixture(scope="module")
-def trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    launcher = Launcher()
-    yield Trainer(launcher, tmp_path_factory.mktemp("combinations"))
-    launcher.close()
+def trainer(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    return Trainer(launcher, tmp_path_factory.mktemp("combinations"))
 
 
 def _name(choice: Choice) -> str:

@@ -16,7 +16,6 @@ import signal
 import struct
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -37,13 +36,6 @@ ENGINES = {
     "zero 1 on 4": (4, p.GradientStep(kind="zero1", static_graph=True)),
     "zero 3": (2, p.GradientStep(kind="fsdp", units=("2",), reshard=True)),
 }
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    made = Launcher()
-    yield made
-    made.close()
 
 
 def job(data: p.DataStep, engine: str, asynchronous: bool) -> p.JobProgram:

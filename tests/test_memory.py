@@ -1,6 +1,6 @@
 """What the account says a rank holds is what its ranks do hold, measured in real processes.
 
-Within 10% at the median and 20% at worst, at the peak; within 2% between two steps. The page docs/memory.md shows the
+Within 10% at the median and 20% at worst, at the peak; within 5% between two steps. The page docs/memory.md shows the
 figures.
 """
 

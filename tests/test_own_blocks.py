@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from launcher import Launcher
@@ -77,13 +76,6 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "mine.py").write_text(MODULE)
     (folder / "job.plt").write_text(JOB)
     return folder / "job.plt"
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Any:
-    made = Launcher()
-    yield made
-    made.close()
 
 
 def test_the_job_that_a_run_leaves_finds_the_same_function(job: Path, tmp_path: Path) -> None:

@@ -7,15 +7,14 @@ decoders, whose masks and tables of positions each stage computes for itself.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from launcher import Launcher
-from trained import Trained, agree, ready, train, train_job
+from tiny_llama import write_llama
+from trained import Trained, agree, ready, staged, train, train_job
 
 from dslc.compiler.program import CheckpointStep
 from dslc.dsl.diagnostics import Report
@@ -100,16 +99,6 @@ class Decoder(nn.Module):
 def decoder(width=32, blocks=4):
     return Decoder(width, blocks)
 '''
-TINY_LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 256,
-    "max_position_embeddings": 32,
-}
 GPT2 = (
     'transformers("gpt2", n_layer = 4, n_embd = 32, n_head = 2, vocab_size = 256, n_positions = 32, '
     "resid_pdrop = 0.0, embd_pdrop = 0.0, attn_pdrop = 0.0)"
@@ -150,18 +139,10 @@ Run = Callable[..., Trained]
 
 
 @pytest.fixture(scope="module")
-def launcher() -> Any:
-    made = Launcher()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     folder = tmp_path_factory.mktemp("own")
     (folder / "mine.py").write_text(MODULE)
-    (folder / "tiny").mkdir()
-    (folder / "tiny" / "config.json").write_text(json.dumps(TINY_LLAMA))
+    write_llama(folder / "tiny", num_hidden_layers=4)
 
     def written(name: str) -> Path:
         network, source, rate = NETWORKS[name]
@@ -179,11 +160,6 @@ def trained(job: Callable[[str], Path], launcher: Launcher) -> Run:
         return train_job(launcher, job(name), *settings)
 
     return run
-
-
-def staged(schedule: str, pipeline: int, data: int, microbatches: int, *settings: str) -> tuple[str, ...]:
-    axes = (f"parallelism.data={data}", f"parallelism.pipeline={pipeline}", f"devices.cpus={data * pipeline}")
-    return (*axes, f"parallelism.schedule={schedule}", f"parallelism.microbatches={microbatches}", *settings)
 
 
 PLANS = [

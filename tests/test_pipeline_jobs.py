@@ -6,14 +6,14 @@ Each is compared with the same job in one process, without stages or micro-batch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
 from launcher import Launcher
 from planning import ROOT
-from trained import Trained, agree, ready, train
+from trained import Trained, agree, ready, staged, train
 
 from dslc.compiler.program import CheckpointStep
 
@@ -72,13 +72,6 @@ Run = Callable[..., Trained]
 
 
 @pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    made = Launcher()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
 def launched(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Trains a job with settings, each once."""
 
@@ -93,11 +86,6 @@ def launched(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Ru
 def one(*settings: str) -> Settings:
     alone = ("devices.cpus=1", "parallelism.data=1", "parallelism.pipeline=1", "parallelism.microbatches=1")
     return (*SMALL, *alone, "parallelism.schedule=1f1b", *settings)
-
-
-def staged(schedule: str, pipeline: int, data: int, microbatches: int, *settings: str) -> Settings:
-    axes = (f"parallelism.data={data}", f"parallelism.pipeline={pipeline}", f"devices.cpus={data * pipeline}")
-    return (*axes, f"parallelism.schedule={schedule}", f"parallelism.microbatches={microbatches}", *settings)
 
 
 # What is asked of each schedule: micro-batches, ranks and what else may be beside it.

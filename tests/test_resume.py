@@ -7,7 +7,7 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -88,13 +88,6 @@ class Trainer:
         """Goes on to the end of `step`; what was shown."""
         made = ready(self._job, *plan, "checkpoint.every=1000 steps", "checkpoint.resume=auto", *settings)
         return train(self._launcher, self.folder, made.program, made.places, steps=step).shown
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    made = Launcher()
-    yield made
-    made.close()
 
 
 def agree(one: Path, other: Path, tolerance: float = 1e-5, weights: float = 1e-5) -> None:

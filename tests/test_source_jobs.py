@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,6 @@ from dslc.runs import prepare
 from dslc.runtime.sources import open_source
 
 DSLC = Path(sys.executable).parent / "dslc"
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    made = Launcher()
-    yield made
-    made.close()
 
 
 def job(source: str, network: str, *, data: str = "", batch: int = 8, train: str = "steps = 12") -> str:

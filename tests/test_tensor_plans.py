@@ -4,7 +4,6 @@ one process, or the plan is refused before any process starts.
 
 from __future__ import annotations
 
-import json
 import shutil
 from functools import cache
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from launcher import Launcher
+from tiny_llama import write_llama
 from trained import Trained, agree, load_what_traces, ready, train_job
 
 OWN = Path(__file__).parent / "own_transformer.py"
@@ -25,18 +25,6 @@ PLAN = """[
     "table: vocabulary",
     "head: gathered",
   ]"""
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 256,
-    "max_position_embeddings": 32,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 JOB = """
 model {
   network = NETWORK
@@ -92,8 +80,7 @@ class Jobs:
             shutil.copy(OWN, folder)
             kind = NETWORKS[name].partition('"')[2].partition('"')[0]
             if "transformers" in NETWORKS[name]:
-                (folder / kind).mkdir()
-                (folder / kind / "config.json").write_text(json.dumps(LLAMA | {"model_type": kind}))
+                write_llama(folder / kind, model_type=kind)
             path.write_text(JOB.replace("NETWORK", NETWORKS[name]))
         return path
 

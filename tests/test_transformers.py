@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 from launcher import Launcher
+from tiny_llama import write_llama
 from trained import agree, train_job
 
 from dslc.dsl.diagnostics import Report
@@ -22,20 +22,6 @@ GPT2 = (
     "resid_pdrop = 0.0, embd_pdrop = 0.0, attn_pdrop = 0.0)"
 )
 LLAMA = 'transformers("tiny", num_hidden_layers = 3)'
-TINY_LLAMA = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "torch_dtype": "bfloat16",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 256,
-    "max_position_embeddings": 32,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 JOB = """
 model {
   network = NETWORK
@@ -64,8 +50,7 @@ CLASSED_IMAGES = "synthetic(shape = [3, 8, 8], classes = 5, samples = 64)"
 @pytest.fixture
 def written(tmp_path: Path) -> Any:
     """Writes a job with this network and source beside the folder `tiny` of a Llama."""
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "config.json").write_text(json.dumps(TINY_LLAMA))
+    write_llama(tmp_path / "tiny", architectures=["LlamaForCausalLM"], torch_dtype="bfloat16")
 
     def write(network: str, source: str = TOKENS) -> Path:
         path = tmp_path / "job.plt"
@@ -78,13 +63,6 @@ def written(tmp_path: Path) -> Any:
 def prepared(path: Path, *settings: str) -> tuple[Any, Report]:
     report = Report()
     return prepare(load(str(path), list(settings)), report), report
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Any:
-    made = Launcher()
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize(

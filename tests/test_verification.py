@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 from launcher import Launcher
 from made_programs import images, places, program
 
-from dslc.runtime.observe import Observation
-from dslc.verification import compare
+from dslc.compiler.program import to_json
+from dslc.runtime.observe import Observation, Seen
+from dslc.verification import Rounding, Verdict, compare, compare_resumed
 
 DSLC = Path(sys.executable).parent / "dslc"
 
@@ -202,19 +204,15 @@ def test_what_cannot_be_made_narrow_is_said(tmp_path: Path) -> None:
     assert "`python(…)` cannot be made narrow" in run.stderr
 
 
-def test_ranks_that_take_the_same_samples_are_named(tmp_path: Path) -> None:
+def test_ranks_that_take_the_same_samples_are_named(launcher: Launcher, tmp_path: Path) -> None:
     """A fault of dslc's own, which no job can bring about: rank 1 believes that it stands where rank 0 does."""
     data = images(tmp_path)
     common: dict[str, Any] = {"observe": True, "steps": 2, "clip": None}
-    launcher = Launcher()
-    try:
-        right, wrong = places(2)
-        both = (right, dataclasses.replace(wrong, data_rank=0))
-        for folder, ranks, where in (("plan", 2, both), ("one", 1, places(1))):
-            outcome, shown = launcher.launch(program(ranks, data, **common), where, tmp_path / folder)
-            assert outcome.done, shown
-    finally:
-        launcher.close()
+    right, wrong = places(2)
+    both = (right, dataclasses.replace(wrong, data_rank=0))
+    for folder, ranks, where in (("plan", 2, both), ("one", 1, places(1))):
+        outcome, shown = launcher.launch(program(ranks, data, **common), where, tmp_path / folder)
+        assert outcome.done, shown
     plan, one = Observation(str(tmp_path / "plan"), 2), Observation(str(tmp_path / "one"), 1)
     verdict = compare(program(2, data, **common), plan, one, [])
     assert verdict.broken == ["same samples"]
@@ -222,3 +220,19 @@ def test_ranks_that_take_the_same_samples_are_named(tmp_path: Path) -> None:
     assert lost.startswith("step 1: no rank takes samples ")
     assert lost.endswith(" and 5 more")
     assert twice.startswith("step 1: rank 1 takes samples ")
+
+
+def test_a_loss_after_going_on_is_shown_with_what_was_allowed(tmp_path: Path) -> None:
+    def told(name: str, losses: dict[int, float]) -> Observation:
+        seen = [
+            Seen(step=n, samples=(n,), digests=("",), total=loss, number=1.0, norm=1.0, lr=0.1, noise=False)
+            for n, loss in losses.items()
+        ]
+        (tmp_path / name / "observed").mkdir(parents=True)
+        (tmp_path / name / "observed" / "rank-0.json").write_text(json.dumps(to_json(seen)))
+        return Observation(str(tmp_path / name), 1)
+
+    one, resumed, verdict = told("one", {1: 3.0, 2: 2.0}), told("resumed", {2: 2.5}), Verdict(rows=[])
+    compare_resumed(program(1, images(tmp_path)), resumed, one, 1, verdict, Rounding(losses=(1e-4, 1e-4)))
+    assert verdict.broken == ["same state"]
+    assert verdict.findings[3].texts[0].endswith("(1e-03 is allowed)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,19 @@ def load_what_traces() -> None:
     import transformers  # noqa: F401
 
     trace_model(lambda: torch.nn.Linear(2, 2), TensorFact(shape=(2,), dtype="float32"))
+
+
+def filled(text: str, choice: Mapping[str, str]) -> str:
+    """`text` with what is chosen in the place of its names in capitals."""
+    for name in sorted(choice, key=len, reverse=True):  # of names within names the longer ones
+        text = text.replace(name.upper(), choice[name])
+    return text
+
+
+def staged(schedule: str, pipeline: int, data: int, microbatches: int, *settings: str) -> tuple[str, ...]:
+    """The `--set`s of a pipeline, `data` times beside itself, with further ones."""
+    axes = (f"parallelism.data={data}", f"parallelism.pipeline={pipeline}", f"devices.cpus={data * pipeline}")
+    return (*axes, f"parallelism.schedule={schedule}", f"parallelism.microbatches={microbatches}", *settings)
 
 
 def ready(job: Path, *settings: str) -> Ready:

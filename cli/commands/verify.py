@@ -129,6 +129,8 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
             rounding = rounding_of(alone, exact)
             verdict = compare(plan.program, under_plan, alone, by_nature, rounding)
             verdict.notes.append("one process was trained in float64 too, to see what of this float32 rounds")
+        else:
+            verdict.notes.append("one process cannot be trained in float64, to see what of this float32 rounds")
     model = plan.compiled.analysis.model
     if model is not None and model.noise:
         verdict.notes.append("dropout is switched off in both trainings, as no two ranks draw the same")

@@ -196,6 +196,34 @@ def test_what_a_rank_holds_under_a_schedule(name: str) -> None:
     assert len(idle) == 4
 
 
+@pytest.mark.parametrize(
+    "axes",
+    [(), ("parallelism.tensor=2",), ("parallelism.tensor=2", "parallelism.sequence=false"), ("parallelism.context=2",)],
+)
+def test_what_is_held_is_what_the_account_says_of_a_rank(axes: tuple[str, ...]) -> None:
+    """But for what a stage gives, and what a layer takes while it works."""
+    settings = ("parallelism.schedule=gpipe", "parallelism.microbatches=8", *axes)
+    plan = compiled(JOBS / "pipeline.plt", *settings, f"devices.cpus={8 if axes else 4}").plan
+    held = 8 * plan.stages[0].kept
+    assert 0.9 < held / plan.ranks[0].memory.activations < 1
+    assert f'"holds 8: {byte_text(held)}' in draw(plan, "schedule")
+
+
+def test_the_table_of_traffic_is_of_all_dtypes() -> None:
+    plan = compiled(JOBS / "pipeline.plt", "parallelism.tensor=2", "devices.cpus=8", "train.precision=bf16").plan
+    dtypes: dict[tuple[str, str, str], set[str]] = {}
+    for t in plan.ranks[0].traffic:
+        dtypes.setdefault((t.axis, t.operation, t.what), set()).add(t.dtype)
+    axis, operation, what = next(key for key, kinds in dtypes.items() if len(kinds) > 1)
+    sums = [
+        [t for t in node.traffic if (t.axis, t.operation, t.what) == (axis, operation, what)] for node in plan.ranks
+    ]
+    cells = re.findall(r'"traffic (\d+)\.\d" .*?label="(.*?)\\[lr]"', draw(plan))
+    rows = [[cell for row, cell in cells if row == str(n)] for n in range(len(cells) // 5)]
+    count, size = max(sum(t.count for t in some) for some in sums), max(sum(t.bytes for t in some) for some in sums)
+    assert [f"{axis} x2", operation, what, f"{count:,}", byte_text(size)] in rows
+
+
 def test_idle_shares_are_those_of_the_bubble() -> None:
     layers = made_plans.gpt_layers(16, 128, 64)
     plan = made_plans.make_plan("s", layers, processes=4, pipeline=4, microbatches=8, schedule="gpipe")

@@ -33,6 +33,24 @@ def test_a_parameter_without_rows(blocks: dict[str, Any], refused: bool) -> None
     assert explain("E0720")
 
 
+@pytest.mark.parametrize(
+    ("parallelism", "train", "help"),
+    [
+        (ParallelismSpec(zero=3), {}, "; or `zero = 1`"),
+        (ParallelismSpec(zero=2, replicas=2), {}, "; or `zero = 0`"),
+        (ParallelismSpec(), {"train": LOW}, "; or `level = O1`"),
+        (ParallelismSpec(zero=3), {"train": LOW}, ""),
+        (ParallelismSpec(tensor=2), {}, ""),
+        (ParallelismSpec(tensor=2, zero=1), {}, ""),
+    ],
+)
+def test_the_other_way_that_is_advised_is_one(parallelism: ParallelismSpec, train: dict[str, Any], help: str) -> None:
+    blocks = {"devices": DevicesSpec(cpus=4), "parallelism": parallelism} | train
+    _, report = analysed(NUMBER, **blocks)
+    (found,) = (d for d in report.errors if d.code == "E0720")
+    assert found.help == "give it one: `nn.Parameter(torch.ones(1))`" + help
+
+
 MIXED = replace(FACTS, dtypes=((FACTS.parameters[0][0], "bfloat16"),))
 
 

@@ -105,7 +105,7 @@ def test_a_block_set_as_a_whole_is_written_as_one() -> None:
 
 
 def test_in_another_folder_what_lay_beside_the_job_is_named_with_its_folder(tmp_path: Path) -> None:
-    for name in ("mine.py", "pkg/nets.py", "lib/data.py", "tiny/config.json"):
+    for name in ("mine.py", "pkg/nets.py", "lib/data.py", "tiny/config.json", "gpt2.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     text = """

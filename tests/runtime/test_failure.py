@@ -14,7 +14,7 @@ from dslc.compiler import program as p
 from dslc.runtime.failure import Outcome, describe, record
 
 MODEL = """
-import os, signal, sys, time, torch
+import os, signal, sys, threading, torch
 
 class Net(torch.nn.Module):
     def __init__(self):
@@ -112,7 +112,8 @@ def test_a_lone_process_that_leaves_with_status_0(launcher: Launcher, tmp_path: 
 
 
 def test_a_rank_that_hangs(launcher: Launcher, tmp_path: Path) -> None:
-    _, message = fail(launcher, tmp_path, "time.sleep(10**6)", timeout=3.0)
+    """The line is the user's own, who waits within Python's library."""
+    _, message = fail(launcher, tmp_path, "threading.Event().wait()", timeout=3.0)
     assert message.startswith("training failed on rank 0 at step 3"), message
     assert "a collective waited longer than `launch.timeout` (3 s)" in message
     assert f'rank 1 did not come: it is in step 3, File "{tmp_path}/net.py", line 17, in trouble' in message

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,8 +70,7 @@ def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
         assert len(command.left()) == 3
         command.process.send_signal(signal.SIGKILL)
         command.end()
-        while command.left():  # the test's own time limit ends this
-            time.sleep(0.01)
+        command.wait_for_all()  # the test's own time limit ends this
 
 
 def test_a_training_goes_on_where_no_one_reads_what_it_shows(tmp_path: Path) -> None:
@@ -126,8 +124,7 @@ def test_workers_that_fetch_samples_end_as_well(tmp_path: Path, how: str) -> Non
             command.process.send_signal(signal.SIGKILL)
         status, output = command.end()
         assert status == {"done": 0, "failed": 3, "killed": -signal.SIGKILL}[how], output
-        while command.left():  # the test's own time limit ends this
-            time.sleep(0.01)
+        command.wait_for_all()  # the test's own time limit ends this
 
 
 @pytest.mark.parametrize("model", ["conv", "gpt"])

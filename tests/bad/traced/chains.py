@@ -47,3 +47,14 @@ class Chosen(Chain):
         x = self.enter(x.flatten(1))
         chosen = x > 0
         return self.leave(self.middle(x) * chosen)
+
+
+class Tempered(Chain):
+    """One of its parameters is a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.temperature

@@ -5,6 +5,7 @@ parallelism {
   tensor_plan = [
     "blocks.*.up: column", #! E0426
     "norm: column", #! E0426
+    "attention: row", #! E0426
     "down: row",
     "d*: row_of_whole", #! E0426
   ]

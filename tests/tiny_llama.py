@@ -1,0 +1,26 @@
+"""A small Llama as a folder with its `config.json`, which a job names as `transformers("FOLDER")`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+TINY_LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 32,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def write_llama(folder: Path, **changed: Any) -> None:
+    """Makes `folder`; `changed` are values of the configuration."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(TINY_LLAMA | changed))
