@@ -197,13 +197,17 @@ def _told(job: JobSpec, make: Callable[[], Any], input: TensorFact) -> ModelFact
     facts = trace_model(keep, input, **_axes(job))
     if job.parallelism.pipeline == 1:
         return facts
+    from dslc.compiler.program import TensorParallelStep
     from dslc.runtime.captured import look
     from dslc.runtime.recording import CaptureError
 
+    shares, axis = facts.shares, None
+    if shares is not None and not shares.fault:
+        axis = TensorParallelStep(size=shares.ranks, sequence=False, styles=shares.styles, loss_parallel=False)
     layers = {layer.name: layer for layer in facts.layers}
     rest = layers[""].parameters if "" in layers else ()
     try:
-        ordered, seams = look(kept[0], tuple(layers), rest, input.shape, input.dtype, precision_step(job))
+        ordered, seams = look(kept[0], tuple(layers), rest, input.shape, input.dtype, precision_step(job), axis)
     except CaptureError as error:
         return replace(facts, uncut=(str(error), error.where))
     except Exception as error:  # of any kind: it is the user's code that runs

@@ -109,14 +109,13 @@ class CutCall:
 class ShareFacts:
     """What became of the model with its modules cut over a tensor axis of `ranks` ranks, by `styles`.
 
-    `calls` are in order. `layers` are those that are given a share of the features. `head` is the cut module whose
-    result is the model's. Where the cut model would not compute the same, `fault` says why, and `module` where.
+    `calls` are in order. `head` is the cut module whose result is the model's. Where the cut model would not compute
+    the same, `fault` says why, and `module` where.
     """
 
     ranks: int
     styles: tuple[tuple[str, str], ...]
     calls: tuple[CutCall, ...] = ()
-    layers: tuple[str, ...] = ()
     head: str = ""
     fault: str = ""
     module: str = ""
@@ -125,7 +124,8 @@ class ShareFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class SeamFacts:
-    """The place between two layers of a traced module: what a stage that ends there sends, or why none can."""
+    """The place between two layers of a traced module: what a rank of a stage that ends there sends, its share where a
+    tensor axis cuts the module; or why none can end there."""
 
     sent: tuple[TensorFact, ...] = ()
     refused: str = ""

@@ -262,9 +262,6 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
         yield "`gpus = free(…)`", job.devices.at("gpus"), "a count, a list or `all`"
     if job.devices.backend == "mpi":
         yield "`backend = mpi`", job.devices.at("backend"), "`gloo` on CPUs, `nccl` on GPUs"
-    if parallelism.pipeline > 1 and parallelism.tensor > 1 and own_network(job):
-        what = "`parallelism.tensor` beside a pipeline in a network that a function makes"
-        yield what, parallelism.at("tensor"), "either of the two runs alone"
     if train.compile and parallelism.tensor > 1 and own_network(job):
         what = "`train.compile` beside a tensor axis in a network that a function makes"
         yield what, train.at("compile"), "`compile = false` runs"

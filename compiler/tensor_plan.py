@@ -53,8 +53,10 @@ class TensorPlan:
     unknown: list[str] = field(default_factory=list)
     uneven: list[tuple[str, str, int]] = field(default_factory=list)
     noisy: list[str] = field(default_factory=list)
-    pieces: set[str] = field(default_factory=set)  # layers that are given a piece of the sequence,
-    shares: set[str] = field(default_factory=set)  # or a share of the features, by the layer before
+    # Of library layers: those that are given a piece of the sequence, or a share of the features, by the layer before.
+    # What goes between the layers of other networks their seams say.
+    pieces: set[str] = field(default_factory=set)
+    shares: set[str] = field(default_factory=set)
 
     def given(self, layer: str, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
         """What a rank has of `shape`, which `layer` is given for each sample."""
@@ -93,7 +95,7 @@ def tensor_plan(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
 def _of_patterns(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
     assert model.traced is not None, "a network that was traced"
     found, shares = chosen(job.parallelism.tensor_plan, model.traced, ranks), model.traced.shares
-    plan = TensorPlan(styles=found.styles, uneven=found.uneven, shares=set(shares.layers if shares else ()))
+    plan = TensorPlan(styles=found.styles, uneven=found.uneven)
     head = shares.head if shares else ""
     if dict(found.styles).get(head) in ("column", "gathered"):
         plan.loss_parallel = _in_shares(job)

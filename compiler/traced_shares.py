@@ -61,7 +61,7 @@ def with_shares(
     except Refused as refused:
         common |= {"fault": refused.text, "module": refused.module, "help": refused.help}
         return replace(facts, shares=ShareFacts(**common))
-    common |= {"calls": tuple(whole.calls), "layers": tuple(whole.shared_layers), "head": whole.head}
+    common |= {"calls": tuple(whole.calls), "head": whole.head}
     return replace(facts, shares=ShareFacts(**common))
 
 
@@ -187,12 +187,11 @@ class _Whole(_Watched):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.calls: list[CutCall] = []
-        self.shared_layers: list[str] = []
         self.head = ""
         self._last: tuple[str, Any] = ("", None)  # the cut module that was called last, and what it gave
         self._names = {storage(p): name for name, p in self.model.named_parameters()}
-        self._summed = {  # parameters whose gradients are added up, and by identity what is made of them alone
-            storage(parameter)
+        self._summed = {  # parameters whose gradients their module adds up, and by identity what is made of them alone
+            storage(parameter): path
             for path, style in self.styles.items()
             if style == "summed"
             for parameter in self.model.get_submodule(path).parameters(recurse=False)
@@ -212,10 +211,6 @@ class _Whole(_Watched):
         self.head = path if made is output else ""
         if id(output) in self.shared and not self.head:
             raise Refused("the network's output is a share of the features on each rank", self._last[0], _WHOLE)
-
-    def entered(self, path: str, given: Any) -> None:
-        if any(id(tensor) in self.shared for tensor in tensors_of(given)) and path not in self.shared_layers:
-            self.shared_layers.append(path)
 
     def given(self, path: str, style: str, x: torch.Tensor) -> torch.Tensor:
         share = self.shared.get(id(x))
@@ -263,7 +258,7 @@ class _Whole(_Watched):
             self.alive.append(tensor)
 
     def _is_summed(self, tensor: torch.Tensor) -> bool:
-        return storage(tensor) in self._summed or id(tensor) in self._of_summed
+        return self._summed.get(storage(tensor)) in self.path or id(tensor) in self._of_summed
 
     def _add_up(self, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
         """That what is `summed` waits for shares: of what is whole each rank has all of the gradient."""
@@ -283,6 +278,7 @@ class _Whole(_Watched):
             owner = name.rpartition(".")[0] if name else ""
             what = f"the parameter `{name}`" if name else "a tensor that every rank has whole and that has a gradient"
             advice = f'`"{owner}: summed"`' if owner else "make it a share too"
+            advice = "use it in the `forward` of its own module" if self.styles.get(owner) == "summed" else advice
             raise Refused(
                 f"{_named(self.module)} works on shares with {what}, whose gradient would be of a rank's share alone",
                 self.module,

@@ -5,7 +5,8 @@ they are, and one call of the list each; what is computed between them is writte
 module's own code calls torch. A layer that has no parameters and whose results have no gradient (tables of rotary
 embeddings, masks) is looked into like what lies between. The list holds no shapes: a whole number that grows with the
 batch is so many for each sample, as two runs with different batches show. There is one list for training and one for
-evaluation.
+evaluation. Of a module that a tensor axis cuts the list is a rank's: between its layers lie shares where a rank has
+shares, and the numbers that follow from their sizes are a rank's own.
 
 A call is *own* to every stage if all it needs is the input, buffers and constants: it draws no random numbers and
 touches no parameter. Its results are computed again wherever they are needed; all others belong to one stage.
@@ -42,7 +43,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dslc.compiler.program import PrecisionStep
+from dslc.compiler.program import PrecisionStep, TensorParallelStep
 from dslc.runtime.recording import (
     INPUT,
     LARGE,
@@ -60,6 +61,7 @@ from dslc.runtime.recording import (
     tensors_of,
     touches,
 )
+from dslc.runtime.tensor_parallel import as_on_a_rank
 
 _ASKS = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist"}
 _LOST = {"register_hook", "register_post_accumulate_grad_hook", "backward", "__set__"}
@@ -68,12 +70,18 @@ _TORCHS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 def capture(
-    model: nn.Module, layers: Sequence[str], shape: Sequence[int], dtype: str, precision: PrecisionStep
+    model: nn.Module,
+    layers: Sequence[str],
+    shape: Sequence[int],
+    dtype: str,
+    precision: PrecisionStep,
+    tensor: TensorParallelStep | None = None,
 ) -> dict[bool, Recording]:
-    """The forward pass in training (True) and in evaluation (False), for samples of this shape and dtype.
+    """The forward pass in training (True) and in evaluation (False), for samples of this shape and dtype; with `tensor`
+    that of a rank of a tensor axis.
 
-    `model` is on any device and stays as it is. `layers` are paths, in any order; "" stands for no layer. Raises
-    CaptureError; what the module's own code raises comes through.
+    `model` is on any device, whole, and stays as it is. `layers` are paths, in any order; "" stands for no layer.
+    Raises CaptureError; what the module's own code raises comes through.
     """
     # A module that was traced has tensors of that mode besides its parameters, perhaps.
     fake = detect_fake_mode(list(model.parameters())) or FakeTensorMode(allow_non_fake_inputs=True)
@@ -81,11 +89,15 @@ def capture(
     modules = {name: model.get_submodule(name) for name in layers if name}
     training = model.training
     made = {}
-    with _pretending(model, fake, low if precision.level == "O2" else None):
+    with (
+        _pretending(model, fake, low if precision.level == "O2" else None),
+        as_on_a_rank(tensor, model) if tensor is not None else contextlib.nullcontext(),
+    ):
+        summed = [name for name, style in tensor.styles if style == "summed"] if tensor is not None else []
         opened: frozenset[str] = frozenset()
 
         def run(samples: int) -> _Recorder:
-            recorder = _Recorder(model, modules, opened, fake, low if precision.level == "O1" else None)
+            recorder = _Recorder(model, modules, opened, fake, low if precision.level == "O1" else None, summed)
             numbers = getattr(torch, dtype)
             if low is not None and precision.level == "O2" and numbers.is_floating_point:
                 numbers = low
@@ -147,6 +159,7 @@ class _Recorder(TorchFunctionMode):
         opened: frozenset[str],
         fake: Any,
         low: torch.dtype | None,
+        summed: Sequence[str],
     ) -> None:
         super().__init__()
         self.recording = Recording()
@@ -166,6 +179,8 @@ class _Recorder(TorchFunctionMode):
         parameters = {id(parameter) for parameter in model.parameters()}
         self._parameters = {ref for key, ref in self._known.items() if key in parameters and isinstance(ref, Held)}
         self._storages = {_memory(p): Held(*name.rpartition(".")[::2]) for name, p in model.named_parameters()}
+        # Parameters whose gradients their modules add up over a tensor axis, while they run.
+        self._summed = {self._known[id(p)] for name in summed for p in model.get_submodule(name).parameters(False)}
         self._own: dict[str, set[int]] = {}  # the memory of a layer's parameters
         self._foreign: set[Held] = set()  # parameters that a layer uses and that are not its own
 
@@ -175,7 +190,8 @@ class _Recorder(TorchFunctionMode):
         self._number(input, own=True)
         with contextlib.ExitStack() as around:
             for path, module in self._layers.items():
-                enter = module.register_forward_pre_hook(self._enter(path), with_kwargs=True)
+                # Before other hooks, and after those on the way out: they are the layer's.
+                enter = module.register_forward_pre_hook(self._enter(path), prepend=True, with_kwargs=True)
                 around.callback(enter.remove)
                 leave = module.register_forward_hook(self._leave(path), with_kwargs=True)
                 around.callback(leave.remove)
@@ -287,6 +303,9 @@ class _Recorder(TorchFunctionMode):
         takes: set[int] = set()
         held: set[Held] = set()
         written = self._written(args, takes, held, what), self._written(kwargs, takes, held, what)
+        if astray := (held | self._foreign) & self._summed:
+            reason = f"`{full(min(astray))}` is used outside of a layer, where nothing adds up its gradients"
+            raise CaptureError(reason, _line())
         trains = not held.isdisjoint(self._parameters)
         own = not (layer or trains or self._random) and all(facts[number].own for number in takes)
         call = Call(

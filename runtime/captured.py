@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from dslc.compiler.program import PrecisionStep
+from dslc.compiler.program import PrecisionStep, TensorParallelStep
 from dslc.runtime.capture import capture
 from dslc.runtime.recording import INPUT, LARGE, SMALL, Call, Held, Recording, full, touches
 
@@ -53,10 +53,11 @@ def look(
     shape: Sequence[int],
     dtype: str,
     precision: PrecisionStep,
+    tensor: TensorParallelStep | None = None,
 ) -> tuple[tuple[str, ...], tuple[Seam, ...]]:
     """The layers in their order, and what each cut between two of them takes. `rest` are the parameters of "". Raises
     what `capture` raises."""
-    recordings = capture(model, layers, shape, dtype, precision)
+    recordings = capture(model, layers, shape, dtype, precision, tensor)
     ordered = order(recordings, layers, rest)
     return ordered, seams(recordings, model, ordered, rest)
 

@@ -152,7 +152,8 @@ def _parts(job: JobProgram, model: nn.Module, indices: Sequence[int]) -> dict[in
     assert job.pipeline is not None
     stages = job.pipeline.stages
     shape, dtype = stages[0].inputs[0]
-    recordings = capture(model, [name for stage in stages for name in stage.modules], shape, dtype, job.precision)
+    layers = [name for stage in stages for name in stage.modules]
+    recordings = capture(model, layers, shape, dtype, job.precision, job.tensor)
     made = codes(recordings, [stage.modules[0] for stage in stages])
     return {index: Part(codes=made[index]) for index in indices}
 

@@ -24,11 +24,14 @@ Limits: one axis. Dropout is drawn alike where a rank has the whole, and by each
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
-from dslc.compiler.program import JobProgram
+from dslc.compiler.program import JobProgram, TensorParallelStep
 from dslc.runtime.engine import Engine
 from dslc.runtime.mesh import AXES, mesh_of
 from dslc.runtime.model import tie
@@ -109,6 +112,34 @@ def _sum_gradients(module: nn.Module, axis: DeviceMesh) -> None:
 
     module.register_forward_pre_hook(before)
     module.register_forward_hook(after, always_call=True)
+
+
+@contextlib.contextmanager
+def as_on_a_rank(step: TensorParallelStep, model: nn.Module) -> Iterator[None]:
+    """Has the modules of `step` take, hold and give what they do on a rank, of a user's own `model` without numbers and
+    without other ranks: what a rank would be given by these is its own once more."""
+    with contextlib.ExitStack() as around:
+        for name, style in step.styles:
+            module = model.get_submodule(name)
+            dim = {"column": 0, "gathered": 0, "scores": 0, "row": 1, "row_of_whole": 1}.get(style)
+            around.callback(module._parameters.update, dict(module._parameters))
+            for attribute, whole in module._parameters.items():
+                if dim is not None and whole is not None and dim < whole.dim():
+                    share = whole.detach().chunk(step.size, dim)[0].clone()
+                    module._parameters[attribute] = nn.Parameter(share, whole.requires_grad)
+            if style == "row_of_whole":
+                around.callback(module.register_forward_pre_hook(_first_share(step.size)).remove)
+            elif style in ("gathered", "scores"):
+                around.callback(module.register_forward_hook(_as_often(step.size)).remove)
+        yield
+
+
+def _first_share(ranks: int) -> Callable[[nn.Module, Any], Any]:
+    return lambda module, args: (args[0].chunk(ranks, -1)[0],)
+
+
+def _as_often(ranks: int) -> Callable[[nn.Module, Any, Any], Any]:
+    return lambda module, args, output: torch.cat([output] * ranks, -1)
 
 
 def engine(job: JobProgram, model: nn.Module) -> Engine:

@@ -73,5 +73,27 @@ class Transformer(nn.Module):
         return self.head(x)
 
 
+class Flat(nn.Module):
+    """Has no blocks: between its layers lie shares, what a row gives, and beside these the whole."""
+
+    def __init__(self, width: int, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.table, self.head = nn.Embedding(256, width), nn.Linear(width, 256)
+        self.gate, self.up, self.down = nn.Linear(width, 48), nn.Linear(width, 48), nn.Linear(48, width)
+        self.split, self.norm = HeadNorm(size), nn.LayerNorm(width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        batch, length = tokens.shape
+        x = self.table(tokens)
+        gate = self.split(self.gate(x).view(batch, length, -1, self.size)).view(batch, length, -1)
+        y = self.down(F.silu(gate) * self.up(x))
+        return self.head(x + self.norm(y))
+
+
+def flat(width: int = 32, size: int = 8) -> nn.Module:
+    return Flat(width, size)
+
+
 def network(width: int = 32, heads: int = 4, blocks: int = 2, tie: bool = True, by_hand: bool = False) -> nn.Module:
     return Transformer(width, heads, blocks, tie, by_hand)

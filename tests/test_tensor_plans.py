@@ -1,5 +1,5 @@
-"""Networks that a function makes, cut over the tensor axis by a plan of the job's or of their library: they train as in
-one process, or the plan is refused before any process starts.
+"""Networks that a function makes, cut over the tensor axis by a plan of the job's or of their library, also beside a
+pipeline: they train as in one process, or the plan is refused before any process starts.
 """
 
 from __future__ import annotations
@@ -9,10 +9,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from launcher import Launcher
 from tiny_llama import write_llama
 from trained import Trained, agree, load_what_traces, ready, train_job
+
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.load import load
+from dslc.runs import lay_down, prepare, report_on
+from dslc.runtime.collectives import FIRST_STEP, STEPS
 
 OWN = Path(__file__).parent / "own_transformer.py"
 PLAN = """[
@@ -25,6 +31,8 @@ PLAN = """[
     "table: vocabulary",
     "head: gathered",
   ]"""
+FLAT = '["gate: column", "split: summed", "up: column", "down: row", "head: column"]'
+GPT2 = '["transformer.wte: vocabulary", "lm_head: gathered"]'  # one weight, at both ends
 JOB = """
 model {
   network = NETWORK
@@ -53,11 +61,13 @@ log {
 """
 NETWORKS = {
     "own": 'python("own_transformer:network")',
+    "flat": 'python("own_transformer:flat")',
     "by hand": 'python("own_transformer:network", tie = false, by_hand = true)',
     "llama": 'transformers("llama")',
     "tied": 'transformers("llama", tie_word_embeddings = true)',
     "qwen3": 'transformers("qwen3", head_dim = 8)',
     "phi3": 'transformers("phi3", pad_token_id = 0)',
+    "gpt2": 'transformers("gpt2", resid_pdrop = 0.0, embd_pdrop = 0.0, attn_pdrop = 0.0)',
 }
 TENSOR = ("devices.cpus=2", "parallelism.tensor=2")
 FOUR = ("devices.cpus=4", "parallelism.tensor=2")
@@ -85,7 +95,8 @@ class Jobs:
         return path
 
     def settings(self, name: str) -> tuple[str, ...]:
-        return (f"parallelism.tensor_plan={PLAN}",) if "own" in NETWORKS[name] else ()
+        plan = {"flat": FLAT, "gpt2": GPT2}.get(name, PLAN if "own" in NETWORKS[name] else "")
+        return (f"parallelism.tensor_plan={plan}",) if plan else ()
 
     def train(self, name: str, *settings: str) -> Trained:
         return train_job(self.launcher, self.write(name), *self.settings(name), *settings)
@@ -116,6 +127,32 @@ MORE = [
 ]
 
 
+def staged(schedule: str, microbatches: int, *settings: str) -> tuple[str, ...]:
+    axes = (*FOUR, "parallelism.pipeline=2", f"parallelism.microbatches={microbatches}")
+    return (*axes, f"parallelism.schedule={schedule}", *settings)
+
+
+EIGHT = ("devices.cpus=8", "parallelism.data=2")
+STAGED = [
+    ("own", staged("1f1b", 2)),
+    ("own", staged("zero_bubble", 4, 'model.freeze=["blocks.0.*", "places"]')),
+    ("own", staged("1f1b", 2, "memory.recompute=full")),
+    ("own", staged("gpipe", 2, *EIGHT, "parallelism.zero=3")),
+    ("own", staged("zero_bubble", 2, *EIGHT, "parallelism.zero=1", "memory.recompute=full")),
+    ("by hand", staged("interleaved_1f1b", 4, "memory.recompute=selective")),
+    ("llama", staged("gpipe", 2, "parallelism.zero=3")),
+    ("llama", staged("zero_bubble", 2, "memory.recompute=full")),
+    ("llama", staged("dualpipev", 4)),
+    ("tied", staged("zbv", 4)),
+    ("tied", staged("1f1b", 2, *EIGHT, "parallelism.zero=2")),
+    ("qwen3", staged("looped_bfs", 4)),
+    ("gpt2", staged("zero_bubble", 2)),
+    ("flat", staged("1f1b", 2, "parallelism.stages=[3, 4]")),
+    ("flat", staged("zero_bubble", 2, "parallelism.stages=[5, 2]")),
+    ("flat", staged("zbv", 4, "parallelism.stages=[2, 2, 1, 2]")),
+]
+
+
 def _name(value: Any) -> str:
     return value if isinstance(value, str) else ", ".join(each.partition(".")[2] for each in value)
 
@@ -130,6 +167,67 @@ def test_a_cut_network_trains_as_in_one_process(jobs: Jobs, name: str, settings:
 @pytest.mark.parametrize("name, settings", MORE, ids=_name)
 def test_and_in_more_ways(jobs: Jobs, name: str, settings: tuple[str, ...]) -> None:
     test_a_cut_network_trains_as_in_one_process(jobs, name, settings)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name, settings", STAGED, ids=_name)
+def test_beside_a_pipeline(jobs: Jobs, name: str, settings: tuple[str, ...]) -> None:
+    test_a_cut_network_trains_as_in_one_process(jobs, name, settings)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["bf16", "bf16(level = O2)", "fp16"])
+def test_beside_a_pipeline_in_16_bits(jobs: Jobs, precision: str) -> None:
+    same, plan = (f"train.precision={precision}", "train.steps=4"), staged("zero_bubble", 2)
+    agree(jobs.plain("own", *same), jobs.train("own", *plan, *same), losses=2e-2, weights=None)
+
+
+def test_stages_of_shares_go_on_in_one_process(jobs: Jobs, tmp_path: Path) -> None:
+    """What crosses a cut is a share of the features on each rank, and beside it the whole."""
+    kept = (f'checkpoint.dir="{tmp_path}"', "checkpoint.every=4 steps")
+    plan = staged("zbv", 4, "parallelism.stages=[2, 2, 1, 2]", "train.steps=4")
+    begun = jobs.train("flat", *plan, *kept)
+    goes_on = train_job(jobs.launcher, jobs.write("flat"), *kept, "checkpoint.resume=auto")
+    whole = jobs.plain("flat")
+    np.testing.assert_allclose([*begun.losses(), *goes_on.losses()], whole.losses(), rtol=0, atol=1e-5)
+    for name, value in whole.weights.items():
+        np.testing.assert_allclose(goes_on.weights[name], value, rtol=0, atol=1e-5, err_msg=name)
+
+
+EXCHANGED = [
+    ("tied", staged("zero_bubble", 2)),
+    *(
+        (name, staged(schedule, microbatches, *more))
+        for name, schedule, microbatches, more in (
+            ("own", "1f1b", 2, ()),
+            ("own", "zbv", 4, ("train.precision=bf16", "memory.recompute=full")),
+            ("own", "gpipe", 2, (*EIGHT, "parallelism.zero=3")),
+            ("llama", "interleaved_1f1b", 4, ("train.precision=fp16(level = O2)",)),
+            ("flat", "1f1b", 2, ("parallelism.stages=[3, 4]",)),
+            ("flat", "zbv", 4, ("parallelism.stages=[2, 2, 1, 2]",)),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("name, settings", EXCHANGED[:1], ids=_name)
+def test_a_step_exchanges_what_was_planned(jobs: Jobs, name: str, settings: tuple[str, ...], tmp_path: Path) -> None:
+    report, more = Report(), (*jobs.settings(name), *settings, f"train.steps={FIRST_STEP + STEPS}")
+    made = prepare(load(str(jobs.write(name)), list(more)), report, profile=True)
+    assert made is not None, [d.message for d in report.errors]
+    lay_down(made, str(tmp_path))
+    outcome, shown = jobs.launcher.launch(made.program, made.places, tmp_path)
+    assert outcome.failure is None, f"{outcome.failure}\n{shown}"
+    for rank in report_on(made, str(tmp_path), outcome.steps)["ranks"]:
+        found = {each["operation"]: each["measured"] for each in rank["collectives"]}
+        assert found == {each["operation"]: each["predicted"] for each in rank["collectives"]}
+        assert any(each["count"] for each in found.values())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name, settings", EXCHANGED[1:], ids=_name)
+def test_and_with_more_of_each(jobs: Jobs, name: str, settings: tuple[str, ...], tmp_path: Path) -> None:
+    test_a_step_exchanges_what_was_planned(jobs, name, settings, tmp_path)
 
 
 def test_a_plan_of_the_library_is_carried_out(jobs: Jobs) -> None:

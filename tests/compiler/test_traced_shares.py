@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from own_transformer import network
+from own_transformer import HeadNorm, network
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -113,7 +114,6 @@ def found(between: Callable[[Tensor], Tensor], *plan: str) -> ShareFacts:
 def test_a_plan_without_a_fault() -> None:
     shares = found(torch.relu)
     assert shares.fault == "" and shares.head == ""
-    assert shares.layers == ("down",)
     assert [(call.module, call.input.shape, call.output.shape) for call in shares.calls] == [
         ("up", (8,), (16,)),
         ("down", (16,), (8,)),
@@ -158,6 +158,29 @@ def test_a_transformer(plan: tuple[str, ...], fault: str) -> None:
     assert facts.shares is not None
     assert fault in facts.shares.fault and bool(fault) == bool(facts.shares.fault)
     assert facts.shares.head == ("head" if plan[0] == "head: column" else "")
+
+
+class Astray(nn.Module):
+    """A norm whose weight is used by the module around it."""
+
+    def __init__(self, scale: bool) -> None:
+        super().__init__()
+        self.up, self.down, self.norm, self.scale = nn.Linear(8, 16), nn.Linear(16, 8), HeadNorm(4), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x).view(len(x), -1, 4)
+        y = y * self.norm.weight if self.scale else self.norm(y)
+        return self.down(y.flatten(1))
+
+
+def test_what_is_summed_is_so_in_its_own_module() -> None:
+    plan = ("up: column", "norm: summed", "down: row")
+    for scale, fault in ((False, ""), (True, "works on shares with the parameter `norm.weight`")):
+        made = partial(Astray, scale)
+        facts = trace_model(made, TensorFact(shape=(8,), dtype="float32"), tensor=2, tensor_plan=plan)
+        assert facts.shares is not None
+        assert fault in facts.shares.fault and bool(fault) == bool(facts.shares.fault)
+        assert facts.shares.help == ("use it in the `forward` of its own module" if scale else "")
 
 
 def test_a_row_wants_shares() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dslc.compiler.program import PrecisionStep, StageStep
+from dslc.compiler.program import PrecisionStep, StageStep, TensorParallelStep
 from dslc.runtime.capture import capture
 from dslc.runtime.captured import codes, held_by, look
 from dslc.runtime.recording import CaptureError
@@ -191,6 +191,67 @@ def test_in_16_bits_the_dtypes_are_those_of_the_training() -> None:
         precision = PrecisionStep(dtype="bfloat16", level=level)  # type: ignore[arg-type]
         _, seams = look(model, ("0", "1", "2", "3"), (), (6,), "float32", precision)
         assert [seam.sent[0][1] for seam in seams] == kinds
+
+
+def on_two_ranks(**styles: str) -> TensorParallelStep:
+    return TensorParallelStep(size=2, sequence=False, styles=tuple(styles.items()), loss_parallel=False)
+
+
+class Gated(Base):
+    """What `gate` gives goes past the blocks, by way of a size of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.down = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate(x)
+        gate = gate.view(len(x), gate.shape[-1] // 2, 2).flip(-1)
+        y = self.enter(x)
+        for block in self.blocks:
+            y = block(y)
+        return self.leave(y) + self.down(gate.flatten(1))
+
+
+@pytest.mark.parametrize(
+    "styles, shape",
+    [
+        ({}, (4, 2)),
+        ({"gate": "column", "down": "row"}, (2, 2)),
+        ({"gate": "gathered", "down": "row_of_whole", "leave": "scores"}, (4, 2)),
+    ],
+)
+def test_what_crosses_is_what_a_rank_of_a_tensor_axis_has(styles: dict[str, str], shape: tuple[int, ...]) -> None:
+    model = Gated()
+    before = [(name, id(tensor), tensor.shape) for name, tensor in model.named_parameters()]
+    layers = ("gate", *LAYERS, "down")
+    _, seams = look(model, layers, (), (6,), "float32", FP32, on_two_ranks(**styles))
+    assert [seam.sent for seam in seams[1:4]] == [((shape, "float32"), ((8,), "float32"))] * 3
+    assert [(name, id(tensor), tensor.shape) for name, tensor in model.named_parameters()] == before
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+class Holder(nn.Module):
+    """Holds layers, between which it uses a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.parts = nn.Parameter(torch.ones(2)), blocks()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x)
+        return (x.unflatten(1, (-1, 2)) * self.scale).flatten(1)
+
+
+def test_what_is_summed_has_to_be_in_a_layer() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), Holder())
+    layers = ("0", "1.parts.0", "1.parts.1", "1.parts.2", "")
+    capture(model, layers, (6,), "float32", FP32)
+    step = TensorParallelStep(size=2, sequence=False, styles=(("1", "summed"),), loss_parallel=False)
+    with pytest.raises(CaptureError, match=r"`1\.scale` is used outside of a layer") as raised:
+        capture(model, layers, (6,), "float32", FP32, step)
+    assert raised.value.where.startswith("test_captured.py, line ")
 
 
 def test_nothing_of_the_module_is_changed() -> None:
