@@ -15,7 +15,7 @@ from dslc.compiler.facts import SourceFacts, TensorFact
 from dslc.compiler.nodes import ModelGraph
 from dslc.compiler.plan import Plan
 from dslc.compiler.rules import warmup_steps
-from dslc.compiler.sharding import recomputed, sharding_of, units
+from dslc.compiler.sharding import low_copy, low_dtype, recomputed, sharding_of, units
 from dslc.compiler.sources import source_key
 from dslc.compiler.stages import sent
 from dslc.compiler.tensor_plan import tensor_plan, tensor_step
@@ -29,7 +29,6 @@ from dslc.dsl.source import Span
 TORCH_OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "adagrad": "Adagrad", "rmsprop": "RMSprop"}
 # Sources whose targets dslc knows to be classes from 0 up.
 _OWN = c.Digits | c.Stdlib | c.Text | c.Tokens | c.Images | c.MNIST | c.CIFAR10 | c.Synthetic
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def emit(analysis: Analysis, plan: Plan) -> p.JobProgram:
@@ -79,8 +78,8 @@ def emit(analysis: Analysis, plan: Plan) -> p.JobProgram:
 
 def precision_step(job: JobSpec) -> p.PrecisionStep:
     return p.PrecisionStep(
-        dtype=_DTYPES[job.train.precision.word],  # type: ignore[arg-type]
-        level=getattr(job.train.precision, "level", "O1"),
+        dtype=low_dtype(job),
+        level="O2" if low_copy(job) else "O1",
         scaled=isinstance(job.train.precision, c.Fp16),
     )
 

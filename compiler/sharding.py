@@ -28,6 +28,9 @@ UNIT_NUMBERS = 2**18  # parameters (1 MiB in float32) from which on a layer is g
 BUCKET_BYTES = 25 * 2**20  # of DistributedDataParallel: the size torch's authors found best
 
 Engine = Literal["none", "ddp", "zero1", "fsdp"]
+LowDType = Literal["float32", "bfloat16", "float16"]
+
+_DTYPES: dict[str, LowDType] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +120,11 @@ def recomputed(job: JobSpec, model: ModelGraph) -> tuple[str, ...]:
 
 def low_precision(job: JobSpec) -> bool:
     return not isinstance(job.train.precision, Fp32)
+
+
+def low_dtype(job: JobSpec) -> LowDType:
+    """Of what is computed in 16 bits; float32 where nothing is."""
+    return _DTYPES[job.train.precision.word]
 
 
 def low_copy(job: JobSpec) -> bool:

@@ -21,7 +21,7 @@ from dslc.compiler.layout import Layout
 from dslc.compiler.model import LayerNode, ModelGraph
 from dslc.compiler.schedule_cost import held
 from dslc.compiler.schedules import ScheduleTable
-from dslc.compiler.sharding import low_copy, low_precision, sharding_of, trained
+from dslc.compiler.sharding import low_copy, low_dtype, sharding_of, trained
 from dslc.compiler.workload import Workload
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.job import JobSpec
@@ -89,10 +89,10 @@ def sent(job: JobSpec, model: ModelGraph, last: int) -> tuple[TensorFact, ...]:
     if model.traced is not None:
         return model.traced.seams[last].sent
     layer = model.layers[last]
-    made, low = layer.output, low_precision(job) and (layer.low or low_copy(job))
-    if made.dtype != "float32" or not low:
+    made = layer.output
+    if made.dtype != "float32" or not (layer.low or low_copy(job)):
         return (made,)
-    return (replace(made, dtype="bfloat16" if job.train.precision.word == "bf16" else "float16"),)
+    return (replace(made, dtype=low_dtype(job)),)
 
 
 def unsendable(model: ModelGraph, last: int) -> str:

@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 from dslc.compiler.layout import Layout
 from dslc.compiler.nodes import LayerNode, ModelGraph
-from dslc.compiler.sharding import Sharding, low_copy, low_precision, recomputed
+from dslc.compiler.sharding import Sharding, low_copy, low_dtype, low_precision, recomputed
 from dslc.compiler.tensor_plan import TensorPlan, calls_by_layer
 from dslc.dsl.job import JobSpec
 
@@ -82,7 +82,7 @@ class TensorTraffic:
         self._microbatches = layout.microbatches
         self._low = low_precision(job)
         self._half = low_copy(job)
-        self._word = "bfloat16" if job.train.precision.word == "bf16" else "float16"
+        self._word = low_dtype(job)
         self._again = set(recomputed(job, model))
         # `fully_shard` adds up in float32, and what is complete at once is not added up before.
         direct = layout.sizes["pipeline"] == 1 and not (sharding.accumulate and layout.microbatches > 1)

@@ -73,9 +73,8 @@ def anchored(job: JobSpec) -> JobSpec:
         return os.path.normpath(os.path.join(job.folder, os.path.expanduser(name)))
 
     def located(call: T) -> T:
-        if isinstance(call, TransformersNetwork):
-            path = there(call.path)
-            return replace(call, path=path) if os.path.exists(path) else call
+        if isinstance(call, TransformersNetwork) and os.path.exists(there(call.path)):
+            return replace(call, path=there(call.path))
         if not isinstance(call, PythonNetwork | PythonLoss | PythonSource):
             return call
         inside, _, function = call.function.rpartition("/")

@@ -45,7 +45,7 @@ def test_a_parameter_without_rows(blocks: dict[str, Any], refused: bool) -> None
     ],
 )
 def test_the_other_way_that_is_advised_is_one(parallelism: ParallelismSpec, train: dict[str, Any], help: str) -> None:
-    blocks = {"devices": DevicesSpec(cpus=4), "parallelism": parallelism} | train
+    blocks: dict[str, Any] = {"devices": DevicesSpec(cpus=4), "parallelism": parallelism} | train
     _, report = analysed(NUMBER, **blocks)
     (found,) = (d for d in report.errors if d.code == "E0720")
     assert found.help == "give it one: `nn.Parameter(torch.ones(1))`" + help
