@@ -201,9 +201,10 @@ def _told(job: JobSpec, make: Callable[[], Any], input: TensorFact) -> ModelFact
     from dslc.runtime.captured import look
     from dslc.runtime.recording import CaptureError
 
-    shares, axis = facts.shares, None
-    if shares is not None and not shares.fault:
-        axis = TensorParallelStep(size=shares.ranks, sequence=False, styles=shares.styles, loss_parallel=False)
+    axis: TensorParallelStep | None = None
+    if facts.shares is not None and not facts.shares.fault:
+        styles, ranks = facts.shares.styles, facts.shares.ranks
+        axis = TensorParallelStep(size=ranks, sequence=False, styles=styles, loss_parallel=False)
     layers = {layer.name: layer for layer in facts.layers}
     rest = layers[""].parameters if "" in layers else ()
     try:
