@@ -110,7 +110,8 @@ class ShareFacts:
     """What became of the model with its modules cut over a tensor axis of `ranks` ranks, by `styles`.
 
     `calls` are in order. `layers` are those that are given a share of the features. `head` is the cut module whose
-    result is the model's. Where the cut model would not compute the same, `fault` says why, and `module` where.
+    result is the model's. `work` is, by layer, a rank's FLOPs forward of one sample. Where the cut model would not
+    compute the same, `fault` says why, and `module` where.
     """
 
     ranks: int
@@ -118,6 +119,7 @@ class ShareFacts:
     calls: tuple[CutCall, ...] = ()
     layers: tuple[str, ...] = ()
     head: str = ""
+    work: tuple[tuple[str, int], ...] = ()
     fault: str = ""
     module: str = ""
     help: str = ""

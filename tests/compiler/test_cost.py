@@ -13,6 +13,7 @@ from dslc.compiler.facts import Facts
 from dslc.dsl import calls as c
 from dslc.dsl.blocks import DataSpec, DevicesSpec, MemorySpec, ParallelismSpec, TrainSpec
 from dslc.dsl.diagnostics import Report
+from dslc.dsl.layers import ViT
 from dslc.dsl.registry import Call
 
 
@@ -21,11 +22,12 @@ def analysis_of(
     cpus: int = 4,
     memory: MemorySpec | None = None,
     freeze: tuple[str, ...] = (),
+    network: Call | None = None,
     **axes: Any,
 ) -> Analysis:
     job = make_job(
-        model=replace(gpt_model(), freeze=freeze),
-        data=DataSpec(source=c.Stdlib(), batch=16),
+        model=replace(gpt_model(), freeze=freeze) if network is None else replace(gpt_model(), network=network),
+        data=DataSpec(source=c.Stdlib() if network is None else c.Digits(), batch=16),
         devices=DevicesSpec(cpus=cpus),
         parallelism=ParallelismSpec(**axes),
         memory=memory or MemorySpec(),
@@ -128,6 +130,18 @@ def test_gradients_are_the_traffic_of_the_data_axis() -> None:
     assert found.model is not None
     assert (traffic.operation, traffic.axis, traffic.bytes) == ("all_reduce", "data", 4 * found.model.parameters)
     assert analysis_of(cpus=1).costs[0].traffic == ()
+
+
+def test_a_tensor_axis_divides_the_arithmetic_of_what_is_cut() -> None:
+    """Patches are embedded on every rank; blocks and the scores are shared out."""
+    found = analysis_of(cpus=2, tensor=2, network=ViT(patch=2, layers=2, width=16, heads=2))
+    assert found.model is not None
+    patches, *cut = (layer.forward_flops + layer.backward_flops for layer in found.model.layers)
+    assert patches > 0
+    assert found.costs[0].flops == 16 * (patches + sum(cut) // 2)
+    text = analysis_of(cpus=2, tensor=2)
+    assert text.model is not None
+    assert text.costs[0].flops == 8 * (text.model.forward_flops + text.model.backward_flops)
 
 
 def test_stages_share_the_parameters() -> None:
