@@ -10,6 +10,8 @@ from made_jobs import gpt_model, make_job
 
 from dslc.compiler.analyse import Analysis, analyse
 from dslc.compiler.facts import Facts
+from dslc.compiler.gathers import Sharded
+from dslc.compiler.working import Moment
 from dslc.dsl import calls as c
 from dslc.dsl.blocks import DataSpec, DevicesSpec, MemorySpec, ParallelismSpec, TrainSpec
 from dslc.dsl.diagnostics import Report
@@ -130,6 +132,41 @@ def test_gradients_are_the_traffic_of_the_data_axis() -> None:
     assert found.model is not None
     assert (traffic.operation, traffic.axis, traffic.bytes) == ("all_reduce", "data", 4 * found.model.parameters)
     assert analysis_of(cpus=1).costs[0].traffic == ()
+
+
+@pytest.mark.parametrize(("staged", "there"), [(False, (80, 80, 80, 40)), (True, (80, 40, 80, 80))])
+def test_a_stage_lets_go_of_nothing_in_a_backward_pass(staged: bool, there: tuple[int, ...]) -> None:
+    """Two units of ten numbers, and a root without any."""
+    engine = Sharded(
+        unit_of=[0, 1],
+        trains=[10, 10],
+        whole=[10, 10, 0],
+        shard=[5, 5, 0],
+        parts=2,
+        element=4,
+        reshard=True,
+        accumulate=True,
+        stays=False,
+        held=True,
+        copies=True,
+        staged=staged,
+    )
+    found = []
+    for layer in (0, 1):
+        engine.forward(layer)
+        found.append(engine.communication)
+    engine.turn()
+    for layer in (1, 0):
+        engine.backward(layer, Moment(0, 0, 0, 0))
+        found.append(engine.communication)
+        assert list(engine.leave(layer)) == []
+    assert tuple(found) == there
+
+
+def test_beside_gradients_fewer_micro_batches_are_held() -> None:
+    """Of two, the first rank has both in flight before it has a gradient, and one with those of the other."""
+    memory = analysis_of(pipeline=2, data=2, zero=3, microbatches=2).costs[0].memory
+    assert memory.when.endswith("the backward pass of blocks.1") and memory.gradients == 0
 
 
 def test_a_tensor_axis_divides_the_arithmetic_of_what_is_cut() -> None:
