@@ -20,8 +20,9 @@ tests/test_memory.py.
 
 Limits: the batch itself is not counted on a CPU, nor the allocator's slack, nor scratch that libraries allocate beside
 torch. GPU kernels keep slightly other things (`tape`). Under a pipeline the walk is that of one micro-batch beside the
-most that the schedule holds. ZeRO: Rajbhandari et al. 2019 (arXiv:1910.02054); recomputation: Chen et al. 2016
-(arXiv:1604.06174), `selective` Korthikanti et al. 2022 (arXiv:2205.05198).
+most that the schedule holds, before there are gradients and with them. ZeRO: Rajbhandari et al. 2019
+(arXiv:1910.02054); recomputation: Chen et al. 2016 (arXiv:1604.06174), `selective` Korthikanti et al. 2022
+(arXiv:2205.05198).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from dslc.compiler.gathers import Sharded, Whole
 from dslc.compiler.hardware import framework_bytes
 from dslc.compiler.layout import Layout
 from dslc.compiler.nodes import LayerNode, ModelGraph, ParameterNode
-from dslc.compiler.schedule_cost import peak_held
+from dslc.compiler.schedule_cost import peaks_held
 from dslc.compiler.schedules import SPLITS_BACKWARD, ScheduleTable
 from dslc.compiler.sharding import (
     low_copy,
@@ -134,10 +135,13 @@ def kept_bytes(job: JobSpec, layer: LayerNode, model: ModelGraph) -> int:
     return _kept(job, layer, layer.name in recomputed(job, model))
 
 
-def _output(job: JobSpec, model: ModelGraph, layer: int) -> int:
-    """What a layer gives, of one sample, as a rank has it."""
+def _given(job: JobSpec, model: ModelGraph, layer: int) -> int:
+    """What a stage that ends with this layer gives, of one sample, as a rank has it; all that crosses the cut. Of a
+    traced module at most too much: a layer may keep some of it too."""
     if layer + 1 == len(model.layers):
         return prod(model.shared_output or model.output.shape) * (2 if low_precision(job) else 4)
+    if model.traced is not None:
+        return sum(fact.bytes for fact in model.traced.seams[layer].sent)
     node = model.of_a_rank[layer]
     return node.output.bytes // (2 if low_precision(job) and (node.low or low_copy(job)) else 1)
 
@@ -246,18 +250,21 @@ class _Account:
         self._layers = with_copies([model.of_a_rank[n] for n in self._mine])
         self._bytes = [layer_bytes(job, layer, layer.name in again, self._samples) for layer in self._layers]
         self._moved = set(job.memory.offload) if layout.device == "cuda" else set()
-        # What other micro-batches in flight keep here, and other stages of this rank.
+        # What other micro-batches in flight keep here, and other stages of this rank: before there are gradients, and
+        # beside these.
         self._others = 0
+        self._flight = (0, 0)
         if schedule and "activations" not in self._moved:
             each = [self._samples * _kept(job, layer, layer.name in again) for layer in model.of_a_rank]
             kept = [sum(each[n] for n in stage) for stage in stages]
             # Between the two halves of a split backward torch frees nothing, and gradients come to the activations.
             between = [1.7 * b for b in kept] if schedule.name in SPLITS_BACKWARD else kept
             # And of each micro-batch a stage holds on to what it gives.
-            given = [self._samples * _output(job, model, stage[-1]) for stage in stages]
+            given = [self._samples * _given(job, model, stage[-1]) for stage in stages]
             kept, between = ([a + b for a, b in zip(sizes, given, strict=True)] for sizes in (kept, between))
-            held = peak_held(schedule, kept, between)[pipeline]
-            self._others = max(0, int(held) - sum(layer.kept for layer in self._bytes))
+            own = sum(layer.kept for layer in self._bytes)
+            first, later = peaks_held(schedule, kept, between)[pipeline]
+            self._flight = max(0, int(first) - own), max(0, int(later) - own)
         self._most = -1
 
     # ---------------------------------------------------------------------------------------------------- the state
@@ -334,6 +341,7 @@ class _Account:
             stays=later,
             held=microbatch + 1 < self._layout.microbatches,
             copies=shards > 1 and self._layout.device == "cpu",
+            staged=self._layout.sizes["pipeline"] > 1,
         )
 
     # ----------------------------------------------------------------------------------------------------- the walk
@@ -350,7 +358,9 @@ class _Account:
         self._stop("between two steps", None, state.gradients, 0, 0)
         last = self._layout.microbatches - 1
         for microbatch in sorted({0, last, *([last - 1] if self._sharding.engine != "none" and last else [])}):
+            self._others = self._flight[microbatch > 0]
             self._walk(self._engine(microbatch))
+        self._others = 0
         self._stop("optimizer step", None, self._engine(last).update(), 0, self._update_bytes())
         return self._peak_node()
 
@@ -415,11 +425,11 @@ class _Account:
         if total <= self._most:
             return
         self._most = total
-        self._peak = (when, layer, gradients, communication, activations)
+        self._peak = (when, layer, gradients, communication, activations, self._others)
 
     def _peak_node(self) -> MemoryNode:
         state = self._rest
-        when, layer, gradients, communication, activations = self._peak
+        when, layer, gradients, communication, activations, others = self._peak
         passes = "pass" in when or when == "loss"
         there = (len(self._bytes) if layer is None else layer) if passes else 0
         shares = [(self._name(n), self._before[n + 1] - self._before[n]) for n in range(there)]
@@ -431,7 +441,7 @@ class _Account:
             state,
             gradients=gradients,
             communication=communication,
-            activations=activations + self._others,
+            activations=activations + others,
             when=when,
             layers=tuple(LayerShare(name=name, bytes=size) for name, size in most if size > 0),
             rest=state.peak,

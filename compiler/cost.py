@@ -36,10 +36,10 @@ def rank_cost(
 ) -> RankCost:
     """The account of the ranks at one pipeline coordinate; `plan` cuts the model over the tensor axis."""
     place = place_of(job, layout, workload, model, stages, schedule, pipeline, plan)
-    flat = place.layers
     memory = account(job, layout, workload, model, stages, schedule, pipeline)
     blocks = set(recomputed(job, model)) if job.memory.recompute != "selective" else set()
-    again = sum(layer.forward_flops for layer in flat if layer.name in blocks)
-    flops = sum(layer.forward_flops + layer.backward_flops for layer in flat) + again
-    split = layout.sizes["tensor"] * layout.sizes["context"]
-    return RankCost(memory=memory, traffic=tuple(traffic(place)), flops=flops * workload.share // split)
+    layers = [model.of_a_rank[n] for stage in place.mine for n in stages[stage]]
+    again = sum(layer.forward_flops for layer in layers if layer.name in blocks)
+    flops = sum(layer.forward_flops + layer.backward_flops for layer in layers) + again
+    share = flops * workload.share // layout.sizes["context"]
+    return RankCost(memory=memory, traffic=tuple(traffic(place)), flops=share)

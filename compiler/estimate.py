@@ -101,10 +101,10 @@ def _stage_times(
 ) -> tuple[list[float], list[float]]:
     """Seconds of arithmetic of each stage on one micro-batch, forward, and backward with what is computed again."""
     blocks = set(recomputed(job, model)) if job.memory.recompute != "selective" else set()
-    samples = workload.share / layout.microbatches / (layout.sizes["tensor"] * layout.sizes["context"])
+    samples = workload.share / layout.microbatches / layout.sizes["context"]
     forward, backward = [], []
     for stage in stages:
-        layers = [model.layers[n] for n in stage]
+        layers = [model.of_a_rank[n] for n in stage]
         again = sum(layer.forward_flops for layer in layers if layer.name in blocks)
         forward.append(samples * sum(layer.forward_flops for layer in layers) / rate)
         backward.append(samples * (sum(layer.backward_flops for layer in layers) + again) / rate)

@@ -109,14 +109,15 @@ class CutCall:
 class ShareFacts:
     """What became of the model with its modules cut over a tensor axis of `ranks` ranks, by `styles`.
 
-    `calls` are in order. `head` is the cut module whose result is the model's. Where the cut model would not compute
-    the same, `fault` says why, and `module` where.
+    `calls` are in order. `head` is the cut module whose result is the model's. `work` is, by layer, a rank's FLOPs
+    forward of one sample. Where the cut model would not compute the same, `fault` says why, and `module` where.
     """
 
     ranks: int
     styles: tuple[tuple[str, str], ...]
     calls: tuple[CutCall, ...] = ()
     head: str = ""
+    work: tuple[tuple[str, int], ...] = ()
     fault: str = ""
     module: str = ""
     help: str = ""

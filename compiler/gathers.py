@@ -58,6 +58,9 @@ class Sharded:
     forward the former goes when the next is gathered, backward at once, when the unit before is asked for already. What
     was handed to a reduce-scatter goes when the next begins. The root, and a unit whose input has no gradient, stay
     until the end.
+
+    Of a stage all units are gathered ahead of its first action. A forward pass lets them go one by one, a backward pass
+    none before the last micro-batch is done.
     """
 
     unit_of: list[int]  # by layer; the last unit is the root
@@ -71,6 +74,7 @@ class Sharded:
     stays: bool  # gradients of earlier micro-batches are there
     held: bool  # a micro-batch that is not the last: what stays gathered, stays
     copies: bool  # gloo takes a copy of what it exchanges
+    staged: bool = False  # a stage of a pipeline
 
     def __post_init__(self) -> None:
         self.passing = 0  # what a collective takes while it is under way
@@ -86,6 +90,8 @@ class Sharded:
         for unit, numbers in zip(self.unit_of, self.trains, strict=True):
             self._of_unit[unit] += numbers
         self._made = 0  # numbers of gradients of units that are not scattered yet
+        if self.staged:
+            self._gathered, self._there, self._flat = set(range(len(self.whole))), sum(self.whole), None
 
     @property
     def communication(self) -> int:
@@ -99,16 +105,23 @@ class Sharded:
     def _gather(self, unit: int) -> bool:
         if unit in self._gathered:
             return False
-        if self.reshard:
+        if self.reshard and not self.staged:
             self._only_root()
         self._gathered.add(unit)
         self._there += self.whole[unit]
         return True
 
+    def _let_go(self, unit: int) -> None:
+        if unit in self._gathered:
+            self._gathered.discard(unit)
+            self._there -= self.whole[unit]
+
     def _only_root(self) -> None:
         self._gathered, self._there = {self._root}, self.whole[self._root]
 
     def forward(self, layer: int) -> int:
+        if self.staged and self.reshard and layer and self.unit_of[layer - 1] not in (self._root, self.unit_of[layer]):
+            self._let_go(self.unit_of[layer - 1])
         if self.stays and not self.reshard:  # from the first micro-batch on
             if len(self._gathered) < len(self.whole):
                 self._gathered, self._there, self._flat = set(range(len(self.whole))), sum(self.whole), None
@@ -145,9 +158,8 @@ class Sharded:
     def _scatter(self, unit: int) -> Iterator[int]:
         """First what was made stands beside what is handed over; then that beside what comes of it."""
         accumulated = self.accumulate and self.stays
-        if (not self.held or self.reshard) and unit in self._gathered:
-            self._gathered.discard(unit)
-            self._there -= self.whole[unit]
+        if not self.held or (self.reshard and not self.staged):
+            self._let_go(unit)
         if self.held and self.accumulate:
             if self.element == 2:
                 yield from self._widen(unit)

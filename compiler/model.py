@@ -114,8 +114,11 @@ def share_out(
 
 def share_out_traced(graph: ModelGraph, plan: TensorPlan, ranks: int) -> ModelGraph:
     """The same for a network that a function makes, by arithmetic: of what a layer keeps, and takes while it works, the
-    features from a column on and up to a row are shared out, and all else is whole. At most too much."""
+    features from a column on and up to a row are shared out, and all else is whole. At most too much. FLOPs are those
+    of tracing; backward they are taken to be shared out as forward."""
     shape, calls = shape_on_a_rank(plan, ranks), calls_by_layer(graph)
+    shares = graph.traced.shares if graph.traced else None
+    work = dict(shares.work if shares else ())
     kinds = {name: style for name, style in plan.styles if style in ("column", "row")}
     layers = []
     for layer in graph.layers:
@@ -127,10 +130,13 @@ def share_out_traced(graph: ModelGraph, plan: TensorPlan, ranks: int) -> ModelGr
         less = sum(fact.numbers for fact in between) * 4 * (ranks - 1) // ranks
         parameters = tuple(replace(q, shape=shape(q)) for q in layer.parameters)
         count, whole = sum(q.count for q in parameters), sum(q.count for q in layer.parameters)
+        forward = work.get(layer.name, layer.forward_flops)
         layers.append(
             replace(
                 _scaled(layer, max(1 / ranks, 1 - less / max(1, layer.saved)), count / max(1, whole)),
                 parameters=parameters,
+                forward_flops=forward,
+                backward_flops=layer.backward_flops * forward // max(1, layer.forward_flops),
             )
         )
     output = graph.output.shape

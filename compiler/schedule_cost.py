@@ -169,19 +169,27 @@ def peak_held(
     `bytes_per_stage` is what one micro-batch leaves at each stage from its F on; `between` what is held of it after I
     until W, the same by default. It exceeds the former where torch keeps gradients there besides.
     """
+    return tuple(max(pair) for pair in peaks_held(table, bytes_per_stage, between))
+
+
+def peaks_held(
+    table: ScheduleTable, bytes_per_stage: Sequence[float], between: Sequence[float] | None = None
+) -> tuple[tuple[float, float], ...]:
+    """The same until the rank has made its first gradients of weights, and from then on."""
     assert len(bytes_per_stage) == table.stages, "one size per stage"
     between = bytes_per_stage if between is None else between
     peaks = []
     for rank in range(table.ranks):
-        now = peak = 0.0
+        now, most, later = 0.0, [0.0, 0.0], 0
         for action in table.work(rank):
             whole, rest = bytes_per_stage[action.stage], between[action.stage]
             if action.kind == "F":
                 now += whole
             elif action.kind == "I":
                 now += rest - whole
-            else:
+            most[later] = max(most[later], now)
+            if action.kind in ("B", "W"):
                 now -= rest if action.kind == "W" else whole
-            peak = max(peak, now)
-        peaks.append(peak)
+                later = 1
+        peaks.append((most[0], most[1]))
     return tuple(peaks)

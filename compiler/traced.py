@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dslc.compiler.facts import DType, LayerFacts, ModelFacts, TensorFact
 from dslc.compiler.traced_cut import Cut
+from dslc.compiler.traced_flops import formulas
 from dslc.compiler.traced_memory import measure
 from dslc.compiler.traced_run import LARGE, SMALL, Run, storage, tensors_of
 from dslc.compiler.traced_shares import with_shares
@@ -180,7 +181,7 @@ class _Count(Run):
         self._users: dict[int, tuple[str, set[str]]] = {}  # by storage: a parameter, and the layers it belongs to
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             self._users.setdefault(storage(parameter), (name, set()))[1].add(self.cut.owner(name))
-        self._formulas = _formulas()
+        self._formulas = formulas()
 
     def forward(self) -> Any:
         import torch
@@ -242,42 +243,6 @@ class _Count(Run):
     def _note(self, path: str) -> None:
         if path not in self.order:
             self.order.append(path)
-
-
-# ----------------------------------------------------------------------------------------------------- FLOPs
-
-
-def _formulas() -> dict[Any, Callable[..., int]]:
-    """FLOPs by operation: torch's own, and those of the CPU's kernels, which torch lacks."""
-    import torch
-    from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_flop_count
-
-    def attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-        return int(sdpa_flop_count(query.shape, key.shape, value.shape))
-
-    def attention_back(_grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-        return 2 * attention(query, key, value)
-
-    def convolution_back(grad: Any, x: Any, w: Any, *rest: Any, **_: Any) -> int:
-        # Each gradient is as much as the forward; torch takes a grouped one's for weights as if it were not grouped.
-        transposed, wanted = rest[4], rest[7]
-        each = conv_flop_count(list(x.shape), list(w.shape), list(grad.shape), transposed=transposed)
-        return int(each) * (int(wanted[0]) + int(wanted[1]))
-
-    def recurrent(x: Any, w: Any, u: Any, *_: Any, **__: Any) -> int:
-        return 2 * int(x.shape[0] * x.shape[1]) * int(w.numel() + u.numel())
-
-    def recurrent_back(*args: Any, **kwargs: Any) -> int:
-        return 2 * recurrent(*args)
-
-    aten = torch.ops.aten
-    return flop_registry | {
-        aten._scaled_dot_product_flash_attention_for_cpu: attention,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_back,
-        aten.convolution_backward: convolution_back,
-        aten.mkldnn_rnn_layer: recurrent,
-        aten.mkldnn_rnn_layer_backward: recurrent_back,
-    }
 
 
 # ------------------------------------------------------------------------------------------------------ the facts

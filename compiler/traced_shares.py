@@ -20,6 +20,7 @@ taken for one without a gradient.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dslc.compiler.facts import CutCall, ModelFacts, ModuleFacts, ShareFacts, TensorFact
 from dslc.compiler.tensor_patterns import chosen
 from dslc.compiler.traced_cut import Cut
+from dslc.compiler.traced_flops import formulas
 from dslc.compiler.traced_rules import Operation, Refused, Share, follow
 from dslc.compiler.traced_run import SMALL, Run, storage, tensors_of
 
@@ -61,7 +63,8 @@ def with_shares(
     except Refused as refused:
         common |= {"fault": refused.text, "module": refused.module, "help": refused.help}
         return replace(facts, shares=ShareFacts(**common))
-    common |= {"calls": tuple(whole.calls), "head": whole.head}
+    work = tuple((path, count // SMALL) for path, count in part.flops.items())
+    common |= {"calls": tuple(whole.calls), "head": whole.head, "work": work}
     return replace(facts, shares=ShareFacts(**common))
 
 
@@ -292,6 +295,8 @@ class _Part(_Watched):
     def __init__(self, model: nn.Module, cut: Cut, fake: Any, input: TensorFact, styles: Any, ranks: int) -> None:
         super().__init__(model, cut, fake, input, styles)
         self.ranks = ranks
+        self.flops: dict[str, int] = defaultdict(int)  # by layer
+        self._formulas = formulas()
 
     def forward(self) -> str | None:
         """Why it failed, if it did."""
@@ -315,6 +320,9 @@ class _Part(_Watched):
         return torch.cat([output] * self.ranks, -1) if style == "gathered" else output
 
     def operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        formula = self._formulas.get(func._overloadpacket)
+        if formula is not None:
+            self.flops[self.now] += int(formula(*args, **kwargs, out_val=result))
         if not self.cutting:
             self.note(func, args, kwargs, result)
 

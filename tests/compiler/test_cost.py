@@ -10,9 +10,12 @@ from made_jobs import gpt_model, make_job
 
 from dslc.compiler.analyse import Analysis, analyse
 from dslc.compiler.facts import Facts
+from dslc.compiler.gathers import Sharded
+from dslc.compiler.working import Moment
 from dslc.dsl import calls as c
 from dslc.dsl.blocks import DataSpec, DevicesSpec, MemorySpec, ParallelismSpec, TrainSpec
 from dslc.dsl.diagnostics import Report
+from dslc.dsl.layers import ViT
 from dslc.dsl.registry import Call
 
 
@@ -21,11 +24,12 @@ def analysis_of(
     cpus: int = 4,
     memory: MemorySpec | None = None,
     freeze: tuple[str, ...] = (),
+    network: Call | None = None,
     **axes: Any,
 ) -> Analysis:
     job = make_job(
-        model=replace(gpt_model(), freeze=freeze),
-        data=DataSpec(source=c.Stdlib(), batch=16),
+        model=replace(gpt_model(), freeze=freeze) if network is None else replace(gpt_model(), network=network),
+        data=DataSpec(source=c.Stdlib() if network is None else c.Digits(), batch=16),
         devices=DevicesSpec(cpus=cpus),
         parallelism=ParallelismSpec(**axes),
         memory=memory or MemorySpec(),
@@ -128,6 +132,53 @@ def test_gradients_are_the_traffic_of_the_data_axis() -> None:
     assert found.model is not None
     assert (traffic.operation, traffic.axis, traffic.bytes) == ("all_reduce", "data", 4 * found.model.parameters)
     assert analysis_of(cpus=1).costs[0].traffic == ()
+
+
+@pytest.mark.parametrize(("staged", "there"), [(False, (80, 80, 80, 40)), (True, (80, 40, 80, 80))])
+def test_a_stage_lets_go_of_nothing_in_a_backward_pass(staged: bool, there: tuple[int, ...]) -> None:
+    """Two units of ten numbers, and a root without any."""
+    engine = Sharded(
+        unit_of=[0, 1],
+        trains=[10, 10],
+        whole=[10, 10, 0],
+        shard=[5, 5, 0],
+        parts=2,
+        element=4,
+        reshard=True,
+        accumulate=True,
+        stays=False,
+        held=True,
+        copies=True,
+        staged=staged,
+    )
+    found = []
+    for layer in (0, 1):
+        engine.forward(layer)
+        found.append(engine.communication)
+    engine.turn()
+    for layer in (1, 0):
+        engine.backward(layer, Moment(0, 0, 0, 0))
+        found.append(engine.communication)
+        assert list(engine.leave(layer)) == []
+    assert tuple(found) == there
+
+
+def test_beside_gradients_fewer_micro_batches_are_held() -> None:
+    """Of two, the first rank has both in flight before it has a gradient, and one with those of the other."""
+    memory = analysis_of(pipeline=2, data=2, zero=3, microbatches=2).costs[0].memory
+    assert memory.when.endswith("the backward pass of blocks.1") and memory.gradients == 0
+
+
+def test_a_tensor_axis_divides_the_arithmetic_of_what_is_cut() -> None:
+    """Patches are embedded on every rank; blocks and the scores are shared out."""
+    found = analysis_of(cpus=2, tensor=2, network=ViT(patch=2, layers=2, width=16, heads=2))
+    assert found.model is not None
+    patches, *cut = (layer.forward_flops + layer.backward_flops for layer in found.model.layers)
+    assert patches > 0
+    assert found.costs[0].flops == 16 * (patches + sum(cut) // 2)
+    text = analysis_of(cpus=2, tensor=2)
+    assert text.model is not None
+    assert text.costs[0].flops == 8 * (text.model.forward_flops + text.model.backward_flops)
 
 
 def test_stages_share_the_parameters() -> None:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from dslc.compiler.schedule_cost import Timeline, held, peak_held, timeline
+from dslc.compiler.schedule_cost import Timeline, held, peak_held, peaks_held, timeline
 from dslc.compiler.schedules import (
     NAMES,
     SPLITS_BACKWARD,
@@ -429,6 +429,12 @@ def test_the_peak_is_that_of_the_spans(schedule: ScheduleTable, data: st.DataObj
         closed = {(a.stage, a.microbatch): k for k, (a, _, _) in enumerate(row) if a.kind in "BW"}
         at = [sum(size[key[0]] for key in opened if opened[key] <= k <= closed[key]) for k in range(len(row))]
         assert peak == max(at)
+
+
+def test_less_is_held_beside_gradients() -> None:
+    assert peaks_held(table("gpipe", 2, 4, 1), [1.0] * 2) == ((4.0, 3.0), (4.0, 3.0))
+    assert peaks_held(table("1f1b", 2, 2, 1), [1.0] * 2) == ((2.0, 1.0), (1.0, 1.0))
+    assert peaks_held(table("1f1b", 2, 4, 1), [1.0] * 2) == ((2.0, 2.0), (1.0, 1.0))
 
 
 def test_what_is_held_between_i_and_w_can_be_said() -> None:

@@ -183,6 +183,16 @@ def test_what_is_summed_is_so_in_its_own_module() -> None:
         assert facts.shares.help == ("use it in the `forward` of its own module" if scale else "")
 
 
+def test_the_work_of_a_rank() -> None:
+    plan = ("blocks.*.up: column", "blocks.*.gate: column", "blocks.*.down: row")
+    facts = trace_model(network, TensorFact(shape=(16,), dtype="int64"), tensor=2, tensor_plan=plan)
+    assert facts.shares is not None
+    work, whole = dict(facts.shares.work), {layer.name: layer.forward_flops for layer in facts.layers}
+    dense = 3 * 2 * 16 * 32 * 48  # of a block: products of 16 positions, forward
+    assert work["blocks.0"] == work["blocks.1"] == whole["blocks.0"] - dense // 2
+    assert work["head"] == whole["head"] > 0
+
+
 def test_a_row_wants_shares() -> None:
     assert "is a `row`, and is given the whole" in found(torch.relu, "down: row").fault
     assert found(torch.relu, "down: row_of_whole").fault == ""

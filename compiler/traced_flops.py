@@ -1,0 +1,39 @@
+"""FLOPs of operations: two for each multiply-add of products, convolutions and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def formulas() -> dict[Any, Callable[..., int]]:
+    """By operation, of its arguments and result: torch's own, and those of the CPU's kernels, which torch lacks."""
+    import torch
+    from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_flop_count
+
+    def attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+        return int(sdpa_flop_count(query.shape, key.shape, value.shape))
+
+    def attention_back(_grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+        return 2 * attention(query, key, value)
+
+    def convolution_back(grad: Any, x: Any, w: Any, *rest: Any, **_: Any) -> int:
+        # Each gradient is as much as the forward; torch takes a grouped one's for weights as if it were not grouped.
+        transposed, wanted = rest[4], rest[7]
+        each = conv_flop_count(list(x.shape), list(w.shape), list(grad.shape), transposed=transposed)
+        return int(each) * (int(wanted[0]) + int(wanted[1]))
+
+    def recurrent(x: Any, w: Any, u: Any, *_: Any, **__: Any) -> int:
+        return 2 * int(x.shape[0] * x.shape[1]) * int(w.numel() + u.numel())
+
+    def recurrent_back(*args: Any, **kwargs: Any) -> int:
+        return 2 * recurrent(*args)
+
+    aten = torch.ops.aten
+    return flop_registry | {
+        aten._scaled_dot_product_flash_attention_for_cpu: attention,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_back,
+        aten.convolution_backward: convolution_back,
+        aten.mkldnn_rnn_layer: recurrent,
+        aten.mkldnn_rnn_layer_backward: recurrent_back,
+    }
