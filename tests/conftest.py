@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
-from launcher import Launcher
+from launcher import PRELOADED, Launcher
 
 # No test has a time to keep; in CI each run draws the same examples. HYPOTHESIS_PROFILE=fresh draws others.
 settings.register_profile("same", settings(deadline=None, derandomize=True))
@@ -17,6 +17,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 @pytest.fixture(scope="session")
 def launcher() -> Iterator[Launcher]:
-    made = Launcher()
+    made = Launcher(*PRELOADED)
     yield made
     made.close()

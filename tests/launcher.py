@@ -21,13 +21,25 @@ from typing import Any
 from dslc.compiler.program import JobProgram, RankPlace, to_json
 
 TESTS = Path(__file__).parent
+# What many trainings need and takes seconds to import.
+PRELOADED = (
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+    "torch.distributed.pipelining.schedules",
+    "torch.distributed.tensor.parallel",
+)
 
 
 class Launcher:
     def __init__(self, *modules: str) -> None:
         """`modules` are imported once, beforehand, instead of by each training that needs them."""
         command = [sys.executable, "-c", f"import {', '.join(['launcher', *modules])}; launcher.serve()"]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, sys.path)])}
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, sys.path)]),
+            "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait leave the cores to the ranks of other trainings
+        }
         self._server = subprocess.Popen(
             command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )

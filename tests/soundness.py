@@ -33,7 +33,7 @@ from unittest import mock
 import numpy as np
 import torch  # noqa: F401  (once, instead of by each child that traces a module)
 from jobs_drawn import Drawn, lay_out
-from launcher import Launcher
+from launcher import PRELOADED, Launcher
 from safetensors.numpy import load_file
 
 from dslc.dsl.diagnostics import Report
@@ -42,13 +42,6 @@ from dslc.runs import Ready, prepare
 from dslc.verification import Tolerance, tolerance_of
 
 LIMIT = 100.0  # longer than ranks wait for one another, who then say where each of them stands
-PRELOADED = (
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "torch.distributed.optim",
-    "torch.distributed.pipelining.schedules",
-    "torch.distributed.tensor.parallel",
-)
 BY_NATURE = ("W0606", "W0607", "W0608", "W0609")
 
 

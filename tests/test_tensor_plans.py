@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from launcher import Launcher
+from launcher import PRELOADED, Launcher
 from tiny_llama import write_llama
 from trained import Trained, agree, load_what_traces, ready, train_job
 
@@ -79,7 +79,7 @@ class Jobs:
 
     def __init__(self, folder: Path) -> None:
         load_what_traces()
-        self.folder, self.launcher = folder, Launcher("transformers")
+        self.folder, self.launcher = folder, Launcher("transformers", *PRELOADED)
         self.plain = cache(lambda name, *settings: train_job(self.launcher, self.write(name), *settings))
 
     def write(self, name: str) -> Path:
