@@ -265,9 +265,6 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
     if parallelism.pipeline > 1 and parallelism.tensor > 1 and own_network(job):
         what = "`parallelism.tensor` beside a pipeline in a network that a function makes"
         yield what, parallelism.at("tensor"), "either of the two runs alone"
-    if train.compile and parallelism.tensor > 1 and own_network(job):
-        what = "`train.compile` beside a tensor axis in a network that a function makes"
-        yield what, train.at("compile"), "`compile = false` runs"
     if not isinstance(parallelism.gradients, c.Allreduce):
         yield f"`gradients = {parallelism.gradients.word}()`", parallelism.at("gradients"), "`allreduce()` runs"
     if isinstance(train.optimizer, c.QAdam | c.OnebitAdam):

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from dslc.compiler.program import JobProgram
@@ -53,6 +54,8 @@ def apply(job: JobProgram, model: nn.Module) -> None:
             _sum_gradients(model.get_submodule(name), axis)
         else:
             parallelize_module(model.get_submodule(name), axis, _style(style), src_data_rank=None)
+            if job.compiled and not any(name.startswith(f"{each}." if each else "") for each in job.compiled):
+                model.get_submodule(name).register_forward_hook(_arrived)
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)  # some styles make a parameter that trains of any
     tie(model, job.model.ties)
@@ -109,6 +112,25 @@ def _sum_gradients(module: nn.Module, axis: DeviceMesh) -> None:
 
     module.register_forward_pre_hook(before)
     module.register_forward_hook(after, always_call=True)
+
+
+def _arrived(module: nn.Module, args: Any, output: Any) -> Any:
+    """The output, waited for. Of one that is still on its way torch (2.13) compiles what it is handed to without a
+    gradient: it looks at the tensor inside, which has none (`process_inputs` of AOTAutograd)."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return _Arrived.apply(output) if isinstance(output, AsyncCollectiveTensor) else output
+
+
+class _Arrived(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, output: Any) -> Tensor:
+        there: Tensor = output.wait()
+        return there
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
 
 
 def engine(job: JobProgram, model: nn.Module) -> Engine:
