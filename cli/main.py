@@ -30,10 +30,21 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="store_true", help="print the version")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    command = _Command(parser.add_subparsers(dest="command", metavar="COMMAND"))
+    _on_jobs(command)
+    _on_checkpoints(command)
+    _on_text(command)
+    return parser
 
-    def command(name: str, help: str, example: str) -> argparse.ArgumentParser:
-        return commands.add_parser(
+
+class _Command:
+    """Adds commands, each with its help and an example."""
+
+    def __init__(self, commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+        self._commands = commands
+
+    def __call__(self, name: str, help: str, example: str) -> argparse.ArgumentParser:
+        return self._commands.add_parser(
             name,
             help=help,
             description=help[0].upper() + help[1:] + ".",
@@ -41,62 +52,58 @@ def build_parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
-    def job_arguments(made: argparse.ArgumentParser, many: bool = False) -> None:
-        made.add_argument("jobs" if many else "job", metavar="JOB", nargs="+" if many else None, help="a .plt file")
-        made.add_argument("--set", dest="settings", metavar="PATH=VALUE", action="append", default=[], help=SET_HELP)
 
+def _on_jobs(command: _Command) -> None:
     run = command("run", "compile, launch and train", "dslc run digits.plt --set train.epochs=2 --out runs/first")
-    job_arguments(run)
+    _job_arguments(run)
     run.add_argument("--out", metavar="DIR", help="the run directory (default: runs/<job>/<time>)")
     run.add_argument(
         "--profile", action="store_true", help="record memory and collectives of some steps beside what was planned"
     )
 
     check = command("check", "find every reason to reject a job; start nothing", "dslc check *.plt --json")
-    job_arguments(check, many=True)
+    _job_arguments(check, many=True)
     check.add_argument("--json", action="store_true", help="a list of objects, for machines")
-    check.add_argument("--trace", action="store_true", help="call `python(…)` functions to look at what they make")
+    _trace_argument(check)
     check.add_argument("--resume", metavar="DIR", help="would the job go on from the checkpoint in here?")
 
     plan = command("plan", "show what every rank will do", "dslc plan cluster.plt --rank 5")
-    job_arguments(plan)
+    _job_arguments(plan)
     plan.add_argument("--json", action="store_true", help="the plan itself, as JSON")
     plan.add_argument("--rank", metavar="N", type=int, help="what one rank does")
     plan.add_argument("--origins", action="store_true", help="which file or --set gave each value")
-    plan.add_argument("--trace", action="store_true", help="call `python(…)` functions to look at what they make")
+    _trace_argument(plan)
 
     render = command("render", "draw where everything sits", "dslc render cluster.plt -o cluster.svg")
-    job_arguments(render)
+    _job_arguments(render)
     render.add_argument("-o", "--output", metavar="FILE", required=True, help=".svg, .png, .dot or .html")
     render.add_argument("--view", choices=("placement", "graph", "schedule"), default="placement", help="of what")
-    render.add_argument("--trace", action="store_true", help="call `python(…)` functions to look at what they make")
+    _trace_argument(render)
 
     verify = command(
         "verify",
         "train some steps under the plan and in one process, and compare",
         "dslc verify gpt_cpu.plt --set parallelism.zero=3",
     )
-    job_arguments(verify)
+    _job_arguments(verify)
     verify.add_argument("--steps", metavar="N", type=int, default=5, help="how many (default: 5)")
     verify.add_argument("--shrink", action="store_true", help="a narrow copy of a library network, that fits a laptop")
     verify.add_argument("--out", metavar="DIR", help="keep the run directories of the trainings here")
 
-    def checkpoint_argument(made: argparse.ArgumentParser) -> None:
-        wanted = "a checkpoint, a folder of them, a run, or a .safetensors file (default: the newest)"
-        made.add_argument("--checkpoint", metavar="PATH", help=wanted)
 
+def _on_checkpoints(command: _Command) -> None:
     evaluate = command(
         "evaluate", "the metrics of a checkpoint over the whole validation split", "dslc evaluate digits.plt --json"
     )
-    job_arguments(evaluate)
-    checkpoint_argument(evaluate)
+    _job_arguments(evaluate)
+    _checkpoint_argument(evaluate)
     evaluate.add_argument("--json", action="store_true", help="an object, for machines")
 
     predict = command(
         "predict", "write what a checkpoint's model makes of every sample", "dslc predict digits.plt -o digits.npz"
     )
-    job_arguments(predict)
-    checkpoint_argument(predict)
+    _job_arguments(predict)
+    _checkpoint_argument(predict)
     predict.add_argument("-o", "--output", metavar="FILE", required=True, help=".npz or .safetensors: output, index")
     predict.add_argument(
         "--split", choices=("validation", "train", "all"), default="validation", help="of which samples"
@@ -105,10 +112,12 @@ def build_parser() -> argparse.ArgumentParser:
     export = command(
         "export", "write the whole weights of a checkpoint for plain torch", "dslc export gpt.plt -o gpt.safetensors"
     )
-    job_arguments(export)
-    checkpoint_argument(export)
+    _job_arguments(export)
+    _checkpoint_argument(export)
     export.add_argument("-o", "--output", metavar="FILE", required=True, help=".safetensors or .pt")
 
+
+def _on_text(command: _Command) -> None:
     fmt = command("fmt", "bring jobs into the one layout", "dslc fmt --check jobs/*.plt")
     fmt.add_argument("jobs", metavar="JOB", nargs="+", help="a .plt file, or - for standard input")
     fmt.add_argument("--check", action="store_true", help="change nothing; exit 1 if a file would change")
@@ -120,16 +129,27 @@ def build_parser() -> argparse.ArgumentParser:
     new.add_argument("name", metavar="NAME", help="the job's name: NAME.plt is written")
     new.add_argument("--template", choices=("digits", "gpt", "python"), default="digits", help="what kind of job")
 
-    tokens = command(
-        "tokens", "make a memory-mapped file of tokens from text", "dslc tokens books/*.txt -o books.bin"
-    )
+    tokens = command("tokens", "make a memory-mapped file of tokens from text", "dslc tokens books/*.txt -o books.bin")
     tokens.add_argument("texts", metavar="FILE", nargs="+", help="text, in the order given")
     tokens.add_argument("-o", "--output", metavar="FILE", required=True, help="the file that is made")
     tokens.add_argument("--tokenizer", metavar="JSON", help="a tokenizer.json of `tokenizers` (default: bytes)")
 
     schema = command("schema", "the language as JSON schema, or as the reference page", "dslc schema --markdown")
     schema.add_argument("--markdown", action="store_true", help="the reference page")
-    return parser
+
+
+def _job_arguments(made: argparse.ArgumentParser, many: bool = False) -> None:
+    made.add_argument("jobs" if many else "job", metavar="JOB", nargs="+" if many else None, help="a .plt file")
+    made.add_argument("--set", dest="settings", metavar="PATH=VALUE", action="append", default=[], help=SET_HELP)
+
+
+def _trace_argument(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--trace", action="store_true", help="call `python(…)` functions to look at what they make")
+
+
+def _checkpoint_argument(made: argparse.ArgumentParser) -> None:
+    wanted = "a checkpoint, a folder of them, a run, or a .safetensors file (default: the newest)"
+    made.add_argument("--checkpoint", metavar="PATH", help=wanted)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

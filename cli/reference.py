@@ -81,7 +81,7 @@ def shrunk(job: JobSpec, layout: Layout, gpus_here: int) -> tuple[JobSpec, tuple
     smaller("replicas", replicas, kept)
     batch = min(job.data.batch, SAMPLES * sizes["data"] * layout.microbatches)
     smaller("batch", job.data.batch, batch)
-    network, source = _network(job, smaller), _source(job, smaller)
+    network, source = _network(job, layout, smaller), _source(job, smaller)
     return (
         replace(
             job,
@@ -97,14 +97,16 @@ def shrunk(job: JobSpec, layout: Layout, gpus_here: int) -> tuple[JobSpec, tuple
     )
 
 
-def _network(job: JobSpec, smaller: Any) -> Any:
-    network = job.model.network
+def _network(job: JobSpec, layout: Layout, smaller: Any) -> Any:
+    """Narrow, and still with something for each rank of the tensor axis and for each stage."""
+    network, tensor = job.model.network, layout.sizes["tensor"]
     changes: dict[str, Any]
     match network:
         case n.GPT() | n.ViT():
-            heads = min(network.heads, 4)
+            heads = min(network.heads, max(1, 4 // tensor) * tensor)
             each = max(2, min(network.width, WIDTH) // heads // 2 * 2)
-            changes = {"heads": heads, "width": heads * each, "layers": min(network.layers, LAYERS)}
+            layers = max(LAYERS, layout.sizes["pipeline"] * layout.virtual_stages)
+            changes = {"heads": heads, "width": heads * each, "layers": min(network.layers, layers)}
             if isinstance(network, n.GPT):
                 changes["context"] = min(network.context, CONTEXT)
                 if network.vocab is not None:

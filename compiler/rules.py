@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dslc.compiler.facts import SourceFacts
 from dslc.compiler.layout import Layout
 from dslc.compiler.model import ModelGraph
-from dslc.compiler.rules_axes import check_context, check_tensor, own_network
+from dslc.compiler.rules_axes import check_context, check_tensor
 from dslc.compiler.rules_checkpoint import check_checkpoints
 from dslc.compiler.rules_pipeline import check_pipeline
 from dslc.compiler.rules_training import check_training
@@ -262,9 +262,6 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
         yield "`gpus = free(…)`", job.devices.at("gpus"), "a count, a list or `all`"
     if job.devices.backend == "mpi":
         yield "`backend = mpi`", job.devices.at("backend"), "`gloo` on CPUs, `nccl` on GPUs"
-    if train.compile and parallelism.tensor > 1 and own_network(job):
-        what = "`train.compile` beside a tensor axis in a network that a function makes"
-        yield what, train.at("compile"), "`compile = false` runs"
     if not isinstance(parallelism.gradients, c.Allreduce):
         yield f"`gradients = {parallelism.gradients.word}()`", parallelism.at("gradients"), "`allreduce()` runs"
     if isinstance(train.optimizer, c.QAdam | c.OnebitAdam):

@@ -56,6 +56,8 @@ def apply(job: JobProgram, model: nn.Module) -> None:
             _sum_gradients(model.get_submodule(name), axis)
         else:
             parallelize_module(model.get_submodule(name), axis, _style(style), src_data_rank=None)
+            if job.compiled and not any(name.startswith(f"{each}." if each else "") for each in job.compiled):
+                model.get_submodule(name).register_forward_hook(_arrived)
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)  # some styles make a parameter that trains of any
     tie(model, job.model.ties)
@@ -140,6 +142,25 @@ def _first_share(ranks: int) -> Callable[[nn.Module, Any], Any]:
 
 def _as_often(ranks: int) -> Callable[[nn.Module, Any, Any], Any]:
     return lambda module, args, output: torch.cat([output] * ranks, -1)
+
+
+def _arrived(module: nn.Module, args: Any, output: Any) -> Any:
+    """The output, waited for. Of one that is still on its way torch (2.13) compiles what it is handed to without a
+    gradient: it looks at the tensor inside, which has none (`process_inputs` of AOTAutograd)."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return _Arrived.apply(output) if isinstance(output, AsyncCollectiveTensor) else output
+
+
+class _Arrived(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, output: Any) -> Tensor:
+        there: Tensor = output.wait()
+        return there
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
 
 
 def engine(job: JobProgram, model: nn.Module) -> Engine:

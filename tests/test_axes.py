@@ -51,6 +51,18 @@ data {
   validation = 0.1%
 }
 """
+# A block is handed the vectors of the table as the ranks add them up.
+TABLE = """
+model {
+  network = [embedding(width = 24), transformer_block(heads = 2), linear(256)]
+  loss    = cross_entropy(SETTING)
+}
+data {
+  source = stdlib(context = 12)
+  batch  = 8
+  validation = 0.1%
+}
+"""
 VIT = """
 model {
   network = vit(layers = 2, width = 16, heads = 4, patch = 2)
@@ -100,6 +112,7 @@ NETWORKS = {
     "gpt": GPT.replace("TIE", "false"),
     "tied": GPT.replace("TIE", "true"),
     "list": LIST,
+    "table": TABLE,
     "vit": VIT,
 }
 PLAIN = {
@@ -173,6 +186,7 @@ MORE: list[Choice] = [
     {"ranks": "4", "tensor": "2", "compile": "true", "network": "list", "recompute": "full"},
     {"ranks": "2", "tensor": "2", "compile": "true", "recompute": "selective"},
     {"ranks": "2", "tensor": "2", "compile": "true", "network": "mlp"},
+    {"ranks": "2", "tensor": "2", "compile": "true", "network": "table", "sequence": "false"},
 ]
 
 

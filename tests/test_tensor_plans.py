@@ -122,6 +122,9 @@ MORE = [
     ("own", (*FOUR, 'model.freeze=["blocks.0.*", "table*"]')),
     ("tied", (*FOUR, "parallelism.zero=1", "parallelism.microbatches=2")),
     ("llama", (*FOUR, "parallelism.zero=2", "memory.recompute=full")),
+    ("llama", (*TENSOR, "train.compile=true")),  # whose first block is handed what the table's ranks add up
+    ("own", (*ZERO_3, "train.compile=true", "memory.recompute=full")),
+    ("tied", (*ZERO_3, "train.compile=true", "parallelism.microbatches=2")),
     ("qwen3", (*FOUR, "parallelism.microbatches=2")),
     ("phi3", TENSOR),
 ]

@@ -13,7 +13,12 @@ import pytest
 from launcher import Launcher
 from made_programs import images, places, program
 
+from dslc.compiler.layout import lay_out
 from dslc.compiler.program import to_json
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.load import load
+from dslc.front import inspect
+from dslc.reference import shrunk
 from dslc.runtime.observe import Observation, Seen
 from dslc.verification import Rounding, Verdict, compare, compare_resumed
 
@@ -196,6 +201,18 @@ def test_a_narrow_copy_of_a_large_job(tmp_path: Path) -> None:
     assert "narrow copy: ranks 128 -> 4" in run.stdout
     assert "narrow copy: GPUs -> CPUs" in run.stdout
     assert "4 ranks, zero 3, bf16" in run.stdout
+
+
+def test_a_narrow_copy_has_something_for_each_rank_and_stage(tmp_path: Path) -> None:
+    large = LIBRARY.replace("layers = 2, width = 32, heads = 2", "layers = 32, width = 1024, heads = 16")
+    (tmp_path / "job.plt").write_text(large.replace("batch  = 10", "batch  = 64").replace("cpus = 2", "gpus = 64"))
+    loaded = load(str(tmp_path / "job.plt"), ["parallelism.tensor=8", "parallelism.pipeline=8"])
+    assert loaded.job is not None
+    layout, report = lay_out(loaded.job, Report()), Report()
+    assert layout is not None
+    narrow, _ = shrunk(loaded.job, layout, 0)
+    inspect(dataclasses.replace(loaded, job=narrow), report)
+    assert not report.errors
 
 
 def test_what_cannot_be_made_narrow_is_said(tmp_path: Path) -> None:

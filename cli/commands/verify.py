@@ -156,9 +156,7 @@ def _observed(program: JobProgram, steps: int, checkpoint: CheckpointStep | None
     )
 
 
-def _train(
-    ready: Ready, program: JobProgram, folder: str, what: str, *, quiet: bool = False
-) -> Observation | None:
+def _train(ready: Ready, program: JobProgram, folder: str, what: str, *, quiet: bool = False) -> Observation | None:
     """What its ranks wrote down; None where the training failed, which is said unless it is to be `quiet`."""
     from dslc.runtime.failure import describe
     from dslc.runtime.launch import launch
@@ -180,8 +178,10 @@ def _train(
 
 def _shown(ready: Ready) -> str:
     job = ready.compiled.analysis.job
-    ranks, parallelism = ready.program.world_size, job.parallelism
-    parts = [f"{ranks} rank{'s' if ranks > 1 else ''}", f"zero {parallelism.zero}"]
+    ranks, parallelism, sizes = ready.program.world_size, job.parallelism, ready.compiled.analysis.layout.sizes
+    parts = [f"{ranks} rank{'s' if ranks > 1 else ''}"]
+    parts += [f"{axis} {sizes[axis]}" for axis in ("pipeline", "tensor", "context") if sizes[axis] > 1]
+    parts.append(f"zero {parallelism.zero}")
     if parallelism.replicas > 1:
         parts.append(f"{parallelism.replicas} replicas")
     if ready.program.microbatches > 1:
