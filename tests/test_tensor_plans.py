@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from launcher import Launcher
-from trained import Trained, agree, load_what_traces, ready, train_job
+from trained import Trained, agree, load_what_traces, ready, train, train_job
 
 OWN = Path(__file__).parent / "own_transformer.py"
 PLAN = """[
@@ -66,6 +66,7 @@ log {
 NETWORKS = {
     "own": 'python("own_transformer:network")',
     "by hand": 'python("own_transformer:network", tie = false, by_hand = true)',
+    "plain": 'python("own_transformer:plain")',
     "llama": 'transformers("llama")',
     "tied": 'transformers("llama", tie_word_embeddings = true)',
     "qwen3": 'transformers("qwen3", head_dim = 8)',
@@ -143,6 +144,18 @@ def test_a_cut_network_trains_as_in_one_process(jobs: Jobs, name: str, settings:
 @pytest.mark.parametrize("name, settings", MORE, ids=_name)
 def test_and_in_more_ways(jobs: Jobs, name: str, settings: tuple[str, ...]) -> None:
     test_a_cut_network_trains_as_in_one_process(jobs, name, settings)
+
+
+def test_no_rank_makes_what_is_too_large_for_one(jobs: Jobs) -> None:
+    """Each module gives its parameters their numbers, of which a rank keeps its share."""
+    path = jobs.write("plain")
+    same = ("data.batch=2", "data.source=stdlib(context = 4)", "data.validation=0")
+    plan = 'parallelism.tensor_plan=["0: vocabulary", "1: column", "3: row", "4: gathered"]'
+    one = ready(path, *same)
+    cut = ready(path, *same, "devices.cpus=4", "parallelism.tensor=4", plan, "memory.limit=190 kB")
+    assert cut.program.model.reset and not one.program.model.reset
+    whole = train(jobs.launcher, path.parent / "one", one.program, one.places, model=cut.program.model)
+    agree(whole, train(jobs.launcher, path.parent / "cut", cut.program, cut.places))
 
 
 def test_a_plan_of_the_library_is_carried_out(jobs: Jobs) -> None:
