@@ -31,10 +31,10 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import torch  # noqa: F401  (once, instead of by each child that traces a module)
 from jobs_drawn import Drawn, lay_out
 from launcher import Launcher
 from safetensors.numpy import load_file
+from trained import load_what_traces
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
@@ -48,6 +48,7 @@ PRELOADED = (
     "torch.distributed.optim",
     "torch.distributed.pipelining.schedules",
     "torch.distributed.tensor.parallel",
+    "transformers",
 )
 BY_NATURE = ("W0606", "W0607", "W0608", "W0609")
 
@@ -129,6 +130,7 @@ class Trainer:
     """Takes jobs one after another. To be closed."""
 
     def __init__(self, folder: Path) -> None:
+        load_what_traces()
         self._folder, self._launcher = folder, Launcher(*PRELOADED)
         lay_out(folder)
 
