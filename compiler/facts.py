@@ -145,7 +145,7 @@ class ModelFacts:
     noise: bool  # dropout and its like
     unused: tuple[str, ...]  # parameters that the output does not depend on
     dtypes: tuple[tuple[str, str], ...] = ()  # of the parameters that are not float32
-    without_reset: tuple[str, ...] = ()  # modules with parameters of their own and no `reset_parameters`
+    without_reset: tuple[str, ...] = ()  # modules with tensors of their own and no `reset_parameters`
     vocab: int | None = None  # the input's numbers are looked up in tables of so many rows
     seams: tuple[SeamFacts, ...] = ()  # before each layer but the first, where the job has a pipeline
     uncut: tuple[str, str] | None = None  # why the forward pass cannot be cut at all, and at which line

@@ -58,7 +58,8 @@ def made_by_parts(job: JobSpec, layout: Layout, facts: ModelFacts, memory: int |
     """
     limit = min((m for m in (job.memory.limit, layout.hardware.memory, memory) if m is not None), default=None)
     whole = 4 * sum(prod(shape) for _, shape, _ in facts.parameters)
-    if limit is None or whole <= limit or sharding_of(job, layout).shards == 1:
+    parts = sharding_of(job, layout).shards * layout.sizes["tensor"]
+    if limit is None or whole <= limit or parts == 1:
         return False
     span = _span(job.model)
     if facts.without_reset:

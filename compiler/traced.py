@@ -94,7 +94,8 @@ def trace_model(
         without_reset=tuple(
             path
             for path, module in model.named_modules()
-            if any(p is not None for p in module._parameters.values()) and not hasattr(module, "reset_parameters")
+            if any(tensor is not None for tensor in (*module._parameters.values(), *module._buffers.values()))
+            and not hasattr(module, "reset_parameters")
         ),
         vocab=first.vocab,
     )

@@ -220,7 +220,8 @@ def _by_reset(module: nn.Module, names: dict[str, str], step: ModelStep) -> dict
     """What `reset_parameters` makes of the module's own tensors, on the CPU; the module is left as it was."""
     name = next(iter(names.values())).rpartition(".")[0]
     reset: Callable[[], None] = module.reset_parameters  # type: ignore[assignment]
-    kept = {attribute: getattr(module, attribute) for attribute in names}
+    own = (*module._parameters.items(), *module._buffers.items())
+    kept = {attribute: tensor for attribute, tensor in own if tensor is not None}  # all: they are drawn in one stream
     for attribute, old in kept.items():
         empty = _unset(old)
         setattr(module, attribute, nn.Parameter(empty) if isinstance(old, nn.Parameter) else empty)
@@ -230,6 +231,7 @@ def _by_reset(module: nn.Module, names: dict[str, str], step: ModelStep) -> dict
     made = {attribute: getattr(module, attribute).detach() for attribute in names}
     for attribute, old in kept.items():
         setattr(module, attribute, old)
+    for attribute in names:
         if _is_unset(made[attribute]):
             raise ModelError(f"{where(step)}`reset_parameters` of `{name}` leaves `{attribute}` without a value")
     return made

@@ -21,6 +21,7 @@ micro-batch. `_PipelineScheduleRuntime` is a private name of torch's (2.13).
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -178,6 +179,15 @@ def _hold(part: Part, made: Blank, spots: dict[str, list[Spot]], inside: set[int
         part.places[held] = (part.holder, place)
         # First, as it is what an engine knows of.
         spots.setdefault(names[id(tensor)], []).insert(0, part.places[held])
+        if made.step.reset:
+            spots[names[id(tensor)]].append((_alone(owner), held.name))  # which can make its numbers
+
+
+def _alone(module: nn.Module) -> nn.Module:
+    """`module` as it is now, to which it no longer matters what is taken out of it."""
+    made = copy.copy(module)
+    made._parameters, made._buffers = dict(module._parameters), dict(module._buffers)
+    return made
 
 
 def _holders(step: PipelineStep, model: nn.Module, spots: Sequence[Spot]) -> tuple[int, ...]:

@@ -9,70 +9,26 @@ that the jobs name; the jobs are to be written beside them.
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from own_networks_drawn import OWN, draw_plan, families
+
+# How often there are images, signals, vectors and tokens. What an axis divides are transformers, more or less always.
+KINDS = {"context": (1, 0, 0, 20), "tensor": (2, 0, 4, 16), "pipeline": (3, 1, 3, 8), "": (4, 2, 3, 5)}
 
 Blocks = dict[str, dict[str, str]]
 Shape = tuple[int, ...]
 Part = tuple[list[str], Shape, str]  # layers, the shape that comes out, what it is a shape of
 
-OWN = '''
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset
-
-
-def network(inputs=6, width=8, outputs=3):
-    return nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(),
-                         nn.Linear(width, outputs))
-
-
-class Blocks(nn.Module):
-    """A module that is no sequence, with a parameter of its own, a buffer and a tied weight."""
-
-    def __init__(self, inputs, width, outputs):
-        super().__init__()
-        self.into = nn.Linear(inputs, width)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width)) for _ in range(2))
-        self.blocks[1][1].weight = self.blocks[0][1].weight
-        self.scale = nn.Parameter(torch.ones(1))
-        self.register_buffer("seen", torch.zeros(width))
-        self.out = nn.Linear(width, outputs)
-
-    def forward(self, x):
-        x = self.into(x)
-        for block in self.blocks:
-            x = x + self.scale * torch.tanh(block(x)) + self.seen
-        return self.out(x)
-
-
-def blocks(inputs=6, width=8, outputs=3):
-    return Blocks(inputs, width, outputs)
-
-
-def classified(output, target):
-    return nn.functional.cross_entropy(output.float(), target, reduction="none")
-
-
-def measured(output, target, power=2):
-    return (output.float() - target).abs().pow(power).flatten(1).mean(1)
-
-
-def data():
-    """Six numbers and a class; a pair is (train, validation)."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(61, 6, generator=generator)
-    y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
-    return TensorDataset(x[:50], y[:50]), TensorDataset(x[50:], y[50:])
-'''
-
 
 def lay_out(folder: Path) -> None:
     """The files that the jobs name."""
     (folder / "own.py").write_text(OWN)
+    shutil.copy(Path(__file__).parent / "own_transformer.py", folder)
     (folder / "corpus.txt").write_text("".join(f"{n} bottles on the wall, " for n in range(99)))
     numbers = np.random.default_rng(0)
     numbers.integers(0, 50, 3000).astype("<u2").tofile(folder / "corpus.bin")
@@ -123,7 +79,8 @@ class _Task:
 class _Drawing:
     def __init__(self, rng: random.Random, compile: float) -> None:
         self.rng, self.compile = rng, compile
-        self.split: set[str] = set()  # the axes that divide a layer
+        self.axes: set[str] = set()
+        self.plan: str = ""  # `tensor_plan`
 
     def one(self, *choices: str) -> str:
         return self.rng.choice(choices)
@@ -136,11 +93,14 @@ class _Drawing:
 
     def blocks(self) -> Blocks:
         devices, parallelism, ranks = self.parallelism()
-        self.split = {"tensor", "context"} & {*parallelism}
+        self.axes = {"pipeline", "tensor", "context"} & {*parallelism}
         task = self.task()
         data = self.data(task, ranks, int(parallelism.get("microbatches", "1")))
+        model = self.model(task)
+        if self.plan:
+            parallelism["tensor_plan"] = self.plan
         return {
-            "model": self.model(task),
+            "model": model,
             "data": data,
             "devices": devices,
             "parallelism": parallelism,
@@ -156,9 +116,8 @@ class _Drawing:
 
     def task(self) -> _Task:
         rng = self.rng
-        # What a tensor or context axis divides are transformers, nearly always.
-        weights = (1, 0, 0, 20) if self.split else (4, 2, 3, 5)
-        kind = rng.choices(("image", "signal", "vector", "tokens"), weights)[0]
+        axis = next((axis for axis in KINDS if axis in self.axes), "")
+        kind = rng.choices(("image", "signal", "vector", "tokens"), KINDS[axis])[0]
         if kind == "tokens":
             length, vocab = rng.choice((4, 6, 8)), rng.choice((11, 16, 50))
             samples = rng.choice((40, 61, 200))
@@ -240,7 +199,17 @@ class _Drawing:
 
     def network(self, task: _Task) -> str:
         library = self.library(task)
-        return self.rng.choice(library) if library and self.chance(0.8 if self.split else 0.45) else self.layers(task)
+        split = bool({"tensor", "context"} & self.axes)
+        if self.chance(0.12 if not self.axes or "context" in self.axes else 0.5):
+            return self.function(task)
+        return self.rng.choice(library) if library and self.chance(0.8 if split else 0.4) else self.layers(task)
+
+    def function(self, task: _Task) -> str:
+        """A network that a function makes."""
+        family = self.rng.choice(families(self.rng, task.shape, task.output, tokens=task.kind == "tokens"))
+        if "tensor" in self.axes or self.chance(0.02):
+            self.plan = draw_plan(self.rng, family.groups)
+        return family.call
 
     def library(self, task: _Task) -> list[str]:
         rng, flag = self.rng, self.one("true", "false")
@@ -252,9 +221,6 @@ class _Drawing:
             return [
                 f"gpt(layers = {rng.randint(1, 4)}, width = {width}, heads = {heads}, context = {length}, "
                 f"tie = {flag}{more})"
-            ] * 6 + [
-                'transformers("gpt2", n_layer = 2, n_embd = 16, n_head = 2, n_positions = 32, resid_pdrop = 0.0, '
-                f"embd_pdrop = 0.0, attn_pdrop = 0.0, vocab_size = {count})"
             ]
         classes = f", classes = {count}" if not task.classes or self.chance(0.3) else ""
         made = [f"mlp(widths = {self.rng.choice(([8], [8, 6], [], [5, 5, 5]))}, activation = tanh{classes})"] * 2
@@ -263,9 +229,6 @@ class _Drawing:
             made += [f"vit(patch = {rng.choice((1, 2, 2, 3))}, layers = {rng.randint(1, 3)}, width = {width}, "
                      f"heads = {heads}{classes})"] * 2  # fmt: skip
             made += [f"resnet(width = 4, stem = small{classes})"] * self.chance(0.2)
-        if task.kind == "vector":
-            arguments = f"inputs = {task.shape[0]}, outputs = {count}"
-            made += [f'python("own:network", {arguments})', f'python("own:blocks", width = 6, {arguments})']
         return made
 
     def layers(self, task: _Task) -> str:
@@ -407,7 +370,7 @@ class _Drawing:
             devices["nodes"] = self.one("2", "1..2")
         body: dict[str, str] = {}
         data = world
-        if world in (2, 4) and self.chance(0.3):
+        if world in (2, 4) and self.chance(0.45):
             for axis in rng.sample(("pipeline", "tensor", "context"), 2 if world == 4 else 1):
                 if data > 1 and self.chance(0.75):
                     body[axis] = "2"

@@ -31,10 +31,10 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import torch  # noqa: F401  (once, instead of by each child that traces a module)
 from jobs_drawn import Drawn, lay_out
 from launcher import PRELOADED, Launcher
 from safetensors.numpy import load_file
+from trained import load_what_traces
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
@@ -122,7 +122,8 @@ class Trainer:
     """Takes jobs one after another. To be closed."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._launcher = folder, Launcher(*PRELOADED)
+        load_what_traces()
+        self._folder, self._launcher = folder, Launcher("transformers", *PRELOADED)
         lay_out(folder)
 
     def close(self) -> None:
@@ -200,7 +201,7 @@ class Trainer:
             return self._launcher.launch(ready.program, ready.places, folder)
         except EOFError:
             assert over.is_set(), "the launcher ended by itself"
-            self._launcher = Launcher(*PRELOADED)
+            self._launcher = Launcher("transformers", *PRELOADED)
             raise Fault("hung", f"no end within {LIMIT:g} s\n{_logs(folder)}") from None
         finally:
             timer.cancel()

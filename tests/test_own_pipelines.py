@@ -7,6 +7,7 @@ decoders, whose masks and tables of positions each stage computes for itself.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -60,6 +61,25 @@ def skips(width=24):
     return Skips(width)
 
 
+class Shifted(nn.Module):
+    """Both stages need its buffer, which is drawn after its parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(*ends) for ends in ((64, 24), (24, 24), (24, 24), (24, 10))])
+        self.gain = nn.Parameter(torch.empty(24))
+        self.register_buffer("shift", torch.empty(24))
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        nn.init.uniform_(self.gain)
+        nn.init.uniform_(self.shift)
+
+    def forward(self, x):
+        x = self.layers[0](x.flatten(1)) * self.gain + self.shift
+        return self.layers[3](self.layers[2](self.layers[1](x).tanh()).tanh() + self.shift)
+
+
 class Block(nn.Module):
     def __init__(self, width):
         super().__init__()
@@ -106,6 +126,7 @@ GPT2 = (
 NETWORKS = {
     "sequence": ('python("mine:sequence")', "digits()", 0.01),
     "skips": ('python("mine:skips")', "digits()", 0.1),
+    "shifted": ('python("mine:Shifted")', "digits()", 0.1),
     "decoder": ('python("mine:decoder")', "stdlib(context = 16)", 0.1),
     "gpt2": (GPT2, "stdlib(context = 16)", 0.1),
     "llama": ('transformers("tiny")', "stdlib(context = 16)", 0.1),
@@ -212,6 +233,18 @@ def test_compiled_stages(name: str, trained: Run) -> None:
 def test_a_frozen_table_and_blocks(trained: Run) -> None:
     same = ('model.freeze=["table*", "position", "blocks.0.*"]', "train.steps=4", "train.no_decay=none")
     agree(trained("decoder", *same), trained("decoder", *staged("zbv", 2, 1, 2), *same))
+
+
+def test_modules_of_a_stage_make_their_own_numbers(
+    tmp_path: Path, job: Callable[[str], Path], launcher: Launcher
+) -> None:
+    """Those that they would make in one process, also where the module itself is of another stage."""
+    runs = []
+    for name, plan in (("one", ()), ("two", staged("1f1b", 2, 1, 2))):
+        made = ready(job("shifted"), *plan)
+        model = dataclasses.replace(made.program.model, reset=True)
+        runs.append(train(launcher, tmp_path / name, made.program, made.places, model=model))
+    agree(*runs)
 
 
 CHAIN = [

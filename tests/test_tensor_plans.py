@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from launcher import PRELOADED, Launcher
 from tiny_llama import write_llama
-from trained import Trained, agree, load_what_traces, ready, train_job
+from trained import Trained, agree, load_what_traces, ready, train, train_job
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
@@ -63,6 +63,7 @@ NETWORKS = {
     "own": 'python("own_transformer:network")',
     "flat": 'python("own_transformer:flat")',
     "by hand": 'python("own_transformer:network", tie = false, by_hand = true)',
+    "plain": 'python("own_transformer:plain")',
     "llama": 'transformers("llama")',
     "tied": 'transformers("llama", tie_word_embeddings = true)',
     "qwen3": 'transformers("qwen3", head_dim = 8)',
@@ -231,6 +232,18 @@ def test_a_step_exchanges_what_was_planned(jobs: Jobs, name: str, settings: tupl
 @pytest.mark.parametrize("name, settings", EXCHANGED[1:], ids=_name)
 def test_and_with_more_of_each(jobs: Jobs, name: str, settings: tuple[str, ...], tmp_path: Path) -> None:
     test_a_step_exchanges_what_was_planned(jobs, name, settings, tmp_path)
+
+
+def test_no_rank_makes_what_is_too_large_for_one(jobs: Jobs) -> None:
+    """Each module gives its parameters their numbers, of which a rank keeps its share."""
+    path = jobs.write("plain")
+    same = ("data.batch=2", "data.source=stdlib(context = 4)", "data.validation=0")
+    plan = 'parallelism.tensor_plan=["0: vocabulary", "1: column", "3: row", "4: gathered"]'
+    one = ready(path, *same)
+    cut = ready(path, *same, "devices.cpus=4", "parallelism.tensor=4", plan, "memory.limit=190 kB")
+    assert cut.program.model.reset and not one.program.model.reset
+    whole = train(jobs.launcher, path.parent / "one", one.program, one.places, model=cut.program.model)
+    agree(whole, train(jobs.launcher, path.parent / "cut", cut.program, cut.places))
 
 
 def test_a_plan_of_the_library_is_carried_out(jobs: Jobs) -> None:

@@ -123,6 +123,8 @@ def test_one_too_large_to_be_made_whole_is_made_by_parts() -> None:
     assert reset(FACTS, memory=MemorySpec(limit=whole - 1)) == (True, ["W0701"])
     # Every rank holds it whole anyway: the limit itself is the matter.
     assert reset(FACTS, memory=MemorySpec(limit=whole - 1), parallelism=ParallelismSpec()) == (False, [])
+    cut = ParallelismSpec(tensor=2, tensor_plan=("table: vocabulary",))
+    assert reset(FACTS, memory=MemorySpec(limit=whole - 1), parallelism=cut) == (True, ["W0701"])
     stuck = replace(FACTS, without_reset=("blocks.0", "blocks.1"))
     assert reset(stuck, memory=MemorySpec(limit=whole - 1)) == (True, ["E0804"])
 

@@ -267,6 +267,14 @@ def test_modules_that_cannot_make_their_parameters_again_are_named() -> None:
     facts = trace_model(Language, TOKENS)
     assert facts.without_reset == ("",)  # for `position`
 
+    def masked() -> nn.Module:
+        inner = nn.Linear(4, 4)
+        made = Wrapper(inner)
+        made.register_buffer("mask", torch.ones(4))
+        return made
+
+    assert trace_model(masked, fact(4)).without_reset == ("",)  # for `mask`
+
 
 class Reads(Wrapper):
     def forward(self, x: Tensor) -> Tensor:
