@@ -27,7 +27,7 @@ from dslc.compiler.plan import (
     TrainingNode,
 )
 from dslc.compiler.sharding import offloaded
-from dslc.compiler.stages import equal_counts
+from dslc.compiler.stages import equal_counts, unsendable
 from dslc.dsl.registry import BLOCKS, Node, Quantity, Range, fields
 
 
@@ -222,12 +222,13 @@ def _schedule(analysis: Analysis) -> ScheduleNode | None:
     schedule, model = pipeline.schedule, analysis.model
     assert model is not None, "a pipeline has stages"
     equal = equal_counts(len(model.layers), len(pipeline.stages))
+    possible = not any(unsendable(model, stage[-1]) for stage in equal[:-1])
     return ScheduleNode(
         name=schedule.name,
         virtual_stages=schedule.virtual_stages,
         bubble=pipeline.bubble,
         rows=tuple(" ".join(str(action) if action else "-" for action in row) for row in schedule.rows),
-        equal_bubble=played(model, equal, schedule).bubble,
+        equal_bubble=played(model, equal, schedule).bubble if possible else None,
     )
 
 

@@ -359,11 +359,11 @@ def _balance(plan: Plan, schedule: ScheduleNode) -> list[str]:
     equal = equal_counts(len(work), len(cut))
     if cut == equal:
         return [f"slowest stage: {slowest(cut)}; all have equal numbers of layers"]
-    other = f"equal numbers of layers: {slowest(equal)}"
-    if schedule.equal_bubble is not None:
-        longer = (1 - schedule.bubble) / (1 - schedule.equal_bubble)
-        other += f", bubble {percent_text(schedule.equal_bubble)}, {longer:.2f} x the time"
-    return [f"slowest stage: {slowest(cut)}", other]
+    if schedule.equal_bubble is None:
+        return [f"slowest stage: {slowest(cut)}; equal numbers of layers cannot be had"]
+    longer = (1 - schedule.bubble) / (1 - schedule.equal_bubble)
+    other = f"bubble {percent_text(schedule.equal_bubble)}, {longer:.2f} x the time"
+    return [f"slowest stage: {slowest(cut)}", f"equal numbers of layers: {slowest(equal)}, {other}"]
 
 
 def _row_text(row: str, most: int = 14) -> str:

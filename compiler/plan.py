@@ -106,7 +106,7 @@ class DataNode:
 class ScheduleNode:
     """The table of a pipeline: a row for each pipeline coordinate, `2F0` being stage 2's forward of micro-batch 0.
 
-    `equal_bubble` is what the bubble would be with equal numbers of layers in the stages.
+    `equal_bubble` is what the bubble would be with equal numbers of layers in the stages, where they can be cut so.
     """
 
     name: str

@@ -10,7 +10,7 @@ from dslc.compiler.model import LayerNode, ModelGraph
 from dslc.compiler.rules_axes import own_network
 from dslc.compiler.schedules import SPLITS_BACKWARD, ScheduleTable, accepted_microbatches, demands
 from dslc.compiler.sharding import offloaded, trained
-from dslc.compiler.stages import unsendable
+from dslc.compiler.stages import holders, unsendable
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec
 
@@ -157,11 +157,8 @@ def check_stages(
                 help=_places(model),
             )
     if "optimizer" in (moved := offloaded(job, layout)) and "parameters" not in moved:
-        holders: dict[str, set[int]] = {}
-        for stage, rank in zip(stages, schedule.placement, strict=True):
-            for parameter in (q for n in stage for q in model.layers[n].parameters):
-                holders.setdefault(parameter.tied_to or parameter.name, set()).add(rank)
-        for name in [name for name, ranks in holders.items() if len(ranks) > 1 and name in names][:1]:
+        who = holders(model, stages, schedule)
+        for name in [name for name in who if len(who[name]) > 1 and name in names][:1]:
             report.add(
                 "E0716",
                 f"the optimizer cannot be moved alone with `{name}`, whose gradient two stages add up",

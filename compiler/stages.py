@@ -102,6 +102,15 @@ def unsendable(model: ModelGraph, last: int) -> str:
     return "" if model.layers[last].output.dtype == "float32" else "what it sends are tokens, which have no gradient"
 
 
+def holders(model: ModelGraph, stages: Sequence[range], schedule: ScheduleTable) -> dict[str, set[int]]:
+    """The pipeline coordinates that have each parameter, by the name that a tied weight has first."""
+    found: dict[str, set[int]] = {}
+    for stage, rank in zip(stages, schedule.placement, strict=True):
+        for q in (q for n in stage for q in model.layers[n].parameters):
+            found.setdefault(q.tied_to or q.name, set()).add(rank)
+    return found
+
+
 # -------------------------------------------------------------------------------------------------------- balanced
 
 

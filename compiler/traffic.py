@@ -35,6 +35,8 @@ from dslc.compiler.sharding import (
     BUCKET_BYTES,
     Sharding,
     Unit,
+    low_copy,
+    low_dtype,
     low_precision,
     optimizer_groups,
     recomputed,
@@ -44,7 +46,7 @@ from dslc.compiler.sharding import (
     with_copies,
     zero1_partition,
 )
-from dslc.compiler.stages import sent
+from dslc.compiler.stages import holders, sent
 from dslc.compiler.tensor_plan import TensorPlan, shape_on_a_rank
 from dslc.compiler.tensor_traffic import Exchanged, TensorTraffic
 from dslc.compiler.workload import Workload
@@ -96,17 +98,6 @@ class Coordinate:
     @property
     def layers(self) -> list[LayerNode]:
         return [layer for stage in self.held for layer in stage]
-
-    @property
-    def low(self) -> str:
-        """The dtype of what is computed in 16 bits."""
-        if not low_precision(self.job):
-            return "float32"
-        return "bfloat16" if self.job.train.precision.word == "bf16" else "float16"
-
-    @property
-    def half(self) -> bool:
-        return low_precision(self.job) and getattr(self.job.train.precision, "level", "O1") == "O2"
 
 
 def place_of(
@@ -299,7 +290,7 @@ def _statistics(place: Coordinate) -> list[int]:
 def _fsdp(place: Coordinate) -> Iterator[TrafficNode]:
     sharding, names, microbatches = place.sharding, place.names, place.layout.microbatches
     shards = sharding.shards
-    kept = 2 if place.half else 4
+    kept = 2 if low_copy(place.job) else 4
     gathered: list[int] = []
     scattered: list[int] = []
     for stage, units_ in _units(place):
@@ -315,7 +306,7 @@ def _fsdp(place: Coordinate) -> Iterator[TrafficNode]:
         trains = [4 * sum(_padded(q, place) for q in unit.parameters if q.name in names) for unit in units_]
         scattered += [size for size in trains if size]
     if shards > 1:
-        dtype = place.low if place.half else "float32"
+        dtype = low_dtype(place.job) if low_copy(place.job) else "float32"
         yield _data("all_gather", "parameters", [size for size in gathered if size], dtype)
         yield _data("reduce_scatter", "gradients", scattered * (1 if sharding.accumulate else microbatches))
     if sharding.replicas > 1:
@@ -410,7 +401,7 @@ def _over_context(place: Coordinate) -> Iterator[TrafficNode]:
     layout = place.layout
     blocks = [layer for layer in place.layers if layer.kind in ("transformer_block", "attention")]
     again = set(recomputed(place.job, place.model))  # whose forward pass gathers once more
-    low = place.low
+    low = low_dtype(place.job)
     size = 2 * DTYPE_BYTES[low] * place.workload.microbatch
     scattered = [size * b.output.numbers // layout.sizes["tensor"] for b in blocks]
     often = [1 + (b.name in again) for b in blocks]
@@ -448,16 +439,13 @@ def _between_stages(place: Coordinate) -> Iterator[TrafficNode]:
 def _shared(place: Coordinate) -> Iterator[TrafficNode]:
     """Gradients of weights that another coordinate has too: each that has one gets those of the others."""
     assert place.schedule is not None
-    holders: dict[str, set[int]] = {}
-    for stage, rank in zip(place.stages, place.schedule.placement, strict=True):
-        for q in (q for n in stage for q in place.model.layers[n].parameters):
-            holders.setdefault(q.tied_to or q.name, set()).add(rank)
+    who = holders(place.model, place.stages, place.schedule)
     sizes = [
         4 * _padded(q, place) // place.sharding.shards
         for layer in place.layers
         for q in layer.parameters
         if q.tied_to is None and q.name in place.names
-        for _ in range(len(holders[q.name]) - 1)
+        for _ in range(len(who[q.name]) - 1)
     ]
     for operation in ("send", "receive"):
         yield TrafficNode(

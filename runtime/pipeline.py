@@ -14,8 +14,8 @@ to whose stage it belongs by that name owns it (`Pipeline.owns`): the others lea
 Contract: shapes and dtypes of what stages send are fixed by the program; torch infers nothing, which would need a
 forward pass that batch statistics see. Losses are the caller's, scaled; nothing is divided by the micro-batches.
 
-Limits: under `fully_shard` the gradients of a stage stay whole until its last
-micro-batch. `_PipelineScheduleRuntime` is a private name of torch's (2.13).
+Limits: under `fully_shard` the gradients of a stage stay whole until its last micro-batch. `_PipelineScheduleRuntime`
+is a private name of torch's (2.13).
 """
 
 from __future__ import annotations
