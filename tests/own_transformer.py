@@ -86,8 +86,8 @@ class Flat(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         batch, length = tokens.shape
         x = self.table(tokens)
-        gate = self.split(self.gate(x).view(batch, length, -1, self.size)).view(batch, length, -1)
-        y = self.down(F.silu(gate) * self.up(x))
+        gate = self.split(self.gate(x).view(batch, length, -1, self.size))
+        y = self.down((F.silu(gate) * self.up(x).view(gate.shape)).flatten(2))
         return self.head(x + self.norm(y))
 
 

@@ -110,11 +110,17 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     made.launcher.close()
 
 
+def staged(schedule: str, microbatches: int, *settings: str) -> tuple[str, ...]:
+    axes = (*FOUR, "parallelism.pipeline=2", f"parallelism.microbatches={microbatches}")
+    return (*axes, f"parallelism.schedule={schedule}", *settings)
+
+
 TRAINED = [
     ("own", TENSOR),
     ("llama", TENSOR),
     ("own", (*ZERO_3, "memory.recompute=full", "parallelism.microbatches=2")),
     ("llama", ZERO_3),
+    ("own", staged("zero_bubble", 2)),
 ]
 MORE = [
     ("by hand", (*ZERO_3, "memory.recompute=selective")),
@@ -129,11 +135,6 @@ MORE = [
     ("qwen3", (*FOUR, "parallelism.microbatches=2")),
     ("phi3", TENSOR),
 ]
-
-
-def staged(schedule: str, microbatches: int, *settings: str) -> tuple[str, ...]:
-    axes = (*FOUR, "parallelism.pipeline=2", f"parallelism.microbatches={microbatches}")
-    return (*axes, f"parallelism.schedule={schedule}", *settings)
 
 
 EIGHT = ("devices.cpus=8", "parallelism.data=2")
@@ -151,9 +152,9 @@ STAGED = [
     ("tied", staged("1f1b", 2, *EIGHT, "parallelism.zero=2")),
     ("qwen3", staged("looped_bfs", 4)),
     ("gpt2", staged("zero_bubble", 2)),
-    ("flat", staged("1f1b", 2, "parallelism.stages=[3, 4]")),
-    ("flat", staged("zero_bubble", 2, "parallelism.stages=[5, 2]")),
-    ("flat", staged("zbv", 4, "parallelism.stages=[2, 2, 1, 2]")),
+    ("flat", staged("1f1b", 2, "parallelism.stages=[4, 4]")),
+    ("flat", staged("zero_bubble", 2, "parallelism.stages=[6, 2]")),
+    ("flat", staged("zbv", 4, "parallelism.stages=[3, 2, 1, 2]")),
 ]
 
 
@@ -186,10 +187,11 @@ def test_beside_a_pipeline_in_16_bits(jobs: Jobs, precision: str) -> None:
     agree(jobs.plain("own", *same), jobs.train("own", *plan, *same), losses=2e-2, weights=None)
 
 
+@pytest.mark.long
 def test_stages_of_shares_go_on_in_one_process(jobs: Jobs, tmp_path: Path) -> None:
     """What crosses a cut is a share of the features on each rank, and beside it the whole."""
     kept = (f'checkpoint.dir="{tmp_path}"', "checkpoint.every=4 steps")
-    plan = staged("zbv", 4, "parallelism.stages=[2, 2, 1, 2]", "train.steps=4")
+    plan = staged("zbv", 4, "parallelism.stages=[3, 2, 1, 2]", "train.steps=4")
     begun = jobs.train("flat", *plan, *kept)
     goes_on = train_job(jobs.launcher, jobs.write("flat"), *kept, "checkpoint.resume=auto")
     whole = jobs.plain("flat")
@@ -207,8 +209,8 @@ EXCHANGED = [
             ("own", "zbv", 4, ("train.precision=bf16", "memory.recompute=full")),
             ("own", "gpipe", 2, (*EIGHT, "parallelism.zero=3")),
             ("llama", "interleaved_1f1b", 4, ("train.precision=fp16(level = O2)",)),
-            ("flat", "1f1b", 2, ("parallelism.stages=[3, 4]",)),
-            ("flat", "zbv", 4, ("parallelism.stages=[2, 2, 1, 2]",)),
+            ("flat", "1f1b", 2, ("parallelism.stages=[4, 4]",)),
+            ("flat", "zbv", 4, ("parallelism.stages=[3, 2, 1, 2]",)),
         )
     ),
 ]
