@@ -171,14 +171,13 @@ def families(rng: random.Random, shape: tuple[int, ...], output: tuple[int, ...]
             ),
         ]
     layers, vocab = rng.randint(1, 4), output[-1]
-    ends = (
-        (("table: vocabulary", "head: gathered"),) if flag == "true" else (("table: vocabulary",), ("head: gathered",))
-    )
+    table, head = "table: vocabulary", "head: gathered"
+    groups: tuple[Plan, ...] = ((table, head),) if flag == "true" else ((table,), (head,))
     heads = rng.choice((2, 2, 4, 1))
     return [
         Family(
             call=f'python("own:decoder", vocab = {vocab}, width = {width}, blocks = {layers}, tie = {flag})',
-            groups=(("blocks.*.up: column", "blocks.*.down: row"), ("blocks.*.mix: gathered",), *ends),
+            groups=(("blocks.*.up: column", "blocks.*.down: row"), ("blocks.*.mix: gathered",), *groups),
         ),
         Family(
             call=f'python("own_transformer:network", vocab = {vocab}, width = {4 * heads}, heads = {heads}, '
@@ -186,7 +185,7 @@ def families(rng: random.Random, shape: tuple[int, ...], output: tuple[int, ...]
             groups=(
                 ("blocks.*.attention.[qkv]: column", "blocks.*.attention.norm: summed", "blocks.*.attention.out: row"),
                 ("blocks.*.up: column", "blocks.*.gate: column", "blocks.*.down: row"),
-                *ends,
+                *groups,
             ),
         ),
         Family(

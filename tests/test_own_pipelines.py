@@ -244,7 +244,7 @@ def test_modules_of_a_stage_make_their_own_numbers(
         made = ready(job("shifted"), *plan)
         model = dataclasses.replace(made.program.model, reset=True)
         runs.append(train(launcher, tmp_path / name, made.program, made.places, model=model))
-    agree(*runs)
+    agree(runs[0], runs[1])
 
 
 CHAIN = [

@@ -354,7 +354,7 @@ def test_entries_on_one_line_are_all_read() -> None:
     document, report = read(text)
     assert [(d.code, d.span and d.span.start) for d in report] == [("E0017", 37), ("E0017", 71)]
     assert document is not None and document.complete
-    assert [len(statement.entries) for statement in document.statements] == [2, 3]
+    assert [len(block.entries) for block in document.statements if isinstance(block, tree.Block)] == [2, 3]
 
 
 # ------------------------------------------------------------------------------------------------- lark, the cache
