@@ -109,7 +109,7 @@ class Trainer:
         job = self._folder / "made.plt"
         job.write_text(_text(choice))
         made = ready(job)
-        program = json.dumps(to_json(made.program))
+        program = json.dumps(to_json(made.program) | {"plan_hash": ""})
         if program not in self.trained:
             folder = self._folder / str(len(self.trained))
             self.trained[program] = train(self._launcher, folder, made.program, made.places)
