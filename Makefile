@@ -49,6 +49,7 @@ test: lint types ## ruff, mypy and the tests; a part with PYTEST_ARGS=…
 
 lint: $(STAMP) ## ruff alone
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 # mypy knows neither package-dir nor the editable install, so it is given the package as a folder of links; the paths
 # it reports are turned back into those of the checkout.

@@ -110,4 +110,3 @@ def metrics(made: Ready) -> dict[str, float]:
     with launched(made) as folder, open(os.path.join(folder, EVALUATION), encoding="utf-8") as file:
         found: dict[str, float] = json.load(file)
     return found
-

@@ -21,30 +21,34 @@ def check_checkpoints(job: JobSpec, report: Report) -> None:
     if checkpoint.resume is None and checkpoint.dir is not None and checkpoint.every is not None:
         there = _checkpoints_in(checkpoint.dir)
         if there:
-            report.extend([
-                Diagnostic(
-                    code="E0811",
-                    message=f"{checkpoint.dir} holds checkpoints already",
-                    span=checkpoint.at("dir"),
-                    label=f"the newest is {there[-1]}",
-                    help="`resume = auto` goes on from them; else name another folder, or remove them",
-                    severity="warning",
-                    blocks_run=True,
-                )
-            ])
+            report.extend(
+                [
+                    Diagnostic(
+                        code="E0811",
+                        message=f"{checkpoint.dir} holds checkpoints already",
+                        span=checkpoint.at("dir"),
+                        label=f"the newest is {there[-1]}",
+                        help="`resume = auto` goes on from them; else name another folder, or remove them",
+                        severity="warning",
+                        blocks_run=True,
+                    )
+                ]
+            )
     if checkpoint.resume not in (None, "auto"):
         missing = _missing(checkpoint.resume)
         if missing:
-            report.extend([
-                Diagnostic(
-                    code="E0812",
-                    message=f"there is no checkpoint to go on from: {missing}",
-                    span=checkpoint.at("resume"),
-                    help="a checkpoint (`step-00000050`), a folder that holds some, or `auto`",
-                    severity="warning",
-                    blocks_run=True,
-                )
-            ])
+            report.extend(
+                [
+                    Diagnostic(
+                        code="E0812",
+                        message=f"there is no checkpoint to go on from: {missing}",
+                        span=checkpoint.at("resume"),
+                        help="a checkpoint (`step-00000050`), a folder that holds some, or `auto`",
+                        severity="warning",
+                        blocks_run=True,
+                    )
+                ]
+            )
 
 
 def _missing(path: str) -> str:

@@ -17,9 +17,7 @@ from dslc.dsl.suggest import ARGUMENTS, RESERVED, for_field, listed, near, words
 EXTRA = "arguments"  # the field of an open call that keeps its further arguments
 
 
-def call(
-    ev: Evaluator, expr: tree.Expr, kind: CallOf, path: str, overrides: Mapping[str, Setting]
-) -> Call | Bad:
+def call(ev: Evaluator, expr: tree.Expr, kind: CallOf, path: str, overrides: Mapping[str, Setting]) -> Call | Bad:
     """The call, with the arguments that later layers set in it."""
     written: Sequence[tree.Argument] = ()
     match expr:
@@ -38,9 +36,7 @@ def call(
     return made if isinstance(made, Call) else BAD
 
 
-def unknown_call(
-    ev: Evaluator, expr: tree.Expr, name: str, span: Span, kind: CallOf, path: str
-) -> Bad:
+def unknown_call(ev: Evaluator, expr: tree.Expr, name: str, span: Span, kind: CallOf, path: str) -> Bad:
     """No call of this name is of these categories."""
     if name in RESERVED:
         return ev.fail("E0108", f"`{name}` is reserved for a later version of the language", span)
@@ -300,4 +296,3 @@ def origin(span: Span) -> str:
     """`digits.plt:14`, or `<--set 1>`."""
     name = span.source.name
     return name if name.startswith("<") else f"{name}:{span.source.position(span.start)[0]}"
-

@@ -64,11 +64,13 @@ class Report:
     ) -> None:
         """Adds an error, or a warning where the code begins with W."""
         severity: Severity = "warning" if code.startswith("W") else "error"
-        self.extend([
-            Diagnostic(
-                code=code, message=message, span=span, label=label, notes=tuple(notes), help=help, severity=severity
-            )
-        ])
+        self.extend(
+            [
+                Diagnostic(
+                    code=code, message=message, span=span, label=label, notes=tuple(notes), help=help, severity=severity
+                )
+            ]
+        )
 
     def extend(self, diagnostics: Iterable[Diagnostic]) -> None:
         for diagnostic in diagnostics:

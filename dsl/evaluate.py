@@ -311,9 +311,7 @@ class Evaluator:
             return BAD
         if isinstance(found, Quantity):
             return self.wrong_dimension(expr, found, kind, path)
-        return self.within(
-            expr, float(found), kind.min, kind.max, kind.above, kind.below, units.number(found), path
-        )
+        return self.within(expr, float(found), kind.min, kind.max, kind.above, kind.below, units.number(found), path)
 
     def measure(self, expr: tree.Expr, kind: Measure, path: str) -> Any:
         if not numeric(expr):

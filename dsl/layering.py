@@ -158,9 +158,7 @@ def unknown_top(name: str, span: Span, report: Report) -> None:
         report.add("E0106", f"there is no block `{name}`", span, help=for_block(name))
 
 
-def _entry(
-    merged: Merged, block: str, entry: tree.Entry, seen: dict[tuple[str, ...], Span], report: Report
-) -> None:
+def _entry(merged: Merged, block: str, entry: tree.Entry, seen: dict[tuple[str, ...], Span], report: Report) -> None:
     setting = Setting(name=entry.name_span, value=entry.value)
     if block == "sweep":
         if not _repeated(("sweep", *entry.path), entry.name_span, seen, report):
@@ -282,9 +280,7 @@ def _put_alone(merged: Merged, name: str, setting: Setting, report: Report) -> b
     """A param, or a block as a whole."""
     param = merged.params.get(name)
     if param is not None:
-        merged.params[name] = ParamSetting(
-            name=name, declared=param.declared, setting=setting, default=param.default
-        )
+        merged.params[name] = ParamSetting(name=name, declared=param.declared, setting=setting, default=param.default)
         return True
     if name in BLOCKS:
         whole = tree.Whole(span=setting.name.to(setting.value.span), name=name, name_span=setting.name,

@@ -280,9 +280,7 @@ def _combinations(texts: dict[str, tuple[str, ...]]) -> Iterable[Combination]:
 
 def _origins(merged: Merged, attempt: _Attempt) -> dict[str, str]:
     """Who set what: every param, every field, and every argument that was written."""
-    found = {
-        name: origin(param.setting.name) for name, param in merged.params.items() if param.setting is not None
-    }
+    found = {name: origin(param.setting.name) for name, param in merged.params.items() if param.setting is not None}
     for word, declaration in BLOCKS.items():
         for f in fields(declaration):
             if f.name == declaration.whole and f"{word}.{f.word}" not in attempt.evaluator.origins:

@@ -102,9 +102,7 @@ def _units(job: JobProgram, batch: StepBatch) -> int:
     return 1 if job.loss.counts == "samples" else per_sample(batch)
 
 
-def _agree(
-    job: JobProgram, total: Tensor, number: int | Tensor, place: RankPlace, late: bool
-) -> tuple[float, bool]:
+def _agree(job: JobProgram, total: Tensor, number: int | Tensor, place: RankPlace, late: bool) -> tuple[float, bool]:
     """The mean loss over the global batch, and whether rank 0 finds a checkpoint due (by its clock, where the job goes
     by the clock). Waits for the device, and on the CPU for the other ranks."""
     told = total.double() * mesh_of(job).leads if job.world_size > 1 else total.double()

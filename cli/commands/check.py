@@ -43,9 +43,7 @@ def check_one(path: str, settings: list[str], *, trace: bool = False) -> tuple[R
     return report, analysis
 
 
-def check_with(
-    path: str, settings: list[str], trace: bool, resume: str | None
-) -> tuple[Report, Analysis | None, str]:
+def check_with(path: str, settings: list[str], trace: bool, resume: str | None) -> tuple[Report, Analysis | None, str]:
     """The same, and whether the job would go on from the checkpoint in `resume`: from which, in words."""
     if resume is None:
         return *check_one(path, settings, trace=trace), ""

@@ -276,9 +276,7 @@ def test_what_is_damaged_is_named_and_passed_over(
     ), "the damaged one has been written anew"
 
 
-def test_a_damaged_one_is_refused_where_it_is_named(
-    launcher: Launcher, two_checkpoints: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_one_is_refused_where_it_is_named(launcher: Launcher, two_checkpoints: Path, tmp_path: Path) -> None:
     shutil.copytree(two_checkpoints / "run" / "checkpoints", tmp_path / "checkpoints")
     _flip(newest(tmp_path) / "__0_0.distcp")
     asked = every(3, resume=str(newest(tmp_path)))
