@@ -158,9 +158,10 @@ def _on_meta(step: ModelStep) -> nn.Module:
     try:
         with torch.device("meta"):
             module = own_model(step)
-    except (NotImplementedError, RuntimeError, ValueError, TypeError) as error:
-        if isinstance(error, ModelError):
-            raise
+    except ModelError:
+        raise
+    except (RuntimeError, TypeError, ValueError):
+        pass  # what torch and numpy raise where there are no numbers: it is made again, with numbers
     else:
         if not any(_beside(part) for part in module.modules()):
             return module
