@@ -43,6 +43,7 @@ def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts, report: Rep
         input=fact,
         output=facts.output,
         batch_norm=facts.batch_norm,
+        batch_norm_values=facts.batch_norm_values,
         unsynced_batch_norm=False,
         noise=facts.noise,
         parameters=sum(prod(shape) for _, shape, _ in facts.parameters),

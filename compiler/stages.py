@@ -4,9 +4,10 @@
 FLOPs, forward and backward). Stages are runs of consecutive layers, none empty. A stage that torch could not run (it
 sends tokens, or nothing in it trains) or that does not fit the device is taken only where every cut has such a stage.
 
-What a stage needs is its own state and the activations of as many micro-batches as its schedule has in flight there.
-Where a rank has several stages each may take its share of the device: cuts in which one stage makes up for another are
-not looked for.
+Whether a cut fits is for the account (account.py) to say. Where it does not, the search goes on among cuts whose stages
+need less: their own state and the activations of as many micro-batches as the schedule has in flight there, and beside
+it as much as the account had of that stage in the cuts before. Where a rank has several stages each may take its share
+of the device: cuts in which one stage makes up for another are not looked for.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dslc.compiler.account import kept_bytes, state_per_parameter
+from dslc.compiler.account import account, kept_bytes, state_per_parameter
 from dslc.compiler.facts import TensorFact
 from dslc.compiler.layout import Layout
 from dslc.compiler.model import LayerNode, ModelGraph
@@ -28,6 +29,8 @@ from dslc.dsl.job import JobSpec
 
 Cut = tuple[range, ...]
 Allowed = Callable[[int, int, int], bool]  # (stage, its first layer, the layer after its last)
+Needs = Callable[[int, int, int], float]
+TRIES = 8  # cuts that are held against the account
 
 
 def cut(
@@ -124,14 +127,31 @@ def _balanced(
 ) -> Cut:
     costs = [work(layer) for layer in model.layers]
     runs = _runs(job, model)
-    fits = _fits(job, layout, model, workload, schedule) if workload and schedule else None
-    if fits is not None:
-        found = balance(costs, stages, lambda stage, a, b: runs(stage, a, b) and fits(stage, a, b))
-        if found is not None:
+    fastest = balance(costs, stages, runs) or balance(costs, stages)
+    assert fastest is not None, "there are as many layers as stages"
+    limit = job.memory.limit or layout.hardware.memory
+    if limit is None or workload is None or schedule is None:
+        return fastest
+    needs = _needs(job, layout, model, workload, schedule)
+    found: Cut | None = fastest
+    beside: list[float] | None = None  # what the account has of each stage beside its needs
+    for _ in range(TRIES):
+        if found is None:
+            break
+        peaks = [account(job, layout, workload, model, found, schedule, p).peak for p in range(schedule.ranks)]
+        if max(peaks) <= limit:
             return found
-    found = balance(costs, stages, runs) or balance(costs, stages)
-    assert found is not None, "there are as many layers as stages"
-    return found
+        seen = [0.0] * schedule.ranks
+        for stage, rank in enumerate(schedule.placement):
+            seen[rank] += needs(stage, found[stage].start, found[stage].stop)
+        more = [(peaks[rank] - seen[rank]) / schedule.virtual_stages for rank in schedule.placement]
+        beside = more if beside is None else [*map(max, more, beside)]
+        found = balance(costs, stages, _within(limit / schedule.virtual_stages, runs, needs, beside))
+    return fastest
+
+
+def _within(limit: float, runs: Allowed, needs: Needs, beside: Sequence[float]) -> Allowed:
+    return lambda stage, a, b: runs(stage, a, b) and needs(stage, a, b) + beside[stage] <= limit
 
 
 def _runs(job: JobSpec, model: ModelGraph) -> Allowed:
@@ -147,11 +167,8 @@ def _runs(job: JobSpec, model: ModelGraph) -> Allowed:
     return runs
 
 
-def _fits(job: JobSpec, layout: Layout, model: ModelGraph, workload: Workload, schedule: ScheduleTable) -> Allowed:
-    """Whether the device holds a stage: its state, and what its micro-batches in flight keep."""
-    limit = job.memory.limit or layout.hardware.memory
-    if limit is None:
-        return lambda stage, a, b: True
+def _needs(job: JobSpec, layout: Layout, model: ModelGraph, workload: Workload, schedule: ScheduleTable) -> Needs:
+    """What a stage takes that grows with its layers: its state, and what its micro-batches in flight keep."""
     sharding = sharding_of(job, layout)
     state = 4 * state_per_parameter(job.train.optimizer) / sharding.shards + 8  # with parameter and gradient
     samples = workload.microbatch / layout.sizes["context"]
@@ -159,12 +176,8 @@ def _fits(job: JobSpec, layout: Layout, model: ModelGraph, workload: Workload, s
     kept = [samples * kept_bytes(job, layer, model) for layer in model.of_a_rank]
     states = [0.0, *itertools.accumulate(state * count for count in parameters)]
     keeps = [0.0, *itertools.accumulate(kept)]
-    flight, most = held(schedule), limit / schedule.virtual_stages
-
-    def fits(stage: int, a: int, b: int) -> bool:
-        return states[b] - states[a] + flight[stage] * (keeps[b] - keeps[a]) <= most
-
-    return fits
+    flight = held(schedule)
+    return lambda stage, a, b: states[b] - states[a] + flight[stage] * (keeps[b] - keeps[a])
 
 
 def balance(costs: Sequence[float], stages: int, allowed: Allowed | None = None) -> Cut | None:

@@ -16,7 +16,8 @@ for its backward pass (`torch.utils.checkpoint` its inputs) nothing is seen.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dslc.compiler.facts import DType, LayerFacts, ModelFacts, TensorFact
@@ -63,7 +64,8 @@ def trace_model(
     cut = Cut(model)
     first = _Count(model, cut, fake, input, SMALL)
     try:
-        output = first.forward()
+        with _normalised(model) as values:
+            output = first.forward()
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         message = f"its forward reads numbers out of tensors (`{error.func}`), and here they have none"
         raise TraceError(message) from error
@@ -88,6 +90,7 @@ def trace_model(
         layers=_layers(cut, first, bytes, bytes_low),
         output=fact(output, SMALL),
         batch_norm=any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules()),
+        batch_norm_values=min(values, default=None),
         noise=first.noise,
         unused=unused,
         dtypes=tuple((name, _name(p.dtype)) for name, p in named if p.dtype != torch.float32),
@@ -100,6 +103,23 @@ def trace_model(
         vocab=first.vocab,
     )
     return facts if tensor == 1 else with_shares(facts, model, cut, fake, input, tensor, tensor_plan)
+
+
+@contextmanager
+def _normalised(model: nn.Module) -> Iterator[list[int]]:
+    """How many numbers each batch norm is given for a channel, of each of `SMALL` samples."""
+    import torch
+
+    found: list[int] = []
+
+    def note(module: nn.Module, args: Any) -> None:
+        found.append(args[0].numel() // args[0].shape[1] // SMALL)
+
+    with ExitStack() as around:
+        for module in model.modules():
+            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+                around.callback(module.register_forward_pre_hook(note).remove)
+        yield found
 
 
 def seen(dtype: torch.dtype) -> DType:
