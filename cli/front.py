@@ -8,10 +8,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from dslc.compiler.analyse import Analysis, analyse, context_of
 from dslc.compiler.facts import Facts, MachineFacts, ModelFacts, SeamFacts, SourceFacts, TensorFact
+from dslc.compiler.model import build
 from dslc.compiler.sharding import low_precision
 from dslc.compiler.sources import source_facts
 from dslc.dsl.calls import Datasets, Parquet, PythonLoss, PythonSource
@@ -77,6 +79,8 @@ def inspect(loaded: Loaded, report: Report, *, trace: bool = False, run: bool = 
 
 # ------------------------------------------------------------------------------------------------------------ facts
 
+TRIED = 10**7  # numbers of a sample with which a user's loss is tried out
+
 
 def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
     """What the job does not say: of its data, of the user's own functions (only with `trace`), of this machine."""
@@ -85,14 +89,14 @@ def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
         source = _opened(job.data.source, fetch=run)
     model: ModelFacts | None = None
     if trace and isinstance(job.data.source, PythonSource):
-        source = _traced(job, job.data.source, "source", None, report, SourceFacts) or source
+        source = _traced_source(job, job.data.source, report) or source
     if trace and source.input is not None:
         if isinstance(job.model.network, PythonNetwork):
-            model = _traced(job, job.model.network, "model", source, report, ModelFacts)
+            model = _traced_model(job, job.model.network, source.input, report)
         elif isinstance(job.model.network, TransformersNetwork):
             model = _traced_transformers(job, job.model.network, source, report)
     if trace and isinstance(job.model.loss, PythonLoss):
-        _traced(job, job.model.loss, "loss", source, report, None)
+        _try_loss(job, job.model.loss, source, model, report)
     return Facts(source=source, model=model, machine=_machine(job) if run else None)
 
 
@@ -137,42 +141,65 @@ def _machine(job: JobSpec) -> MachineFacts:
     )
 
 
-def _traced(
+def _traced_source(job: JobSpec, call: PythonSource, report: Report) -> SourceFacts | None:
+    from dslc.compiler.program import from_json, to_json
+
+    def use(make: Callable[..., Any]) -> Any:
+        from dslc.compiler.trace import trace_source
+
+        return to_json(trace_source(make))
+
+    made = _used(job, call, "source", use, report)
+    return made and from_json(SourceFacts, made)
+
+
+def _traced_model(job: JobSpec, call: PythonNetwork, input: TensorFact, report: Report) -> ModelFacts | None:
+    from dslc.compiler.program import from_json, to_json
+
+    made = _used(job, call, "model", lambda make: to_json(_told(job, make, input)), report)
+    return made and from_json(ModelFacts, made)
+
+
+def _try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, model: ModelFacts | None, report: Report) -> None:
+    """Looks a user's loss up and, where it is known what it is given, and that is not large, calls it."""
+    from dslc.compiler.emit import loss_step
+
+    made = model or build(job.model, source, context_of(job), Report())
+    output, target = made.output if made is not None else None, source.target
+
+    def use(function: Callable[..., Any]) -> None:
+        if output is not None and target is not None and prod(output.shape) + prod(target.shape) <= TRIED:
+            from dslc.runtime.losses import try_out
+
+            try_out(loss_step(job, source), output.shape, target.shape, target.dtype)
+
+    _used(job, call, "loss", use, report)
+
+
+def _used(
     job: JobSpec,
     call: PythonSource | PythonNetwork | PythonLoss,
     what: str,
-    source: SourceFacts | None,
+    use: Callable[[Callable[..., Any]], Any],
     report: Report,
-    kind: type[SourceFacts] | type[ModelFacts] | None,
 ) -> Any:
-    """Calls a user's function in a child, so that nothing it does stays, and reports what it raised.
-
-    A loss, which wants an output first, is only looked up; then `kind`, what the call tells, is None.
-    """
+    """What `use` makes of a user's function, in a child, so that nothing it does stays; reports what it raised."""
     from dslc.compiler.emit import python_function
-    from dslc.compiler.program import from_json, to_json
 
     named = python_function(call, job.folder)
 
     def work() -> Any:
         import torch
 
-        from dslc.compiler.trace import trace_source
         from dslc.runtime.user_code import load_function
 
         torch.set_num_threads(1)  # a parent that ran parallel operations leaves no threads to its child
         torch.manual_seed(job.train.seed)
-        make = load_function(named)
-        if kind is None:
-            return None
-        if source is None:
-            return to_json(trace_source(make))
-        assert source.input is not None
-        return to_json(_told(job, make, source.input))
+        return use(load_function(named))
 
     answer = in_child(work)
     if "made" in answer:
-        return from_json(kind, answer["made"]) if kind else None
+        return answer["made"]
     report.add(
         "E0802",
         f"`{call.function}` cannot be used as a {what}: {answer['error']}",

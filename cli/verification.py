@@ -141,7 +141,8 @@ def tolerance_of(job: JobProgram, rates: Sequence[float]) -> Tolerance:
     if kind == "sgd":
         return Tolerance(loss=1e-5, norm=1e-4, parameter=1e-5)
     share = 0.05 if kind in ("adam", "adamw") else 0.5
-    return Tolerance(loss=1e-5, norm=1e-4, parameter=max(share * way, 1e-6), keys=2 * way)
+    keys = 2 * way / (1 - float(job.optimizer.arguments.get("momentum", 0.0)))
+    return Tolerance(loss=1e-5, norm=1e-4, parameter=max(share * way, 1e-6), keys=keys)
 
 
 def compare(

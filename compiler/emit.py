@@ -50,7 +50,7 @@ def emit(analysis: Analysis, plan: Plan) -> p.JobProgram:
         threads=0,
         model=_model(analysis),
         sync_batch_norm=data_ranks > 1 and bool(analysis.model and analysis.model.batch_norm),
-        loss=_loss(analysis),
+        loss=loss_step(analysis.job, analysis.source),
         data=_data(analysis),
         microbatches=layout.microbatches,
         steps=workload.steps,
@@ -253,20 +253,20 @@ def transformers_step(network: TransformersNetwork, source: SourceFacts, folder:
     )
 
 
-def _loss(analysis: Analysis) -> p.LossStep:
-    loss, target = analysis.job.model.loss, analysis.source.target
-    line = short_line(analysis.job.model.at("loss"))
+def loss_step(job: JobSpec, source: SourceFacts) -> p.LossStep:
+    loss, target = job.model.loss, source.target
+    line = short_line(job.model.at("loss"))
     if isinstance(loss, c.PythonLoss):
         tokens = target is not None and target.dtype == "int64" and len(target.shape) > 0
         return p.LossStep(
             kind="python",
             counts="tokens" if tokens else "samples",
-            python=python_function(loss, analysis.job.folder),
+            python=python_function(loss, job.folder),
             line=line,
         )
     if isinstance(loss, c.CrossEntropy):
         # Unless one of the classes is ignored, their count is arithmetic and costs no agreement.
-        own = isinstance(analysis.job.data.source, _OWN) and loss.ignore < 0
+        own = isinstance(job.data.source, _OWN) and loss.ignore < 0
         per_token = target is not None and len(target.shape) > 0
         return p.LossStep(
             kind="cross_entropy",

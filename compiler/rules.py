@@ -223,11 +223,11 @@ def _warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, 
             f"dropout draws other numbers {where}: training agrees with one process in distribution only",
             job.model.at("network"),
         )
-    if isinstance(job.train.precision, c.Fp16) and layout.world_size > 1:
+    if isinstance(job.train.precision, c.Fp16) and (layout.world_size > 1 or layout.microbatches > 1):
         report.add(
             "W0609",
             "in fp16 the scale of the loss follows overflows, which rounding decides: steps may be skipped elsewhere "
-            "than in one process",
+            f"than in one process{'' if layout.world_size > 1 else ' that takes a batch whole'}",
             job.train.at("precision"),
             help="`bf16` needs no loss scaling",
         )

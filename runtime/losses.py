@@ -14,7 +14,7 @@ Limits: a target that is not ignored and is no class is an error on the CPU, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -43,6 +43,13 @@ def count(step: LossStep, target: Tensor) -> int | Tensor:
         case "kept":
             assert step.ignore is not None
             return target.ne(step.ignore).sum()
+
+
+def try_out(step: LossStep, output: Sequence[int], target: Sequence[int], dtype: str) -> None:
+    """Calls the loss on zeros of these shapes, two samples of each. Raises what it raises."""
+    loss_sum(step)(
+        torch.zeros((2, *output), requires_grad=True), torch.zeros((2, *target), dtype=getattr(torch, dtype))
+    )
 
 
 def loss_sum(step: LossStep) -> LossSum:

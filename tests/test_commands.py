@@ -131,6 +131,16 @@ def test_a_loss_that_is_not_there_is_named_before_a_run(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_a_loss_that_fails_is_named_before_a_run(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def loss(output, target):\n    return output - target\n")
+    job = tmp_path / "job.plt"
+    job.write_text(DIGITS.read_text())
+    run = dslc("check", job, "--trace", "--set", 'model.loss=python("own:loss")')
+    assert run.returncode == 1
+    assert "error[E0802]: `own:loss` cannot be used as a loss: RuntimeError: The size of tensor a (10)" in run.stderr
+    assert "own.py, line 2" in run.stderr
+
+
 def test_every_command_has_help_with_an_example() -> None:
     (commands,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
     for name, command in commands.choices.items():
