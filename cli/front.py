@@ -14,7 +14,8 @@ from typing import Any
 from dslc.compiler.analyse import Analysis, analyse, context_of
 from dslc.compiler.facts import Facts, MachineFacts, ModelFacts, SeamFacts, SourceFacts, TensorFact
 from dslc.compiler.model import build
-from dslc.compiler.sharding import low_precision
+from dslc.compiler.opaque import opaque
+from dslc.compiler.sharding import low_copy, low_precision, units
 from dslc.compiler.sources import source_facts
 from dslc.dsl.calls import Datasets, Parquet, PythonLoss, PythonSource
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
@@ -92,7 +93,7 @@ def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
         source = _traced_source(job, job.data.source, report) or source
     if trace and source.input is not None:
         if isinstance(job.model.network, PythonNetwork):
-            model = _traced_model(job, job.model.network, source.input, report)
+            model = _traced_model(job, job.model.network, source, report)
         elif isinstance(job.model.network, TransformersNetwork):
             model = _traced_transformers(job, job.model.network, source, report)
     if trace and isinstance(job.model.loss, PythonLoss):
@@ -153,10 +154,10 @@ def _traced_source(job: JobSpec, call: PythonSource, report: Report) -> SourceFa
     return made and from_json(SourceFacts, made)
 
 
-def _traced_model(job: JobSpec, call: PythonNetwork, input: TensorFact, report: Report) -> ModelFacts | None:
+def _traced_model(job: JobSpec, call: PythonNetwork, source: SourceFacts, report: Report) -> ModelFacts | None:
     from dslc.compiler.program import from_json, to_json
 
-    made = _used(job, call, "model", lambda make: to_json(_told(job, make, input)), report)
+    made = _used(job, call, "model", lambda make: to_json(_told(job, make, source)), report)
     return made and from_json(ModelFacts, made)
 
 
@@ -210,10 +211,10 @@ def _used(
     return None
 
 
-def _told(job: JobSpec, make: Callable[[], Any], input: TensorFact) -> ModelFacts:
+def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts) -> ModelFacts:
     """What the module that `make` gives is made of, and, where the job has a pipeline, how it can be cut."""
     from dslc.compiler.emit import precision_step
-    from dslc.compiler.trace import trace_model
+    from dslc.compiler.trace import trace_model, try_low_copy
 
     kept: list[Any] = []
 
@@ -221,7 +222,12 @@ def _told(job: JobSpec, make: Callable[[], Any], input: TensorFact) -> ModelFact
         kept.append(make())
         return kept[-1]
 
-    facts = trace_model(keep, input, **_axes(job))
+    assert source.input is not None
+    facts = trace_model(keep, source.input, **_axes(job))
+    graph = opaque(facts, job.model, source, Report()) if low_copy(job) else None
+    if graph is not None:
+        sharded = [unit.name for unit in units(graph) if unit.name]
+        try_low_copy(kept[0], source.input, precision_step(job).dtype, sharded)
     if job.parallelism.pipeline == 1:
         return facts
     from dslc.compiler.program import TensorParallelStep
@@ -235,7 +241,9 @@ def _told(job: JobSpec, make: Callable[[], Any], input: TensorFact) -> ModelFact
     layers = {layer.name: layer for layer in facts.layers}
     rest = layers[""].parameters if "" in layers else ()
     try:
-        ordered, seams = look(kept[0], tuple(layers), rest, input.shape, input.dtype, precision_step(job), axis)
+        ordered, seams = look(
+            kept[0], tuple(layers), rest, source.input.shape, source.input.dtype, precision_step(job), axis
+        )
     except CaptureError as error:
         return replace(facts, uncut=(str(error), error.where))
     except Exception as error:  # of any kind: it is the user's code that runs
@@ -285,7 +293,7 @@ def _traced_transformers(
                 raise TraceError(f"it has positions for {most} tokens, and the data's sequences have {length}")
             return model
 
-        return to_json(_told(job, make, source.input))
+        return to_json(_told(job, make, source))
 
     answer = in_child(work)
     if "made" in answer:

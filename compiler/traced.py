@@ -16,7 +16,7 @@ for its backward pass (`torch.utils.checkpoint` its inputs) nothing is seen.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +31,9 @@ from dslc.compiler.working import Working
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "linear")
 
 
 class TraceError(Exception):
@@ -103,6 +106,51 @@ def trace_model(
         vocab=first.vocab,
     )
     return facts if tensor == 1 else with_shares(facts, model, cut, fake, input, tensor, tensor_plan)
+
+
+def try_low_copy(model: nn.Module, input: TensorFact, dtype: str, units: Sequence[str]) -> None:
+    """A forward pass as O2 does it, of a module that was traced: its parameters are of `dtype`, and so is what it and
+    its `units` are given; buffers stay as they are. Raises TraceError where that fails."""
+    import torch
+    from torch._guards import detect_fake_mode
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_map_only
+
+    class OneDtype(TorchDispatchMode):
+        """Products of two dtypes fail as they do with numbers: without, torch lets them pass."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            dtypes = sorted({str(tensor.dtype) for tensor in tensors_of((args, kwargs))})
+            if len(dtypes) > 1 and func.overloadpacket.__name__ in _PRODUCTS:
+                raise RuntimeError(
+                    f"`{func.overloadpacket.__name__}` takes one dtype, and is given {' and '.join(dtypes)}"
+                )
+            return func(*args, **(kwargs or {}))
+
+    low, fake = getattr(torch, dtype), detect_fake_mode(list(model.parameters()))
+
+    def cast(value: Any) -> Any:
+        return tree_map_only(
+            torch.Tensor, lambda tensor: tensor.to(low) if tensor.is_floating_point() else tensor, value
+        )
+
+    def given(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return cast(args), cast(kwargs)
+
+    if fake is None:
+        return  # there are no parameters
+    with ExitStack() as around:
+        around.enter_context(fake)
+        around.enter_context(OneDtype())
+        around.enter_context(torch.no_grad())
+        for module in (model, *map(model.get_submodule, units)):
+            around.callback(module.register_forward_pre_hook(given, with_kwargs=True).remove)
+        sample = torch.empty((SMALL, *input.shape), dtype=getattr(torch, input.dtype))
+        try:
+            torch.func.functional_call(model, cast(dict(model.named_parameters())), (sample,))
+        except RuntimeError as error:
+            reason = str(error).strip().split("\n")[0]
+            raise TraceError(f"with its parameters in {dtype} (`level = O2`) its forward fails: {reason}") from error
 
 
 @contextmanager

@@ -70,3 +70,16 @@ class Normed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.out(self.norm(self.into(x.flatten(1))))
         return y
+
+
+class Shifted(nn.Module):
+    """Adds a buffer, which stays in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(64, 8), nn.Linear(8, 10)
+        self.register_buffer("shift", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.out(self.into(x.flatten(1)) + self.shift)
+        return y
