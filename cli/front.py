@@ -13,6 +13,7 @@ from typing import Any
 
 from dslc.compiler.analyse import Analysis, analyse, context_of
 from dslc.compiler.facts import Facts, MachineFacts, ModelFacts, SeamFacts, SourceFacts, TensorFact
+from dslc.compiler.layout import lay_out
 from dslc.compiler.model import build
 from dslc.compiler.opaque import opaque
 from dslc.compiler.sharding import low_copy, low_precision, units
@@ -172,7 +173,9 @@ def _try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, model: ModelF
         if output is not None and target is not None and prod(output.shape) + prod(target.shape) <= TRIED:
             from dslc.runtime.losses import try_out
 
-            try_out(loss_step(job, source), output.shape, target.shape, target.dtype)
+            layout = lay_out(job, Report())
+            ranks = layout.world_size if layout else 1
+            try_out(loss_step(job, source), output.shape, target.shape, target.dtype, ranks)
 
     _used(job, call, "loss", use, report)
 
@@ -206,7 +209,8 @@ def _used(
         f"`{call.function}` cannot be used as a {what}: {answer['error']}",
         call.at("function"),
         label=answer["where"],
-        help="the function is called once before any process starts; run it alone to see the whole traceback",
+        help=answer["remedy"]
+        or "the function is called once before any process starts; run it alone to see the whole traceback",
     )
     return None
 
@@ -308,7 +312,7 @@ def _traced_transformers(
 
 
 def in_child(work: Callable[[], Any]) -> dict[str, Any]:
-    """`{"made": work()}` from a forked child, or `{"error": …, "where": …, "argument": …}` if it raised or died."""
+    """`{"made": work()}` from a forked child, or what it raised: `error`, `where`, `argument` and `remedy`."""
     sys.stdout.flush()
     sys.stderr.flush()
     read, write = os.pipe()
@@ -318,8 +322,8 @@ def in_child(work: Callable[[], Any]) -> dict[str, Any]:
         try:
             answer = {"made": work()}
         except BaseException as error:  # handed to the parent, which reports it
-            argument = getattr(error, "argument", "")
-            answer = {"error": _first_line(error), "where": _where(error), "argument": argument}
+            own = {name: getattr(error, name, "") for name in ("argument", "remedy")}
+            answer = {"error": _first_line(error), "where": _where(error), **own}
         with os.fdopen(write, "w") as pipe:
             json.dump(answer, pipe)
         sys.stdout.flush()
@@ -331,7 +335,7 @@ def in_child(work: Callable[[], Any]) -> dict[str, Any]:
     _, status = os.waitpid(child, 0)
     if not text:
         ended = os.waitstatus_to_exitcode(status)
-        return {"error": f"the process ended with status {ended}", "where": "", "argument": ""}
+        return {"error": f"the process ended with status {ended}", "where": "", "argument": "", "remedy": ""}
     answer = json.loads(text)
     assert isinstance(answer, dict)
     return answer

@@ -136,11 +136,12 @@ def _check_length(job: JobSpec, workload: Workload | None, report: Report) -> No
         every = blk.every
         steps = in_steps(every, workload) if every else None
         if steps is not None and steps > workload.steps:
+            half = max(1, workload.steps // 2)
             report.add(
                 "W0603",
                 f"the training ends after {workload.steps} steps, before the first {what} at step {steps}",
                 blk.at("every"),
-                help=f"`every = {max(1, workload.steps // 2)} steps`",
+                help=f"`every = {half} step{'s' * (half > 1)}`",
             )
 
 

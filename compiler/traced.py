@@ -37,7 +37,12 @@ _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "linear")
 
 
 class TraceError(Exception):
-    """A user's function that cannot be used, in one line. The exception behind it is its `__cause__`."""
+    """A user's function that cannot be used, in one line. The exception behind it is its `__cause__`; `remedy` is
+    what to do about it, where that is known."""
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.remedy = remedy
 
 
 def trace_model(
@@ -150,7 +155,10 @@ def try_low_copy(model: nn.Module, input: TensorFact, dtype: str, units: Sequenc
             torch.func.functional_call(model, cast(dict(model.named_parameters())), (sample,))
         except RuntimeError as error:
             reason = str(error).strip().split("\n")[0]
-            raise TraceError(f"with its parameters in {dtype} (`level = O2`) its forward fails: {reason}") from error
+            raise TraceError(
+                f"with its parameters in {dtype} (`level = O2`) its forward fails: {reason}",
+                remedy="`level = O1`, which leaves the parameters in float32; or cast in its forward what stays so",
+            ) from error
 
 
 @contextmanager

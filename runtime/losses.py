@@ -14,6 +14,7 @@ Limits: a target that is not ignored and is no class is an error on the CPU, and
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -45,8 +46,14 @@ def count(step: LossStep, target: Tensor) -> int | Tensor:
             return target.ne(step.ignore).sum()
 
 
-def try_out(step: LossStep, output: Sequence[int], target: Sequence[int], dtype: str) -> None:
-    """Calls the loss on zeros of these shapes, two samples of each. Raises what it raises."""
+def try_out(step: LossStep, output: Sequence[int], target: Sequence[int], dtype: str, ranks: int) -> None:
+    """Calls the loss on zeros of these shapes, two samples of each, as rank 0 of `ranks` does, whose collectives give
+    back what it sends. Raises what the loss raises; the process is of no other use afterwards."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    os.environ.update(rank)
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     loss_sum(step)(
         torch.zeros((2, *output), requires_grad=True), torch.zeros((2, *target), dtype=getattr(torch, dtype))
     )

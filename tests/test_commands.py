@@ -141,6 +141,26 @@ def test_a_loss_that_fails_is_named_before_a_run(tmp_path: Path) -> None:
     assert "own.py, line 2" in run.stderr
 
 
+def test_a_loss_is_tried_out_as_a_rank_calls_it(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        """
+import os
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as fc
+from torch.nn import functional as F
+
+def loss(output, target):
+    assert int(os.environ["RANK"]) == dist.get_rank() < dist.get_world_size() == 2
+    assert len(fc.all_gather_tensor(output, 0, dist.group.WORLD)) == 2 * len(output)
+    return F.cross_entropy(output, target, reduction="none")
+"""
+    )
+    job = tmp_path / "job.plt"
+    job.write_text(DIGITS.read_text())
+    run = dslc("check", job, "--trace", "--set", 'model.loss=python("own:loss")', "--set", "devices.cpus=2")
+    assert run.returncode == 0, run.stderr
+
+
 def test_every_command_has_help_with_an_example() -> None:
     (commands,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
     for name, command in commands.choices.items():

@@ -185,7 +185,7 @@ def test_noise_is_said_and_not_judged(tmp_path: Path) -> None:
 
 
 def test_a_training_that_fails_is_a_failure(tmp_path: Path) -> None:
-    run = verify(tmp_path, JOB, loss='assert os.environ.get("RANK") != "1", "no loss today"')
+    run = verify(tmp_path, JOB, loss='assert os.environ["RANK"] != "1", "no loss today"')
     assert run.returncode == 3
     assert "under the plan: training failed on rank 1" in run.stderr
     assert "no loss today" in run.stderr
