@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from own_networks_drawn import OWN, draw_plan, families
+from own_networks_drawn import draw_plan, families
 
 # How often there are images, signals, vectors and tokens. What an axis divides are transformers, more or less always.
 KINDS = {"context": (1, 0, 0, 20), "tensor": (2, 0, 4, 16), "pipeline": (3, 1, 3, 8), "": (4, 2, 3, 5)}
@@ -27,8 +27,8 @@ Part = tuple[list[str], Shape, str]  # layers, the shape that comes out, what it
 
 def lay_out(folder: Path) -> None:
     """The files that the jobs name."""
-    (folder / "own.py").write_text(OWN)
-    shutil.copy(Path(__file__).parent / "own_transformer.py", folder)
+    for name in ("own_networks.py", "own_transformer.py"):
+        shutil.copy(Path(__file__).parent / name, folder)
     (folder / "corpus.txt").write_text("".join(f"{n} bottles on the wall, " for n in range(99)))
     numbers = np.random.default_rng(0)
     numbers.integers(0, 50, 3000).astype("<u2").tofile(folder / "corpus.bin")
@@ -146,7 +146,7 @@ class _Drawing:
                     source='arrays("vectors.npz")', shape=(7,), kind=kind, output=(2,), classes=False, samples=53
                 ),
                 _Task(
-                    source='python("own:data")', shape=(6,), kind=kind, output=(3,), classes=True, samples=50,
+                    source='python("own_networks:data")', shape=(6,), kind=kind, output=(3,), classes=True, samples=50,
                     own_validation=True,
                 ),
             ),
@@ -189,12 +189,13 @@ class _Drawing:
 
     def loss(self, task: _Task) -> str:
         if self.chance(0.04):  # any, whether it fits or not
-            return self.one("mse()", "cross_entropy()", "contrastive()", 'python("own:nothing")')
+            return self.one("mse()", "cross_entropy()", "contrastive()", 'python("own_networks:nothing")')
         if not task.classes:
-            return self.one("mse()", "l1()", "bce()", 'python("own:measured")', 'python("own:measured", power = 1)')
+            own = 'python("own_networks:measured"'
+            return self.one("mse()", "l1()", "bce()", f"{own})", f"{own}, power = 1)")
         more = [f"ignore = {self.number(0, 2)}"] * self.chance(0.2) + ["label_smoothing = 0.1"] * self.chance(0.2)
         if task.kind != "tokens" and self.chance(0.12):
-            return 'python("own:classified")'
+            return 'python("own_networks:classified")'
         return f"cross_entropy({', '.join(more)})"
 
     def network(self, task: _Task) -> str:

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import dslc
 
 from dslc.main import build_parser
 
 ROOT = Path(__file__).parent.parent
-DSLC = Path(sys.executable).parent / "dslc"
 DIGITS = ROOT / "examples" / "digits.plt"
 CLUSTER = ROOT / "examples" / "cluster.plt"
 EXAMPLES = [*sorted((ROOT / "examples").glob("*.plt")), ROOT / "examples" / "own" / "own.plt"]
-
-
-def dslc(*arguments: object, cwd: Path | None = None, input: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(DSLC), *map(str, arguments)], cwd=cwd, input=input, capture_output=True, text=True, check=False
-    )
 
 
 @pytest.mark.parametrize("job", EXAMPLES, ids=lambda path: path.stem)

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import dslc
 from safetensors.torch import load_file
-from test_evaluate import dslc, run_of
+from test_evaluate import run_of
 from test_tensor_plans import OWN, PLAN
 
 JOB = """
@@ -55,7 +56,7 @@ class Planned:
 
     def shown(self, command: str, *arguments: object) -> str:
         """What `dslc COMMAND job.plt …` prints."""
-        done = dslc(self.folder, command, "job.plt", *arguments)
+        done = dslc(command, "job.plt", *arguments, cwd=self.folder)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from commands import dslc
 from safetensors.torch import load_file
 from torch import nn
 
-DSLC = Path(sys.executable).parent / "dslc"
 CONVNET = """
 model {
   network = [conv2d(6, kernel = 3), batch_norm(), relu(), max_pool2d(2), flatten(), linear(10)]
@@ -59,17 +57,12 @@ checkpoint {
 """
 
 
-def dslc(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [str(DSLC), *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """With a job that was trained on two ranks, sharded, into `trained`, and the checkpoints in `runs`."""
     made = tmp_path_factory.mktemp("evaluate")
     (made / "job.plt").write_text(CONVNET)
-    run = dslc(made, "run", "job.plt", "--set", "devices.cpus=2", "--set", "parallelism.zero=3")
+    run = dslc("run", "job.plt", "--set", "devices.cpus=2", "--set", "parallelism.zero=3", cwd=made)
     assert run.returncode == 0, run.stdout + run.stderr
     yield made
     shutil.rmtree(made)
@@ -89,7 +82,7 @@ def plain() -> nn.Module:
 @pytest.mark.parametrize("plan", [(), ("devices.cpus=3", "parallelism.zero=3")], ids=["one process", "3 ranks sharded"])
 def test_an_evaluation_is_that_of_the_training(folder: Path, plan: tuple[str, ...]) -> None:
     settings = [word for setting in plan for word in ("--set", setting)]
-    run = dslc(folder, "evaluate", "job.plt", "--json", "--checkpoint", run_of(folder) / "checkpoints", *settings)
+    run = dslc("evaluate", "job.plt", "--json", "--checkpoint", run_of(folder) / "checkpoints", *settings, cwd=folder)
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
     lines = (run_of(folder) / "metrics.jsonl").read_text().splitlines()
@@ -105,10 +98,10 @@ def test_predictions_are_in_the_order_of_the_source(folder: Path) -> None:
     output, weights = folder / "all.npz", folder / "weights.pt"
     place = run_of(folder) / "checkpoints" / "step-00000015"
     settings = ("--set", "devices.cpus=2", "--set", "parallelism.zero=3")
-    run = dslc(folder, "predict", "job.plt", "-o", output, "--split", "all", "--checkpoint", place, *settings)
+    run = dslc("predict", "job.plt", "-o", output, "--split", "all", "--checkpoint", place, *settings, cwd=folder)
     assert run.returncode == 0, run.stderr
     assert "output 1797 x 10" in run.stdout
-    assert dslc(folder, "export", "job.plt", "-o", weights, "--checkpoint", place).returncode == 0
+    assert dslc("export", "job.plt", "-o", weights, "--checkpoint", place, cwd=folder).returncode == 0
     from dslc.runtime.sources import digits
 
     model = plain()
@@ -128,7 +121,7 @@ def test_the_parts_of_a_split_are_those_of_the_whole(folder: Path) -> None:
         path = folder / f"{split}.{suffix}"
         settings = ("--set", "devices.cpus=2") if split == "train" else ()
         where = ("-o", path, "--checkpoint", run_of(folder))
-        run = dslc(folder, "predict", "job.plt", *where, "--split", split, *settings)
+        run = dslc("predict", "job.plt", *where, "--split", split, *settings, cwd=folder)
         assert run.returncode == 0, run.stderr
         outputs[split] = np.load(path) if suffix == "npz" else {k: v.numpy() for k, v in load_file(path).items()}
     assert len(outputs["validation"]["index"]) == 203
@@ -145,31 +138,31 @@ def test_the_parts_of_a_split_are_those_of_the_whole(folder: Path) -> None:
 
 
 def test_the_newest_is_taken_and_a_damaged_one_passed_over(folder: Path) -> None:
-    assert "checkpoints/step-00000015 (step 15)" in dslc(folder, "evaluate", "job.plt").stdout
+    assert "checkpoints/step-00000015 (step 15)" in dslc("evaluate", "job.plt", cwd=folder).stdout
     copied = folder / "copied"
     shutil.copytree(run_of(folder) / "checkpoints", copied)
     newest = copied / "step-00000015" / "__0_0.distcp"
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
-    run = dslc(folder, "export", "job.plt", "-o", folder / "older.safetensors", "--checkpoint", copied)
+    run = dslc("export", "job.plt", "-o", folder / "older.safetensors", "--checkpoint", copied, cwd=folder)
     assert run.returncode == 0
     assert "(step 10)" in run.stdout
     assert "passed over" in run.stderr
     assert "__0_0.distcp has another checksum" in run.stderr
-    run = dslc(folder, "evaluate", "job.plt", "--checkpoint", copied / "step-00000015")
+    run = dslc("evaluate", "job.plt", "--checkpoint", copied / "step-00000015", cwd=folder)
     assert run.returncode == 2
     assert "is whole" in run.stderr
 
 
 def test_tied_weights_are_exported_for_plain_torch(tmp_path: Path) -> None:
     (tmp_path / "gpt.plt").write_text(GPT)
-    assert dslc(tmp_path, "run", "gpt.plt").returncode == 0
+    assert dslc("run", "gpt.plt", cwd=tmp_path).returncode == 0
     place = tmp_path / "runs" / "gpt"
     (run,) = place.iterdir()
     os.remove(run / "weights.safetensors")
-    assert dslc(tmp_path, "export", "gpt.plt", "-o", "a.safetensors").returncode == 0
-    assert dslc(tmp_path, "export", "gpt.plt", "-o", "a.pt").returncode == 0
+    assert dslc("export", "gpt.plt", "-o", "a.safetensors", cwd=tmp_path).returncode == 0
+    assert dslc("export", "gpt.plt", "-o", "a.pt", cwd=tmp_path).returncode == 0
     once, all_names = load_file(tmp_path / "a.safetensors"), torch.load(tmp_path / "a.pt", weights_only=True)
     (tied,) = all_names.keys() - once.keys()
     assert any(torch.equal(value, all_names[tied]) for value in once.values()), "another name of a weight"
@@ -178,33 +171,33 @@ def test_tied_weights_are_exported_for_plain_torch(tmp_path: Path) -> None:
 
 def test_what_is_not_there_or_does_not_fit_is_said(folder: Path) -> None:
     (folder / "other.plt").write_text(CONVNET)
-    run = dslc(folder, "evaluate", "other.plt")
+    run = dslc("evaluate", "other.plt", cwd=folder)
     assert run.returncode == 2
     assert "there is no checkpoint of `other` in runs/other/*" in run.stderr
-    assert dslc(folder, "predict", "job.plt", "-o", "a.csv").returncode == 2
+    assert dslc("predict", "job.plt", "-o", "a.csv", cwd=folder).returncode == 2
     for command in ("predict", "export"):
-        run = dslc(folder, command, "job.plt", "-o", "nowhere/a.safetensors")
+        run = dslc(command, "job.plt", "-o", "nowhere/a.safetensors", cwd=folder)
         assert run.returncode == 2
         assert "there is no folder" in run.stderr
-    run = dslc(folder, "export", "job.plt", "-o", "a.pt", "--checkpoint", folder / "nowhere")
+    run = dslc("export", "job.plt", "-o", "a.pt", "--checkpoint", folder / "nowhere", cwd=folder)
     assert run.returncode == 2
     assert "there is no " in run.stderr
     wider = "model.network=[conv2d(8, kernel = 3), batch_norm(), relu(), max_pool2d(2), flatten(), linear(10)]"
     checkpoints = run_of(folder) / "checkpoints"
-    run = dslc(folder, "evaluate", "job.plt", "--set", wider, "--checkpoint", checkpoints)
+    run = dslc("evaluate", "job.plt", "--set", wider, "--checkpoint", checkpoints, cwd=folder)
     assert run.returncode == 1
     assert "its `0.weight` is of shape 6 x 1 x 3 x 3, and the job's of 8 x 1 x 3 x 3" in run.stderr
-    run = dslc(folder, "evaluate", "job.plt", "--set", "data.validation=none", "--checkpoint", checkpoints)
+    run = dslc("evaluate", "job.plt", "--set", "data.validation=none", "--checkpoint", checkpoints, cwd=folder)
     assert run.returncode == 2
     assert "data.validation=10%" in run.stderr
 
 
 def test_whether_it_would_be_gone_on_from(folder: Path) -> None:
-    run = dslc(folder, "check", "job.plt", "--resume", run_of(folder))
+    run = dslc("check", "job.plt", "--resume", run_of(folder), cwd=folder)
     assert run.returncode == 0, run.stderr
     assert "it would go on after step 15, from runs/job/" in run.stdout
     own = f"checkpoint.dir={run_of(folder) / 'checkpoints'}"
-    run = dslc(folder, "check", "job.plt", "--resume", run_of(folder), "--set", own)
+    run = dslc("check", "job.plt", "--resume", run_of(folder), "--set", own, cwd=folder)
     assert "E0811" not in run.stderr, "that it holds checkpoints already is what is asked for"
     wrong = {
         "data.batch=50": "E0905",
@@ -213,21 +206,21 @@ def test_whether_it_would_be_gone_on_from(folder: Path) -> None:
         "train.seed=3": "E0905",
     }
     settings = [word for setting in wrong for word in ("--set", setting)]
-    run = dslc(folder, "check", "job.plt", "--json", "--resume", run_of(folder), *settings)
+    run = dslc("check", "job.plt", "--json", "--resume", run_of(folder), *settings, cwd=folder)
     assert run.returncode == 1
     found = {(each["file"], each["code"]) for each in json.loads(run.stdout) if each["severity"] == "error"}
     assert found == {(f"<--set {n}>", code) for n, code in enumerate(wrong.values(), 1)}, "each at what is to blame"
-    run = dslc(folder, "check", "job.plt", "--resume", run_of(folder), "--set", "train.steps=4")
+    run = dslc("check", "job.plt", "--resume", run_of(folder), "--set", "train.steps=4", cwd=folder)
     assert run.returncode == 1
     assert "error[E0906]" in run.stderr
     assert "--> <--set 1>" in run.stderr
     shutil.copytree(run_of(folder) / "checkpoints", folder / "cut")
     os.truncate(folder / "cut" / "step-00000015" / ".metadata", 10)
-    run = dslc(folder, "check", "job.plt", "--resume", folder / "cut")
+    run = dslc("check", "job.plt", "--resume", folder / "cut", cwd=folder)
     assert run.returncode == 0
     assert "warning[E0902]" in run.stderr
     assert "after step 10" in run.stdout
-    run = dslc(folder, "check", "job.plt", "--resume", folder / "cut" / "step-00000015")
+    run = dslc("check", "job.plt", "--resume", folder / "cut" / "step-00000015", cwd=folder)
     assert run.returncode == 1
     assert "error[E0902]" in run.stderr
-    assert "error[E0901]" in dslc(folder, "check", "job.plt", "--resume", folder).stderr
+    assert "error[E0901]" in dslc("check", "job.plt", "--resume", folder, cwd=folder).stderr

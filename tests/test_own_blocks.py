@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,45 +12,9 @@ from trained import agree, ready, train_job
 
 from dslc.runs import lay_down
 
-MODULE = """
-import torch
-from torch import nn
-
-
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 2 * width)
-        self.down = nn.Linear(2 * width, width)
-
-    def forward(self, x, *, mask):
-        return x + self.down(self.up(self.norm(x) * mask).relu()), mask
-
-
-class Net(nn.Module):
-    def __init__(self, width, blocks):
-        super().__init__()
-        self.table = nn.Embedding(256, width)
-        self.position = nn.Parameter(torch.randn(16, width))
-        self.register_buffer("mask", torch.ones(width), persistent=False)
-        self.blocks = nn.ModuleList([Block(width) for _ in range(blocks)])
-        self.head = nn.Linear(width, 256, bias=False)
-        self.head.weight = self.table.weight
-
-    def forward(self, x):
-        x = self.table(x) + self.position
-        for block in self.blocks:
-            x, mask = block(x, mask=self.mask)
-        return self.head(x)
-
-
-def network(width=32, blocks=3):
-    return Net(width, blocks)
-"""
 JOB = """
 model {
-  network = python("mine:network", blocks = 4)
+  network = python("own_networks:Decoder", width = 32, blocks = 4)
   loss    = cross_entropy()
 }
 data {
@@ -73,7 +38,7 @@ log {
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own")
-    (folder / "mine.py").write_text(MODULE)
+    shutil.copy(Path(__file__).parent / "own_networks.py", folder)
     (folder / "job.plt").write_text(JOB)
     return folder / "job.plt"
 

@@ -8,6 +8,7 @@ decoders, whose masks and tables of positions each stage computes for itself.
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,119 +16,20 @@ from pathlib import Path
 import pytest
 from launcher import Launcher
 from tiny_llama import write_llama
-from trained import Trained, agree, ready, staged, train, train_job
+from trained import Trained, agree, exchanges_as_planned, ready, staged, train, train_job
 
 from dslc.compiler.program import CheckpointStep
-from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import load
-from dslc.runs import lay_down, prepare, report_on
-from dslc.runtime.collectives import FIRST_STEP, STEPS
 
-MODULE = '''
-import torch
-from torch import nn
-
-
-def sequence():
-    """Sequences within a sequence, one of which has statistics of its own."""
-    inner = [nn.Sequential(nn.Linear(24, 24), nn.LayerNorm(24), nn.ReLU()) for _ in range(3)]
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Sequential(*inner), nn.Linear(24, 10))
-
-
-class Skips(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.enter = nn.Linear(64, width)
-        self.down = nn.ModuleList([nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(2)])
-        self.up = nn.ModuleList([nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(2)])
-        self.leave = nn.Linear(width, 10)
-
-    def forward(self, x):
-        samples = len(x)
-        flat = x.reshape(samples, -1)
-        with torch.no_grad():
-            scale = flat.std(dim=1, keepdim=True) + 1
-        first = self.enter(flat / scale)
-        second = self.down[0](first)
-        x = self.down[1](second)
-        x = self.up[0](x) + second
-        x = self.up[1](x) * torch.sigmoid(first)
-        if self.training:
-            x = x * 1.0
-        return self.leave(x.view(samples, 1, -1)[:, 0])
-
-
-def skips(width=24):
-    return Skips(width)
-
-
-class Shifted(nn.Module):
-    """Both stages need its buffer, which is drawn after its parameter."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(*ends) for ends in ((64, 24), (24, 24), (24, 24), (24, 10))])
-        self.gain = nn.Parameter(torch.empty(24))
-        self.register_buffer("shift", torch.empty(24))
-        self.reset_parameters()
-
-    def reset_parameters(self):
-        nn.init.uniform_(self.gain)
-        nn.init.uniform_(self.shift)
-
-    def forward(self, x):
-        x = self.layers[0](x.flatten(1)) * self.gain + self.shift
-        return self.layers[3](self.layers[2](self.layers[1](x).tanh()).tanh() + self.shift)
-
-
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.mix = nn.Linear(width, width)
-        self.up = nn.Linear(width, 2 * width)
-        self.down = nn.Linear(2 * width, width)
-
-    def forward(self, x, *, mask):
-        weights = (self.mix(x) @ x.transpose(1, 2)).masked_fill(mask, float("-inf")).softmax(-1)
-        return x + self.down(self.up(self.norm(weights @ x)).relu()), mask
-
-
-class Decoder(nn.Module):
-    """A transformer whose positions are a parameter of its own, and whose head is its table of tokens."""
-
-    def __init__(self, width, blocks):
-        super().__init__()
-        self.table = nn.Embedding(256, width)
-        self.position = nn.Parameter(0.1 * torch.randn(16, width))
-        self.register_buffer("later", torch.ones(16, 16, dtype=torch.bool).triu(1), persistent=False)
-        self.register_buffer("scale", torch.full((width,), 0.5))
-        self.blocks = nn.ModuleList([Block(width) for _ in range(blocks)])
-        self.head = nn.Linear(width, 256, bias=False)
-        self.head.weight = self.table.weight
-
-    def forward(self, tokens):
-        length = tokens.size(1)
-        assert length <= 16
-        x = self.table(tokens) + self.position[:length]
-        mask = self.later[:length, :length].expand(tokens.size(0), length, length)
-        for block in self.blocks:
-            x, mask = block(x, mask=mask)
-        return self.head(x * self.scale)
-
-
-def decoder(width=32, blocks=4):
-    return Decoder(width, blocks)
-'''
 GPT2 = (
     'transformers("gpt2", n_layer = 4, n_embd = 32, n_head = 2, vocab_size = 256, n_positions = 32, '
     "resid_pdrop = 0.0, embd_pdrop = 0.0, attn_pdrop = 0.0)"
 )
+DIGITS = "inputs = 64, width = 24, outputs = 10"
 NETWORKS = {
-    "sequence": ('python("mine:sequence")', "digits()", 0.01),
-    "skips": ('python("mine:skips")', "digits()", 0.1),
-    "shifted": ('python("mine:Shifted")', "digits()", 0.1),
-    "decoder": ('python("mine:decoder")', "stdlib(context = 16)", 0.1),
+    "sequence": (f'python("own_networks:network", {DIGITS}, depth = 3)', "digits()", 0.01),
+    "skips": (f'python("own_networks:Skips", {DIGITS})', "digits()", 0.1),
+    "shifted": (f'python("own_networks:Shifted", {DIGITS})', "digits()", 0.1),
+    "decoder": ('python("own_networks:Decoder", width = 32, blocks = 4)', "stdlib(context = 16)", 0.1),
     "gpt2": (GPT2, "stdlib(context = 16)", 0.1),
     "llama": ('transformers("tiny")', "stdlib(context = 16)", 0.1),
 }
@@ -162,7 +64,7 @@ Run = Callable[..., Trained]
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     folder = tmp_path_factory.mktemp("own")
-    (folder / "mine.py").write_text(MODULE)
+    shutil.copy(Path(__file__).parent / "own_networks.py", folder)
     write_llama(folder / "tiny", num_hidden_layers=4)
 
     def written(name: str) -> Path:
@@ -277,14 +179,4 @@ def test_a_step_exchanges_what_was_planned(
     name: str, schedule: str, tmp_path: Path, job: Callable[[str], Path], launcher: Launcher
 ) -> None:
     """All tensors that cross a cut, and the gradient of the weight that two stages share."""
-    report = Report()
-    settings = (*staged(schedule, 2, 1, 4), f"train.steps={FIRST_STEP + STEPS}")
-    made = prepare(load(str(job(name)), list(settings)), report, profile=True)
-    assert made is not None, [d.message for d in report.errors]
-    lay_down(made, str(tmp_path))
-    outcome, shown = launcher.launch(made.program, made.places, tmp_path)
-    assert outcome.failure is None, f"{outcome.failure}\n{shown}"
-    for rank in report_on(made, str(tmp_path), outcome.steps)["ranks"]:
-        found = {each["operation"]: each["measured"] for each in rank["collectives"]}
-        assert found == {each["operation"]: each["predicted"] for each in rank["collectives"]}
-        assert any(each["count"] for each in found.values())
+    exchanges_as_planned(launcher, tmp_path, job(name), *staged(schedule, 2, 1, 4))

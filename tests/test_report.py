@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from commands import dslc
 
 from dslc.measured import show_report
 from dslc.runtime.collectives import FIRST_STEP
 from dslc.runtime.report import step_time
 
 DIGITS = Path(__file__).parent.parent / "examples" / "digits.plt"
-DSLC = Path(sys.executable).parent / "dslc"
 
 
 def _run(out: Path, *flags: str) -> tuple[str, dict[str, Any]]:
     shorter = ("--set", "train.epochs=none", "--set", "evaluate.every=none")
-    command = [str(DSLC), "run", str(DIGITS), "--out", str(out), *shorter, *flags]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    run = dslc("run", DIGITS, "--out", out, *shorter, *flags)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout, json.loads((out / "report.json").read_text())
 

@@ -5,21 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import dslc
 from launcher import Launcher
 from safetensors.numpy import load_file
 from trained import ready, train
 
 from dslc.runtime.checkpoint_files import checkpoints_in, read_manifest
 from dslc.runtime.records import read_metrics
-
-DSLC = Path(sys.executable).parent / "dslc"
 
 GPT = """
 model {
@@ -177,10 +174,6 @@ def test_every_pair_of_plans(launcher: Launcher, tmp_path: Path, network: str) -
 
 
 # ----------------------------------------------------------------------------------------------------- the command
-
-
-def dslc(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(DSLC), *map(str, arguments)], cwd=cwd, capture_output=True, text=True, check=False)
 
 
 def test_a_run_directory_is_gone_on_with_where_the_job_says_so(tmp_path: Path) -> None:

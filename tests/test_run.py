@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from commands import dslc
 from safetensors.numpy import load_file
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
-DSLC = Path(sys.executable).parent / "dslc"
-
-
-def dslc(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(DSLC), *map(str, arguments)], cwd=cwd, capture_output=True, text=True, check=False)
 
 
 def train(job: Path, out: Path, *settings: str) -> tuple[list[dict[str, Any]], dict[str, np.ndarray[Any, Any]]]:

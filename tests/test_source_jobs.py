@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import made_data
 import numpy as np
 import pytest
 import torch
+from commands import dslc
 from launcher import Launcher
 
 from dslc.dsl.diagnostics import Report
@@ -21,8 +20,6 @@ from dslc.dsl.load import load_text
 from dslc.front import inspect
 from dslc.runs import prepare
 from dslc.runtime.sources import open_source
-
-DSLC = Path(sys.executable).parent / "dslc"
 
 
 def job(source: str, network: str, *, data: str = "", batch: int = 8, train: str = "steps = 12") -> str:
@@ -206,11 +203,5 @@ def test_a_library_that_is_not_installed_is_named_with_the_command(tmp_path: Pat
         (tmp_path / "hidden" / f"{name}.py").write_text(f"raise ModuleNotFoundError('No module named {name}')")
     for source, extra in (('parquet("*.parquet")', "parquet"), ('datasets("./d")', "datasets")):
         (tmp_path / "a.plt").write_text(job(source, "[linear(2)]"))
-        run = subprocess.run(
-            [str(DSLC), "check", "a.plt"],
-            cwd=tmp_path,
-            env=dict(os.environ, PYTHONPATH=str(tmp_path / "hidden")),
-            capture_output=True,
-            text=True,
-        )
+        run = dslc("check", "a.plt", cwd=tmp_path, env=dict(os.environ, PYTHONPATH=str(tmp_path / "hidden")))
         assert "warning[E0803]" in run.stderr and f"pip install 'dslc[{extra}]'" in run.stderr, run.stderr

@@ -13,12 +13,7 @@ import numpy as np
 import pytest
 from launcher import PRELOADED, Launcher
 from tiny_llama import write_llama
-from trained import Trained, agree, load_what_traces, ready, train, train_job
-
-from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import load
-from dslc.runs import lay_down, prepare, report_on
-from dslc.runtime.collectives import FIRST_STEP, STEPS
+from trained import Trained, agree, exchanges_as_planned, load_what_traces, ready, train, train_job
 
 OWN = Path(__file__).parent / "own_transformer.py"
 PLAN = """[
@@ -218,16 +213,7 @@ EXCHANGED = [
 
 @pytest.mark.parametrize("name, settings", EXCHANGED[:1], ids=_name)
 def test_a_step_exchanges_what_was_planned(jobs: Jobs, name: str, settings: tuple[str, ...], tmp_path: Path) -> None:
-    report, more = Report(), (*jobs.settings(name), *settings, f"train.steps={FIRST_STEP + STEPS}")
-    made = prepare(load(str(jobs.write(name)), list(more)), report, profile=True)
-    assert made is not None, [d.message for d in report.errors]
-    lay_down(made, str(tmp_path))
-    outcome, shown = jobs.launcher.launch(made.program, made.places, tmp_path)
-    assert outcome.failure is None, f"{outcome.failure}\n{shown}"
-    for rank in report_on(made, str(tmp_path), outcome.steps)["ranks"]:
-        found = {each["operation"]: each["measured"] for each in rank["collectives"]}
-        assert found == {each["operation"]: each["predicted"] for each in rank["collectives"]}
-        assert any(each["count"] for each in found.values())
+    exchanges_as_planned(jobs.launcher, tmp_path, jobs.write(name), *jobs.settings(name), *settings)
 
 
 @pytest.mark.long

@@ -7,12 +7,12 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from commands import DSLC, dslc
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -22,12 +22,7 @@ from dslc.dsl import calls as c
 from dslc.runtime import token_files
 from dslc.runtime.token_files import TokensError, pieces_of, write_tokens
 
-DSLC = Path(sys.executable).parent / "dslc"
 TEXT = Path(argparse.__file__).read_text()
-
-
-def dslc(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(DSLC), "tokens", *map(str, arguments)], cwd=cwd, capture_output=True, text=True)
 
 
 def tokens_of(file: Path, item: str = "<u2") -> list[int]:
@@ -57,7 +52,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_bytes_of_files_one_after_another(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("día\n", encoding="utf-8")
     (tmp_path / "b.txt").write_bytes(b"\xff\x00")
-    run = dslc("a.txt", "b.txt", "-o", "t.bin", cwd=tmp_path)
+    run = dslc("tokens", "a.txt", "b.txt", "-o", "t.bin", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("t.bin: 7 tokens of 16 bits, vocabulary 256\n")
     assert tokens_of(tmp_path / "t.bin") == list("día\n".encode() + b"\xff\x00")
@@ -67,7 +62,7 @@ def test_bytes_of_files_one_after_another(tmp_path: Path) -> None:
 
 def test_the_lines_it_prints_are_a_job_that_is_good(tmp_path: Path, gpt2: Path) -> None:
     (tmp_path / "a.txt").write_text(TEXT)
-    run = dslc("a.txt", "-o", "t.bin", "--tokenizer", gpt2, cwd=tmp_path)
+    run = dslc("tokens", "a.txt", "-o", "t.bin", "--tokenizer", gpt2, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     summary, _, block = run.stdout.partition("\n")
     assert "of 16 bits, vocabulary 400, `<|endoftext|>` behind each text" in summary
@@ -76,7 +71,7 @@ def test_the_lines_it_prints_are_a_job_that_is_good(tmp_path: Path, gpt2: Path) 
         + block.replace("validation", "batch      = 8\n  validation")
         + "train { epochs = 1, optimizer = sgd() }\n"
     )
-    check = subprocess.run([str(DSLC), "check", "job.plt"], cwd=tmp_path, capture_output=True, text=True)
+    check = dslc("check", "job.plt", cwd=tmp_path)
     assert check.returncode == 0 and "is good" in check.stdout, check.stderr
     facts = source_facts(c.Tokens(files=str(tmp_path / "t.bin")), 16)
     assert facts.vocab == 400 and facts.samples == (len(tokens_of(tmp_path / "t.bin")) - 1) // 16
@@ -93,7 +88,7 @@ def test_what_it_cannot_do_is_said(tmp_path: Path, gpt2: Path) -> None:
         (("a.txt", "-o", "t.bin", "--tokenizer", gpt2), "a.txt is not UTF-8: byte 70003 is 0xe2"),
         (("a.txt", "-o", "none/t.bin"), "none/t.bin.part: No such file or directory"),
     ):
-        run = dslc(*words, cwd=tmp_path)
+        run = dslc("tokens", *words, cwd=tmp_path)
         assert run.returncode == 2 and message in run.stderr and "Traceback" not in run.stderr, run.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "there.bin"]
 
@@ -161,8 +156,8 @@ def test_the_example_trains_on_the_file_that_it_says_how_to_make(tmp_path: Path)
     here = {**os.environ, "PATH": f"{DSLC.parent}{os.pathsep}{os.environ['PATH']}"}
     subprocess.run(command, shell=True, cwd=tmp_path, env=here, check=True, capture_output=True)
     (tmp_path / "tokens.plt").write_text(example.read_text())
-    words = [str(DSLC), "run", "tokens.plt", "--out", "run", "--set", "train.steps=25", "--set", "evaluate.every=none"]
-    run = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    shorter = ("--set", "train.steps=25", "--set", "evaluate.every=none")
+    run = dslc("run", "tokens.plt", "--out", "run", *shorter, cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["split"] == "validation" and lines[-1]["loss"] < 4.5 < lines[0]["loss"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import dslc
 from launcher import Launcher
 from made_programs import images, places, program
 
@@ -21,8 +21,6 @@ from dslc.front import inspect
 from dslc.reference import shrunk
 from dslc.runtime.observe import Observation, Seen
 from dslc.verification import Rounding, Verdict, compare, compare_resumed
-
-DSLC = Path(sys.executable).parent / "dslc"
 
 JOB = """
 model {
@@ -105,10 +103,8 @@ def verify(folder: Path, text: str, *settings: str, **broken: str) -> subprocess
         own = own.replace(place, broken.get(place.lower(), "pass"))
     (folder / "own.py").write_text(own)
     (folder / "job.plt").write_text(text)
-    command = [str(DSLC), "verify", "job.plt"]
-    for setting in settings:
-        command += [setting] if setting.startswith("--") else ["--set", setting]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+    words = (word for each in settings for word in ((each,) if each.startswith("--") else ("--set", each)))
+    return dslc("verify", "job.plt", *words, cwd=folder)
 
 
 def line_of(shown: str, title: str) -> str:

@@ -17,7 +17,8 @@ from dslc.compiler.program import JobProgram, RankPlace
 from dslc.compiler.trace import trace_model
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
-from dslc.runs import Ready, prepare
+from dslc.runs import Ready, lay_down, prepare, report_on
+from dslc.runtime.collectives import FIRST_STEP, STEPS
 from dslc.runtime.records import Record, read_metrics
 
 METRICS = ("loss", "accuracy", "top_k")
@@ -59,10 +60,10 @@ def staged(schedule: str, pipeline: int, data: int, microbatches: int, *settings
     return (*axes, f"parallelism.schedule={schedule}", f"parallelism.microbatches={microbatches}", *settings)
 
 
-def ready(job: Path, *settings: str) -> Ready:
+def ready(job: Path, *settings: str, profile: bool = False) -> Ready:
     """The job with its `--set`s, as `dslc run` prepares it; AssertionError where it is rejected."""
     loaded, report = load(str(job), list(settings)), Report()
-    found = prepare(loaded, report) if loaded.job is not None else None
+    found = prepare(loaded, report, profile=profile) if loaded.job is not None else None
     assert found is not None, [d.message for d in (*loaded.report.errors, *report.errors)]
     return found
 
@@ -83,6 +84,19 @@ def train_job(launcher: Launcher, job: Path, *settings: str, folder: Path | None
         folder = job.parent / f"run{len(list(job.parent.iterdir()))}"
         folder.mkdir()
     return train(launcher, folder, made.program, made.places)
+
+
+def exchanges_as_planned(launcher: Launcher, folder: Path, job: Path, *settings: str) -> None:
+    """What each rank exchanges in a step of the job, run with --profile, is what the plan says: kind, count, bytes."""
+    made = ready(job, *settings, f"train.steps={FIRST_STEP + STEPS}", profile=True)
+    lay_down(made, str(folder))
+    outcome, shown = launcher.launch(made.program, made.places, folder)
+    assert outcome.failure is None, f"{outcome.failure}\n{shown}"
+    for rank in report_on(made, str(folder), outcome.steps)["ranks"]:
+        assert rank["recorded"] == list(range(FIRST_STEP, FIRST_STEP + STEPS)) and rank["steady"]
+        found = {each["operation"]: each["measured"] for each in rank["collectives"]}
+        assert found == {each["operation"]: each["predicted"] for each in rank["collectives"]}
+        assert any(each["count"] for each in found.values())
 
 
 def agree(one: Trained, other: Trained, losses: float = 1e-5, weights: float | None = 1e-5) -> None:
