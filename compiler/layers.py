@@ -13,7 +13,7 @@ from typing import TypeAlias
 from dslc.compiler.tape import Tape, Value, describe, layer, say
 from dslc.compiler.working import Store
 from dslc.dsl import layers as s
-from dslc.dsl.diagnostics import Note
+from dslc.dsl.diagnostics import Note, division
 from dslc.dsl.registry import Call
 
 AnyConv: TypeAlias = s.Conv1d | s.Conv2d
@@ -68,7 +68,7 @@ def convolution(spec: AnyConv, x: Value, t: Tape) -> Value:
                 f"{count} channels {what}, which {spec.groups} groups cannot share",
                 spec,
                 argument if spec.is_set(argument) else "groups",
-                label=f"{count} = {count // spec.groups} x {spec.groups} + {count % spec.groups}",
+                label=division(count, spec.groups),
                 help="both numbers of channels must be multiples of `groups`",
             )
     size = windows(spec, x, t, spec.stride)

@@ -10,6 +10,7 @@ from itertools import count
 from dslc.compiler.layers import wants_numbers
 from dslc.compiler.tape import Tape, Value, at, layer, say, unroll
 from dslc.dsl import layers as s
+from dslc.dsl.diagnostics import division
 from dslc.dsl.registry import Call
 
 
@@ -109,7 +110,7 @@ def _wants_heads(spec: Call, x: Value, t: Tape, heads: int) -> None:
             f"{heads} heads cannot share a width of {width}",
             spec,
             "heads",
-            label=f"{width} = {heads} x {width // heads} + {width % heads}",
+            label=division(width, heads),
             help=f"`heads = {' or '.join(map(str, sorted(close)))}`, or a width that is a multiple of {heads}",
         )
 

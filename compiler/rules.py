@@ -18,7 +18,7 @@ from dslc.compiler.rules_pipeline import check_pipeline
 from dslc.compiler.rules_training import check_training
 from dslc.compiler.workload import Workload, in_steps
 from dslc.dsl import calls as c
-from dslc.dsl.diagnostics import Diagnostic, Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.job import JobSpec
 from dslc.dsl.registry import Quantity
 from dslc.dsl.source import Span
@@ -178,7 +178,7 @@ def _check_axes(job: JobSpec, layout: Layout, source: SourceFacts, model: ModelG
             "E0403",
             f"{replicas} replicas cannot be kept inside a data axis of {shards}",
             parallelism.at("replicas"),
-            label=f"{shards} = {replicas} x {shards // replicas} + {shards % replicas}",
+            label=division(shards, replicas),
             help="a divisor of the data axis",
         )
     if parallelism.zero and shards * sizes["context"] == 1:

@@ -11,7 +11,7 @@ from dslc.compiler.model import ModelGraph
 from dslc.compiler.nodes import LayerNode
 from dslc.compiler.rules_styles import check_styles, report_uneven
 from dslc.compiler.tensor_plan import TensorPlan, needs_whole, tensor_plan
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Note, Report, division
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import GPT, Attention, PythonNetwork, TransformerBlock, TransformersNetwork, ViT
 from dslc.dsl.registry import Call
@@ -90,7 +90,7 @@ def _check_pieces(layout: Layout, model: ModelGraph, plan: TensorPlan, span: Spa
                 "E0419",
                 f"sequences of {length} positions cannot be shared out over {ranks} tensor-parallel ranks",
                 span,
-                label=f"{length} = {ranks} x {length // ranks} + {length % ranks}",
+                label=division(length, ranks),
                 help=f"`sequence = false`, or a length that is a multiple of {ranks * context}",
             )
             return
@@ -122,7 +122,7 @@ def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: Mode
             "E0419",
             f"sequences of {length} tokens cannot be shared out over {ranks} context-parallel ranks",
             span,
-            label=f"{length} = {ranks} x {length // ranks} + {length % ranks}",
+            label=division(length, ranks),
             help=f"a context that is a multiple of {ranks}",
         )
     whole = needs_whole(model) if model is not None and model.root is not None else None

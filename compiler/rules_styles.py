@@ -10,7 +10,7 @@ from dslc.compiler.facts import ModelFacts, ShareFacts
 from dslc.compiler.nodes import ModelGraph
 from dslc.compiler.rules_training import entry_at, likely_patterns
 from dslc.compiler.tensor_patterns import Chosen, Fault, chosen, read
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Note, Report, division
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import TransformersNetwork
 from dslc.dsl.registry import Call
@@ -99,7 +99,7 @@ def report_uneven(what: str, value: int, ranks: int, where: Span | None, job: Jo
         "E0417",
         f"{value} ({what}) cannot be shared out over {ranks} tensor-parallel ranks",
         where,
-        label=f"{value} = {ranks} x {value // ranks} + {value % ranks}",
+        label=division(value, ranks),
         notes=[Note(message="`parallelism.tensor` is set here", span=job.parallelism.at("tensor"))],
         help=f"use {below} or {below + ranks}" if below else f"use {ranks}",
     )

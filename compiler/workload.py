@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dslc.compiler.facts import SourceFacts
 from dslc.compiler.layout import Layout
-from dslc.dsl.diagnostics import Diagnostic, Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.job import JobSpec
 from dslc.dsl.registry import Quantity
 from dslc.dsl.source import Span
@@ -105,7 +105,7 @@ def _check_shares(job: JobSpec, layout: Layout, report: Report) -> None:
             "E0301",
             f"a global batch of {batch} cannot be shared out over {ranks} data-parallel ranks",
             job.data.at("batch"),
-            label=f"{batch} = {ranks} x {batch // ranks} + {batch % ranks}",
+            label=division(batch, ranks),
             notes=[Note(message=what, span=where)],
             help=f"use {below} or {below + ranks}" if below else f"use {ranks}, or fewer ranks",
         )

@@ -100,3 +100,8 @@ class JobError(Exception):
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         self.diagnostics = tuple(diagnostics)
         super().__init__(f"{len(self.diagnostics)} mistakes in the job")
+
+
+def division(whole: int, parts: int) -> str:
+    """A label that shows what is over: `63 = 2 x 31 + 1`."""
+    return f"{whole} = {parts} x {whole // parts} + {whole % parts}"
