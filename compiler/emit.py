@@ -125,12 +125,6 @@ def _pipeline(analysis: Analysis) -> p.PipelineStep | None:
     sizes = analysis.layout.sizes
     plan = tensor_plan(analysis.job, sizes["tensor"], model)
 
-    def own(layer: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """What a rank has of what `layer` ("": the loss) is given."""
-        if sizes["context"] > 1:
-            shape = (shape[0] // sizes["context"], *shape[1:])
-        return plan.given(layer, shape, sizes["tensor"])
-
     for index, (numbers, rank) in enumerate(zip(pipeline.stages, schedule.placement, strict=True)):
         layers = [model.layers[n] for n in numbers]
         made = sent(analysis.job, model, numbers[-1]) if index + 1 < len(pipeline.stages) else (model.output,)
@@ -140,8 +134,8 @@ def _pipeline(analysis: Analysis) -> p.PipelineStep | None:
                 index=index,
                 rank=rank,
                 modules=tuple(layer.name for layer in layers),
-                inputs=tuple((own(layers[0].name, fact.shape), fact.dtype) for fact in given),
-                outputs=tuple((own(after, fact.shape), fact.dtype) for fact in made),
+                inputs=tuple((plan.given(layers[0].name, fact.shape, sizes), fact.dtype) for fact in given),
+                outputs=tuple((plan.given(after, fact.shape, sizes), fact.dtype) for fact in made),
             )
         )
         given = made

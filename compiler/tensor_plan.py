@@ -20,7 +20,7 @@ Contract: plain Python over the modules the network is made of. A module has one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dslc.compiler.facts import CutCall
@@ -58,8 +58,11 @@ class TensorPlan:
     pieces: set[str] = field(default_factory=set)
     shares: set[str] = field(default_factory=set)
 
-    def given(self, layer: str, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
-        """What a rank has of `shape`, which `layer` is given for each sample."""
+    def given(self, layer: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """What a rank has of `shape`, which `layer` ("": the loss) is given for each sample; `sizes` are the axes'."""
+        ranks = sizes["tensor"]
+        if sizes["context"] > 1:
+            shape = (shape[0] // sizes["context"], *shape[1:])
         if layer in self.pieces:
             return (shape[0] // ranks, *shape[1:])
         return (*shape[:-1], shape[-1] // ranks) if layer in self.shares else shape

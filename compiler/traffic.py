@@ -468,13 +468,11 @@ def messages(
 ) -> tuple[tuple[TensorFact, ...], ...]:
     """What a rank of each stage but the last hands on of a micro-batch, and gets back as its gradient: its own part,
     where the context or the tensor axis shares it out."""
-    tensor, context = layout.sizes["tensor"], layout.sizes["context"]
     found = []
     for stage, following in pairwise(stages):
         facts = []
         for fact in sent(job, model, stage[-1]):
-            shape = (fact.shape[0] // context, *fact.shape[1:]) if context > 1 else fact.shape
-            shape = plan.given(model.layers[following[0]].name, shape, tensor)
+            shape = plan.given(model.layers[following[0]].name, fact.shape, layout.sizes)
             facts.append(TensorFact(shape=(workload.microbatch, *shape), dtype=fact.dtype))
         found.append(tuple(facts))
     return tuple(found)

@@ -56,7 +56,13 @@ def assemble(job: JobProgram, device: torch.device) -> Parts:
         plain, engine = _sharded(job, device) if parts else _whole(job, device)
     with dynamo.leave_out():
         moved = offload.moves_optimizer(job)
-        optimizer = build_optimizer(job.optimizer, plain, shared_out=job.gradients.kind == "zero1", moved=moved)
+        optimizer = build_optimizer(
+            job.optimizer,
+            plain,
+            shared_out=job.gradients.kind == "zero1",
+            moved=moved,
+            scaled=job.precision.scaled,
+        )
     return Parts(
         plain=plain,
         engine=engine,

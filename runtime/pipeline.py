@@ -26,7 +26,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,12 +38,8 @@ from dslc.runtime.blank import Blank, Spot
 from dslc.runtime.engine import Engine
 from dslc.runtime.mesh import AXES, Mesh
 from dslc.runtime.precision import autocast
-from dslc.runtime.stage import CapturedStage, Stage
+from dslc.runtime.stage import CapturedStage, Part, Stage
 from dslc.runtime.weights import named_tensors
-
-if TYPE_CHECKING:
-    from dslc.runtime.captured import Code
-    from dslc.runtime.recording import Held
 
 
 def preload() -> None:
@@ -52,16 +48,6 @@ def preload() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- the stages
-
-
-@dataclass(kw_only=True)
-class Part:
-    """What a stage of a user's own module does, in training and in evaluation, and where the tensors are that it uses
-    outside of layers: in a layer of its own, or in `holder`."""
-
-    codes: Mapping[bool, Code]
-    holder: nn.Module = field(default_factory=nn.Module)
-    places: dict[Held, Spot] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -98,19 +84,10 @@ def cut(job: JobProgram, made: Blank, coordinate: int) -> Cut:
     between = _between(job.pipeline, made.module) if "" in names else {}
     kept = inside | {id(part) for part in between.values()}
     parts = {} if job.model.root is not None else _parts(job, made.module, [stage.index for stage in own])
-    spots: dict[str, list[Spot]] = {}
-    shared: dict[str, tuple[int, ...]] = {}
-    elsewhere: dict[str, Spot] = {}
-    for name, all_spots in made.spots.items():
-        mine = [spot for spot in all_spots if id(spot[0]) in kept]
-        if mine:
-            spots[name] = mine
-        if mine and len(all_spots) > 1:
-            holders = _holders(job.pipeline, made.module, all_spots)
-            if len(holders) > 1:
-                shared[name] = holders
-            if all_spots[0] not in mine:
-                elsewhere[name] = mine[0]
+    mine = {name: [spot for spot in each if id(spot[0]) in kept] for name, each in made.spots.items()}
+    spots = {name: each for name, each in mine.items() if each}
+    shared = _shared(job.pipeline, made, spots)
+    elsewhere = {name: each[0] for name, each in spots.items() if made.spots[name][0] not in each}
     for part in parts.values():
         _hold(part, made, spots, inside)
     leads = [*filter(None, names), *(f"{path}." for path in between)]
@@ -119,15 +96,10 @@ def cut(job: JobProgram, made: Blank, coordinate: int) -> Cut:
         if id(left) not in kept:
             left._parameters.clear()
             left._buffers.clear()
+    inits = tuple(init for init in made.step.inits if init.parameter in spots)
     found = Cut(
         job=_restricted(job, names),
-        made=dataclasses.replace(
-            made,
-            step=dataclasses.replace(
-                made.step, inits=tuple(init for init in made.step.inits if init.parameter in spots)
-            ),
-            spots=spots,
-        ),
+        made=dataclasses.replace(made, step=dataclasses.replace(made.step, inits=inits), spots=spots),
         modules=modules,
         parts=parts,
         whole=whole,
@@ -137,6 +109,12 @@ def cut(job: JobProgram, made: Blank, coordinate: int) -> Cut:
         path, _, attribute = name.rpartition(".")
         found.stand_ins.append((made.module.get_submodule(path), attribute, spot))
     return found
+
+
+def _shared(step: PipelineStep, made: Blank, spots: Mapping[str, list[Spot]]) -> dict[str, tuple[int, ...]]:
+    """The pipeline coordinates that have each of the tied weights `spots`, where these are several."""
+    holders = {name: _holders(step, made.module, made.spots[name]) for name in spots if len(made.spots[name]) > 1}
+    return {name: found for name, found in holders.items() if len(found) > 1}
 
 
 def _between(step: PipelineStep, model: nn.Module) -> dict[str, nn.Module]:
@@ -273,18 +251,7 @@ def join(job: JobProgram, cut: Cut, mesh: Mesh, device: torch.device) -> Pipelin
     stages: dict[int, Stage | CapturedStage] = {}
     for n, layers in cut.modules.items():
         if n in cut.parts:
-            part = cut.parts[n]
-            stages[n] = CapturedStage(
-                step.stages[n],
-                n == last,
-                layers,
-                part.holder,
-                part.places,
-                part.codes,
-                cut.made.module,
-                around,
-                device,
-            )
+            stages[n] = CapturedStage(step.stages[n], n == last, layers, cut.parts[n], cut.made.module, around, device)
         else:
             stages[n] = Stage(step.stages[n], n == last, layers.values(), around)
     if "" in job.compiled:  # the whole model

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from dslc.compiler.program import StageStep
+from dslc.runtime.blank import Spot
 from dslc.runtime.recording import INPUT, Call, Held, filled, tensors_of
 
 if TYPE_CHECKING:
@@ -43,26 +45,33 @@ class Stage(nn.Module):
         return x if self.last else _ready(x, self._sent)
 
 
+@dataclass(kw_only=True)
+class Part:
+    """What a stage of a user's own module does, in training and in evaluation, and where the tensors are that it uses
+    outside of layers: in a layer of its own, or in `holder`."""
+
+    codes: Mapping[bool, Code]
+    holder: nn.Module = field(default_factory=nn.Module)
+    places: dict[Held, Spot] = field(default_factory=dict)
+
+
 class CapturedStage(nn.Module):
-    """A part of a user's own module. `whole` is the module, whose `training` says which code runs; `places` say where
-    the parameters and buffers are that are used outside of layers, of which `holder` has those of no layer."""
+    """A part of a user's own module. `whole` is the module, whose `training` says which code runs."""
 
     def __init__(
         self,
         step: StageStep,
         last: bool,
         layers: Mapping[str, nn.Module],
-        holder: nn.Module,
-        places: Mapping[Held, tuple[nn.Module, str]],
-        codes: Mapping[bool, Code],
+        part: Part,
         whole: nn.Module,
         around: Contexts,
         device: torch.device,
     ) -> None:
         super().__init__()
         self.step, self.last, self._around, self._device = step, last, around, device
-        self.layers, self.holder = nn.ModuleList(layers.values()), holder
-        self._named, self._places, self._codes = dict(layers), dict(places), dict(codes)
+        self.layers, self.holder = nn.ModuleList(layers.values()), part.holder
+        self._named, self._places, self._codes = dict(layers), dict(part.places), dict(part.codes)
         self._whole = [whole]  # in a list: it is no part of the stage
         self._sent = [getattr(torch, dtype) for _, dtype in step.outputs]
 

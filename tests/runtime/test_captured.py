@@ -15,7 +15,7 @@ from dslc.compiler.program import PrecisionStep, StageStep, TensorParallelStep
 from dslc.runtime.capture import capture
 from dslc.runtime.captured import codes, held_by, look
 from dslc.runtime.recording import CaptureError
-from dslc.runtime.stage import CapturedStage
+from dslc.runtime.stage import CapturedStage, Part
 
 FP32 = PrecisionStep()
 
@@ -139,7 +139,7 @@ def stages(model: nn.Module, example: Tensor, layers: Sequence[str], precision: 
         last = n == len(ends)
         found.append(
             CapturedStage(
-                step, last, own, nn.Module(), places, code, model, contextlib.nullcontext, torch.device("cpu")
+                step, last, own, Part(codes=code, places=places), model, contextlib.nullcontext, torch.device("cpu")
             )
         )
     return found, seams

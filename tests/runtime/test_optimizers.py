@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -43,6 +44,29 @@ def test_twenty_steps_are_those_of_torchs_plain_loop(kind: str, arguments: dict[
     torch.testing.assert_close(ours, plain, rtol=1e-5, atol=2e-6)
     other = trained(lambda model: build_optimizer(OptimizerStep(kind=kind, lr=0.021, arguments=arguments), model))
     assert (other - plain).abs().max() > 1e-4, "the test can tell one rate from another"
+
+
+@pytest.mark.parametrize(("kind", "arguments"), CASES)
+@pytest.mark.parametrize("skipped", [0, 2])
+def test_a_step_whose_gradient_overflows_leaves_nothing_behind(
+    kind: str, arguments: dict[str, Any], skipped: int
+) -> None:
+    step, found = OptimizerStep(kind=kind, lr=0.02, arguments=arguments), []
+    for gradients in ([0.1, 0.2, 0.3], [0.1, 0.2, 0.3]):
+        if found:
+            gradients.insert(skipped, math.inf)
+        model = nn.Linear(40, 2)
+        nn.init.ones_(model.weight)
+        optimizer = build_optimizer(step, model, scaled=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1.0, backoff_factor=1.0 - 2**-20)
+        for gradient in gradients:
+            torch.full((80,), 1e30)  # is freed, and its numbers are what the next tensor begins with
+            scaler.scale(torch.zeros(()))
+            model.weight.grad = torch.full_like(model.weight, gradient)
+            scaler.step(optimizer)
+            scaler.update()
+        found.append(model.weight.detach())
+    torch.testing.assert_close(found[0], found[1])
 
 
 @pytest.mark.parametrize("call", [calls.SGD, calls.Adam, calls.AdamW, calls.Adagrad, calls.Rmsprop])
