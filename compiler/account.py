@@ -265,6 +265,7 @@ class _Account:
             own = sum(layer.kept for layer in self._bytes)
             first, later = peaks_held(schedule, kept, between)[pipeline]
             self._flight = max(0, int(first) - own), max(0, int(later) - own)
+        self._updated = 0  # numbers that the optimizer of the rank changes
         self._most = -1
 
     # ---------------------------------------------------------------------------------------------------- the state
@@ -273,19 +274,14 @@ class _Account:
         job, layout, sharding = self._job, self._layout, self._sharding
         own = [q for layer in self._layers for q in layer.parameters if q.tied_to is None]
         train = [q for q in own if q.name in self._trained]
-        states = 4 * state_per_parameter(job.train.optimizer)
-        rank = 0
-        if sharding.engine == "fsdp":
-            parameters = 4 * sum(_share(q, sharding.shards) for q in own)
-            optimizer = states * sum(_share(q, sharding.shards) for q in train)
-        else:
-            parameters = 4 * sum(_share(q, 1) for q in own)
-            if sharding.engine == "zero1":
-                dealt = self._dealt()
-                rank = max(range(len(dealt)), key=dealt.__getitem__)
-                optimizer = states * dealt[rank]
-            else:
-                optimizer = states * sum(_share(q, 1) for q in train)
+        shards = sharding.shards if sharding.engine == "fsdp" else 1
+        parameters = 4 * sum(_share(q, shards) for q in own)
+        rank, self._updated = 0, sum(_share(q, shards) for q in train)
+        if sharding.engine == "zero1":
+            dealt = self._dealt()
+            rank = max(range(len(dealt)), key=dealt.__getitem__)
+            self._updated = dealt[rank]
+        optimizer = 4 * state_per_parameter(job.train.optimizer) * self._updated
         if "parameters" in self._moved:
             parameters = optimizer = 0
         return MemoryNode(
@@ -401,15 +397,21 @@ class _Account:
         self._stop("backward pass of the loss", None, gradients, engine.communication, held)
 
     def _update_bytes(self) -> int:
-        """What the optimizer makes for a while: without a kernel of its own, a number or two for each it updates."""
-        if not isinstance(self._job.train.optimizer, c.Rmsprop):
-            if self._sharding.engine != "none":
-                return 0
-            # The gradient of a convolution lies in another order than its weight, and is put into that.
-            kernels = (q.count for layer in self._layers for q in layer.parameters if len(q.shape) == 4)
-            return 4 * max(kernels, default=0)
-        states = max(1, state_per_parameter(self._job.train.optimizer))
-        return self._rest.optimizer // states
+        """What the optimizer makes for a while: without a kernel of its own, a number for each that it updates."""
+        train, optimizer = self._job.train, self._job.train.optimizer
+        if self._moved & {"optimizer", "parameters"}:  # it works in the host's memory
+            return 0
+        if isinstance(optimizer, c.SGD) and optimizer.weight_decay:
+            rows = self._sharding.engine == "fsdp" or self._layout.sizes["tensor"] > 1
+            if rows or isinstance(train.precision, c.Fp16):  # of which torch has no fused kernel, or none that skips
+                return 4 * self._updated
+        if isinstance(optimizer, c.Rmsprop):
+            return 4 * self._updated
+        if self._sharding.engine != "none":
+            return 0
+        # The gradient of a convolution lies in another order than its weight, and is put into that.
+        kernels = (q.count for layer in self._layers for q in layer.parameters if len(q.shape) == 4)
+        return 4 * max(kernels, default=0)
 
     def _name(self, layer: int) -> str:
         node = self._layers[layer]
