@@ -184,8 +184,8 @@ def _warnings(analysis: Analysis, again: Analyse) -> set[str]:
 def _changes(analysis: Analysis) -> Iterator[Change]:
     """Single changes, from little to much of each kind."""
     job, layout = analysis.job, analysis.layout
-    parallelism, data = job.parallelism, layout.sizes["data"]
-    if data > 1:
+    parallelism = job.parallelism
+    if layout.sizes["data"] * layout.sizes["context"] > 1:
         for zero in range(parallelism.zero + 1, 4):
             yield Change(what="zero", text=f"parallelism.zero = {zero}", make=_set("parallelism", zero=zero))
         if parallelism.replicas > 1:

@@ -9,7 +9,7 @@ from dslc.compiler.layout import Layout
 from dslc.compiler.model import LayerNode, ModelGraph
 from dslc.compiler.rules_axes import own_network
 from dslc.compiler.schedules import SPLITS_BACKWARD, ScheduleTable, accepted_microbatches, demands
-from dslc.compiler.sharding import offloaded, trained
+from dslc.compiler.sharding import offloaded, sharding_of, trained
 from dslc.compiler.stages import holders, unsendable
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec
@@ -41,7 +41,7 @@ def check_pipeline(job: JobSpec, layout: Layout, model: ModelGraph | None, repor
             notes=[schedule],
             help="`compile = false`, or another schedule",
         )
-    if parallelism.zero == 3 and layout.sizes["data"] > 1 and split:
+    if parallelism.zero == 3 and sharding_of(job, layout).reshard and split:
         report.add(
             "E0430",
             f"`{parallelism.schedule}` splits the backward pass in two, and between the halves `zero = 3` lets go of "
@@ -50,7 +50,7 @@ def check_pipeline(job: JobSpec, layout: Layout, model: ModelGraph | None, repor
             notes=[schedule],
             help="`zero = 2`, or another schedule",
         )
-    if parallelism.zero == 2 and layout.sizes["data"] > 1 and layout.microbatches > 1:
+    if parallelism.zero == 2 and sharding_of(job, layout).shards > 1 and layout.microbatches > 1:
         report.add(
             "W0433",
             "under a pipeline the gradients of a stage stay whole until its last micro-batch: `zero = 2` is `zero = 1`",
