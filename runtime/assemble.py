@@ -130,6 +130,6 @@ def _apply(job: JobProgram, plain: nn.Module, device: torch.device) -> None:
     around = job.tensor is not None and job.recompute.kind == "full"
     if not around:
         recompute.apply(job.recompute, plain)
-    compiling.apply(job.compiled, plain, device)
+    compiling.apply(job.compiled, plain, device, cut=job.tensor is not None)
     if around:
         recompute.apply(job.recompute, plain)

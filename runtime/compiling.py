@@ -8,7 +8,8 @@ Contract: names, parameters and hooks stay; results agree with the plain module 
 what torch compiles with is a CompileError before the first step, which says what is missing.
 
 Limits: what torch cannot compile runs as it is between compiled parts. A second size of a batch (the last of an epoch,
-evaluation) is compiled once more, for any size.
+evaluation) is compiled once more, for any size; on the tensor axis each size is, as torch (2.13) cannot do any size of
+a DTensor.
 """
 
 from __future__ import annotations
@@ -26,10 +27,9 @@ class CompileError(RuntimeError):
     """The machine has not what `train.compile` needs."""
 
 
-def apply(modules: tuple[str, ...], model: nn.Module, device: torch.device) -> None:
-    """Has torch compile these modules of `model`, which will run on `device`, at their first call.
-
-    Raises CompileError.
+def apply(modules: tuple[str, ...], model: nn.Module, device: torch.device, *, cut: bool = False) -> None:
+    """Has torch compile these modules of `model`, which will run on `device`, at their first call; `cut` says that the
+    tensor axis cuts them. Raises CompileError.
     """
     if not modules:
         return
@@ -43,7 +43,7 @@ def apply(modules: tuple[str, ...], model: nn.Module, device: torch.device) -> N
     limits.fail_on_recompile_limit_hit = True
     for name in modules:
         module = model.get_submodule(name)
-        module.forward = torch.compile(module.forward)
+        module.forward = torch.compile(module.forward, dynamic=False if cut else None)
 
 
 def _expect_compiler(device: torch.device) -> None:

@@ -256,7 +256,7 @@ def join(job: JobProgram, cut: Cut, mesh: Mesh, device: torch.device) -> Pipelin
             stages[n] = Stage(step.stages[n], n == last, layers.values(), around)
     if "" in job.compiled:  # the whole model
         for stage in stages.values():
-            compiling.apply(("",), stage, device)
+            compiling.apply(("",), stage, device, cut=job.tensor is not None)
     return Pipeline(step=step, stages=stages, mesh=mesh, device=device, whole=cut.whole, shared=cut.shared)
 
 
