@@ -51,7 +51,8 @@ def test_twenty_steps_are_those_of_torchs_plain_loop(kind: str, arguments: dict[
 def test_a_step_whose_gradient_overflows_leaves_nothing_behind(
     kind: str, arguments: dict[str, Any], skipped: int
 ) -> None:
-    step, found = OptimizerStep(kind=kind, lr=0.02, arguments=arguments), []
+    step = OptimizerStep(kind=kind, lr=0.02, arguments=arguments)
+    found: list[torch.Tensor] = []
     for gradients in ([0.1, 0.2, 0.3], [0.1, 0.2, 0.3]):
         if found:
             gradients.insert(skipped, math.inf)
