@@ -114,12 +114,11 @@ def _facts(job: str) -> Facts:
 
 def tokens(row: Row, found: Analysis, efficiency: float) -> float:
     """Tokens a second on each device, where products reach that share of its peak."""
-    assert found.pipeline is not None and found.model is not None
+    assert found.staging is not None
     layout = replace(found.layout, hardware=replace(found.layout.hardware, efficiency=efficiency))
-    pipeline = found.pipeline
-    made = estimate(found.job, layout, found.workload, found.model, pipeline.stages, pipeline.schedule, found.costs)
+    made = estimate(replace(found.staging, layout=layout), found.costs)
     assert made.step_time is not None
-    return found.job.data.batch * found.model.input.shape[0] / made.step_time / layout.world_size
+    return found.job.data.batch * found.staging.model.input.shape[0] / made.step_time / layout.world_size
 
 
 def efficiency_of(row: Row, found: Analysis) -> float:

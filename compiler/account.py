@@ -33,10 +33,9 @@ from math import prod
 from dslc.compiler.facts import DTYPE_BYTES
 from dslc.compiler.gathers import Sharded, Whole
 from dslc.compiler.hardware import framework_bytes
-from dslc.compiler.layout import Layout
 from dslc.compiler.nodes import LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.schedule_cost import peaks_held
-from dslc.compiler.schedules import SPLITS_BACKWARD, ScheduleTable
+from dslc.compiler.schedules import SPLITS_BACKWARD
 from dslc.compiler.sharding import (
     low_copy,
     low_precision,
@@ -48,8 +47,8 @@ from dslc.compiler.sharding import (
     with_copies,
     zero1_partition,
 )
+from dslc.compiler.staging import Staging
 from dslc.compiler.working import Moment, Working
-from dslc.compiler.workload import Workload
 from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec
 from dslc.dsl.registry import Call
@@ -215,38 +214,22 @@ def _loss_bytes(job: JobSpec, model: ModelGraph) -> tuple[int, int, int]:
 # ----------------------------------------------------------------------------------------------------- the account
 
 
-def account(
-    job: JobSpec,
-    layout: Layout,
-    workload: Workload,
-    model: ModelGraph,
-    stages: tuple[range, ...],
-    schedule: ScheduleTable | None,
-    pipeline: int,
-) -> MemoryNode:
+def account(staging: Staging, pipeline: int) -> MemoryNode:
     """What the ranks at one pipeline coordinate hold at the most."""
-    return _Account(job, layout, workload, model, stages, schedule, pipeline).highest()
+    return _Account(staging, pipeline).highest()
 
 
 class _Account:
-    def __init__(
-        self,
-        job: JobSpec,
-        layout: Layout,
-        workload: Workload,
-        model: ModelGraph,
-        stages: tuple[range, ...],
-        schedule: ScheduleTable | None,
-        pipeline: int,
-    ) -> None:
-        self._job, self._layout, self._model = job, layout, model
+    def __init__(self, staging: Staging, pipeline: int) -> None:
+        self._job, self._layout, self._model = job, layout, model = staging.job, staging.layout, staging.model
+        stages, schedule = staging.stages, staging.schedule
         self._sharding, self._trained = sharding_of(job, layout), trained(job, model)
         self._units = units(model) if self._sharding.engine == "fsdp" else ()
-        self._samples = workload.microbatch / layout.sizes["context"]
-        placement = schedule.placement if schedule else (0,) * len(stages)
-        self._ends = placement[-1] == pipeline  # the rank has the last stage, and the loss
+        self._samples = staging.workload.microbatch / layout.sizes["context"]
+        mine = staging.stages_of(pipeline)
+        self._ends = mine[-1] == len(stages) - 1  # the rank has the last stage, and the loss
         again = set(recomputed(job, model))
-        self._mine = [n for stage, rank in zip(stages, placement, strict=True) if rank == pipeline for n in stage]
+        self._mine = [n for stage in mine for n in stages[stage]]
         self._layers = with_copies([model.of_a_rank[n] for n in self._mine])
         self._bytes = [layer_bytes(job, layer, layer.name in again, self._samples) for layer in self._layers]
         self._moved = set(job.memory.offload) if layout.device == "cuda" else set()

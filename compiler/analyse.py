@@ -21,6 +21,7 @@ from dslc.compiler.schedule_cost import Timeline, timeline
 from dslc.compiler.schedules import ScheduleTable, table
 from dslc.compiler.sources import source_facts
 from dslc.compiler.stages import cut
+from dslc.compiler.staging import Staging
 from dslc.compiler.tensor_plan import tensor_plan
 from dslc.compiler.workload import Workload, measure_out
 from dslc.dsl.calls import PythonSource
@@ -52,6 +53,7 @@ class Analysis:
     pipeline: Pipeline | None
     costs: tuple[RankCost, ...]  # by pipeline coordinate
     estimate: Estimate | None
+    staging: Staging | None  # where there is a model
 
 
 def analyse(
@@ -80,14 +82,19 @@ def analyse(
         rules.check_supported(job, report)
         return None
     costs: tuple[RankCost, ...] = ()
-    estimated = None
+    estimated = staging = None
     if model is not None and pipeline is not None:
         plan = tensor_plan(job, layout.sizes["tensor"], model)
-        costs = tuple(
-            rank_cost(job, layout, workload, model, pipeline.stages, pipeline.schedule, p, plan)
-            for p in range(layout.sizes["pipeline"])
+        staging = Staging(
+            job=job,
+            layout=layout,
+            workload=workload,
+            model=model,
+            stages=pipeline.stages,
+            schedule=pipeline.schedule,
         )
-        estimated = estimate(job, layout, workload, model, pipeline.stages, pipeline.schedule, costs)
+        costs = tuple(rank_cost(staging, p, plan) for p in range(layout.sizes["pipeline"]))
+        estimated = estimate(staging, costs)
     analysis = Analysis(
         job=job,
         source=source,
@@ -97,6 +104,7 @@ def analyse(
         pipeline=pipeline,
         costs=costs,
         estimate=estimated,
+        staging=staging,
     )
     if not broken and limits:
         known = replace(facts, source=source)

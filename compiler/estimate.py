@@ -24,12 +24,10 @@ from dataclasses import dataclass
 
 from dslc.compiler.cost import RankCost
 from dslc.compiler.layout import Layout
-from dslc.compiler.model import ModelGraph
 from dslc.compiler.schedule_cost import timeline
-from dslc.compiler.schedules import ScheduleTable
 from dslc.compiler.sharding import Sharding, recomputed, sharding_of
+from dslc.compiler.staging import Staging
 from dslc.compiler.traffic import SHARED, TrafficNode
-from dslc.compiler.workload import Workload
 from dslc.dsl.job import JobSpec
 
 
@@ -50,24 +48,16 @@ class Estimate:
     links: tuple[tuple[str, int], ...] = ()  # bytes of a rank by link (`link`, `network`), the busiest rank's
 
 
-def estimate(
-    job: JobSpec,
-    layout: Layout,
-    workload: Workload,
-    model: ModelGraph,
-    stages: tuple[range, ...],
-    schedule: ScheduleTable | None,
-    costs: tuple[RankCost, ...],
-) -> Estimate:
+def estimate(staging: Staging, costs: tuple[RankCost, ...]) -> Estimate:
     """The estimate of a step; `costs` are by pipeline coordinate."""
+    job, layout, schedule, placement = staging.job, staging.layout, staging.schedule, staging.placement
     peak = layout.hardware.flops(job.train.precision.word)
     if peak is None or layout.hardware.link is None or layout.hardware.network is None:
         return Estimate(step_time=None, mfu=None)
     links = _Links(job, layout)
     inside = [sum(links.seconds(t) for t in cost.traffic if t.axis in ("tensor", "context")) for cost in costs]
     rate = peak * layout.hardware.efficiency
-    forward, backward = _stage_times(job, layout, workload, model, stages, rate)
-    placement = schedule.placement if schedule else (0,) * len(stages)
+    forward, backward = _stage_times(staging, rate)
     microbatches = layout.microbatches
     arithmetic = [0.0] * len(costs)
     for stage, rank in enumerate(placement):
@@ -84,7 +74,7 @@ def estimate(
     last = max(range(len(costs)), key=lambda p: (exposed[p], arithmetic[p] + inside[p]))
     step_time = whole + exposed[last]
     busiest = max(range(len(costs)), key=lambda p: arithmetic[p] + inside[p])
-    flops = job.data.batch * sum(layer.forward_flops + layer.backward_flops for layer in model.layers)
+    flops = job.data.batch * sum(layer.forward_flops + layer.backward_flops for layer in staging.model.layers)
     return Estimate(
         step_time=step_time,
         mfu=flops / (step_time * peak * layout.world_size) if step_time else None,
@@ -96,14 +86,13 @@ def estimate(
     )
 
 
-def _stage_times(
-    job: JobSpec, layout: Layout, workload: Workload, model: ModelGraph, stages: tuple[range, ...], rate: float
-) -> tuple[list[float], list[float]]:
+def _stage_times(staging: Staging, rate: float) -> tuple[list[float], list[float]]:
     """Seconds of arithmetic of each stage on one micro-batch, forward, and backward with what is computed again."""
+    job, layout, model = staging.job, staging.layout, staging.model
     blocks = set(recomputed(job, model)) if job.memory.recompute != "selective" else set()
-    samples = workload.share / layout.microbatches / layout.sizes["context"]
+    samples = staging.workload.share / layout.microbatches / layout.sizes["context"]
     forward, backward = [], []
-    for stage in stages:
+    for stage in staging.stages:
         layers = [model.of_a_rank[n] for n in stage]
         again = sum(layer.forward_flops for layer in layers if layer.name in blocks)
         forward.append(samples * sum(layer.forward_flops for layer in layers) / rate)

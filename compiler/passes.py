@@ -102,10 +102,10 @@ def _name(text: str, plan: PlanGraph) -> str:
 def _hand_over(plan: PlanGraph) -> None:
     """Outputs to the next stage, and gradients of inputs to the one before, where that is on another rank."""
     analysis = plan.analysis
-    assert analysis.pipeline is not None and analysis.model is not None and analysis.pipeline.schedule is not None
-    placement, stages = analysis.pipeline.schedule.placement, analysis.pipeline.stages
-    cuts = tensor_plan(analysis.job, analysis.layout.sizes["tensor"], analysis.model)
-    facts = messages(analysis.job, analysis.layout, analysis.workload, analysis.model, stages, cuts)
+    assert analysis.staging is not None
+    placement = analysis.staging.placement
+    cuts = tensor_plan(analysis.job, analysis.layout.sizes["tensor"], analysis.staging.model)
+    facts = messages(analysis.staging, cuts)
     for stage, sent in enumerate(facts):
         size = sum(message_bytes(fact) for fact in sent)
         shape, dtype = tuple(fact.shape for fact in sent), tuple(fact.dtype for fact in sent)

@@ -23,6 +23,7 @@ from dslc.compiler.model import LayerNode, ModelGraph
 from dslc.compiler.schedule_cost import held
 from dslc.compiler.schedules import ScheduleTable
 from dslc.compiler.sharding import low_copy, low_dtype, sharding_of, trained
+from dslc.compiler.staging import Staging
 from dslc.compiler.workload import Workload
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.job import JobSpec
@@ -138,7 +139,8 @@ def _balanced(
     for _ in range(TRIES):
         if found is None:
             break
-        peaks = [account(job, layout, workload, model, found, schedule, p).peak for p in range(schedule.ranks)]
+        staging = Staging(job=job, layout=layout, workload=workload, model=model, stages=found, schedule=schedule)
+        peaks = [account(staging, p).peak for p in range(schedule.ranks)]
         if max(peaks) <= limit:
             return found
         seen = [0.0] * schedule.ranks

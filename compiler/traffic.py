@@ -27,10 +27,8 @@ from itertools import groupby, pairwise
 from math import prod
 
 from dslc.compiler.facts import DTYPE_BYTES, TensorFact
-from dslc.compiler.layout import Layout
 from dslc.compiler.lowering import row_of
 from dslc.compiler.nodes import LayerNode, ModelGraph, ParameterNode
-from dslc.compiler.schedules import ScheduleTable
 from dslc.compiler.sharding import (
     BUCKET_BYTES,
     Sharding,
@@ -47,9 +45,9 @@ from dslc.compiler.sharding import (
     zero1_partition,
 )
 from dslc.compiler.stages import holders, sent
+from dslc.compiler.staging import Staging
 from dslc.compiler.tensor_plan import TensorPlan, shape_on_a_rank
 from dslc.compiler.tensor_traffic import Exchanged, TensorTraffic
-from dslc.compiler.workload import Workload
 from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec
 
@@ -77,16 +75,10 @@ def handed_in(exchanged: Iterable[TrafficNode]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coordinate:
+class Coordinate(Staging):
     """What the ranks of one pipeline coordinate have: `mine` are their stages, `held` the layers of each, with copies
     of weights that another coordinate owns."""
 
-    job: JobSpec
-    layout: Layout
-    workload: Workload
-    model: ModelGraph
-    stages: tuple[range, ...]
-    schedule: ScheduleTable | None
     pipeline: int
     mine: tuple[int, ...]
     held: tuple[tuple[LayerNode, ...], ...]
@@ -100,34 +92,19 @@ class Coordinate:
         return [layer for stage in self.held for layer in stage]
 
 
-def place_of(
-    job: JobSpec,
-    layout: Layout,
-    workload: Workload,
-    model: ModelGraph,
-    stages: tuple[range, ...],
-    schedule: ScheduleTable | None,
-    pipeline: int,
-    plan: TensorPlan,
-) -> Coordinate:
+def place_of(staging: Staging, pipeline: int, plan: TensorPlan) -> Coordinate:
     """What the ranks at a pipeline coordinate have."""
-    placement = schedule.placement if schedule else (0,) * len(stages)
-    mine = tuple(stage for stage, rank in enumerate(placement) if rank == pipeline)
-    layers = iter(with_copies([model.layers[n] for stage in mine for n in stages[stage]]))
+    mine, model = staging.stages_of(pipeline), staging.model
+    layers = iter(with_copies([model.layers[n] for stage in mine for n in staging.stages[stage]]))
     return Coordinate(
-        job=job,
-        layout=layout,
-        workload=workload,
-        model=model,
-        stages=stages,
-        schedule=schedule,
+        **vars(staging),
         pipeline=pipeline,
         mine=mine,
-        held=tuple(tuple(next(layers) for _ in stages[stage]) for stage in mine),
-        sharding=sharding_of(job, layout),
-        names=trained(job, model),
+        held=tuple(tuple(next(layers) for _ in staging.stages[stage]) for stage in mine),
+        sharding=sharding_of(staging.job, staging.layout),
+        names=trained(staging.job, model),
         plan=plan,
-        shape=shape_on_a_rank(plan, layout.sizes["tensor"]),
+        shape=shape_on_a_rank(plan, staging.layout.sizes["tensor"]),
     )
 
 
@@ -419,7 +396,7 @@ def _between_stages(place: Coordinate) -> Iterator[TrafficNode]:
     """Outputs to the next stage and gradients of inputs to the one before, where that is on another rank; and the other
     way round what these send."""
     stages, mine = place.stages, place.mine
-    between = messages(place.job, place.layout, place.workload, place.model, stages, place.plan)
+    between = messages(place, place.plan)
     forward = [i for i in mine if i + 1 < len(stages) and i + 1 not in mine]  # by the stage that sends forward
     backward = [i - 1 for i in mine if i > 0 and i - 1 not in mine]
     for operation, what, ends in (
@@ -458,22 +435,15 @@ def _shared(place: Coordinate) -> Iterator[TrafficNode]:
         )
 
 
-def messages(
-    job: JobSpec,
-    layout: Layout,
-    workload: Workload,
-    model: ModelGraph,
-    stages: tuple[range, ...],
-    plan: TensorPlan,
-) -> tuple[tuple[TensorFact, ...], ...]:
+def messages(staging: Staging, plan: TensorPlan) -> tuple[tuple[TensorFact, ...], ...]:
     """What a rank of each stage but the last hands on of a micro-batch, and gets back as its gradient: its own part,
     where the context or the tensor axis shares it out."""
     found = []
-    for stage, following in pairwise(stages):
+    for stage, following in pairwise(staging.stages):
         facts = []
-        for fact in sent(job, model, stage[-1]):
-            shape = plan.given(model.layers[following[0]].name, fact.shape, layout.sizes)
-            facts.append(TensorFact(shape=(workload.microbatch, *shape), dtype=fact.dtype))
+        for fact in sent(staging.job, staging.model, stage[-1]):
+            shape = plan.given(staging.model.layers[following[0]].name, fact.shape, staging.layout.sizes)
+            facts.append(TensorFact(shape=(staging.workload.microbatch, *shape), dtype=fact.dtype))
         found.append(tuple(facts))
     return tuple(found)
 
