@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from dslc.compiler.facts import ModelFacts, ModuleFacts
+from dslc.dsl.describe import article
 
 # What a job may say of a module; `runtime/tensor_parallel.py` carries it out.
 STYLES: Mapping[str, str] = {
@@ -153,8 +154,8 @@ def _misfit(module: ModuleFacts, style: str) -> str:
     wanted = "Embedding" if style == "vocabulary" else "Linear"
     if module.plain == wanted:
         return ""
-    article = "an" if wanted == "Embedding" else "a"
-    return f"`{module.name}` is a `{module.kind}`, and `{style}` is of {article} `{wanted}` with torch's own forward"
+    kind, style = article(f"`{module.kind}`"), f"`{style}`"
+    return f"`{module.name}` is {kind}, and {style} is of {article(f'`{wanted}`')} with torch's own forward"
 
 
 def _instead(module: ModuleFacts, style: str, modules: Mapping[str, ModuleFacts]) -> str:

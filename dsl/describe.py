@@ -37,7 +37,7 @@ CATEGORIES = {
 
 
 def article(noun: str) -> str:
-    return f"{'an' if noun[0] in 'aeio' else 'a'} {noun}"
+    return f"{'an' if noun.lstrip('`')[0].lower() in 'aeio' else 'a'} {noun}"
 
 
 def category(name: str) -> str:
