@@ -327,13 +327,12 @@ class _Account:
 
     def highest(self) -> MemoryNode:
         self._rest = state = self._state()
-        # What is kept by the layers before each, and by all; likewise copies of weights, and those that last.
-        self._before, self._copies, self._lasting = [0], [0], [0]
+        # What is kept by the layers before each, and by all; likewise copies of weights, which do not last where they
+        # are made again.
+        self._before, self._copies = [0], [0]
         for layer in self._bytes:
             self._before.append(self._before[-1] + (0 if "activations" in self._moved else layer.kept))
-            self._copies.append(self._copies[-1] + layer.copies)
-            # What is recomputed copies its weights anew; until then they are gone.
-            self._lasting.append(self._lasting[-1] + (0 if layer.again else layer.copies))
+            self._copies.append(self._copies[-1] + (0 if layer.again else layer.copies))
         self._stop("between two steps", None, state.gradients, 0, 0)
         last = self._layout.microbatches - 1
         for microbatch in sorted({0, last, *([last - 1] if self._sharding.engine != "none" and last else [])}):
@@ -345,18 +344,18 @@ class _Account:
 
     def _walk(self, engine: Whole | Sharded) -> None:
         """One micro-batch, forward and backward."""
-        layers, before, copies, lasting = self._bytes, self._before, self._copies, self._lasting
+        layers, before, copies = self._bytes, self._before, self._copies
         for n, layer in enumerate(layers):
             gradients = engine.forward(n)
-            held = before[n] + copies[n + 1] + layer.forward
+            held = before[n] + copies[n] + layer.copies + layer.forward
             self._stop(f"forward pass of {self._name(n)}", n, gradients, engine.communication, held)
         if isinstance(engine, Sharded):
             engine.turn()
         if self._ends and layers:
-            self._loss(engine, before[-1], copies[-1], lasting[-1])
+            self._loss(engine, before[-1] + copies[-1])
         for n in reversed(range(len(layers))):
             layer = layers[n]
-            held = before[n] + lasting[n] + layer.copies
+            held = before[n] + copies[n] + layer.copies
             gradients, passing = engine.backward(n, Moment(0, 0, 0, 0)), engine.passing
             if passing:
                 when = f"all-gather before the backward pass of {self._name(n)}"
@@ -372,11 +371,11 @@ class _Account:
                 when = f"reduce-scatter after the backward pass of {self._name(n)}"
                 self._stop(when, n, gradients, engine.communication + engine.passing, held)
 
-    def _loss(self, engine: Whole | Sharded, kept: int, copies: int, lasting: int) -> None:
+    def _loss(self, engine: Whole | Sharded, kept: int) -> None:
         forward, stays, backward = (int(self._samples * size) for size in _loss_bytes(self._job, self._model))
         gradients = engine.forward(len(self._bytes) - 1)
-        self._stop("loss", None, gradients, engine.communication, kept + copies + forward)
-        held = kept + lasting + max(stays, backward)
+        self._stop("loss", None, gradients, engine.communication, kept + forward)
+        held = kept + max(stays, backward)
         self._stop("backward pass of the loss", None, gradients, engine.communication, held)
 
     def _update_bytes(self) -> int:

@@ -6,9 +6,10 @@ convolutions and attention, and computes the rest again, which is cheap (Korthik
 what the account calls `saved_selective` (`compiler/tape.py`).
 
 Contract: names, parameters and hooks stay as they are; what hooks do (gathering parameters, casting inputs) stands
-outside and is not repeated. Gradients are those of the plain module to the bit. Buffers are written once: the second
-pass works on copies of them, which are dropped. Random numbers are drawn again as they were where a module draws any.
-Without gradients (evaluation) the module runs as it is.
+outside and is not repeated. Gradients are those of the plain module to the bit; but those of a weight that is used
+several times under autocast, whose copy in 16 bits is then made for each, are added up in float32. Buffers are written
+once: the second pass works on copies of them, which are dropped. Random numbers are drawn again as they were where a
+module draws any. Without gradients (evaluation) the module runs as it is.
 
 Limits: in the backward pass the module must still be what it was in the forward pass, in its parameters and in what its
 forward reads from outside. A buffer that a forward pass writes and its output depends on is met as it was left (batch
@@ -61,11 +62,24 @@ def _recomputing(module: nn.Module, *, selective: bool) -> Callable[..., Any]:
     def once_and_again(*arguments: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*arguments, **named)
-        if torch.compiler.is_compiling() or not writes or not module.training:
+        if torch.compiler.is_compiling():
             return checkpoint(forward, *arguments, **plain, **named)
-        return checkpoint(forward, *arguments, **writing_once, **named)
+        with _casting_anew():
+            return checkpoint(forward, *arguments, **(writing_once if writes and module.training else plain), **named)
 
     return once_and_again
+
+
+@contextlib.contextmanager
+def _casting_anew() -> Iterator[None]:
+    """Without the copies that autocast keeps of weights in 16 bits, in both passes: a copy that another call has made
+    would be there in the first alone."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 def draws_numbers(module: nn.Module) -> bool:

@@ -153,6 +153,8 @@ MORE = (
     Case(ranks=2, tensor=2, sequence="false"),
     Case(ranks=2, tensor=2, microbatches=4),
     Case(ranks=4, tensor=4, precision="bf16(level = O2)"),
+    Case(recompute="full", precision="bf16", batch=2),
+    Case(recompute="selective", precision="bf16", batch=2),
     Case(network="mlp", ranks=2, tensor=2),
     Case(network="mlp", batch=4, precision="fp16", optimizer="sgd(lr = 0.1, momentum = 0.9, weight_decay = 0.1)"),
     Case(network="vit", batch=32, ranks=4, tensor=2, zero=1),

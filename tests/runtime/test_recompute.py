@@ -69,6 +69,33 @@ def test_gradients_are_the_same_to_the_bit(kind: str, autocast: bool) -> None:
         assert torch.equal(model(input), again(input))
 
 
+class Shared(nn.Module):
+    """One block three times over, and one that has a weight of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.other = (nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(2))
+        self.other[0].weight = self.block[0].weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = x + self.block(x)
+        return self.other(x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_weight_that_several_use_is_cast_for_each(kind: str) -> None:
+    torch.manual_seed(0)
+    model = Shared()
+    again = recomputing(model, kind, "block", "other")
+    input = torch.randn(8, 6)
+    twice(model, input, autocast=True)
+    twice(again, input, autocast=True)
+    # A copy that autocast keeps adds its gradients up in 16 bits.
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(again.get_parameter(name).grad, parameter.grad, rtol=2e-2, atol=1e-3)
+
+
 @pytest.mark.parametrize("norm", (".BatchNorm2d", "BatchNorm2d"))
 @pytest.mark.parametrize("kind", KINDS)
 def test_batch_statistics_are_updated_once(kind: str, norm: str) -> None:
