@@ -17,8 +17,10 @@ Tolerances, the largest difference that is let pass (`Tolerance`):
 
 A loss is taken relative to one or to itself, whichever is more, a norm relative to itself, a parameter like a loss.
 
-Where this does not hold in fp32, the one process is trained in float64 too, if its model can be: what float32 itself
-rounds, times `ROUNDING`, is let pass as well. Deep networks with batch statistics over few numbers need it.
+Where this does not hold in fp32, the one process is trained again, in float64, if its model can be, and with the
+samples of each batch in other orders: what float32 itself rounds, times `ROUNDING`, is let pass as well. Deep networks
+with batch statistics over few numbers need the one; Adam needs the other, where a gradient is a sum that cancels, as
+of `l1`.
 
 Limits: noise that is left when dropout is off, statistics that are taken per rank or per micro-batch, and steps that
 fp16 skips in one training alone, differ by nature: what depends on them is shown and said, and not judged.
@@ -28,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -107,7 +109,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Rounding:
-    """How far float32 is from float64 in one process, as the differences are taken: up to each step, of each tensor."""
+    """How far trainings in one process are from one another that differ in what float32 rounds, as the differences are
+    taken: up to each step, of each tensor."""
 
     losses: Sequence[float] = ()
     norms: Sequence[float] = ()
@@ -123,13 +126,18 @@ class Rounding:
         return ROUNDING * self.parameters.get(name, 0.0)
 
 
-def rounding_of(one: Observation, exact: Observation) -> Rounding:
-    """`exact` is the training of `one` in float64."""
-    rows = _rows(one, exact)
+def rounding_of(one: Observation, others: Sequence[Observation]) -> Rounding:
+    """`others` are the training of `one` in float64, or in other orders of its samples."""
+    rows = [_rows(one, other) for other in others]
+    parameters: dict[str, float] = {}
+    for each in (each for other in others for each in _differences(one, other, "end", Finding())):
+        parameters[each.name] = max(each.excess, parameters.get(each.name, 0.0))
+
+    def largest(apart: Callable[[Row], float]) -> list[float]:
+        return [max(map(apart, step)) for step in zip(*rows, strict=True)]
+
     return Rounding(
-        [_apart(*row.losses, 1.0) for row in rows],
-        [_apart(*row.norms, 0.0) for row in rows],
-        {each.name: each.excess for each in _differences(one, exact, "end", Finding())},
+        largest(lambda row: _apart(*row.losses, 1.0)), largest(lambda row: _apart(*row.norms, 0.0)), parameters
     )
 
 

@@ -80,6 +80,8 @@ class Observer:
             digests = tuple(digest for pair in batch.micro for digest in _digests(*pair)) if first else ()
             if self._job.exact:
                 batch = replace(batch, micro=[(_wide(input), _wide(target)) for input, target in batch.micro])
+            if self._job.reorder:
+                batch = replace(batch, micro=[self._reordered(*pair) for pair in batch.micro])
             before = random_numbers.state(self._parts.device)
             groups = self._parts.optimizer.param_groups
             done = work(batch)
@@ -103,6 +105,11 @@ class Observer:
             return done
 
         return watched
+
+    def _reordered(self, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(self._job.reorder + 1000 * self._step)
+        order = torch.randperm(len(input), generator=generator).to(input.device)
+        return input[order], target[order]
 
     def leave(self) -> None:
         """After the last step."""

@@ -6,7 +6,7 @@ counts what became of them, and `forced` trains a rejected one all the same, wit
 
 Tolerances are those of `dslc verify` (cli/verification.py), in one number or relative to it, whichever is more; in 16
 bits parameters are not compared. Where that fails in fp32, `dslc verify` has the last word, which trains one process
-in float64 too, to see what float32 itself rounds; such a job agrees `rounded`.
+again in float64 and in other orders, to see what float32 itself rounds; such a job agrees `rounded`.
 
 Limits: of what a warning says that it depends on the plan (`BY_NATURE`) it is held only that it runs to its end with
 numbers. With Adam and its like the parameters of a network with batch norm are not compared: the bias of a layer
@@ -55,7 +55,7 @@ class Result:
     said: str  # agrees, differs, crashed, hung, rejected, broke the compiler
     codes: tuple[str, ...] = ()
     why: str = ""
-    rounded: bool = False  # it agrees as far as float32 agrees with float64
+    rounded: bool = False  # it agrees as far as trainings in one process do that round otherwise
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Tally:
         lines = [
             f"drawn {len(self.results)}, accepted {accepted}: "
             + ", ".join(f"{said[word]} {word}" for word in ("agrees", "differs", "crashed", "hung"))
-            + f" ({loose} of them by nature only held to end well, {rounded} agree as float32 does with float64); "
+            + f" ({loose} of them by nature only held to end well, {rounded} within what rounding does); "
             f"{said['broke the compiler']} broke the compiler",
             f"rejected {said['rejected']}: " + ", ".join(f"{code} {number}" for code, number in codes.most_common()),
         ]
@@ -179,7 +179,7 @@ class Trainer:
         path = self._folder / f"verify{drawn.seed}.plt"
         path.write_text(drawn.text)
         done = dslc("verify", path, f"--steps={steps}")
-        return done.returncode == 0 and "in float64 too" in done.stdout
+        return done.returncode == 0 and "trained again" in done.stdout
 
     def _prepare(self, text: str, seed: int) -> tuple[Ready | None, Report]:
         path = self._folder / f"job{seed}.plt"

@@ -187,6 +187,35 @@ def test_a_training_that_fails_is_a_failure(tmp_path: Path) -> None:
     assert "no loss today" in run.stderr
 
 
+CANCELS = """
+model {
+  network = mlp(widths = [5, 5, 5], activation = tanh, classes = 2)
+  loss    = l1()
+}
+data {
+  source = synthetic(samples = 64, shape = [6], targets = [2])
+  batch  = 24
+}
+devices {
+  cpus = 2
+}
+parallelism {
+  microbatches = 4
+}
+train {
+  steps     = 4
+  optimizer = adamw(lr = 1e-3)
+  seed      = 11
+}
+"""
+
+
+def test_what_rounding_does_is_let_pass_where_a_gradient_cancels(tmp_path: Path) -> None:
+    """The gradient of the last bias is a sum of ones and their opposites, which Adam makes as large as any other."""
+    run = verify(tmp_path, CANCELS, "--steps=2")
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
 def test_a_narrow_copy_of_a_large_job(tmp_path: Path) -> None:
     sizes = "layers = 80, width = 8192, heads = 64, context = 4096"
     large = LIBRARY.replace("layers = 2, width = 32, heads = 2, context = 16", sizes)

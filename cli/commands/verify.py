@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from dslc.runtime.observe import Observation
     from dslc.verification import Verdict
 
+_ORDERS = 3  # other ones of the samples of a batch, in which one process is trained to see what float32 rounds
+
 # What `check` warns of that keeps a plan from agreeing with one process.
 _BY_NATURE = {
     "W0606": "batch statistics are taken over each micro-batch (W0606)",
@@ -121,28 +123,46 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
     alone = under_plan and _train(one, _observed(one.program, steps), os.path.join(folder, "one"), "in one process")
     if not under_plan or not alone:
         return TRAINING_FAILED
-    verdict, rounding = compare(plan.program, under_plan, alone, by_nature), Rounding()
-    if verdict.only_numbers and plan.program.precision.dtype == "float32":
-        again = replace(_observed(one.program, steps), exact=True)
-        exact = _train(one, again, os.path.join(folder, "exact"), "in one process, in float64", quiet=True)
-        if exact:
-            rounding = rounding_of(alone, exact)
-            verdict = compare(plan.program, under_plan, alone, by_nature, rounding)
-            verdict.notes.append("one process was trained in float64 too, to see what of this float32 rounds")
-        else:
-            verdict.notes.append("one process cannot be trained in float64, to see what of this float32 rounds")
+    resumed: Observation | None = None
+    rounding: Rounding | None = None
+    again: list[Observation] = []
+    while True:
+        verdict = compare(plan.program, under_plan, alone, by_nature, rounding or Rounding())
+        if verdict.findings[3].status == "holds" and saved:
+            taken = os.path.join(folder, "plan", "checkpoints", f"step-{saved:08d}")
+            gone_on = _observed(one.program, steps, CheckpointStep(resume=taken))
+            what = f"in one process from step {saved} on"
+            resumed = resumed or _train(one, gone_on, os.path.join(folder, "resumed"), what)
+            if not resumed:
+                return TRAINING_FAILED
+            compare_resumed(plan.program, resumed, alone, saved, verdict, rounding or Rounding())
+        if rounding or not verdict.only_numbers or plan.program.precision.dtype != "float32":
+            break
+        again = _again(one, steps, folder)
+        rounding = rounding_of(alone, again)
+    if rounding:
+        exact = "in float64 and " if len(again) > _ORDERS else ""
+        verdict.notes.append(
+            f"one process was trained again, {exact}with the samples of each batch in {_ORDERS} other orders, to see "
+            "what of this float32 rounds"
+        )
     model = plan.compiled.analysis.model
     if model is not None and model.noise:
         verdict.notes.append("dropout is switched off in both trainings, as no two ranks draw the same")
-    if verdict.findings[3].status == "holds" and saved:
-        taken = os.path.join(folder, "plan", "checkpoints", f"step-{saved:08d}")
-        again = _observed(one.program, steps, CheckpointStep(resume=taken))
-        resumed = _train(one, again, os.path.join(folder, "resumed"), f"in one process from step {saved} on")
-        if not resumed:
-            return TRAINING_FAILED
-        compare_resumed(plan.program, resumed, alone, saved, verdict, rounding)
     _show(verdict)
     return JOB_AT_FAULT if verdict.broken else GOOD
+
+
+def _again(one: Ready, steps: int, folder: str) -> list[Observation]:
+    """The training in one process with other roundings: in float64, where the model can be, and in other orders."""
+    program = _observed(one.program, steps)
+    ways = {"in float64": replace(program, exact=True)}
+    ways |= {f"in order {n}": replace(program, reorder=n) for n in range(1, _ORDERS + 1)}
+    found = (
+        _train(one, way, os.path.join(folder, what), f"in one process, {what}", quiet=True)
+        for what, way in ways.items()
+    )
+    return [trained for trained in found if trained]
 
 
 def _observed(program: JobProgram, steps: int, checkpoint: CheckpointStep | None = None) -> JobProgram:
