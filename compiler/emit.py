@@ -18,7 +18,7 @@ from dslc.compiler.rules import warmup_steps
 from dslc.compiler.sharding import low_copy, low_dtype, recomputed, sharding_of, units
 from dslc.compiler.sources import source_key
 from dslc.compiler.stages import sent
-from dslc.compiler.tensor_plan import tensor_plan, tensor_step
+from dslc.compiler.tensor_plan import tensor_plan
 from dslc.compiler.workload import in_steps
 from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec
@@ -64,7 +64,7 @@ def emit(analysis: Analysis, plan: Plan) -> p.JobProgram:
         offload=job.memory.offload if layout.device == "cuda" else (),
         compiled=_compiled(analysis),
         pipeline=_pipeline(analysis),
-        tensor=tensor_step(job, layout.sizes["tensor"], analysis.model) if analysis.model else None,
+        tensor=_tensor(job, layout.sizes["tensor"], analysis.model) if analysis.model else None,
         context=layout.sizes["context"],
         checkpoint=_checkpoint(analysis),
         evaluate_every=(in_steps(every, workload) or 0) if every else 0,
@@ -149,6 +149,14 @@ def _pipeline(analysis: Analysis) -> p.PipelineStep | None:
 def _first(model: ModelGraph, stages: tuple[range, ...], index: int) -> str:
     """The first layer of a stage; none after the last."""
     return model.layers[stages[index][0]].name if index < len(stages) else ""
+
+
+def _tensor(job: JobSpec, ranks: int, model: ModelGraph) -> p.TensorParallelStep | None:
+    if ranks == 1:
+        return None
+    plan = tensor_plan(job, ranks, model)
+    styles = tuple(plan.styles)
+    return p.TensorParallelStep(size=ranks, sequence=plan.sequence, styles=styles, loss_parallel=plan.loss_parallel)
 
 
 def _checkpoint(analysis: Analysis) -> p.CheckpointStep:

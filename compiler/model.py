@@ -20,7 +20,7 @@ from dslc.compiler.facts import SourceFacts, TensorFact
 from dslc.compiler.networks import Expansion, expand
 from dslc.compiler.nodes import BufferNode, LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.outputs import check_output
-from dslc.compiler.program import ModuleStep
+from dslc.compiler.steps import ModuleStep
 from dslc.compiler.tape import Misfit, Surroundings, Value, entry, record, unroll
 from dslc.compiler.tensor_plan import TensorPlan, calls_by_layer, shape_on_a_rank
 from dslc.compiler.working import Moment, Working

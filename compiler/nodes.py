@@ -12,7 +12,7 @@ from math import prod
 from typing import NamedTuple
 
 from dslc.compiler.facts import ModelFacts, TensorFact
-from dslc.compiler.program import InitStep, ModuleStep
+from dslc.compiler.steps import InitStep, ModuleStep
 from dslc.compiler.working import Working
 from dslc.dsl.source import Span
 

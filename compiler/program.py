@@ -1,7 +1,8 @@
 """The rank program: the only thing the runtime receives. Everything in it is decided.
 
 A program is plain data: frozen dataclasses of numbers, text, tuples and mappings, the same on every machine, written as
-JSON by `to_json` and read back by `from_json`. The runtime imports this module and nothing else of the compiler.
+JSON by `to_json` and read back by `from_json`. The runtime imports this module, which has some of it from
+steps.py, and nothing else of the compiler.
 
 All programs of a job share everything but `place`: a `RankProgram` is the job's `JobProgram` and this rank's place.
 """
@@ -15,36 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-Value = Any  # None, bool, int, float, str, tuples of these
-Arguments = Mapping[str, Value]
+from dslc.compiler.steps import Arguments, InitStep, ModuleStep
 
-
-@dataclass(frozen=True, kw_only=True)
-class ModuleStep:
-    """Builds one module, then its children, which become its attributes.
-
-    `kind` is a class of `torch.nn` (`Conv2d`), or one of `dslc.runtime.modules` (`.Attention`).
-    """
-
-    name: str  # the attribute's name in its parent; "" for the root
-    kind: str
-    arguments: Arguments = field(default_factory=dict)
-    children: tuple[ModuleStep, ...] = ()
-    line: str = ""  # "digits.plt:6:5": what an error names
-
-
-@dataclass(frozen=True, kw_only=True)
-class InitStep:
-    """The initial value of one parameter: `uniform` in [a, b), `normal` with mean a and deviation b, `constant` a.
-
-    Drawn alone, in float32, from a generator seeded with (seed, name): LANGUAGE.md, invariant 2.
-    """
-
-    parameter: str  # its full name in the unwrapped model
-    shape: tuple[int, ...]
-    kind: Literal["uniform", "normal", "constant"]
-    a: float
-    b: float = 0.0
+__all__ = ["InitStep", "ModuleStep"]  # of what is not defined here
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeVar
 from dslc.compiler import tensor_tape
 from dslc.compiler.facts import SourceFacts, TensorFact
 from dslc.compiler.nodes import BufferNode, LayerNode, ParameterNode, PartNode
-from dslc.compiler.program import InitStep, ModuleStep
+from dslc.compiler.steps import InitStep, ModuleStep
 from dslc.compiler.working import Operation, Store, working
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.layers import Repeat

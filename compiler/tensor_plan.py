@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 from dslc.compiler.facts import CutCall
 from dslc.compiler.nodes import ModelGraph, ParameterNode
-from dslc.compiler.program import ModuleStep, TensorParallelStep
+from dslc.compiler.steps import ModuleStep
 from dslc.compiler.tensor_patterns import chosen
 from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec
@@ -134,16 +134,6 @@ def calls_by_layer(model: ModelGraph) -> dict[str, list[CutCall]]:
         owners = [n for n in (layer.name for layer in model.layers) if not n or f"{call.module}.".startswith(f"{n}.")]
         found.setdefault(max(owners, key=len, default=""), []).append(call)
     return found
-
-
-def tensor_step(job: JobSpec, ranks: int, model: ModelGraph) -> TensorParallelStep | None:
-    """What the runtime is told; None where there is no tensor axis."""
-    if ranks == 1:
-        return None
-    plan = tensor_plan(job, ranks, model)
-    return TensorParallelStep(
-        size=ranks, sequence=plan.sequence, styles=tuple(plan.styles), loss_parallel=plan.loss_parallel
-    )
 
 
 def needs_whole(model: ModelGraph) -> str | None:

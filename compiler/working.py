@@ -76,15 +76,38 @@ class Working:
 
 
 def working(operations: Sequence[Operation]) -> Working:
-    """What a layer of these operations takes at the most."""
+    """What a layer of these operations takes at the most. Layers of the same operations are worked out once."""
     if not operations:
         return Working(forward=0, dropping=0, copied=0, backward=())
-    return Working(
-        forward=_forward(operations, keeping=True),
-        dropping=_forward(operations, keeping=False),
-        copied=sum(op.copied for op in operations),
-        backward=_backward(operations),
-    )
+    shape = _shape(operations)
+    found = _KNOWN.get(shape)
+    if found is None:
+        found = _KNOWN[shape] = Working(
+            forward=_forward(operations, keeping=True),
+            dropping=_forward(operations, keeping=False),
+            copied=sum(op.copied for op in operations),
+            backward=_backward(operations),
+        )
+    return found
+
+
+_KNOWN: dict[tuple[object, ...], Working] = {}
+
+
+def _shape(operations: Sequence[Operation]) -> tuple[object, ...]:
+    """All that `working` goes by: each piece of memory by when it first comes, and its bytes."""
+    seen: dict[int, int] = {}
+
+    def place(store: Store) -> tuple[int, int]:
+        return seen.setdefault(id(store), len(seen)), store.bytes
+
+    return tuple(
+        (
+            *map(place, op.takes), place(op.gives), *map(place, op.kept), len(op.takes), op.weights, op.copied,
+            op.differentiates, op.adds, op.view, op.scratch, op.rounds,
+        )
+        for op in operations
+    )  # fmt: skip
 
 
 def _forward(operations: Sequence[Operation], *, keeping: bool) -> int:

@@ -1,0 +1,40 @@
+"""The steps of a program (program.py) that the compiler plans with: of what modules a model is made, with what values.
+
+They stand by themselves because `dslc check` needs no other, and each class takes time to make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Arguments = Mapping[str, Any]  # None, bool, int, float, str, tuples of these
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleStep:
+    """Builds one module, then its children, which become its attributes.
+
+    `kind` is a class of `torch.nn` (`Conv2d`), or one of `dslc.runtime.modules` (`.Attention`).
+    """
+
+    name: str  # the attribute's name in its parent; "" for the root
+    kind: str
+    arguments: Arguments = field(default_factory=dict)
+    children: tuple[ModuleStep, ...] = ()
+    line: str = ""  # "digits.plt:6:5": what an error names
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitStep:
+    """The initial value of one parameter: `uniform` in [a, b), `normal` with mean a and deviation b, `constant` a.
+
+    Drawn alone, in float32, from a generator seeded with (seed, name): LANGUAGE.md, invariant 2.
+    """
+
+    parameter: str  # its full name in the unwrapped model
+    shape: tuple[int, ...]
+    kind: Literal["uniform", "normal", "constant"]
+    a: float
+    b: float = 0.0
