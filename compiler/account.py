@@ -27,7 +27,9 @@ most that the schedule holds, before there are gradients and with them. ZeRO: Ra
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 from dslc.compiler.facts import DTYPE_BYTES
@@ -288,18 +290,19 @@ class _Account:
                 totals[owner] += size
         return totals
 
-    def _engine(self, microbatch: int) -> Whole | Sharded:
-        job, sharding = self._job, self._sharding
-        later = microbatch > 0
+    def _numbers(self, parameters: Iterable[ParameterNode], shards: int) -> int:
+        """Of those that train, a rank's."""
+        found = (q for q in parameters if q.tied_to is None and q.name in self._trained)
+        return sum(_share(q, shards) for q in found)
 
-        def numbers(parameters: tuple[ParameterNode, ...], shards: int) -> int:
-            found = (q for q in parameters if q.tied_to is None and q.name in self._trained)
-            return sum(_share(q, shards) for q in found)
+    @cached_property
+    def _count(self) -> list[int]:
+        """What trains, by layer."""
+        return [self._numbers(layer.parameters, 1) for layer in self._layers]
 
-        count = [numbers(layer.parameters, 1) for layer in self._layers]
-        if sharding.engine != "fsdp":
-            held = microbatch + 1 < self._layout.microbatches
-            return Whole(trains=count, buckets=sharding.engine != "none", earlier=later, held=held)
+    @cached_property
+    def _gathered(self) -> tuple[list[int], list[int], list[int]]:
+        """The unit of each layer; what a unit is, whole, and what of it that trains is a rank's."""
         there = {q.name: q for layer in self._layers for q in layer.parameters if q.tied_to is None}
         made = [u for u in self._units if not u.name or any(q.name in there for q in u.parameters)]
         place = {q.name: n for n, unit in enumerate(made) for q in unit.parameters}
@@ -307,12 +310,22 @@ class _Account:
             next((place[q.name] for q in layer.parameters if q.name in place), len(made) - 1) for layer in self._layers
         ]
         own = [tuple(there[q.name] for q in unit.parameters if q.name in there) for unit in made]
-        shards = sharding.shards
+        shards = self._sharding.shards
+        whole = [shards * sum(_share(q, shards) for q in unit) for unit in own]
+        return unit_of, whole, [self._numbers(unit, shards) for unit in own]
+
+    def _engine(self, microbatch: int) -> Whole | Sharded:
+        job, sharding, shards = self._job, self._sharding, self._sharding.shards
+        later = microbatch > 0
+        if sharding.engine != "fsdp":
+            held = microbatch + 1 < self._layout.microbatches
+            return Whole(trains=self._count, buckets=sharding.engine != "none", earlier=later, held=held)
+        unit_of, whole, shard = self._gathered
         return Sharded(
             unit_of=unit_of,
-            trains=count,
-            whole=[shards * sum(_share(q, shards) for q in unit) for unit in own],
-            shard=[numbers(unit, shards) for unit in own],
+            trains=self._count,
+            whole=whole,
+            shard=shard,
             parts=shards,
             element=2 if low_copy(job) else 4,
             reshard=sharding.reshard,
