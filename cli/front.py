@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.analyse import Analysis, analyse, context_of
-from dslc.compiler.facts import Facts, MachineFacts, ModelFacts, SeamFacts, SourceFacts, TensorFact
+from dslc.compiler.facts import Facts, MachineFacts, SourceFacts, TensorFact
 from dslc.compiler.layout import lay_out
 from dslc.compiler.model import build
 from dslc.compiler.opaque import opaque
@@ -25,6 +25,9 @@ from dslc.dsl.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.load import Loaded, load
 from dslc.dsl.registry import Range
 from dslc.dsl.show import render
+
+if TYPE_CHECKING:
+    from dslc.compiler.traced_facts import ModelFacts
 
 
 def show(diagnostics: Iterable[Diagnostic]) -> None:
@@ -157,6 +160,7 @@ def _traced_source(job: JobSpec, call: PythonSource, report: Report) -> SourceFa
 
 def _traced_model(job: JobSpec, call: PythonNetwork, source: SourceFacts, report: Report) -> ModelFacts | None:
     from dslc.compiler.program import from_json, to_json
+    from dslc.compiler.traced_facts import ModelFacts
 
     made = _used(job, call, "model", lambda make: to_json(_told(job, make, source)), report)
     return made and from_json(ModelFacts, made)
@@ -252,6 +256,8 @@ def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts) -> ModelFa
         return replace(facts, uncut=(str(error), error.where))
     except Exception as error:  # of any kind: it is the user's code that runs
         return replace(facts, uncut=(_first_line(error), _where(error)))
+    from dslc.compiler.traced_facts import SeamFacts
+
     told = tuple(
         SeamFacts(refused=seam.refused, sent=tuple(TensorFact(shape=s, dtype=d) for s, d in seam.sent))  # type: ignore[arg-type]
         for seam in seams
@@ -301,6 +307,8 @@ def _traced_transformers(
 
     answer = in_child(work)
     if "made" in answer:
+        from dslc.compiler.traced_facts import ModelFacts
+
         return from_json(ModelFacts, answer["made"])
     report.add(
         "E0805",

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from dslc.compiler.facts import ModelFacts, TensorFact
+from dslc.compiler.facts import TensorFact
 from dslc.compiler.steps import InitStep, ModuleStep
 from dslc.compiler.working import Working
 from dslc.dsl.source import Span
+
+if TYPE_CHECKING:
+    from dslc.compiler.traced_facts import ModelFacts
 
 
 @dataclass(frozen=True, kw_only=True)

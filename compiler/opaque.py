@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import TYPE_CHECKING
 
-from dslc.compiler.facts import ModelFacts, SourceFacts, TensorFact
+from dslc.compiler.facts import SourceFacts, TensorFact
 from dslc.compiler.layout import Layout
 from dslc.compiler.nodes import BufferNode, LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.outputs import check_output
@@ -22,6 +23,9 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.job import JobSpec
 from dslc.dsl.registry import Call
 from dslc.dsl.source import Span
+
+if TYPE_CHECKING:
+    from dslc.compiler.traced_facts import ModelFacts
 
 
 def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts, report: Report) -> ModelGraph | None:

@@ -6,7 +6,8 @@ modules, which tracing tells.
 
 from __future__ import annotations
 
-from dslc.compiler.facts import ModelFacts, ShareFacts
+from typing import TYPE_CHECKING
+
 from dslc.compiler.nodes import ModelGraph
 from dslc.compiler.rules_training import entry_at, likely_patterns
 from dslc.compiler.tensor_patterns import Chosen, Fault, chosen, read
@@ -16,6 +17,9 @@ from dslc.dsl.layers import TransformersNetwork
 from dslc.dsl.registry import Call
 from dslc.dsl.source import Span
 from dslc.dsl.suggest import near
+
+if TYPE_CHECKING:
+    from dslc.compiler.traced_facts import ModelFacts, ShareFacts
 
 _EXAMPLE = '`tensor_plan = ["blocks.*.up: column", "blocks.*.down: row"]`'
 _HEADS = ("num_attention_heads", "num_key_value_heads")

@@ -14,9 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
-from dslc.compiler.facts import ModelFacts, ModuleFacts
 from dslc.dsl.describe import article
+
+if TYPE_CHECKING:
+    from dslc.compiler.traced_facts import ModelFacts, ModuleFacts
 
 # What a job may say of a module; `runtime/tensor_parallel.py` carries it out.
 STYLES: Mapping[str, str] = {

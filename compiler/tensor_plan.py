@@ -22,13 +22,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from dslc.compiler.facts import CutCall
 from dslc.compiler.nodes import ModelGraph, ParameterNode
 from dslc.compiler.steps import ModuleStep
 from dslc.compiler.tensor_patterns import chosen
 from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec
+
+if TYPE_CHECKING:
+    from dslc.compiler.traced_facts import CutCall
 
 Leaf = tuple[str, ModuleStep]
 

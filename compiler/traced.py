@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dslc.compiler.facts import DType, LayerFacts, ModelFacts, TensorFact
+from dslc.compiler.facts import DType, TensorFact
 from dslc.compiler.traced_cut import Cut
+from dslc.compiler.traced_facts import LayerFacts, ModelFacts
 from dslc.compiler.traced_flops import formulas
 from dslc.compiler.traced_memory import measure
 from dslc.compiler.traced_run import LARGE, SMALL, Run, storage, tensors_of

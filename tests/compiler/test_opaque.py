@@ -10,8 +10,9 @@ from made_jobs import make_job
 from networks_drawn import fact, of
 
 from dslc.compiler.analyse import Analysis, analyse
-from dslc.compiler.facts import Facts, LayerFacts, MachineFacts, ModelFacts, SourceFacts
+from dslc.compiler.facts import Facts, MachineFacts, SourceFacts
 from dslc.compiler.sharding import recomputed, units
+from dslc.compiler.traced_facts import LayerFacts, ModelFacts
 from dslc.dsl import calls as c
 from dslc.dsl import layers as s
 from dslc.dsl.blocks import DevicesSpec, MemorySpec, ModelSpec, ParallelismSpec
