@@ -133,17 +133,22 @@ def _opened(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
 
 
 def _machine(job: JobSpec) -> MachineFacts:
-    gpus: tuple[tuple[str, int], ...] = ()
-    if job.devices.gpus is not None:
-        import torch
-
-        # A count does not initialise CUDA, which a process that is going to fork must not do.
-        gpus = tuple(("", 0) for _ in range(torch.cuda.device_count()))
     return MachineFacts(
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        gpus=gpus,
+        gpus=gpus_here() if job.devices.gpus is not None else 0,
     )
+
+
+def gpus_here() -> int:
+    """How many GPUs this machine has. A child counts: where there is no NVML torch starts CUDA for that, and after it
+    no process that is forked from this one could use a GPU. Raises RuntimeError."""
+    import torch
+
+    answer = in_child(torch.cuda.device_count)
+    if "made" not in answer:
+        raise RuntimeError(f"the GPUs of this machine cannot be counted: {answer['error']}")
+    return int(answer["made"])
 
 
 def _traced_source(job: JobSpec, call: PythonSource, report: Report) -> SourceFacts | None:

@@ -11,8 +11,8 @@ the update. At each stop stand the activations that earlier layers keep, what th
     activations     what autograd keeps of the micro-batches in flight, under `recompute`, copies that autocast makes of
                     weights, and what a layer takes while it works; of a stage also what it gives
     buffers         batch statistics and the like
-    communication   what `fully_shard` gathers, and hands to a reduce-scatter
-    framework       the CUDA context and its libraries; on a CPU nothing that is a tensor
+    communication   what `fully_shard` gathers, and hands to a reduce-scatter; what a stage receives into
+    framework       the CUDA context, NCCL's buffers, and what cuBLAS works in; on a CPU nothing that is a tensor
 
 Contract: arithmetic over the model graph, of which a rank has its own shapes along the tensor axis (`tensor_tape`);
 linear in the layers of the rank. Bytes are those of torch 2.13's kernels on CPUs, held against what a run measures by
@@ -34,7 +34,7 @@ from math import prod
 
 from dslc.compiler.facts import DTYPE_BYTES
 from dslc.compiler.gathers import Sharded, Whole
-from dslc.compiler.hardware import framework_bytes
+from dslc.compiler.hardware import framework_bytes, workspace_bytes
 from dslc.compiler.nodes import LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.schedule_cost import peaks_held
 from dslc.compiler.schedules import SPLITS_BACKWARD
@@ -71,7 +71,8 @@ class LayerShare:
 class MemoryNode:
     """Bytes of one rank by kind, at the peak; `when` that is, and the layers that hold most then.
 
-    `rest` is what is there between two steps; `rank` the data rank that holds most, the first of several.
+    `rest` is what is there between two steps; `rank` the data rank that holds most, the first of several; `workspace`
+    what of `framework` torch's allocator has given to cuBLAS.
     """
 
     parameters: int
@@ -85,6 +86,7 @@ class MemoryNode:
     layers: tuple[LayerShare, ...] = ()
     rest: int = 0
     rank: int = 0
+    workspace: int = 0
 
     @property
     def kinds(self) -> dict[str, int]:
@@ -96,8 +98,8 @@ class MemoryNode:
 
     @property
     def tensors(self) -> int:
-        """The peak without the framework's own: what `torch.cuda.max_memory_allocated` measures."""
-        return self.peak - self.framework
+        """What of the peak `torch.cuda.max_memory_allocated` sees."""
+        return self.peak - self.framework + self.workspace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +162,32 @@ def _kept(job: JobSpec, layer: LayerNode, again: bool) -> int:
 
 def layer_bytes(job: JobSpec, layer: LayerNode, again: bool, samples: float) -> LayerBytes:
     """The layer's bytes for so many samples; `again`: it is recomputed."""
+    found = _without_masks(job, layer, again, samples)
+    if not layer.masks:
+        return found
+    masks = _masks(job, layer)
+    return replace(
+        found,
+        kept=found.kept + (0 if again else masks),
+        forward=found.forward + masks,
+        again=found.again + masks if found.again else 0,
+        backward=tuple(replace(moment, bytes=moment.bytes + masks) for moment in found.backward),
+    )
+
+
+def _masks(job: JobSpec, layer: LayerNode) -> int:
+    """Whatever the samples."""
+    return layer.masks * (2 if low_precision(job) else 4)
+
+
+def _copies(job: JobSpec, layer: LayerNode) -> int:
+    """Of weights, by autocast, whatever the samples."""
+    if not low_precision(job) or low_copy(job):
+        return 0
+    return 2 * (layer.working_low or _unknown(layer, True)).copied
+
+
+def _without_masks(job: JobSpec, layer: LayerNode, again: bool, samples: float) -> LayerBytes:
     low, half = low_precision(job), low_copy(job)
     work = (layer.working_low if low and not half else layer.working) or _unknown(layer, low and not half)
     factor = samples * (0.5 if half else 1.0)
@@ -173,7 +201,7 @@ def layer_bytes(job: JobSpec, layer: LayerNode, again: bool, samples: float) -> 
         forward=working,
         again=forward + output if again else 0,
         backward=moments,
-        copies=2 * work.copied if low and not half else 0,
+        copies=_copies(job, layer),
         input=int(factor * layer.input.bytes),
         output=output,
     )
@@ -244,14 +272,28 @@ class _Account:
             kept = [sum(each[n] for n in stage) for stage in stages]
             # Between the two halves of a split backward torch frees nothing, and gradients come to the activations.
             between = [1.7 * b for b in kept] if schedule.name in SPLITS_BACKWARD else kept
-            # And of each micro-batch a stage holds on to what it gives.
-            given = [self._samples * _given(job, model, stage[-1]) for stage in stages]
-            kept, between = ([a + b for a, b in zip(sizes, given, strict=True)] for sizes in (kept, between))
-            own = sum(layer.kept for layer in self._bytes)
+            # Each micro-batch has its own masks and copies of weights, and a stage holds on to what it gives.
+            besides = [
+                0 if layer.name in again else _masks(job, layer) + _copies(job, layer) for layer in model.of_a_rank
+            ]
+            more = [sum(besides[n] for n in stage) + self._given(stage[-1]) for stage in stages]
+            kept, between = ([a + b for a, b in zip(sizes, more, strict=True)] for sizes in (kept, between))
+            own = sum(layer.kept + (0 if layer.again else layer.copies) for layer in self._bytes)
             first, later = peaks_held(schedule, kept, between)[pipeline]
             self._flight = max(0, int(first) - own), max(0, int(later) - own)
+        # What torch receives into, from the first step on: inputs and gradients of outputs, of all micro-batches.
+        self._received = 0
+        for stage in mine if schedule else ():
+            if stage and stage - 1 not in mine:
+                self._received += layout.microbatches * self._given(stages[stage - 1][-1])
+            if stage + 1 < len(stages) and stage + 1 not in mine:
+                self._received += layout.microbatches * self._given(stages[stage][-1])
         self._updated = 0  # numbers that the optimizer of the rank changes
         self._most = -1
+
+    def _given(self, layer: int) -> int:
+        """What a stage that ends with this layer gives of a micro-batch."""
+        return int(self._samples * _given(self._job, self._model, layer))
 
     # ---------------------------------------------------------------------------------------------------- the state
 
@@ -269,15 +311,17 @@ class _Account:
         optimizer = 4 * state_per_parameter(job.train.optimizer) * self._updated
         if "parameters" in self._moved:
             parameters = optimizer = 0
+        workspace = workspace_bytes(layout.device, layout.hardware)
         return MemoryNode(
             parameters=parameters,
             gradients=4 * sum(_share(q, 1) for q in train) if sharding.engine in ("ddp", "zero1") else 0,
             optimizer=0 if "optimizer" in self._moved else optimizer,
             activations=0,
             buffers=sum(buffer_bytes(layer) for layer in self._layers),
-            communication=0,
-            framework=framework_bytes(layout.device, layout.world_size),
+            communication=self._received,
+            framework=framework_bytes(layout.device, layout.world_size) + workspace,
             rank=rank,
+            workspace=workspace,
         )
 
     def _dealt(self) -> list[int]:
@@ -333,6 +377,7 @@ class _Account:
             stays=later,
             held=microbatch + 1 < self._layout.microbatches,
             copies=shards > 1 and self._layout.device == "cpu",
+            moved="parameters" in self._moved,
             staged=self._layout.sizes["pipeline"] > 1,
         )
 
@@ -362,10 +407,9 @@ class _Account:
             gradients = engine.forward(n)
             held = before[n] + copies[n] + layer.copies + layer.forward
             self._stop(f"forward pass of {self._name(n)}", n, gradients, engine.communication, held)
-        if isinstance(engine, Sharded):
-            engine.turn()
+        gradients = engine.turn()
         if self._ends and layers:
-            self._loss(engine, before[-1] + copies[-1])
+            self._loss(gradients, engine.communication, before[-1] + copies[-1])
         for n in reversed(range(len(layers))):
             layer = layers[n]
             held = before[n] + copies[n] + layer.copies
@@ -384,12 +428,11 @@ class _Account:
                 when = f"reduce-scatter after the backward pass of {self._name(n)}"
                 self._stop(when, n, gradients, engine.communication + engine.passing, held)
 
-    def _loss(self, engine: Whole | Sharded, kept: int) -> None:
+    def _loss(self, gradients: int, communication: int, kept: int) -> None:
         forward, stays, backward = (int(self._samples * size) for size in _loss_bytes(self._job, self._model))
-        gradients = engine.forward(len(self._bytes) - 1)
-        self._stop("loss", None, gradients, engine.communication, kept + forward)
+        self._stop("loss", None, gradients, communication, kept + forward)
         held = kept + max(stays, backward)
-        self._stop("backward pass of the loss", None, gradients, engine.communication, held)
+        self._stop("backward pass of the loss", None, gradients, communication, held)
 
     def _update_bytes(self) -> int:
         """What the optimizer makes for a while: without a kernel of its own, a number for each that it updates."""
@@ -414,10 +457,8 @@ class _Account:
 
     def _stop(self, when: str, layer: int | None, gradients: int, communication: int, activations: int) -> None:
         state = self._rest
-        if "parameters" in self._moved:
-            gradients = min(gradients, 0)
         held = activations + self._others
-        total = state.parameters + state.optimizer + state.buffers + state.framework
+        total = state.parameters + state.optimizer + state.buffers + state.communication + state.framework
         total += gradients + communication + held
         if total <= self._most:
             return
@@ -437,7 +478,7 @@ class _Account:
         return replace(
             state,
             gradients=gradients,
-            communication=communication,
+            communication=state.communication + communication,
             activations=activations + others,
             when=when,
             layers=tuple(LayerShare(name=name, bytes=size) for name, size in most if size > 0),

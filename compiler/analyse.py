@@ -142,10 +142,11 @@ def _model(job: JobSpec, layout: Layout | None, facts: Facts, source: SourceFact
     if isinstance(job.data.source, PythonSource) and source.input is None:
         return None
     graph = build(job.model, source, context_of(job), report)
-    ranks = layout.sizes["tensor"] if layout else 1
-    if graph is None or ranks == 1:
+    ranks, pieces = (layout.sizes["tensor"], layout.sizes["context"]) if layout else (1, 1)
+    if graph is None or ranks * pieces == 1:
         return graph
-    return share_out(graph, job.model, source, tensor_plan(job, ranks, graph).styles, ranks)
+    styles = tensor_plan(job, ranks, graph).styles if ranks > 1 else ()
+    return share_out(graph, job.model, source, styles, ranks, pieces)
 
 
 def _pipeline(

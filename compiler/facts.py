@@ -71,7 +71,7 @@ class MachineFacts:
 
     cores: int
     memory: int  # bytes
-    gpus: tuple[tuple[str, int], ...] = ()  # name and bytes of each
+    gpus: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,10 @@ class Whole:
         """Enters a layer; bytes of gradients."""
         return self._all * (self.buckets + self.earlier)
 
+    def turn(self) -> int:
+        """From the forward to the backward pass."""
+        return self.forward(0)
+
     def backward(self, layer: int, moment: Moment) -> int:
         """The same in a moment of the layer's backward pass."""
         # Under autocast it is there in 16 bits besides; the weight's own copy, as large, has gone by then.
@@ -74,6 +78,7 @@ class Sharded:
     stays: bool  # gradients of earlier micro-batches are there
     held: bool  # a micro-batch that is not the last: what stays gathered, stays
     copies: bool  # gloo takes a copy of what it exchanges
+    moved: bool  # shards live in the host's memory: those of gradients go there as they are made
     staged: bool = False  # a stage of a pipeline
 
     def __post_init__(self) -> None:
@@ -84,7 +89,7 @@ class Sharded:
         self._handed: int | None = None
         # Running sums: numbers gathered, of shards that are there, and of whole gradients of earlier micro-batches.
         self._there = self.whole[self._root]
-        self._shards = sum(self.shard) if self.stays and not self.accumulate else 0
+        self._shards = sum(self.shard) if self.stays and not self.accumulate and not self.moved else 0
         self._earlier = sum(self.whole) if self.stays and self.accumulate else 0
         self._of_unit = [0] * len(self.whole)
         for unit, numbers in zip(self.unit_of, self.trains, strict=True):
@@ -96,6 +101,8 @@ class Sharded:
     @property
     def communication(self) -> int:
         flat = self.element * self.whole[self._flat] if self._flat is not None else 0
+        if self.moved and self._flat is not None:
+            flat += 4 * self.shard[self._flat]  # what came from the host to be gathered
         handed = 4 * self.whole[self._handed] if self._handed is not None else 0
         return self.element * self._there + flat + handed
 
@@ -129,11 +136,12 @@ class Sharded:
             self._flat = self.unit_of[layer]
         return self._gradients(0)
 
-    def turn(self) -> None:
-        """From the forward to the backward pass: what was gathered last is taken apart."""
+    def turn(self) -> int:
+        """From the forward to the backward pass: what was gathered last is let go; bytes of gradients."""
         if self.reshard:
             self._only_root()
         self._flat = None
+        return self._gradients(0)
 
     def backward(self, layer: int, moment: Moment) -> int:
         unit = self.unit_of[layer]
@@ -168,12 +176,12 @@ class Sharded:
         yield self._gradients(0 if accumulated else self._made)
         if accumulated:
             self._earlier -= self.whole[unit]
-        if not self.stays or self.accumulate:
+        if (not self.stays or self.accumulate) and not self.moved:
             self._shards += self.shard[unit]
         self._made -= self._of_unit[unit]
         # One rank divides instead of scattering.
         self.passing = 4 * self.whole[unit] if self.copies or self.parts == 1 else 0
-        added = 4 * self.shard[unit] if self.stays and not self.accumulate else 0
+        added = 4 * self.shard[unit] if self.moved or (self.stays and not self.accumulate) else 0
         yield self._gradients(0 if accumulated else self._made) + added
         self.passing = 0
 
@@ -186,4 +194,4 @@ class Sharded:
 
     def update(self) -> int:
         self._gathered, self._there, self._flat, self._handed = set(), 0, None, None
-        return 4 * sum(self.shard)
+        return 0 if self.moved else 4 * sum(self.shard)

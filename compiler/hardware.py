@@ -22,6 +22,10 @@ GiB, MiB, GB = 1024**3, 1024**2, 10**9
 CUDA_CONTEXT = 1343 * 10**6
 # NCCL's buffers of one communicator: at most 32 channels, each with 4 MiB (NCCL_BUFFSIZE) to send and to receive.
 NCCL_BUFFERS = 2 * 32 * 4 * MiB
+# What torch (2.13) allocates for cuBLAS to work in, once for the thread of the forward pass and once for that of the
+# backward pass, where CUBLAS_WORKSPACE_CONFIG says nothing else: `:4096:2:16:8` (KiB), since Hopper `:4096:8`.
+WORKSPACE, WORKSPACE_BEFORE_HOPPER = 2 * 32 * MiB, 2 * (2 * 4096 + 8 * 16) * 1024
+_BEFORE_HOPPER = ("v100", "a10", "a100_40g", "a100_80g", "l4", "l40s", "rtx3090", "rtx4090")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +49,17 @@ class Hardware:
 
 
 def framework_bytes(device: str, world_size: int) -> int:
-    """What the framework takes of a device beside tensors: nothing that is known on a CPU."""
+    """What the framework takes of a device beside what torch allocates: nothing that is known on a CPU."""
     if device == "cpu":
         return 0
     return CUDA_CONTEXT + (NCCL_BUFFERS if world_size > 1 else 0)
+
+
+def workspace_bytes(device: str, hardware: Hardware) -> int:
+    """What libraries work in, of torch's own allocator."""
+    if device == "cpu":
+        return 0
+    return WORKSPACE_BEFORE_HOPPER if hardware.kind in _BEFORE_HOPPER else WORKSPACE
 
 
 def _gpu(

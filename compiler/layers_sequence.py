@@ -89,16 +89,29 @@ def attention(spec: s.Attention, x: Value, t: Tape) -> Value:
     t.backward += 8 * length * length * own
     # Taken apart it is the same memory; the gradients of its parts are made each alone and put together.
     parts = t.operation(qkv, gives=qkv.new(*qkv.shape), view=True)
+    keys = _of_all_pieces(parts, own, t) if t.around.pieces > 1 else parts
     t.keep(qkv)
+    if keys is not parts:
+        t.keep(keys)
+        t.masks += length * length // t.around.pieces if spec.causal else 0
     result = t.computed(qkv.new(length, own, sequence=True))
     t.keep(result)
     rows = 4 * length * (own // head)  # the logarithm of each softmax's sum
     t.keep_bytes(rows, rows)
-    t.operation(parts, gives=result)
+    t.operation(*{id(taken): taken for taken in (parts, keys)}.values(), gives=result)
     t.products += rows
     t.products_low += rows
     y = t.child("output", s.Linear(features=width, bias=spec.bias, **at(spec)), result)
     return t.child("dropout", s.Dropout(p=spec.dropout, **at(spec)), y) if spec.dropout else y
+
+
+def _of_all_pieces(parts: Value, own: int, t: Tape) -> Value:
+    """Keys and values of the whole sequence, for a rank of the context axis, which works on a piece: laid together,
+    gathered, and put into the order of the positions. The sizes are those of all ranks' pieces together."""
+    length, pieces = parts.shape[0], t.around.pieces
+    together = t.operation(parts, gives=parts.new(length, 2 * own))
+    gathered = t.operation(together, gives=parts.new(pieces * length, 2 * own))
+    return t.operation(gathered, gives=parts.new(pieces * length, 2 * own))
 
 
 def _wants_heads(spec: Call, x: Value, t: Tape, heads: int) -> None:

@@ -117,7 +117,7 @@ def _processes(
                 help="a count, or a list",
             )
         return named, count
-    there = len(machine.gpus)
+    there = machine.gpus
     needed = max(named) + 1 if named else (count or 1)
     if needed > there:
         report.add(

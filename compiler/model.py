@@ -94,13 +94,15 @@ def share_out(
     source: SourceFacts,
     styles: Sequence[tuple[str, str]],
     ranks: int,
+    pieces: int,
 ) -> ModelGraph:
-    """`graph` with its layers as a rank of a tensor axis has them, where `styles` are what is said of modules."""
+    """`graph` with its layers as a rank has them: of a tensor axis, where `styles` are what is said of modules, and of
+    a context axis of so many `pieces`."""
     network, found = model.network, dict[str, list[str]]()
     assert not isinstance(network, s.PythonNetwork | s.TransformersNetwork)
     for name, style in styles:
         found.setdefault(name, []).append(style)
-    around = Surroundings(source=source, ranks=ranks, styles=found)
+    around = Surroundings(source=source, ranks=ranks, styles=found, pieces=pieces)
     try:
         if isinstance(network, Call):
             output = _run_named(expand(network, source).layers, entry(graph.input), around)

@@ -67,6 +67,7 @@ class LayerNode:
     because no parameter comes before it. `saved` counts each piece of memory once, at the first layer that keeps it,
     without parameters, the model's own input and what does not grow with the batch; `_low` under bf16 or fp16
     autocast. `saved_selective` is the input of a recomputable layer and its results of products and attention.
+    `masks` are the numbers of what says, along the context axis, which positions a piece of the sequence sees.
     """
 
     name: str
@@ -87,6 +88,7 @@ class LayerNode:
     working_low: Working | None = None
     low: bool = False  # under autocast its output has 16 bits
     parts: tuple[PartNode, ...] = ()  # of a library layer, in the order in which they are called
+    masks: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

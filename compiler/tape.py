@@ -121,6 +121,7 @@ class Surroundings:
     initialise: Initialise | None = None
     ranks: int = 1  # of a tensor axis, of whose first the layers are; by `styles`, those of each module
     styles: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    pieces: int = 1  # of a sequence, one for each rank of a context axis
     warnings: list[Diagnostic] = field(default_factory=list)
     suspects: list[Note] = field(default_factory=list)  # what may be behind an output that does not fit
     inits: list[InitStep] = field(default_factory=list)
@@ -178,6 +179,7 @@ class Tape:
         self.forward = self.backward = 0
         self.saved = self.saved_low = 0
         self.products = self.products_low = 0  # bytes of results of products and attention
+        self.masks = 0  # numbers
         self.parameters: list[ParameterNode] = []
         self.buffers: list[BufferNode] = []
         self.parts: list[PartNode] = []
@@ -477,6 +479,7 @@ def record(around: Surroundings, name: str, spec: Call, x: Value) -> Value:
         working_low=working(tape.operations_low),
         low=y.low,
         parts=tuple(tape.parts),
+        masks=tape.masks,
     )
     step = tape._frame.children[0]
     around.nodes.append(node)

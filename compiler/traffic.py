@@ -376,13 +376,15 @@ def _add(sums: dict[tuple[str, str, str], tuple[int, int]], each: Exchanged, cou
 def _over_context(place: Coordinate) -> Iterator[TrafficNode]:
     """Keys and values of all positions, and back their gradients, of the heads that a rank has."""
     layout = place.layout
-    blocks = [layer for layer in place.layers if layer.kind in ("transformer_block", "attention")]
     again = set(recomputed(place.job, place.model))  # whose forward pass gathers once more
     low = low_dtype(place.job)
     size = 2 * DTYPE_BYTES[low] * place.workload.microbatch
-    scattered = [size * b.output.numbers // layout.sizes["tensor"] for b in blocks]
-    often = [1 + (b.name in again) for b in blocks]
-    gathered = [n // layout.sizes["context"] for n, times in zip(scattered, often, strict=True) for _ in range(times)]
+    scattered, gathered = list[int](), list[int]()
+    for layer in place.layers:
+        for part in layer.parts:
+            if part.kind == "attention":
+                scattered.append(size * prod(part.takes) // layout.sizes["tensor"])
+                gathered += [scattered[-1] // layout.sizes["context"]] * (1 + (layer.name in again))
     for operation, what, sizes in (
         ("all_gather", "keys and values", gathered),
         ("reduce_scatter", "gradients of keys and values", scattered),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,8 +55,8 @@ def assemble(job: JobProgram, device: torch.device) -> Parts:
     else:
         parts = job.gradients.kind == "fsdp" or job.tensor is not None
         plain, engine = _sharded(job, device) if parts else _whole(job, device)
-    with dynamo.leave_out():
-        moved = offload.moves_optimizer(job)
+    moved = offload.moves_optimizer(job)
+    with contextlib.nullcontext() if moved else dynamo.leave_out():  # what moves it needs all of torch
         optimizer = build_optimizer(
             job.optimizer,
             plain,

@@ -129,7 +129,8 @@ def own_model(step: ModelStep) -> nn.Module:
 @contextlib.contextmanager
 def under_seed(seed: int) -> Iterator[None]:
     """Random numbers from `seed` on; afterwards they go on as they were."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # or CUDA would begin here
+    with torch.random.fork_rng(devices=gpus):
         torch.manual_seed(seed)
         yield
 

@@ -270,6 +270,7 @@ class Pipeline:
     device: torch.device
     whole: Mapping[str, Tensor]
     shared: Mapping[str, tuple[int, ...]]
+    schedule: Schedule | None = None  # of a training
     _sent: list[tuple[Any, Tensor]] = field(default_factory=list)
 
     def engine(self, engine: Engine, plain: nn.Module) -> Engine:
@@ -377,7 +378,8 @@ class Pipeline:
             return whole
         if self.coordinate == owner:
             assert whole is not None
-            dist.send(whole.contiguous(), self.peer(0), group=self.group)
+            # It may live in the host's memory, for which NCCL has no connection.
+            dist.send(whole.contiguous().to(self.device), self.peer(0), group=self.group)
             return None
         about = self.whole[name]
         taken = torch.empty(about.shape, dtype=about.dtype, device=self.device)
@@ -439,6 +441,18 @@ class Schedule:
             rank: [_Action.from_str(action) for action in row] for rank, row in enumerate(step.rows)
         }
         self._runtime._prepare_schedule_with_comms(self._runtime.pipeline_order)
+        pipeline.schedule = self
+        if pipeline.device.type == "cuda":
+            # NCCL connects a group when it is first used, for which it needs all of its ranks; those that share a
+            # weight exchange its gradients alone.
+            dist.all_reduce(torch.zeros((), device=pipeline.device), group=pipeline.group)
+
+    @property
+    def received(self) -> Iterator[Tensor]:
+        """What torch receives into, from the first step on."""
+        for stage in self._stages:
+            for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
+                yield from (info.buffer for info in infos if info.buffer is not None)
 
     def run(self, micro: Sequence[tuple[Tensor, Tensor]]) -> None:
         """The forward and backward passes of all micro-batches, which are of equal size."""

@@ -14,7 +14,9 @@ Contract: report.json is written by every run that trained to its end or was sto
         rank
         memory          {predicted, measured}: bytes by kind at the peak, `peak` itself, `rest` (between two steps), and
                         `when` the peak is, in words; the predicted figures are those of the rank that holds most
-                        among its like; `measured` is null without --profile
+                        among its like, without what torch's allocator does not see; `measured` is null without
+                        --profile. Of a GPU, whose allocator knows no kinds, `others` stands for gradients,
+                        activations, communication and what cuBLAS works in
         process         {resident} or {resident, allocated, reserved}: peaks of the whole process and of its GPU, bytes
         collectives     [{operation, predicted: {count, bytes}, measured: {count, bytes}}] of one step; `measured` is
                         null without --profile
@@ -40,6 +42,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from dslc.compiler.program import JobProgram, RankPlace, to_json
 from dslc.runtime import collectives
@@ -55,13 +58,23 @@ B = TypeVar("B")
 T = TypeVar("T")
 
 
+def tracker_of(parts: Parts) -> Tracker:
+    """What measures the memory of a training of these parts."""
+
+    def received() -> Iterable[Tensor]:
+        schedule = parts.pipeline and parts.pipeline.schedule
+        return schedule.received if schedule else ()
+
+    return Tracker(parts.plain, parts.optimizer, parts.device, received)
+
+
 class Measure:
     """What one rank measures of itself. `done` steps were done by earlier processes of the training."""
 
     def __init__(self, job: JobProgram, place: RankPlace, parts: Parts, done: int) -> None:
         self._rank, self._device, self._done = place.rank, parts.device, done
         self._exchanges: dict[int, tuple[collectives.Exchange, ...]] = {}
-        self._tracker = Tracker(parts.plain, parts.optimizer, parts.device) if job.profile else None
+        self._tracker = tracker_of(parts) if job.profile else None
 
     def around(self, work: Callable[[B], T]) -> Callable[[B], T]:
         """`work`, which is one step; measured where the program asks for it, else as it is."""
@@ -157,7 +170,7 @@ def _rank(run_dir: str, plan: Mapping[str, Any], rank: int) -> dict[str, Any]:
     return {
         "rank": rank,
         "memory": {
-            "predicted": _planned_memory(planned["memory"]) if planned else None,
+            "predicted": _planned_memory(planned["memory"], measured["memory"]) if planned else None,
             "measured": measured["memory"],
         },
         "process": measured["process"],
@@ -168,9 +181,14 @@ def _rank(run_dir: str, plan: Mapping[str, Any], rank: int) -> dict[str, Any]:
     }
 
 
-def _planned_memory(memory: Mapping[str, Any]) -> dict[str, Any]:
-    kinds = {kind: memory[kind] for kind in KINDS}
-    return {**kinds, "peak": sum(kinds.values()), "rest": memory["rest"], "when": memory["when"]}
+def _planned_memory(memory: Mapping[str, Any], measured: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What torch's allocator is to see of it, by the kinds that were measured."""
+    peak = memory["workspace"] + sum(memory[kind] for kind in KINDS)
+    kinds = {kind: memory[kind] for kind in KINDS if measured is None or kind in measured}
+    if measured is not None and "others" in measured:
+        kinds["others"] = peak - sum(kinds.values())
+    rest = memory["rest"] - memory["framework"] + memory["workspace"]
+    return {**kinds, "peak": peak, "rest": rest, "when": memory["when"]}
 
 
 def _side_by_side(

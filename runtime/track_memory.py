@@ -3,26 +3,28 @@
 Model: on a CPU torch's allocator reports each allocation and release to the profiler, exact to the byte and also where
 C++ made it (the buckets of DistributedDataParallel, kernels' scratch tensors) or where a storage is resized in place
 (what `fully_shard` gathers), which a dispatch mode does not see. They are played back over what was there before the
-first step. On a GPU the allocator's own peak is taken.
+first step. On a GPU the allocator's own figures are taken, which know no kinds.
 
 Kinds: `parameters`, `gradients`, `optimizer` and `buffers` are the storages that these tensors are found in;
-`communication` is what was made while something was gathered, scattered or agreed; `activations` all else.
+`communication` is what was made while something was gathered, scattered or agreed; `activations` all else. On a GPU all
+but parameters, optimizer and buffers are `others`, cuBLAS's workspaces among them.
 
-Contract: `tracker = Tracker(model, optimizer, device)` after the parts are assembled, `with tracker.step(): …` around
-each of the first few steps, the update and `zero_grad` included; two are enough. Then `tracker.rest` and `tracker.peak`
-are bytes by kind, `tracker.when` says in which part of the step the peak was. `rest` is between two steps, after the
-last that was measured; `peak` is the highest of all. A step takes a few times as long while it is measured.
+Contract: `tracker = Tracker(model, optimizer, device)` after the parts are assembled, with `received` where there are
+buffers that stay and that other ranks send into; `with tracker.step(): …` around each of the first few steps, the
+update and `zero_grad` included; two are enough. Then `tracker.rest` and `tracker.peak` are bytes by kind,
+`tracker.when` says in which part of the step the peak was. `rest` is between two steps, after the last that was
+measured; `peak` is the highest of all. A step takes a few times as long while it is measured.
 
 Limits: the batch that the step is given was there before, and is not counted. What another thread releases is not
 reported: that gloo's threads hold what was exchanged for a moment longer is left out. What a library allocates beside
-torch (oneDNN's scratch pads, gloo's buffers) is not seen, nor the allocator's own loss on a CPU; on a GPU the peak's
-own `activations` hold all that is neither state nor gradients.
+torch (oneDNN's scratch pads, gloo's buffers) is not seen, nor the allocator's own loss on a CPU. On a GPU the batch is
+counted, and `when` is not known.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +33,7 @@ from torch._C._profiler import _EventType
 from torch.autograd.profiler import profile, record_function
 
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations", "communication")
+_STATE = ("parameters", "optimizer", "buffers")
 _UPDATED = "dslc: updated"  # marks, among what is recorded, where gradients were looked up
 # Phases of `fully_shard`: what is gathered goes, forward, with the next gather or the pass; backward, when it is taken
 # apart.
@@ -70,8 +73,14 @@ class _Block:
 class Tracker:
     """Measures the steps of one rank; see above."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-        self._model, self._optimizer, self._device = model, optimizer, device
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        received: Callable[[], Iterable[Tensor]] = tuple,
+    ) -> None:
+        self._model, self._optimizer, self._device, self._received = model, optimizer, device, received
         self._live: dict[int, tuple[int, str]] = {}  # address of a storage: its bytes and kind
         self._gradients: dict[int, int] = {}
         self.rest: dict[str, int] = {}
@@ -116,6 +125,8 @@ class Tracker:
             for state in getattr(owner, "state", {}).values():
                 for value in state.values() if isinstance(state, dict) else ():
                     add(value, "optimizer")
+        for buffer in self._received():
+            add(buffer, "communication")
         for address, size in self._gradients.items():
             found.setdefault(address, (size, "gradients"))
         return found
@@ -214,17 +225,14 @@ class Tracker:
     def _gpu_step(self) -> Iterator[None]:
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
-        with self._gradients_noted():
-            yield
+        yield
         torch.cuda.synchronize(self._device)
-        gradients = sum(self._gradients.values())
-        self._gradients = {}  # their storages may be gone; what is left of them is the rest below
-        state = self._sums(self._at_rest())
+        sums = self._sums(self._at_rest())
+        state = {kind: sums[kind] for kind in _STATE}
         held, most = torch.cuda.memory_allocated(self._device), torch.cuda.max_memory_allocated(self._device)
-        self.rest = state | {"gradients": max(0, held - sum(state.values()))}
+        self.rest = state | {"others": held - sum(state.values())}
         if most > sum(self.peak.values()):
-            known = sum(state.values()) + gradients
-            self.peak = state | {"gradients": gradients, "activations": max(0, most - known)}
+            self.peak = state | {"others": most - sum(state.values())}
 
 
 def _flatten(event: Any, around: str, until: int | None, phase: str, into: list[_Event]) -> None:

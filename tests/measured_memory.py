@@ -22,9 +22,9 @@ from dslc.runs import prepare
 from dslc.runtime import pipeline_step
 from dslc.runtime.assemble import assemble
 from dslc.runtime.batches import batches
+from dslc.runtime.report import tracker_of
 from dslc.runtime.sources import open_source
 from dslc.runtime.stepper import stepper
-from dslc.runtime.track_memory import Tracker
 
 STEPS = 3
 Sums = dict[str, int]
@@ -75,6 +75,7 @@ class Case:
     precision: str = "fp32"
     optimizer: str = "adamw()"
     clip: str = "none"
+    context: int = 1
     tensor: int = 1
     sequence: str = "true"
     pipeline: int = 1
@@ -103,6 +104,7 @@ devices {{
 parallelism {{
   pipeline     = {self.pipeline}
   schedule     = {self.schedule}
+  context      = {self.context}
   tensor       = {self.tensor}
   sequence     = {self.sequence}
   zero         = {self.zero}
@@ -144,6 +146,8 @@ CASES = (
     Case(ranks=2, tensor=2),
     Case(ranks=2, tensor=2, precision="bf16", recompute="full"),
     Case(network="tied gpt", ranks=4, tensor=2, sequence="false", zero=3),
+    Case(ranks=2, context=2),
+    Case(network="tied gpt", ranks=4, context=2, zero=3, recompute="full", precision="bf16"),
     Case(ranks=2, pipeline=2, microbatches=4),
     Case(ranks=4, pipeline=2, tensor=2, microbatches=4, schedule="zbv"),
 )
@@ -158,6 +162,9 @@ MORE = (
     Case(network="mlp", ranks=2, tensor=2),
     Case(network="mlp", batch=4, precision="fp16", optimizer="sgd(lr = 0.1, momentum = 0.9, weight_decay = 0.1)"),
     Case(network="vit", batch=32, ranks=4, tensor=2, zero=1),
+    Case(ranks=2, context=2, batch=2, recompute="selective"),
+    Case(ranks=4, context=2, tensor=2, precision="bf16(level = O2)"),
+    Case(ranks=4, context=2, pipeline=2, microbatches=4),
     Case(network="tied gpt", ranks=2, pipeline=2, microbatches=4, recompute="full"),
     Case(ranks=4, pipeline=2, zero=3, microbatches=2),
     Case(ranks=2, pipeline=2, microbatches=4, schedule="interleaved_1f1b"),
@@ -191,7 +198,7 @@ def _rank(rank: int, job: JobProgram, places: tuple[RankPlace, ...]) -> tuple[Su
     device = torch.device("cpu")
     parts = assemble(job, device)
     step = (stepper if job.pipeline is None else pipeline_step.stepper)(job, places[rank], parts)
-    tracker = Tracker(parts.plain, parts.optimizer, device)
+    tracker = tracker_of(parts)
     for batch in batches(job.data, open_source(job.data), places[rank], job.microbatches, 0, STEPS, device):
         with tracker.step():
             step(batch)

@@ -19,6 +19,10 @@ data {
   batch  = 16
 }
 """
+NESTED = GPT.replace(
+    "gpt(layers = 3, width = 36, heads = 2, context = 16, vocab = 256)",
+    "[embedding(256, 8), residual([attention(heads = 2)]), transformer_block(heads = 2), linear(256)]",
+).replace("stdlib()", "stdlib(context = 16)")
 DEEP = GPT.replace("layers = 3, width = 36", "layers = 4, width = 16")
 TIED = GPT.replace("vocab = 256", "vocab = 256, tie = true")
 WIDE = """
@@ -138,9 +142,9 @@ def unused():
     return Net(unused=True)
 """
 OWN_PLAN = '["inner.*.0: column", "inner.*.2: row", "wide: column", "head: row"]'
-NETWORKS = {"gpt": GPT, "deep": DEEP, "tied": TIED, "wide": WIDE, "layers": LAYERS, "vit": VIT, "conv": CONV} | {
-    kind: OWN.replace("KIND", kind) for kind in ("normed", "buffered", "unused")
-}
+NETWORKS = {
+    "gpt": GPT, "nested": NESTED, "deep": DEEP, "tied": TIED, "wide": WIDE, "layers": LAYERS, "vit": VIT, "conv": CONV
+} | {kind: OWN.replace("KIND", kind) for kind in ("normed", "buffered", "unused")}  # fmt: skip
 PLAIN = {
     "network": "gpt",
     "ranks": "2",
@@ -176,7 +180,7 @@ JOBS: list[dict[str, str]] = [
     {"zero": "2", "precision": "fp16", "network": "conv", "recompute": "every(2)"},
     {"zero": "3", "freeze": '["embedding*", "position*", "blocks.0.*", "blocks.1.*"]', "microbatches": "2"},
     {"context": "2", "ranks": "4", "zero": "3", "microbatches": "2", "clip": "1.0", "ignore": "0"},
-    {"context": "2", "recompute": "full", "precision": "bf16"},
+    {"context": "2", "recompute": "full", "precision": "bf16", "network": "nested"},
     {"network": "unused", "microbatches": "2"},
     {"network": "buffered", "microbatches": "2"},
     {"tensor": "2", "microbatches": "2", "precision": "bf16", "recompute": "full"},
@@ -188,6 +192,7 @@ JOBS: list[dict[str, str]] = [
     {"pipeline": "2", "tensor": "2", "ranks": "4", "network": "tied", "microbatches": "2", "clip": "1.0"},
 ]
 MORE: list[dict[str, str]] = [
+    {"context": "2", "recompute": "full", "precision": "bf16"},
     {"freeze": '["*norm*", "embedding*"]', "recompute": "selective"},
     {"zero": "1", "network": "wide", "ranks": "4", "freeze": '["1.*", "3.*", "5.*", "*.bias"]'},
     {"zero": "1", "ranks": "4", "replicas": "2", "microbatches": "2"},

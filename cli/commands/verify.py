@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dslc.compiler.program import CheckpointStep, JobProgram
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.load import Loaded
-from dslc.front import load_each, show
+from dslc.front import gpus_here, load_each, show
 from dslc.main import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 from dslc.reference import CannotShrink, observed, one_process, shrunk
 from dslc.runs import Ready, prepare
@@ -76,11 +76,7 @@ def _job(loaded: Loaded, shrink: bool) -> tuple[Loaded, tuple[str, ...]]:
     layout = lay_out(job, Report())
     if layout is None:
         return loaded, ()  # what is wrong with it is said when it is compiled
-    gpus = 0
-    if job.devices.gpus is not None:
-        import torch
-
-        gpus = torch.cuda.device_count()
+    gpus = gpus_here() if job.devices.gpus is not None else 0
     narrow, changes = shrunk(job, layout, gpus)
     return replace(loaded, job=observed(narrow)), changes
 

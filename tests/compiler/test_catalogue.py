@@ -9,7 +9,7 @@ import pytest
 from dslc.compiler.analyse import analyse
 from dslc.compiler.catalogue import read_catalogue
 from dslc.compiler.facts import Facts
-from dslc.compiler.hardware import CATALOGUE, CUDA_CONTEXT, framework_bytes
+from dslc.compiler.hardware import CATALOGUE, CUDA_CONTEXT, framework_bytes, workspace_bytes
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load, load_text
 from dslc.dsl.write import write
@@ -62,7 +62,9 @@ def test_a_job_is_planned_with_the_figures_of_the_file(tmp_path: Path) -> None:
     assert (card.memory, card.link, card.network) == (10**10, 100e9, 50e9)
     assert (card.flops("fp32"), card.flops("bf16"), card.flops("fp16")) == (50e12, 200.5e12, 50e12)
     assert analysis.estimate is not None and analysis.estimate.step_time is not None
-    assert analysis.costs[0].memory.framework == framework_bytes("cuda", 2) > CUDA_CONTEXT
+    memory = analysis.costs[0].memory
+    assert memory.framework - memory.workspace == framework_bytes("cuda", 2) > CUDA_CONTEXT
+    assert memory.workspace == workspace_bytes("cuda", card) > workspace_bytes("cuda", CATALOGUE["a100_80g"]) > 0
     # What a run leaves as its job is read from another folder.
     again = load_text(write(loaded.job), folder=str(tmp_path / "elsewhere"))
     assert again.job is not None and again.job.devices.catalogue == str(tmp_path / "cards.toml")

@@ -149,6 +149,7 @@ def test_a_stage_lets_go_of_nothing_in_a_backward_pass(staged: bool, there: tupl
         stays=False,
         held=True,
         copies=True,
+        moved=False,
         staged=staged,
     )
     found = []

@@ -231,10 +231,12 @@ CONV = of(s.Residual, layers=(of(s.Conv2d, channels=3, padding=1), of(s.BatchNor
 def test_a_block_like_the_one_before_it_is_what_it_would_be_if_it_was_run(
     network: Any, source: SourceFacts, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pieces = ranks if source.vocab else 1
+
     def made() -> ModelGraph:
         graph = built(network, source)
         plan = tensor_plan(job, ranks, graph)
-        return share_out(graph, model_of(network, of(c.CrossEntropy)), source, plan.styles, ranks)
+        return share_out(graph, model_of(network, of(c.CrossEntropy)), source, plan.styles, ranks, pieces)
 
     job = make_job(parallelism=ParallelismSpec(tensor=ranks))
     said = made()
