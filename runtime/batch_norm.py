@@ -169,8 +169,9 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
         input, weight, mean, variance, samples = ctx.saved_tensors
         scale = torch.ones_like(mean) if weight is None else weight
+        saved = mean.new_empty(0)  # nothing: as in evaluation, whose kernel for GPUs wants a tensor all the same
         grad_input, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
-            gradient, input, scale, mean, variance, None, None, False, ctx.eps, [True, True, True]
+            gradient, input, scale, mean, variance, saved, saved, False, ctx.eps, [True, True, True]
         )
         sums = torch.stack((grad_bias, grad_weight)).double()
         dist.all_reduce(sums, group=ctx.group)
