@@ -33,6 +33,10 @@ def torchrun(*arguments: str) -> list[str]:
     ]  # fmt: skip
 
 
+def alone(*arguments: str) -> list[str]:
+    return [sys.executable, os.path.join(HERE, "handwritten.py"), *arguments]
+
+
 def finish(command: list[str]) -> str:
     run = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     if run.returncode:
@@ -52,10 +56,10 @@ def step_of_dslc(job: str, *settings: str) -> float:
         return float(1000 * (last["seconds"] - first["seconds"]) / (last["step"] - first["step"]))
 
 
-def step_by_hand(what: str, *flags: str) -> float:
+def step_by_hand(what: str, *flags: str, command: Callable[..., list[str]] = torchrun) -> float:
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "result.json")
-        finish(torchrun(what, "--out", out, *flags))
+        finish(command(what, "--out", out, *flags))
         with open(out) as file:
             found = json.load(file)
         return float(1000 * (found["last"] - found["first"]) / (found["steps"] - 1))
@@ -210,6 +214,55 @@ def bench_start(pairs: int) -> None:
     shutil.rmtree(folder)
 
 
+def bench_gpt2(pairs: int) -> None:
+    """GPT-2 of 124 M parameters in bfloat16, compiled, on one GPU; and the share of the GPU's peak."""
+    import torch
+
+    from dslc.compiler.hardware import CATALOGUE
+
+    def by_hand() -> float:
+        return step_by_hand("gpt2", command=alone)
+
+    ratio = compare("step, gpt2 on a GPU", lambda: step_of_dslc("gpt2"), by_hand, pairs=pairs, unit="ms", target=1)
+    show(ratio)
+    plan = json.loads(finish(dslc("plan", os.path.join(HERE, "jobs", "gpt2.plt"), "--json")))
+    speed = plan["ranks"][0]["flops"] / (ratio.ours / 1000)
+    name = torch.cuda.get_device_name()
+    kind = next((k for k in CATALOGUE.values() if k.flops_bf16 and k.kind.partition("_")[0] in name.lower()), None)
+    of_peak = f", {100 * speed / kind.flops('bf16'):.1f}% of the peak of {kind.kind}" if kind else ""
+    print(f"step, gpt2 on a GPU: {speed / 1e12:.1f} TFLOP/s on {name}{of_peak}", flush=True)
+
+
+# What the peak of `gpt2` is predicted and measured for.
+KINDS_OF_GPT2 = (
+    (),
+    ("train.compile=false",),
+    ("train.compile=false", "train.precision=fp32", "data.batch=8"),
+    ("train.compile=false", "memory.recompute=full"),
+    ("train.compile=false", "train.precision=bf16(level = O2)"),
+    ("train.compile=false", "parallelism.microbatches=4"),
+)
+
+
+def bench_memory(pairs: int) -> None:
+    """Predicted peaks beside `torch.cuda.max_memory_allocated`, once each: they do not vary."""
+    errors = []
+    for settings in KINDS_OF_GPT2:
+        with tempfile.TemporaryDirectory() as folder:
+            out = os.path.join(folder, "run")
+            flags = [word for setting in ("train.steps=5", *settings) for word in ("--set", setting)]
+            finish(dslc("run", os.path.join(HERE, "jobs", "gpt2.plt"), "--out", out, "--profile", *flags))
+            with open(os.path.join(out, "report.json")) as file:
+                rank = json.load(file)["ranks"][0]
+        predicted, measured = rank["memory"]["predicted"]["peak"], rank["process"]["allocated"]
+        errors.append(abs(predicted / measured - 1))
+        what = ", ".join(settings) or "as it is"
+        sizes = f"predicted {predicted / 2**20:.0f} MiB, measured {measured / 2**20:.0f} MiB"
+        print(f"peak memory, gpt2, {what}: {sizes}, {100 * (predicted / measured - 1):+.1f}%", flush=True)
+    off = statistics.median(errors)
+    print(f"peak memory: off by {100 * off:.1f}% at the median; target 5% {'met' if off <= 0.05 else 'MISSED'}")
+
+
 def bench_check(pairs: int) -> None:
     show_seconds("dslc check cluster.plt", dslc("check", os.path.join(ROOT, "examples", "cluster.plt")), pairs, 0.12)
     show_seconds("a bare interpreter", [sys.executable, "-c", ""], pairs)
@@ -255,18 +308,25 @@ BENCHMARKS: dict[str, Callable[[int], None]] = {
     "stages": bench_stages,
     "checkpoint": bench_checkpoint,
 }
+ON_A_GPU: dict[str, Callable[[int], None]] = {"gpt2": bench_gpt2, "memory": bench_memory}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all by default")
+    known = BENCHMARKS | ON_A_GPU
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"of {', '.join(BENCHMARKS)}, which are all done by default, and on a GPU {', '.join(ON_A_GPU)}",
+    )
     parser.add_argument("--pairs", type=int, default=30)
     arguments = parser.parse_args()
-    unknown = set(arguments.names) - set(BENCHMARKS)
+    unknown = set(arguments.names) - set(known)
     if unknown:
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}")
     for name in arguments.names or BENCHMARKS:
-        BENCHMARKS[name](arguments.pairs)
+        known[name](arguments.pairs)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """What is kept in the host's memory while the device does not need it.
 
-Model: three techniques, each of a library.
+Model: three techniques, by what libraries have.
 
-    activations               torch's `save_on_cpu`: what autograd keeps goes to pinned memory and comes back in the
-                              backward pass; parameters stay, which autograd keeps by reference only
+    activations               torch's `saved_tensors_hooks`: what autograd keeps goes to pinned memory and comes back
+                              in the backward pass; parameters stay, which autograd keeps by reference only
     optimizer, parameters     torch's `CPUOffloadPolicy` for `fully_shard`: shards of parameters live on the host,
                               gradients go there, and the update is done there
     optimizer                 torchao's `CPUOffloadOptimizer`, for one rank: a copy of the parameters on the host is
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import save_on_cpu
+from torch.autograd.graph import saved_tensors_hooks
 
 from dslc.compiler.program import JobProgram
 
@@ -38,19 +38,21 @@ class OffloadError(RuntimeError):
 # ------------------------------------------------------------------------------------------------ activations
 
 
-class _Activations(save_on_cpu):
-    """`save_on_cpu` that leaves parameters, and views of them, where they are, and takes a rank's share of a tensor."""
+class _Activations(saved_tensors_hooks):
+    """What autograd keeps goes to the host, but for parameters and views of them; of a DTensor a rank's share.
+
+    Not torch's `save_on_cpu` (2.13), which gives pinned tensors back in another order of memory than they had, while
+    what `torch.compile` has made of the backward pass goes by the order; and which waits for each copy. Here copies
+    are queued on the stream that computes, so that each is done before the memory is used again.
+    """
 
     def __init__(self, pin_memory: bool) -> None:
-        super().__init__(pin_memory=pin_memory)
-        plain_pack, plain_unpack = self.pack_hook, self.unpack_hook
-
         def pack(tensor: Any) -> Any:
             if _is_parameter(tensor):
                 return tensor
             if hasattr(tensor, "_local_tensor"):
-                return _Share(plain_pack(tensor._local_tensor), tensor._spec)
-            return plain_pack(tensor)
+                return _Share(_moved(tensor._local_tensor, pin_memory), tensor._spec)
+            return _moved(tensor, pin_memory)
 
         def unpack(packed: Any) -> Tensor:
             if isinstance(packed, Tensor):
@@ -58,18 +60,44 @@ class _Activations(save_on_cpu):
             if isinstance(packed, _Share):
                 from torch.distributed.tensor import DTensor
 
-                return DTensor(plain_unpack(packed.kept), packed.spec, requires_grad=False)
-            moved: Tensor = plain_unpack(packed)
-            return moved
+                return DTensor(_back(packed.kept), packed.spec, requires_grad=False)
+            return _back(packed)
 
-        self.pack_hook, self.unpack_hook = pack, unpack
+        super().__init__(pack, unpack)
+
+
+class _Kept(NamedTuple):
+    """Numbers on the host, each once, of a tensor of this place, size and order in memory."""
+
+    numbers: Tensor
+    device: torch.device
+    size: torch.Size
+    stride: tuple[int, ...]
 
 
 class _Share(NamedTuple):
-    """A DTensor: what `save_on_cpu` has kept of this rank's share, and how it lies on the ranks."""
+    """A DTensor: what is kept of this rank's share, and how it lies on the ranks."""
 
-    kept: Any
+    kept: _Kept
     spec: Any
+
+
+def _moved(tensor: Tensor, pin_memory: bool) -> _Kept:
+    once = tensor
+    for dim, (size, step) in enumerate(zip(tensor.size(), tensor.stride(), strict=True)):
+        if step == 0 and size > 1:  # the same numbers again and again
+            once = once.narrow(dim, 0, 1)
+    numbers = torch.empty_like(once, device="cpu", pin_memory=pin_memory)
+    numbers.copy_(once, non_blocking=pin_memory)
+    return _Kept(numbers, tensor.device, tensor.size(), tensor.stride())
+
+
+def _back(kept: _Kept) -> Tensor:
+    numbers = kept.numbers
+    if numbers.size() == kept.size and numbers.stride() == kept.stride:
+        return numbers.to(kept.device, non_blocking=True)
+    made = torch.empty_strided(numbers.size(), kept.stride, dtype=numbers.dtype, device=kept.device)
+    return made.copy_(numbers, non_blocking=True).expand(kept.size)
 
 
 def _is_parameter(tensor: Tensor) -> bool:

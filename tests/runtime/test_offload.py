@@ -28,13 +28,13 @@ def asked(folder: Path, *what: str) -> p.JobProgram:
 
 def test_activations_move_and_parameters_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[Tensor] = []
-    plain = Tensor.cpu
+    plain = offload._moved
 
-    def cpu(tensor: Tensor, *arguments: Any, **named: Any) -> Tensor:
+    def noted(tensor: Tensor, pin_memory: bool) -> offload._Kept:
         moved.append(tensor)
-        return plain(tensor, *arguments, **named)
+        return plain(tensor, pin_memory)
 
-    monkeypatch.setattr(Tensor, "cpu", cpu)
+    monkeypatch.setattr(offload, "_moved", noted)
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 3, bias=False))
     input = torch.randn(5, 4)
     with offload.activations(asked(tmp_path, "activations"), CPU)():
@@ -47,6 +47,24 @@ def test_activations_move_and_parameters_stay(tmp_path: Path, monkeypatch: pytes
     assert all(torch.equal(one, two.grad) for one, two in zip(gradients, model.parameters(), strict=True))  # type: ignore[arg-type]
 
 
+def test_what_comes_back_lies_in_memory_as_before() -> None:
+    """Which compiled backward passes go by."""
+    whole = torch.randn(2, 3, 4, 6)
+    for tensor in (
+        whole,
+        whole.permute(3, 0, 2, 1),
+        whole.to(memory_format=torch.channels_last),
+        whole[:, :, 1::2, :3],  # with gaps
+        whole[0].expand(5, 3, 4, 6),  # the same numbers five times
+        whole[:, :1].permute(2, 1, 3, 0).expand(4, 7, 6, 2),
+        whole.sum(),
+        whole[:0],
+    ):
+        back = offload._back(offload._moved(tensor, pin_memory=False))
+        assert torch.equal(back, tensor) and back.stride() == tensor.stride()
+    assert offload._moved(whole[0].expand(5, 3, 4, 6), pin_memory=False).numbers.numel() == 72
+
+
 def _moved_share(rank: int) -> list[float]:
     """How far gradients are off where what a tensor axis keeps is moved."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -56,7 +74,7 @@ def _moved_share(rank: int) -> list[float]:
     mesh, model = init_device_mesh("cpu", (2,)), nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4))
     parallelize_module(model, mesh, {"0": ColwiseParallel(use_local_output=False), "2": RowwiseParallel()})
     input, found = torch.randn(5, 4, requires_grad=True), []
-    for around in (contextlib.nullcontext(), offload._Activations(pin_memory=True)):
+    for around in (contextlib.nullcontext(), offload._Activations(pin_memory=False)):
         with around:
             output = model(input)
         gradients: Any = torch.autograd.grad(output.sum(), [input, *model.parameters()])
@@ -65,7 +83,6 @@ def _moved_share(rank: int) -> list[float]:
 
 
 def test_a_share_of_a_tensor_moves() -> None:
-    """In the way of GPUs, whose pinned memory torch would not make a share of."""
     assert gang(2, _moved_share) == [[0.0] * 5] * 2
 
 
