@@ -220,6 +220,9 @@ def bench_gpt2(pairs: int) -> None:
 
     from dslc.compiler.hardware import CATALOGUE
 
+    if not torch.cuda.is_available():
+        sys.exit("gpt2: there is no GPU here")
+
     def by_hand() -> float:
         return step_by_hand("gpt2", command=alone)
 
@@ -233,34 +236,58 @@ def bench_gpt2(pairs: int) -> None:
     print(f"step, gpt2 on a GPU: {speed / 1e12:.1f} TFLOP/s on {name}{of_peak}", flush=True)
 
 
-# What the peak of `gpt2` is predicted and measured for.
+# What the peak of `gpt2` is predicted and measured for, by GPUs; but for the first without `torch.compile`.
 KINDS_OF_GPT2 = (
-    (),
-    ("train.compile=false",),
-    ("train.compile=false", "train.precision=fp32", "data.batch=8"),
-    ("train.compile=false", "memory.recompute=full"),
-    ("train.compile=false", "train.precision=bf16(level = O2)"),
-    ("train.compile=false", "parallelism.microbatches=4"),
+    (1, "train.compile=true"),
+    (1, ""),
+    (1, "train.precision=fp32 data.batch=8"),
+    (1, "memory.recompute=full"),
+    (1, "train.precision=bf16(level=O2)"),
+    (1, "parallelism.microbatches=4"),
+    (1, "memory.offload=[optimizer]"),
+    (1, "memory.offload=[activations]"),
+    (2, ""),
+    (2, "parallelism.zero=1"),
+    (2, "parallelism.zero=2"),
+    (2, "parallelism.zero=3"),
+    (2, "parallelism.zero=3 memory.offload=[optimizer,parameters]"),
+    (2, "parallelism.tensor=2"),
+    (2, "parallelism.context=2"),
+    (2, "parallelism.pipeline=2 parallelism.microbatches=4"),
+    (4, "parallelism.zero=3 parallelism.replicas=2"),
+    (4, "parallelism.pipeline=2 parallelism.tensor=2 parallelism.microbatches=4"),
 )
 
 
 def bench_memory(pairs: int) -> None:
-    """Predicted peaks beside `torch.cuda.max_memory_allocated`, once each: they do not vary."""
+    """Predicted peaks beside `torch.cuda.max_memory_allocated`, of the rank that holds most; once each: they do not
+    vary. What needs more GPUs than there are is left out."""
+    import torch
+
     errors = []
-    for settings in KINDS_OF_GPT2:
+    for gpus, changed in KINDS_OF_GPT2:
+        if gpus > torch.cuda.device_count():
+            continue
+        settings = [f"devices.gpus={gpus}", "train.compile=false", "train.steps=5", *changed.split()]
         with tempfile.TemporaryDirectory() as folder:
             out = os.path.join(folder, "run")
-            flags = [word for setting in ("train.steps=5", *settings) for word in ("--set", setting)]
+            flags = [word for setting in settings for word in ("--set", setting)]
             finish(dslc("run", os.path.join(HERE, "jobs", "gpt2.plt"), "--out", out, "--profile", *flags))
             with open(os.path.join(out, "report.json")) as file:
-                rank = json.load(file)["ranks"][0]
+                ranks = json.load(file)["ranks"]
+        rank = max(ranks, key=lambda rank: int(rank["process"]["allocated"]))
         predicted, measured = rank["memory"]["predicted"]["peak"], rank["process"]["allocated"]
-        errors.append(abs(predicted / measured - 1))
-        what = ", ".join(settings) or "as it is"
-        sizes = f"predicted {predicted / 2**20:.0f} MiB, measured {measured / 2**20:.0f} MiB"
-        print(f"peak memory, gpt2, {what}: {sizes}, {100 * (predicted / measured - 1):+.1f}%", flush=True)
-    off = statistics.median(errors)
-    print(f"peak memory: off by {100 * off:.1f}% at the median; target 5% {'met' if off <= 0.05 else 'MISSED'}")
+        off = predicted / measured - 1
+        errors.append(abs(off))
+        sizes = f"{predicted / 2**20:.0f} MiB | {measured / 2**20:.0f} MiB | {100 * off:+.1f}%"
+        print(f"| {gpus} | {changed.replace(' ', ', ')} | {sizes} |", flush=True)
+    if not errors:
+        sys.exit("memory: there is no GPU here")
+    median = statistics.median(errors)
+    print(
+        f"peak memory of gpt2, predicted beside measured: off by {100 * median:.1f}% at the median, "
+        f"{100 * max(errors):.1f}% at worst; target 5% at the median {'met' if median <= 0.05 else 'MISSED'}"
+    )
 
 
 def bench_check(pairs: int) -> None:

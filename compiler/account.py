@@ -9,7 +9,7 @@ the update. At each stop stand the activations that earlier layers keep, what th
                     before the exchange; else made in the backward pass, whole until `fully_shard` has scattered them
     optimizer       float32 state, by optimizer; under ZeRO-1 of the rank that is dealt the most
     activations     what autograd keeps of the micro-batches in flight, under `recompute`, copies that autocast makes of
-                    weights, and what a layer takes while it works; of a stage also what it gives
+                    weights, and what a layer takes while it works; of a stage also what it gives; on a GPU the samples
     buffers         batch statistics and the like
     communication   what `fully_shard` gathers, and hands to a reduce-scatter; what a stage receives into
     framework       the CUDA context, NCCL's buffers, and what cuBLAS works in; on a CPU nothing that is a tensor
@@ -256,6 +256,7 @@ class _Account:
         self._sharding, self._trained = sharding_of(job, layout), trained(job, model)
         self._units = units(model) if self._sharding.engine == "fsdp" else ()
         self._samples = staging.workload.microbatch / layout.sizes["context"]
+        self._samples_of_a_step = staging.workload.share
         mine = staging.stages_of(pipeline)
         self._ends = mine[-1] == len(stages) - 1  # the rank has the last stage, and the loss
         again = set(recomputed(job, model))
@@ -316,13 +317,20 @@ class _Account:
             parameters=parameters,
             gradients=4 * sum(_share(q, 1) for q in train) if sharding.engine in ("ddp", "zero1") else 0,
             optimizer=0 if "optimizer" in self._moved else optimizer,
-            activations=0,
+            activations=self._step_bytes(),
             buffers=sum(buffer_bytes(layer) for layer in self._layers),
             communication=self._received,
             framework=framework_bytes(layout.device, layout.world_size) + workspace,
             rank=rank,
             workspace=workspace,
         )
+
+    def _step_bytes(self) -> int:
+        """The samples of a step, which are brought to a GPU at once; tokens are their own targets."""
+        if self._layout.device == "cpu":
+            return 0
+        each = self._model.input
+        return self._samples_of_a_step * each.bytes * (2 if each.dtype == "int64" else 1)
 
     def _dealt(self) -> list[int]:
         """The numbers whose state each data rank keeps under ZeRO-1."""
@@ -385,6 +393,7 @@ class _Account:
 
     def highest(self) -> MemoryNode:
         self._rest = state = self._state()
+        self._always = state.peak - state.gradients
         # What is kept by the layers before each, and by all; likewise copies of weights, which do not last where they
         # are made again.
         self._before, self._copies = [0], [0]
@@ -456,10 +465,8 @@ class _Account:
         return node.name if node.name and not node.name[0].isdigit() else f"{node.name} {node.kind}".strip()
 
     def _stop(self, when: str, layer: int | None, gradients: int, communication: int, activations: int) -> None:
-        state = self._rest
         held = activations + self._others
-        total = state.parameters + state.optimizer + state.buffers + state.communication + state.framework
-        total += gradients + communication + held
+        total = self._always + gradients + communication + held
         if total <= self._most:
             return
         self._most = total
@@ -479,7 +486,7 @@ class _Account:
             state,
             gradients=gradients,
             communication=state.communication + communication,
-            activations=activations + others,
+            activations=state.activations + activations + others,
             when=when,
             layers=tuple(LayerShare(name=name, bytes=size) for name, size in most if size > 0),
             rest=state.peak,

@@ -351,13 +351,18 @@ class Evaluator:
         below: float | None, shown: str, path: str, help: str = "",
     ) -> Any:  # fmt: skip
         """The number itself where it is within the limits."""
-        outside = (
-            (low is not None and found < low)
-            or (high is not None and found > high)
-            or (above is not None and found <= above)
-            or (below is not None and found >= below)
-        )
-        if outside:
+
+        def outside(number: Any) -> bool:
+            return (
+                (low is not None and number < low)
+                or (high is not None and number > high)
+                or (above is not None and number <= above)
+                or (below is not None and number >= below)
+            )
+
+        if outside(found):
+            if not help and found < 0 and not outside(-found):
+                help = f"did you mean `{shown.removeprefix('-')}`?"
             must = limits(low, high, above, below).strip()
             must = must.removeprefix("of ")
             return self.fail("E0125", f"`{path}` is {shown}, and must be {must}", expr.span, help=help)

@@ -52,9 +52,18 @@ ELSEWHERE = {
     "hardware": "devices", "cluster": "devices", "save": "checkpoint",
 }  # fmt: skip
 
-# The same for the arguments of optimizers and learning rate schedules.
-ARGUMENTS = {"learning_rate": "lr", "warmup_steps": "warmup", "warmup_ratio": "warmup", "beta": "betas",
-             "num_warmup_steps": "warmup", "epsilon": "eps", "wd": "weight_decay", "decay": "weight_decay"}  # fmt: skip
+# The same for arguments: of optimizers and learning rate schedules, of networks and sources.
+ARGUMENTS = {
+    "learning_rate": "lr", "warmup_steps": "warmup", "warmup_ratio": "warmup", "beta": "betas",
+    "num_warmup_steps": "warmup", "epsilon": "eps", "wd": "weight_decay", "decay": "weight_decay",
+    "vocabulary": "vocab", "vocab_size": "vocab", "n_vocab": "vocab", "num_embeddings": "vocab",
+    "n_layer": "layers", "n_layers": "layers", "num_layers": "layers", "num_hidden_layers": "layers",
+    "n_head": "heads", "n_heads": "heads", "nhead": "heads", "num_heads": "heads", "num_attention_heads": "heads",
+    "n_embd": "width", "d_model": "width", "dim": "width", "hidden_size": "width", "embedding_dim": "width",
+    "block_size": "context", "seq_len": "context", "seq_length": "context", "max_seq_len": "context",
+    "sequence_length": "context", "tie_weights": "tie", "tie_word_embeddings": "tie", "num_classes": "classes",
+    "num_samples": "samples", "out_features": "features", "out_channels": "channels", "kernel_size": "kernel",
+}  # fmt: skip
 
 
 def distance(one: str, other: str, limit: int = 4) -> int:

@@ -1,0 +1,59 @@
+"""What GPUs that compute nothing (../README.md) cannot answer, though their answers decide what torch does next."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+def _without_cudnn(module: ModuleType) -> None:
+    """cuDNN plans each call on the device."""
+    import torch
+
+    torch._C._set_sdp_use_cudnn(False)
+    torch._C._set_cudnn_enabled(False)
+
+
+def _stages_as_given(module: ModuleType) -> None:
+    """Ranks of a pipeline vote on whether all know what is sent, with products that no GPU computes."""
+    import torch
+
+    def vote(stage: Any, *_: Any, **__: Any) -> torch.Tensor:
+        dynamic = vars(module)["InferenceMode"].needs_dynamic(stage._user_meta, True)
+        return torch.full((1,), int(not dynamic), dtype=torch.int32)
+
+    for kind in vars(module).values():
+        if isinstance(kind, type) and "_warmup_forward_vote" in vars(kind):
+            kind._warmup_forward_vote = vote  # type: ignore[attr-defined]
+            kind._warmup_backward_result = vote  # type: ignore[attr-defined]
+
+
+class _After(importlib.abc.MetaPathFinder):
+    """Calls a function after each of some modules was imported."""
+
+    def __init__(self, calls: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._calls = calls
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        call = self._calls.pop(name, None)
+        spec = importlib.util.find_spec(name) if call is not None else None
+        if spec is None or spec.loader is None or call is None:
+            return None
+        plain = spec.loader.exec_module
+
+        def run(module: ModuleType) -> None:
+            plain(module)
+            call(module)
+
+        spec.loader.exec_module = run  # type: ignore[method-assign]
+        return spec
+
+
+sys.meta_path.insert(
+    0, _After({"torch.backends.cuda": _without_cudnn, "torch.distributed.pipelining.stage": _stages_as_given})
+)
