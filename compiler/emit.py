@@ -109,9 +109,15 @@ def _recompute(analysis: Analysis) -> p.RecomputeStep:
 
 
 def _compiled(analysis: Analysis) -> tuple[str, ...]:
-    """Blocks one by one, as equal blocks are compiled once; the whole model where it has none."""
-    if not analysis.job.train.compile:
+    """Blocks one by one, as equal blocks are compiled once; the whole model where it has none. On one GPU the whole, too,
+    if nothing is computed again: there it pays that a step calls one thing, and that what lies between blocks is
+    compiled with them, while several ranks exchange gradients of a block as soon as it is done."""
+    job, layout = analysis.job, analysis.layout
+    if not job.train.compile:
         return ()
+    whole = layout.world_size == 1 and sharding_of(job, layout).engine == "none" and job.memory.recompute == "none"
+    if layout.device == "cuda" and whole:
+        return ("",)
     blocks = tuple(layer.name for layer in analysis.model.layers if layer.recomputable) if analysis.model else ()
     return blocks or ("",)
 
