@@ -109,9 +109,9 @@ def _recompute(analysis: Analysis) -> p.RecomputeStep:
 
 
 def _compiled(analysis: Analysis) -> tuple[str, ...]:
-    """Blocks one by one, as equal blocks are compiled once; the whole model where it has none. On one GPU the whole, too,
-    if nothing is computed again: there it pays that a step calls one thing, and that what lies between blocks is
-    compiled with them, while several ranks exchange gradients of a block as soon as it is done."""
+    """Blocks one by one, as equal blocks are compiled once; the whole model where it has none, and on one GPU, if
+    nothing is computed again: a step then calls one thing, and what lies between blocks is compiled with them. Several
+    ranks exchange gradients of a block as soon as it is done."""
     job, layout = analysis.job, analysis.layout
     if not job.train.compile:
         return ()
