@@ -136,19 +136,22 @@ def _machine(job: JobSpec) -> MachineFacts:
     return MachineFacts(
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        gpus=gpus_here() if job.devices.gpus is not None else 0,
+        gpus=gpus_here() if job.devices.gpus is not None else (),
     )
 
 
-def gpus_here() -> int:
-    """How many GPUs this machine has. A child counts: where there is no NVML torch starts CUDA for that, and after it
-    no process that is forked from this one could use a GPU. Raises RuntimeError."""
+def gpus_here() -> tuple[int, ...]:
+    """The memory of each GPU of this machine, in bytes. A child looks: after CUDA has begun in a process, none that is
+    forked from it can use a GPU. Raises RuntimeError."""
     import torch
 
-    answer = in_child(torch.cuda.device_count)
+    def look() -> list[int]:
+        return [torch.cuda.get_device_properties(n).total_memory for n in range(torch.cuda.device_count())]
+
+    answer = in_child(look)
     if "made" not in answer:
-        raise RuntimeError(f"the GPUs of this machine cannot be counted: {answer['error']}")
-    return int(answer["made"])
+        raise RuntimeError(f"the GPUs of this machine cannot be looked at: {answer['error']}")
+    return tuple(answer["made"])
 
 
 def _traced_source(job: JobSpec, call: PythonSource, report: Report) -> SourceFacts | None:

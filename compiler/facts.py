@@ -71,7 +71,7 @@ class MachineFacts:
 
     cores: int
     memory: int  # bytes
-    gpus: int = 0
+    gpus: tuple[int, ...] = ()  # bytes of each
 
 
 @dataclass(frozen=True, kw_only=True)

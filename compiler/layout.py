@@ -6,7 +6,7 @@ pipeline is the outermost. rank = ((p * data + d) * context + c) * tensor + t, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dslc.compiler.catalogue import read_catalogue
 from dslc.compiler.facts import MachineFacts
@@ -89,6 +89,9 @@ def lay_out(job: JobSpec, report: Report, machine: MachineFacts | None = None) -
     if sizes is None:
         return None
     virtual, microbatches = _micro_batches(job.parallelism)
+    if machine is not None and machine.gpus and device == "cuda":
+        # What is there goes before what the catalogue says of its kind.
+        hardware = replace(hardware, memory=min(machine.gpus[n] for n in gpus or range(processes)))
     return Layout(
         nodes=counts[-1],
         node_counts=counts,
@@ -117,7 +120,7 @@ def _processes(
                 help="a count, or a list",
             )
         return named, count
-    there = machine.gpus
+    there = len(machine.gpus)
     needed = max(named) + 1 if named else (count or 1)
     if needed > there:
         report.add(

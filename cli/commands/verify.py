@@ -76,7 +76,7 @@ def _job(loaded: Loaded, shrink: bool) -> tuple[Loaded, tuple[str, ...]]:
     layout = lay_out(job, Report())
     if layout is None:
         return loaded, ()  # what is wrong with it is said when it is compiled
-    gpus = gpus_here() if job.devices.gpus is not None else 0
+    gpus = len(gpus_here()) if job.devices.gpus is not None else 0
     narrow, changes = shrunk(job, layout, gpus)
     return replace(loaded, job=observed(narrow)), changes
 

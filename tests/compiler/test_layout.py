@@ -81,7 +81,7 @@ def test_all_gpus_are_counted_where_the_job_runs() -> None:
         job, report = make_job(devices=DevicesSpec(gpus=gpus)), Report()
         assert lay_out(job, report) is None
         assert [d.code for d in report] == ["W0404"]
-        machine = MachineFacts(cores=2, memory=2**30, gpus=4)
+        machine = MachineFacts(cores=2, memory=2**30, gpus=(2**30,) * 4)
         layout = lay_out(job, Report(), machine)
         assert layout is not None
         assert layout.processes == 4
@@ -89,6 +89,6 @@ def test_all_gpus_are_counted_where_the_job_runs() -> None:
 
 def test_a_machine_without_the_gpus_asked_for_is_an_error() -> None:
     report = Report()
-    machine = MachineFacts(cores=2, memory=2**30, gpus=1)
+    machine = MachineFacts(cores=2, memory=2**30, gpus=(2**30,))
     assert lay_out(make_job(devices=DevicesSpec(gpus=(0, 1))), report, machine) is None
     assert [d.code for d in report] == ["E0420"]

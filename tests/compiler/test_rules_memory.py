@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dslc.compiler.analyse import Analysis, analyse
-from dslc.compiler.facts import Facts
+from dslc.compiler.facts import Facts, MachineFacts
 from dslc.compiler.units import byte_text
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.load import load
@@ -33,12 +33,14 @@ train {
 """
 
 
-def checked(folder: Path, text: str, *settings: str) -> tuple[list[Diagnostic], Analysis]:
+def checked(
+    folder: Path, text: str, *settings: str, machine: MachineFacts | None = None
+) -> tuple[list[Diagnostic], Analysis]:
     (folder / "made.plt").write_text(text)
     loaded = load(str(folder / "made.plt"), list(settings))
     assert loaded.job is not None, loaded.report.found
     report = Report()
-    analysis = analyse(loaded.job, Facts(), report)
+    analysis = analyse(loaded.job, Facts(machine=machine), report)
     assert analysis is not None, report.found
     return report.errors, analysis
 
@@ -64,6 +66,17 @@ def test_each_remedy_makes_it_fit(share: float, tmp_path: Path) -> None:
         found, after = checked(tmp_path, GPT, limit, *settings_of(line))
         assert not found, (line, found)
         assert peak(after) < peak(whole)
+
+
+def test_where_a_job_runs_the_memory_of_the_gpus_that_it_uses_is_the_limit(tmp_path: Path) -> None:
+    """Also where it does not say what kind they are, and where they are less than their kind has."""
+    _, whole = checked(tmp_path, GPT)
+    small, large = int(0.9 * peak(whole)), 2 * peak(whole)
+    for text in (GPT, GPT.replace("kind = h100", "")):
+        for gpus, refused in (((large, large), False), ((large, small), True), ((large, large, small), False)):
+            errors, analysis = checked(tmp_path, text, machine=MachineFacts(cores=2, memory=2**40, gpus=gpus))
+            assert [error.code for error in errors] == (["E0501"] if refused else [])
+            assert analysis.layout.hardware.memory == min(gpus[:2])
 
 
 def test_what_leaves_the_training_as_it_is_comes_first(tmp_path: Path) -> None:
