@@ -141,13 +141,15 @@ def _machine(job: JobSpec) -> MachineFacts:
 
 
 def gpus_here() -> tuple[int, ...]:
-    """The memory of each GPU of this machine, in bytes. A child looks: after CUDA has begun in a process, none that is
-    forked from it can use a GPU. Raises RuntimeError."""
+    """The memory of each GPU of this machine, in bytes. Unless CUDA has begun here, in a program that uses it, a child
+    looks: no process can use a GPU that is forked from one in which it has. Raises RuntimeError."""
     import torch
 
     def look() -> list[int]:
         return [torch.cuda.get_device_properties(n).total_memory for n in range(torch.cuda.device_count())]
 
+    if torch.cuda.is_initialized():
+        return tuple(look())
     answer = in_child(look)
     if "made" not in answer:
         raise RuntimeError(f"the GPUs of this machine cannot be looked at: {answer['error']}")
