@@ -12,7 +12,7 @@ Model: three techniques, by what libraries have.
 Contract: the numbers are those of the training that moves nothing, but for an update by the CPU's kernel.
 
 Limits: `CPUOffloadOptimizer` takes gradients as soon as the backward pass has made them, so the compiler lets none be
-clipped, scaled or agreed on beside it.
+clipped, scaled or agreed on beside it. It leaves parameters of fewer than 4,096 numbers to an optimizer on the GPU.
 """
 
 from __future__ import annotations
