@@ -105,7 +105,7 @@ class _Remedy:
 
 def remedies(analysis: Analysis, enough: Callable[[int], bool], again: Analyse) -> str:
     """The changes after which the peak is `enough`, each with its price, best first."""
-    known = _warnings(analysis, again)
+    known = _said_already(analysis, again)
     tried = [(change, _after(analysis, (change,), again, known)) for change in _changes(analysis)]
     possible = [(change, found) for change, found in tried if found is not None]
     fitting = [_Remedy(changes=(change,), found=found) for change, found in possible if enough(_peak(found))]
@@ -164,18 +164,18 @@ def _first_of_each(remedies: list[_Remedy]) -> list[_Remedy]:
 
 
 def _after(analysis: Analysis, changes: tuple[Change, ...], again: Analyse, known: set[str]) -> Analysis | None:
-    """The job so changed; None where a rule refuses it, or warns of something new."""
+    """The job so changed; None where a rule says something of it that is not said of the job as it is."""
     job = analysis.job
     for change in changes:
         job = change.make(job)
     report = Report()
     found = again(job, report)
-    if found is None or not found.costs or report.errors or {d.code for d in report.found} - known:
+    if found is None or not found.costs or {d.code for d in report.found} - known:
         return None
     return found
 
 
-def _warnings(analysis: Analysis, again: Analyse) -> set[str]:
+def _said_already(analysis: Analysis, again: Analyse) -> set[str]:
     report = Report()
     again(analysis.job, report)
     return {d.code for d in report.found}

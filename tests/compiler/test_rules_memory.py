@@ -68,6 +68,15 @@ def test_each_remedy_makes_it_fit(share: float, tmp_path: Path) -> None:
         assert peak(after) < peak(whole)
 
 
+def test_another_mistake_does_not_hide_what_makes_it_fit(tmp_path: Path) -> None:
+    text = GPT + "memory { offload = [optimizer] }"  # which two ranks cannot have
+    _, whole = checked(tmp_path, text)
+    errors, _ = checked(tmp_path, text, f"memory.limit={int(0.9 * peak(whole))}B")
+    found = {error.code: error.help for error in errors}
+    assert set(found) == {"E0501", "E0716"} and "makes it fit" in found["E0501"], found
+    assert "no change" not in found["E0501"]
+
+
 def test_where_a_job_runs_the_memory_of_the_gpus_that_it_uses_is_the_limit(tmp_path: Path) -> None:
     """Also where it does not say what kind they are, and where they are less than their kind has."""
     _, whole = checked(tmp_path, GPT)
