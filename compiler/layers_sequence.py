@@ -89,16 +89,17 @@ def attention(spec: s.Attention, x: Value, t: Tape) -> Value:
     t.backward += 8 * length * length * own
     # Taken apart it is the same memory; the gradients of its parts are made each alone and put together.
     parts = t.operation(qkv, gives=qkv.new(*qkv.shape), view=True)
-    keys = _of_all_pieces(parts, own, t) if t.around.pieces > 1 else parts
-    t.keep(qkv)
-    if keys is not parts:
-        t.keep(keys)
+    taken = [parts]
+    if t.around.pieces > 1:
+        taken.append(_of_all_pieces(parts, own, t))
+        t.keep(taken[-1])
         t.masks += length * length // t.around.pieces if spec.causal else 0
+    t.keep(qkv)
     result = t.computed(qkv.new(length, own, sequence=True))
     t.keep(result)
     rows = 4 * length * (own // head)  # the logarithm of each softmax's sum
     t.keep_bytes(rows, rows)
-    t.operation(*{id(taken): taken for taken in (parts, keys)}.values(), gives=result)
+    t.operation(*taken, gives=result)
     t.products += rows
     t.products_low += rows
     y = t.child("output", s.Linear(features=width, bias=spec.bias, **at(spec)), result)
