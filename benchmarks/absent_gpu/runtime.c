@@ -2,10 +2,12 @@
 // computes does nothing. ABSENT_GPUS says how many there are. They answer as H200s do.
 //
 // Memory of a GPU is the process's own, taken from the system when it is first written. Memory that nothing was copied
-// into reads as zeros. Everything is done at once, so that streams and events have nothing to wait for; but a wait for
-// the whole device takes a quarter of a second, in which torch's threads notice what is done, as they do in the time
-// that a real step takes. Of what ranks exchange, bytes and 64-bit integers arrive (torch's own bookkeeping), and
-// nothing else.
+// into reads as zeros. What a stream is given is done at once, but for exchanges between ranks, which a thread of the
+// stream does one after the other. A wait for the whole device takes a quarter of a second, in which torch's threads
+// notice what is done, as they do in the time that a real step takes.
+//
+// With ABSENT_GPUS_COMPUTE set the CPU computes in their place (site/on_host.py), and all that ranks exchange arrives.
+// Otherwise of that only bytes and 64-bit integers do (torch's own bookkeeping).
 #define _GNU_SOURCE
 #include <cublasLt.h>
 #include <cublas_v2.h>
@@ -31,6 +33,145 @@ static __thread int current = 0;
 static int gpus(void) {
   const char *said = getenv("ABSENT_GPUS");
   return said ? atoi(said) : 1;
+}
+
+static int computes(void) {
+  const char *said = getenv("ABSENT_GPUS_COMPUTE");
+  return said && *said;
+}
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1e3 + t.tv_nsec * 1e-6;
+}
+
+static void *handle(void) { return calloc(1, 256); }
+
+// ---------------------------------------------------------------------------------------------- streams and events
+
+struct exchange;
+static void carry_out(struct exchange *first);
+static struct exchange *following(struct exchange *one);
+
+struct stream { // what its thread has been given and has done
+  struct exchange *first, *last;
+  unsigned long given, done;
+  int runs;
+};
+
+struct event {
+  double time;
+  struct stream *stream;
+  unsigned long number;
+};
+
+static struct stream standard, *streams[1024] = {&standard};
+static pthread_mutex_t queues = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+
+static struct stream *behind(cudaStream_t stream) {
+  return (unsigned long)stream < 3 ? &standard : (struct stream *)stream;
+}
+
+static void *work(void *of) {
+  struct stream *s = of;
+  pthread_mutex_lock(&queues);
+  while (1) {
+    while (!s->first) pthread_cond_wait(&changed, &queues);
+    struct exchange *bundle = s->first;
+    s->first = following(bundle);
+    pthread_mutex_unlock(&queues);
+    carry_out(bundle);
+    pthread_mutex_lock(&queues);
+    s->done++;
+    pthread_cond_broadcast(&changed);
+  }
+}
+
+static void await(struct stream *s, unsigned long number) {
+  pthread_mutex_lock(&queues);
+  while (s && s->done < number) pthread_cond_wait(&changed, &queues);
+  pthread_mutex_unlock(&queues);
+}
+
+// Before the CPU does what a stream was given.
+void absent_gpu_reach(cudaStream_t stream) { await(behind(stream), behind(stream)->given); }
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return absent_gpu_reach(stream), cudaSuccess; }
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  return behind(stream)->done < behind(stream)->given ? cudaErrorNotReady : cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize(void) {
+  for (int n = 0; n < 1024 && streams[n]; n++) absent_gpu_reach((cudaStream_t)streams[n]);
+  if (!computes()) usleep(250000);
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+  *least = 0, *greatest = -5;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreate(cudaStream_t *made) {
+  pthread_mutex_lock(&queues);
+  int place = 0;
+  while (place < 1024 && streams[place]) place++;
+  if (place == 1024) abort();
+  *made = handle(), streams[place] = (struct stream *)*made;
+  pthread_mutex_unlock(&queues);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *made, unsigned flags) { return cudaStreamCreate(made); }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *made, unsigned f, int p) { return cudaStreamCreate(made); }
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) { return *priority = 0, cudaSuccess; }
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
+                                     cudaGraph_t *graph, const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges,
+                                     size_t *count) {
+  *status = cudaStreamCaptureStatusNone;
+  if (id) *id = 0;
+  if (count) *count = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *made) { return *made = handle(), cudaSuccess; }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *made, unsigned flags) { return cudaEventCreate(made); }
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return free(event), cudaSuccess; }
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  *(struct event *)event = (struct event){now(), behind(stream), behind(stream)->given};
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t s, unsigned f) { return cudaEventRecord(event, s); }
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  struct event *e = (struct event *)event;
+  return e->stream && e->stream->done < e->number ? cudaErrorNotReady : cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  struct event *e = (struct event *)event;
+  return await(e->stream, e->number), cudaSuccess;
+}
+
+// What comes after is done at once, so that the wait is here.
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+  return cudaEventSynchronize(event);
+}
+
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
+  *ms = ((struct event *)to)->time - ((struct event *)from)->time;
+  return cudaSuccess;
 }
 
 // ------------------------------------------------------------------------------------------------------- memory
@@ -112,11 +253,12 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t size, enum cudaMemcpyK
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
+  absent_gpu_reach(stream);
   return cudaMemcpy(to, from, size, kind);
 }
 
 cudaError_t cudaMemcpyPeerAsync(void *to, int there, const void *from, int here, size_t size, cudaStream_t stream) {
-  return cudaMemcpy(to, from, size, cudaMemcpyDefault);
+  return cudaMemcpyAsync(to, from, size, cudaMemcpyDefault, stream);
 }
 
 cudaError_t cudaMemset(void *to, int value, size_t size) {
@@ -125,6 +267,7 @@ cudaError_t cudaMemset(void *to, int value, size_t size) {
 }
 
 cudaError_t cudaMemsetAsync(void *to, int value, size_t size, cudaStream_t stream) {
+  absent_gpu_reach(stream);
   return cudaMemset(to, value, size);
 }
 
@@ -142,11 +285,6 @@ cudaError_t cudaSetDevice(int device) {
 cudaError_t cudaDriverGetVersion(int *version) { return *version = 13000, cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int *version) { return *version = 13000, cudaSuccess; }
 cudaError_t cudaDeviceCanAccessPeer(int *can, int one, int other) { return *can = 1, cudaSuccess; }
-
-cudaError_t cudaDeviceSynchronize(void) {
-  usleep(250000);
-  return cudaSuccess;
-}
 
 #undef cudaGetDeviceProperties
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *told, int device) {
@@ -197,51 +335,6 @@ cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int device) {
 
 const char *cudaGetErrorString(cudaError_t error) { return "the GPU is absent"; }
 const char *cudaGetErrorName(cudaError_t error) { return "cudaErrorAbsent"; }
-
-// ---------------------------------------------------------------------------------------------- streams and events
-
-static void *handle(void) { return calloc(1, 256); }
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return t.tv_sec * 1e3 + t.tv_nsec * 1e-6;
-}
-
-cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
-  *least = 0, *greatest = -5;
-  return cudaSuccess;
-}
-
-cudaError_t cudaStreamCreate(cudaStream_t *made) { return *made = handle(), cudaSuccess; }
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *made, unsigned flags) { return cudaStreamCreate(made); }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *made, unsigned f, int p) { return cudaStreamCreate(made); }
-cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) { return *priority = 0, cudaSuccess; }
-
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
-  *status = cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
-
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
-                                     cudaGraph_t *graph, const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges,
-                                     size_t *count) {
-  *status = cudaStreamCaptureStatusNone;
-  if (id) *id = 0;
-  if (count) *count = 0;
-  return cudaSuccess;
-}
-
-cudaError_t cudaEventCreate(cudaEvent_t *made) { return *made = handle(), cudaSuccess; }
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *made, unsigned flags) { return cudaEventCreate(made); }
-cudaError_t cudaEventDestroy(cudaEvent_t event) { return free(event), cudaSuccess; }
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t s) { return *(double *)event = now(), cudaSuccess; }
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t s, unsigned f) { return cudaEventRecord(event, s); }
-
-cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
-  *ms = *(double *)to - *(double *)from;
-  return cudaSuccess;
-}
 
 // ----------------------------------------------------------------------------------------------------- kernels
 
@@ -315,20 +408,91 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *made, cudaData
 struct group {
   int size, rank;
   unsigned long id;
-  unsigned sent[MOST_RANKS], received[MOST_RANKS], gathered, broadcast;
+  unsigned sent[MOST_RANKS], received[MOST_RANKS], collectives;
+  volatile ncclResult_t error;
 };
 
-static size_t width(ncclDataType_t type) { // of what arrives; 0: it does not
-  return type == ncclInt8 || type == ncclUint8 ? 1 : type == ncclInt64 || type == ncclUint64 ? 8 : 0;
+// What the ranks of a group do with one another. `peer`: who sends or receives; the root of a collective; -1: nobody.
+struct exchange {
+  enum { SEND, RECEIVE, BROADCAST, ALL_GATHER, ALL_TO_ALL, REDUCE, ALL_REDUCE, REDUCE_SCATTER } kind;
+  struct group *group;
+  unsigned number;
+  const char *from;
+  char *to;
+  size_t count;
+  ncclDataType_t type;
+  int op, peer;
+  struct exchange *bundled, *next; // of one ncclGroup; of a stream
+};
+
+static struct exchange *following(struct exchange *one) { return one->next; }
+
+static size_t width(ncclDataType_t type) {
+  switch (type) {
+  case ncclInt64: case ncclUint64: case ncclFloat64: return 8;
+  case ncclInt32: case ncclUint32: case ncclFloat32: return 4;
+  case ncclFloat16: case ncclBfloat16: return 2;
+  default: return 1;
+  }
 }
 
-static void message(char *path, struct group *g, char kind, int from, int to, unsigned number) {
-  sprintf(path, "/dev/shm/absent-gpu-%lx-%c-%d-%d-%u", g->id, kind, from, to, number);
+static double read_one(const void *data, size_t place, ncclDataType_t type) {
+  switch (type) {
+  case ncclInt8: return ((int8_t *)data)[place];
+  case ncclUint8: return ((uint8_t *)data)[place];
+  case ncclInt32: return ((int32_t *)data)[place];
+  case ncclUint32: return ((uint32_t *)data)[place];
+  case ncclInt64: return ((int64_t *)data)[place];
+  case ncclFloat16: return ((_Float16 *)data)[place];
+  case ncclFloat32: return ((float *)data)[place];
+  case ncclFloat64: return ((double *)data)[place];
+  case ncclBfloat16: {
+    uint32_t bits = (uint32_t)((uint16_t *)data)[place] << 16;
+    float value;
+    return memcpy(&value, &bits, 4), value;
+  }
+  default: fprintf(stderr, "absent_gpu: NCCL's type %d is not known here\n", type), abort();
+  }
 }
 
-static void post(struct group *g, char kind, int to, unsigned number, const void *data, size_t size) {
+static void write_one(void *data, size_t place, ncclDataType_t type, double value) {
+  switch (type) {
+  case ncclInt8: ((int8_t *)data)[place] = value; break;
+  case ncclUint8: ((uint8_t *)data)[place] = value; break;
+  case ncclInt32: ((int32_t *)data)[place] = value; break;
+  case ncclUint32: ((uint32_t *)data)[place] = value; break;
+  case ncclInt64: ((int64_t *)data)[place] = value; break;
+  case ncclFloat16: ((_Float16 *)data)[place] = value; break;
+  case ncclFloat32: ((float *)data)[place] = value; break;
+  case ncclFloat64: ((double *)data)[place] = value; break;
+  default: { // bfloat16, to the nearest, ties to even
+    float rounded = value;
+    uint32_t bits;
+    memcpy(&bits, &rounded, 4);
+    ((uint16_t *)data)[place] = rounded != rounded ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  }
+  }
+}
+
+static double scales[64]; // of ncclRedOpCreatePreMulSum
+static int known_scales;
+
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *made, void *scale, ncclDataType_t type,
+                                      ncclScalarResidence_t residence, ncclComm_t comm) {
+  int place = known_scales++ % 64;
+  scales[place] = read_one(scale, 0, type);
+  *made = ncclNumOps + place;
+  return ncclSuccess;
+}
+
+static void message(char *path, struct exchange *e, int from, int to) {
+  char kind = e->kind == RECEIVE ? SEND : e->kind;
+  sprintf(path, "/dev/shm/absent-gpu-%lx-%d-%d-%d-%u", e->group->id, kind, from, to, e->number);
+}
+
+static void post(struct exchange *e, int to, const void *data, size_t size) {
   char path[128], part[136];
-  message(path, g, kind, g->rank, to, number);
+  message(path, e, e->group->rank, to);
   sprintf(part, "%s.part", path);
   int file = open(part, O_CREAT | O_WRONLY | O_TRUNC, 0600);
   if (file < 0 || write(file, data, size) != (ssize_t)size) abort();
@@ -336,14 +500,120 @@ static void post(struct group *g, char kind, int to, unsigned number, const void
   rename(part, path);
 }
 
-static ncclResult_t collect(struct group *g, char kind, int from, unsigned number, void *data, size_t size) {
+static void collect(struct exchange *e, int from, void *data, size_t size) {
+  struct group *g = e->group;
   char path[128];
-  message(path, g, kind, from, g->rank, number);
+  message(path, e, from, g->rank);
   int file = -1;
-  for (int tries = 0; tries < 60000 && (file = open(path, O_RDONLY)) < 0; tries++) usleep(1000);
-  if (file < 0 || read(file, data, size) != (ssize_t)size) return ncclSystemError;
+  double late = now() + 120e3;
+  while (!g->error && (file = open(path, O_RDONLY)) < 0) {
+    if (now() > late) g->error = ncclSystemError;
+    usleep(100);
+  }
+  if (file < 0) return;
+  if (read(file, data, size) != (ssize_t)size) g->error = ncclSystemError;
   close(file);
   unlink(path);
+}
+
+// All that a rank sends goes out before it waits for anything.
+static void post_all(struct exchange *e) {
+  struct group *g = e->group;
+  size_t size = e->count * width(e->type);
+  if (e->kind == SEND) post(e, e->peer, e->from, size);
+  for (int to = 0; to < g->size && e->kind > RECEIVE; to++) {
+    if (to == g->rank) continue;
+    if (e->kind == ALL_GATHER || e->kind == ALL_REDUCE) post(e, to, e->from, size);
+    if (e->kind == ALL_TO_ALL || e->kind == REDUCE_SCATTER) post(e, to, e->from + to * size, size);
+    if (e->kind == BROADCAST && e->peer == g->rank) post(e, to, e->from, size);
+    if (e->kind == REDUCE && e->peer == to) post(e, to, e->from, size);
+  }
+}
+
+static double joined(double one, double other, int op) {
+  switch (op) {
+  case ncclProd: return one * other;
+  case ncclMax: return one > other ? one : other;
+  case ncclMin: return one < other ? one : other;
+  default: return one + other;
+  }
+}
+
+static void collect_all(struct exchange *e) {
+  struct group *g = e->group;
+  size_t size = e->count * width(e->type);
+  const char *own = e->kind == ALL_TO_ALL || e->kind == REDUCE_SCATTER ? e->from + g->rank * size : e->from;
+  if (e->kind == RECEIVE) collect(e, e->peer, e->to, size);
+  if (e->kind == BROADCAST) {
+    if (e->peer != g->rank) collect(e, e->peer, e->to, size);
+    else memmove(e->to, own, size);
+  }
+  if (e->kind == ALL_GATHER || e->kind == ALL_TO_ALL)
+    for (int from = 0; from < g->size; from++)
+      if (from == g->rank) memmove(e->to + from * size, own, size);
+      else collect(e, from, e->to + from * size, size);
+  if (e->kind < REDUCE || e->kind == REDUCE && e->peer != g->rank) return;
+  // In the order of the ranks, so that all have the same result; in double precision.
+  double *sum = malloc(e->count * sizeof *sum + 1), scale = e->op >= ncclNumOps ? scales[e->op - ncclNumOps] : 1;
+  char *theirs = malloc(size + 1);
+  for (int from = 0; from < g->size; from++) {
+    const char *piece = from == g->rank ? own : theirs;
+    if (from != g->rank) collect(e, from, theirs, size);
+    for (size_t n = 0; n < e->count; n++) {
+      double value = scale * read_one(piece, n, e->type);
+      sum[n] = from ? joined(sum[n], value, e->op) : value;
+    }
+  }
+  for (size_t n = 0; n < e->count; n++) write_one(e->to, n, e->type, e->op == ncclAvg ? sum[n] / g->size : sum[n]);
+  free(sum), free(theirs);
+}
+
+static void carry_out(struct exchange *first) {
+  for (struct exchange *e = first; e; e = e->bundled) post_all(e);
+  for (struct exchange *e = first, *after; e; e = after) {
+    collect_all(e);
+    after = e->bundled;
+    free(e);
+  }
+}
+
+static __thread int depth;
+static __thread struct exchange *bundle, *bundle_end;
+static __thread cudaStream_t bundle_stream;
+
+static void give_to_stream(struct exchange *e, cudaStream_t stream) {
+  struct stream *s = behind(stream);
+  pthread_mutex_lock(&queues);
+  if (s->first) s->last->next = e;
+  else s->first = e;
+  s->last = e;
+  s->given++;
+  pthread_t thread;
+  if (!s->runs++) pthread_create(&thread, 0, work, s);
+  pthread_cond_broadcast(&changed);
+  pthread_mutex_unlock(&queues);
+}
+
+static ncclResult_t ask(struct exchange asked, cudaStream_t stream) {
+  struct group *g = asked.group;
+  if (g->error) return g->error;
+  if (!computes() && (asked.kind >= REDUCE || width(asked.type) != 1 && asked.type != ncclInt64)) return ncclSuccess;
+  asked.number = asked.kind == SEND ? g->sent[asked.peer]++ : asked.kind == RECEIVE ? g->received[asked.peer]++ : g->collectives++;
+  struct exchange *e = malloc(sizeof *e);
+  *e = asked;
+  if (!depth) return give_to_stream(e, stream), ncclSuccess;
+  if (bundle) bundle_end->bundled = e;
+  else bundle = e, bundle_stream = stream;
+  bundle_end = e;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGroupStart(void) { return depth++, ncclSuccess; }
+
+ncclResult_t ncclGroupEnd(void) {
+  if (--depth || !bundle) return ncclSuccess;
+  give_to_stream(bundle, bundle_stream);
+  bundle = 0;
   return ncclSuccess;
 }
 
@@ -370,48 +640,55 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *made, int size, ncclUniqueId id,
   return ncclCommInitRank(made, size, id, rank);
 }
 
-ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) { return *error = ncclSuccess, ncclSuccess; }
+ncclResult_t ncclCommAbort(ncclComm_t comm) { return ((struct group *)comm)->error = ncclSystemError, ncclSuccess; }
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
+  return *error = ((struct group *)comm)->error, ncclSuccess;
+}
+
 ncclResult_t ncclCommCount(const ncclComm_t c, int *count) { return *count = ((struct group *)c)->size, ncclSuccess; }
 ncclResult_t ncclCommUserRank(const ncclComm_t c, int *rank) { return *rank = ((struct group *)c)->rank, ncclSuccess; }
 
+#define GROUP .group = (struct group *)comm, .count = count, .type = type
+
 ncclResult_t ncclSend(const void *data, size_t count, ncclDataType_t type, int to, ncclComm_t comm, cudaStream_t s) {
-  struct group *g = (struct group *)comm;
-  if (width(type)) post(g, 'p', to, g->sent[to]++, data, count * width(type));
-  return ncclSuccess;
+  return ask((struct exchange){SEND, GROUP, .from = data, .peer = to}, s);
 }
 
 ncclResult_t ncclRecv(void *data, size_t count, ncclDataType_t type, int from, ncclComm_t comm, cudaStream_t s) {
-  struct group *g = (struct group *)comm;
-  return width(type) ? collect(g, 'p', from, g->received[from]++, data, count * width(type)) : ncclSuccess;
-}
-
-ncclResult_t ncclAllGather(const void *own, void *all, size_t count, ncclDataType_t type, ncclComm_t comm,
-                           cudaStream_t s) {
-  struct group *g = (struct group *)comm;
-  size_t size = count * width(type);
-  if (!size) return ncclSuccess;
-  unsigned number = g->gathered++;
-  for (int to = 0; to < g->size; to++)
-    if (to != g->rank) post(g, 'g', to, number, own, size);
-  memmove((char *)all + g->rank * size, own, size);
-  for (int from = 0; from < g->size; from++)
-    if (from != g->rank && collect(g, 'g', from, number, (char *)all + from * size, size)) return ncclSystemError;
-  return ncclSuccess;
+  return ask((struct exchange){RECEIVE, GROUP, .to = data, .peer = from}, s);
 }
 
 ncclResult_t ncclBroadcast(const void *data, void *into, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                            cudaStream_t s) {
-  struct group *g = (struct group *)comm;
-  size_t size = count * width(type);
-  if (!size) return ncclSuccess;
-  unsigned number = g->broadcast++;
-  if (g->rank != root) return collect(g, 'b', root, number, into, size);
-  for (int to = 0; to < g->size; to++)
-    if (to != root) post(g, 'b', to, number, data, size);
-  if (into != data) memmove(into, data, size);
-  return ncclSuccess;
+  return ask((struct exchange){BROADCAST, GROUP, .from = data, .to = into, .peer = root}, s);
 }
 
 ncclResult_t ncclBcast(void *data, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
   return ncclBroadcast(data, data, count, type, root, comm, stream);
+}
+
+ncclResult_t ncclAllGather(const void *own, void *all, size_t count, ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t s) {
+  return ask((struct exchange){ALL_GATHER, GROUP, .from = own, .to = all, .peer = -1}, s);
+}
+
+ncclResult_t ncclAlltoAll(const void *own, void *all, size_t count, ncclDataType_t type, ncclComm_t comm,
+                          cudaStream_t s) {
+  return ask((struct exchange){ALL_TO_ALL, GROUP, .from = own, .to = all, .peer = -1}, s);
+}
+
+ncclResult_t ncclReduce(const void *own, void *into, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
+                        ncclComm_t comm, cudaStream_t s) {
+  return ask((struct exchange){REDUCE, GROUP, .from = own, .to = into, .op = op, .peer = root}, s);
+}
+
+ncclResult_t ncclAllReduce(const void *own, void *into, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t s) {
+  return ask((struct exchange){ALL_REDUCE, GROUP, .from = own, .to = into, .op = op, .peer = -1}, s);
+}
+
+ncclResult_t ncclReduceScatter(const void *own, void *into, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t comm, cudaStream_t s) {
+  return ask((struct exchange){REDUCE_SCATTER, GROUP, .from = own, .to = into, .op = op, .peer = -1}, s);
 }

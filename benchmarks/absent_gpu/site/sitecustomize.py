@@ -1,9 +1,10 @@
-"""What GPUs that compute nothing (../README.md) cannot answer, though their answers decide what torch does next."""
+"""What GPUs that are not there (../README.md) cannot answer, though their answers decide what torch does next."""
 
 from __future__ import annotations
 
 import importlib.abc
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
@@ -54,6 +55,15 @@ class _After(importlib.abc.MetaPathFinder):
         return spec
 
 
-sys.meta_path.insert(
-    0, _After({"torch.backends.cuda": _without_cudnn, "torch.distributed.pipelining.stage": _stages_as_given})
-)
+def _computed_by_the_cpu(module: ModuleType) -> None:
+    import on_host
+
+    on_host.replace_kernels()
+
+
+_calls = {"torch.backends.cuda": _without_cudnn}
+if os.environ.get("ABSENT_GPUS_COMPUTE"):
+    _calls["torch"] = _computed_by_the_cpu
+else:
+    _calls["torch.distributed.pipelining.stage"] = _stages_as_given
+sys.meta_path.insert(0, _After(_calls))

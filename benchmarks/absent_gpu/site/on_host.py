@@ -1,0 +1,303 @@
+"""The CPU computes what GPUs that are not there (../README.md) are asked for.
+
+Memory of such a GPU is the process's own, so that a tensor on it can be seen as one on the CPU. Each operation of torch
+that has a kernel for CUDA is given another: it calls the CPU's on such views. What only GPUs have (fused attention,
+synchronised batch norm) is written out below. Random numbers come from the GPU's generator: of its seed and offset.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+aten = torch.ops.aten
+
+# Memory, its views and its streams, which the runtime of these GPUs has itself.
+_KEPT = {
+    *("empty.memory_format", "empty_strided", "_efficientzerotensor", "resize_", "record_stream", "_local_scalar_dense"),
+    *("set_.source_Storage", "set_.source_Storage_storage_offset", "set_.source_Tensor", "set_", "_fused_sdp_choice"),
+    *("is_pinned", "_pin_memory", "is_set_to", "_has_compatible_shallow_copy_type"),
+}
+# Without a kernel of their own for CUDA, but with one that depends on the device.
+_ALSO = ("copy_", "convolution", "convolution_backward")
+
+_reach = ctypes.CDLL(None).absent_gpu_reach
+_reach.argtypes = [ctypes.c_void_p]
+
+
+def seen_by_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor on the CPU."""
+    if tensor.device.type != "cuda":
+        return tensor
+    storage = tensor.untyped_storage()
+    if not storage.nbytes():
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+    memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
+    flat = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+    seen = torch.empty(0, dtype=tensor.dtype)
+    return seen.set_(flat, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def _on_gpu(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+    seen_by_cpu(made).copy_(tensor)
+    return made
+
+
+def _generator(given: torch.Generator | None, device: torch.device) -> torch.Generator:
+    """One of the CPU that goes on where the GPU's is, which moves on."""
+    if given is not None and given.device.type == "cpu":
+        return given
+    index = torch.cuda.current_device() if device.index is None else device.index
+    of_gpu = given if given is not None else torch.cuda.default_generators[index]
+    offset = of_gpu.get_offset()
+    of_gpu.set_offset(offset + 4)
+    return torch.Generator().manual_seed((of_gpu.initial_seed() * 1_000_003 + offset) % 2**63)
+
+
+def _replacement(name: str, schema: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel for CUDA.
+
+    Raises: NotImplementedError, when called: the CPU has none.
+    """
+    outs = [argument.name for argument in schema.arguments if argument.is_out]
+    written = [n for n, argument in enumerate(schema.arguments) if argument.alias_info and argument.alias_info.is_write]
+    random = any(argument.name == "generator" for argument in schema.arguments)
+    returned = [result.alias_info is not None for result in schema.returns]
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        on_gpu: list[torch.Tensor] = []
+        tree_map_only(torch.Tensor, lambda t: on_gpu.append(t) if t.is_cuda else None, (args, kwargs))
+        if on_gpu:
+            device = on_gpu[0].device
+        device = torch.device("cuda", torch.cuda.current_device()) if device is None else torch.device(device)
+        _reach(torch.cuda.current_stream(device).cuda_stream)
+        made = {key: kwargs[key] for key in outs}
+        host_args, host_kwargs = tree_map_only(torch.Tensor, seen_by_cpu, (args, kwargs))
+        for key, out in made.items():
+            if isinstance(out, torch.Tensor):
+                host_kwargs[key] = torch.empty(0, dtype=out.dtype)
+        if "device" in host_kwargs:
+            host_kwargs["device"] = "cpu"
+        if random:
+            host_kwargs["generator"] = _generator(kwargs.get("generator"), device)
+        result = compute(*host_args, **host_kwargs)
+        for key, out in made.items():
+            if isinstance(out, torch.Tensor):
+                if out.size() != host_kwargs[key].size():
+                    out.resize_(host_kwargs[key].size())
+                seen_by_cpu(out).copy_(host_kwargs[key])
+        if not returned:
+            return None
+        if all(returned) and (outs or written):
+            aliased = [made[key] for key in outs] or [args[n] for n in written]
+            return aliased[0] if len(returned) == 1 else tuple(aliased[: len(returned)])
+        return tree_map_only(torch.Tensor, lambda t: _on_gpu(t, device), result)
+
+    kernel.__name__ = name
+    return kernel
+
+
+# ------------------------------------------------------------------------------------------ what only GPUs have
+
+
+def _probabilities(
+    query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor | None, causal: bool, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Of attention: each key's share, the logarithm of the sum, and the scale, in single precision."""
+    scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+    heads = query.size(-3) // key.size(-3)
+    scores = query.float() @ key.float().repeat_interleave(heads, -3).transpose(-1, -2) * scale
+    if bias is not None:
+        scores = scores + bias
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+    total = scores.logsumexp(-1)
+    return (scores - total.unsqueeze(-1)).exp().nan_to_num(0.0), total, scale
+
+
+def _kept_by_dropout(shape: torch.Size, p: float, seed: torch.Tensor) -> torch.Tensor:
+    drawn = torch.rand(shape, generator=torch.Generator().manual_seed(int(seed)))
+    return (drawn >= p) / (1 - p)
+
+
+def _drawn(p: float) -> torch.Tensor:
+    """A seed for the mask of attention's dropout."""
+    if not p:
+        return torch.zeros((), dtype=torch.int64)
+    return torch.randint(2**62, (), generator=_generator(None, torch.device("cuda")))
+
+
+def _attention(query: Any, key: Any, value: Any, bias: Any, p: float, causal: bool, scale: Any) -> tuple[Any, ...]:
+    shares, total, _ = _probabilities(query, key, bias, causal, scale)
+    seed = _drawn(p)
+    if p:
+        shares = shares * _kept_by_dropout(shares.shape, p, seed)
+    heads = query.size(-3) // value.size(-3)
+    out = shares @ value.float().repeat_interleave(heads, -3)
+    # Memory runs as in the fused kernels: batch, position, head, feature.
+    return out.to(query.dtype).transpose(1, 2).contiguous().transpose(1, 2), total, seed
+
+
+def _attention_backward(
+    grad: Any, query: Any, key: Any, value: Any, bias: Any, p: float, causal: bool, scale: Any, seed: torch.Tensor
+) -> tuple[Any, ...]:
+    shares, _, scale = _probabilities(query, key, bias, causal, scale)
+    heads = query.size(-3) // key.size(-3)
+    keys, values = (t.float().repeat_interleave(heads, -3) for t in (key, value))
+    kept = _kept_by_dropout(shares.shape, p, seed) if p else torch.ones(())
+    grad = grad.float()
+    of_values = (shares * kept).transpose(-1, -2) @ grad
+    of_shares = grad @ values.transpose(-1, -2) * kept
+    of_scores = shares * (of_shares - (of_shares * shares).sum(-1, keepdim=True))
+    of_queries = of_scores @ keys * scale
+    of_keys = of_scores.transpose(-1, -2) @ query.float() * scale
+
+    def together(of_all: torch.Tensor) -> torch.Tensor:
+        return of_all.unflatten(-3, (-1, heads)).sum(-3) if heads > 1 else of_all
+
+    found = (of_queries, together(of_keys), together(of_values))
+    of_bias = None if bias is None else of_scores.sum_to_size(bias.shape).to(bias.dtype)
+    return *(t.to(query.dtype) for t in found), of_bias
+
+
+def _flash(query: Any, key: Any, value: Any, p: float = 0.0, causal: bool = False, mask: bool = False, *, scale: Any = None) -> Any:
+    out, total, seed = _attention(query, key, value, None, p, causal, scale)
+    none = torch.empty(0, dtype=torch.int64)
+    return out, total, none, none, query.size(-2), key.size(-2), seed, torch.zeros((), dtype=torch.int64), none
+
+
+def _flash_backward(
+    grad: Any, query: Any, key: Any, value: Any, out: Any, total: Any, cum_q: Any, cum_k: Any, max_q: Any, max_k: Any,
+    p: float, causal: bool, seed: Any, offset: Any, *, scale: Any = None,
+) -> Any:  # fmt: skip
+    return _attention_backward(grad, query, key, value, None, p, causal, scale, seed)[:3]
+
+
+def _efficient(
+    query: Any, key: Any, value: Any, bias: Any, with_total: bool, p: float = 0.0, causal: bool = False, *, scale: Any = None
+) -> Any:
+    out, total, seed = _attention(query, key, value, bias, p, causal, scale)
+    return out, total if with_total else torch.empty(0), seed, torch.zeros((), dtype=torch.int64)
+
+
+def _efficient_backward(
+    grad: Any, query: Any, key: Any, value: Any, bias: Any, out: Any, total: Any, seed: Any, offset: Any, p: float,
+    wanted: Any, causal: bool = False, *, scale: Any = None,
+) -> Any:  # fmt: skip
+    found = _attention_backward(grad, query, key, value, bias, p, causal, scale, seed)
+    return *found[:3], found[3] if found[3] is not None and wanted[3] else torch.empty(0)
+
+
+def _dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
+    if train is False or not p:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    kept = torch.rand(x.shape, generator=_generator(None, torch.device("cuda"))) >= p
+    return x * kept / (1 - p) if p < 1 else torch.zeros_like(x), kept
+
+
+def _channels(x: torch.Tensor, of_each: torch.Tensor | None) -> torch.Tensor:
+    assert of_each is not None
+    return of_each.float().view(1, -1, *[1] * (x.dim() - 2))
+
+
+def _batch_norm_stats(x: torch.Tensor, eps: float) -> Any:
+    axes = [0, *range(2, x.dim())]
+    variance, mean = torch.var_mean(x.float(), axes, correction=0)
+    return mean, (variance + eps).rsqrt()
+
+
+def _batch_norm_gather(
+    x: Any, mean: Any, invstd: Any, running_mean: Any, running_var: Any, momentum: float, eps: float, counts: Any
+) -> Any:
+    weights = counts.float().unsqueeze(1)
+    number = weights.sum()
+    whole = (mean * weights).sum(0) / number
+    variance = ((invstd**-2 - eps + (mean - whole) ** 2) * weights).sum(0) / number
+    if running_mean is not None:
+        running_mean.lerp_(whole.to(running_mean.dtype), momentum)
+    if running_var is not None:
+        running_var.lerp_((variance * number / (number - 1)).to(running_var.dtype), momentum)
+    return whole, (variance + eps).rsqrt()
+
+
+def _batch_norm_apply(x: Any, weight: Any, bias: Any, mean: Any, invstd: Any, eps: float) -> Any:
+    y = (x.float() - _channels(x, mean)) * _channels(x, invstd)
+    y = y if weight is None else y * _channels(x, weight)
+    return (y if bias is None else y + _channels(x, bias)).to(x.dtype)
+
+
+def _batch_norm_reduce(
+    grad: Any, x: Any, mean: Any, invstd: Any, weight: Any, of_input: bool, of_weight: bool, of_bias: bool
+) -> Any:
+    axes = [0, *range(2, x.dim())]
+    total = grad.float().sum(axes)
+    against = (grad.float() * (x.float() - _channels(x, mean))).sum(axes)
+    empty = torch.empty(0)
+    kind = x.dtype if weight is None else weight.dtype
+    found = (against * invstd).to(kind) if of_weight else empty
+    return total, against, found, total.to(kind) if of_bias else empty
+
+
+def _batch_norm_backward(
+    grad: Any, x: Any, mean: Any, invstd: Any, weight: Any, total: Any, against: Any, counts: Any
+) -> Any:
+    number = counts.sum().float()
+    shift = _channels(x, total / number)
+    slope = _channels(x, invstd**2 * against / number) * (x.float() - _channels(x, mean))
+    found = (grad.float() - shift - slope) * _channels(x, invstd)
+    return (found if weight is None else found * _channels(x, weight)).to(x.dtype)
+
+
+_OWN: dict[str, Callable[..., Any]] = {
+    "_scaled_dot_product_flash_attention": _flash,
+    "_scaled_dot_product_flash_attention_backward": _flash_backward,
+    "_scaled_dot_product_efficient_attention": _efficient,
+    "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "native_dropout": _dropout,
+    "batch_norm_stats": _batch_norm_stats,
+    "batch_norm_gather_stats_with_counts": _batch_norm_gather,
+    "batch_norm_elemt": _batch_norm_apply,
+    "batch_norm_backward_reduce": _batch_norm_reduce,
+    "batch_norm_backward_elemt": _batch_norm_backward,
+    "mm.dtype": lambda a, b, dtype: (a.to(dtype) @ b.to(dtype)),
+    "bmm.dtype": lambda a, b, dtype: (a.to(dtype) @ b.to(dtype)),
+}
+
+
+def _without(name: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"aten::{name}: the CPU has no kernel for it (benchmarks/absent_gpu)")
+
+    return refuse
+
+
+_library = torch.library.Library("aten", "IMPL")
+
+
+def replace_kernels() -> None:
+    """Give every operation of torch that computes on CUDA a kernel that computes on the CPU."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    for full in torch._C._dispatch_get_all_op_names():
+        space, name = full.split("::")
+        packet, _, overload = name.partition(".")
+        if space != "aten" or name in _KEPT or not (has(full, "CUDA") or name in _ALSO):
+            continue
+        op = getattr(getattr(aten, packet), overload or "default")
+        returns = op._schema.returns
+        if any(result.alias_info and not result.alias_info.is_write for result in returns):
+            continue  # a view
+        compute = _OWN.get(name)
+        if compute is None:
+            keys = ("CPU", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
+            compute = op if any(has(full, key) for key in keys) else _without(name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there was another
+            _library.impl(name, _replacement(name, op._schema, compute), "CUDA")
