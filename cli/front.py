@@ -141,15 +141,14 @@ def _machine(job: JobSpec) -> MachineFacts:
 
 
 def gpus_here() -> tuple[int, ...]:
-    """The memory of each GPU of this machine, in bytes. Unless CUDA has begun here, in a program that uses it, a child
-    looks: no process can use a GPU that is forked from one in which it has. Raises RuntimeError."""
-    import torch
+    """The memory of each GPU of this machine, in bytes. A child looks: no process can use a GPU that is forked from one
+    in which CUDA has begun. Raises RuntimeError."""
 
     def look() -> list[int]:
+        import torch
+
         return [torch.cuda.get_device_properties(n).total_memory for n in range(torch.cuda.device_count())]
 
-    if torch.cuda.is_initialized():
-        return tuple(look())
     answer = in_child(look)
     if "made" not in answer:
         raise RuntimeError(f"the GPUs of this machine cannot be looked at: {answer['error']}")
@@ -330,18 +329,17 @@ def _traced_transformers(
 
 
 def in_child(work: Callable[[], Any]) -> dict[str, Any]:
-    """`{"made": work()}` from a forked child, or what it raised: `error`, `where`, `argument` and `remedy`."""
+    """`{"made": work()}` from a forked child, or what it raised: `error`, `where`, `argument` and `remedy`.
+
+    In a program that has used torch on a machine with GPUs, whose children may not, the work is done here.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(read)
-        try:
-            answer = {"made": work()}
-        except BaseException as error:  # handed to the parent, which reports it
-            own = {name: getattr(error, name, "") for name in ("argument", "remedy")}
-            answer = {"error": _first_line(error), "where": _where(error), **own}
+        answer = {"barred": True} if _torch_is_barred() else _attempt(work, BaseException)
         with os.fdopen(write, "w") as pipe:
             json.dump(answer, pipe)
         sys.stdout.flush()
@@ -356,7 +354,39 @@ def in_child(work: Callable[[], Any]) -> dict[str, Any]:
         return {"error": f"the process ended with status {ended}", "where": "", "argument": "", "remedy": ""}
     answer = json.loads(text)
     assert isinstance(answer, dict)
-    return answer
+    return _attempt_here(work) if "barred" in answer else answer
+
+
+def _attempt(work: Callable[[], Any], *caught: type[BaseException]) -> dict[str, Any]:
+    try:
+        return {"made": work()}
+    except caught as error:  # handed on, to be reported
+        own = {name: getattr(error, name, "") for name in ("argument", "remedy")}
+        return {"error": _first_line(error), "where": _where(error), **own}
+
+
+def _torch_is_barred() -> bool:
+    """Whether torch refuses to work in this child: CUDA, or the threads of its backward pass, began in the parent."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    try:
+        torch.zeros((), requires_grad=True).backward()
+    except RuntimeError:
+        return True
+    return bool(torch.cuda._is_in_bad_fork())
+
+
+def _attempt_here(work: Callable[[], Any]) -> dict[str, Any]:
+    """The program keeps its threads and its random numbers."""
+    import torch
+
+    threads = torch.get_num_threads()
+    try:
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            return _attempt(work, Exception, SystemExit)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _first_line(error: BaseException) -> str:

@@ -70,6 +70,30 @@ def test_a_program_trains_a_network_of_its_own(tmp_path: Path) -> None:
     assert "validation" in run.stdout, "the progress of the training is passed through"
 
 
+def test_a_program_whose_children_may_not_use_torch_traces_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where it has run a backward pass on a machine with GPUs. It keeps its random numbers and its threads."""
+    (tmp_path / "seeing.py").write_text(
+        "import torch\n"
+        "built = []\n"
+        "def network():\n"
+        "    built.append(torch.get_num_threads())\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("dslc.front._torch_is_barred", lambda: True)
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    compiled = dslc.compile(DIGITS, ['model.network=python("seeing:network")'], trace=True)
+    assert compiled.plan.parameters == 650
+    assert sys.modules["seeing"].built
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+    with pytest.raises(JobError) as raised:
+        dslc.compile(DIGITS, ['model.network=python("seeing:other")'], trace=True)
+    assert [d.code for d in raised.value.diagnostics] == ["E0802"]
+
+
 def test_a_failed_training_raises_with_rank_step_and_line(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(
         "import torch\n"

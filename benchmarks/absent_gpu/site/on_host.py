@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -19,13 +20,14 @@ from torch.utils._pytree import tree_map_only
 aten = torch.ops.aten
 
 # Memory, its views and its streams, which the runtime of these GPUs has itself.
-_KEPT = {
-    *("empty.memory_format", "empty_strided", "_efficientzerotensor", "resize_", "record_stream", "_local_scalar_dense"),
-    *("set_.source_Storage", "set_.source_Storage_storage_offset", "set_.source_Tensor", "set_", "_fused_sdp_choice"),
-    *("is_pinned", "_pin_memory", "is_set_to", "_has_compatible_shallow_copy_type"),
-}
+_KEPT = re.compile(
+    "empty|set_|resize_|record_stream|is_|_pin_memory|_local_scalar_dense|_fused_sdp_choice|_efficientzerotensor"
+)
 # Without a kernel of their own for CUDA, but with one that depends on the device.
 _ALSO = ("copy_", "convolution", "convolution_backward")
+# Where an operation has one for the CPU.
+_COMPOSITE = ("ImplicitAutograd", "ExplicitAutograd", "ExplicitAutogradNonFunctional")
+_OF_CPU = ("CPU", *(f"Composite{kind}" for kind in _COMPOSITE))
 
 _reach = ctypes.CDLL(None).absent_gpu_reach
 _reach.argtypes = [ctypes.c_void_p]
@@ -168,7 +170,9 @@ def _attention_backward(
     return *(t.to(query.dtype) for t in found), of_bias
 
 
-def _flash(query: Any, key: Any, value: Any, p: float = 0.0, causal: bool = False, mask: bool = False, *, scale: Any = None) -> Any:
+def _flash(
+    query: Any, key: Any, value: Any, p: float = 0.0, causal: bool = False, mask: bool = False, *, scale: Any = None
+) -> Any:
     out, total, seed = _attention(query, key, value, None, p, causal, scale)
     none = torch.empty(0, dtype=torch.int64)
     return out, total, none, none, query.size(-2), key.size(-2), seed, torch.zeros((), dtype=torch.int64), none
@@ -182,10 +186,19 @@ def _flash_backward(
 
 
 def _efficient(
-    query: Any, key: Any, value: Any, bias: Any, with_total: bool, p: float = 0.0, causal: bool = False, *, scale: Any = None
-) -> Any:
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    with_total: bool,
+    p: float = 0.0,
+    causal: bool = False,
+    *,
+    scale: Any = None,
+) -> Any:  # fmt: skip
     out, total, seed = _attention(query, key, value, bias, p, causal, scale)
-    return out, total if with_total else torch.empty(0), seed, torch.zeros((), dtype=torch.int64)
+    total = torch.nn.functional.pad(total, (0, -total.size(-1) % 32)) if with_total else torch.empty(0)
+    return out, total, seed, torch.zeros((), dtype=torch.int64)
 
 
 def _efficient_backward(
@@ -201,6 +214,61 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     kept = torch.rand(x.shape, generator=_generator(None, torch.device("cuda"))) >= p
     return x * kept / (1 - p) if p < 1 else torch.zeros_like(x), kept
+
+
+def _rms_norm_backward(grad: Any, x: Any, shape: list[int], rstd: Any, weight: Any, wanted: list[bool]) -> Any:
+    axes, normal = [*range(-len(shape), 0)], x.float() * rstd
+    of_normal = grad.float() if weight is None else grad.float() * weight.float()
+    of_x = (of_normal - normal * (of_normal * normal).mean(axes, keepdim=True)) * rstd
+    of_weight = None if weight is None else (grad.float() * normal).sum_to_size(shape).to(weight.dtype)
+    return of_x.to(x.dtype), of_weight if wanted[1] else None
+
+
+def _biased(gates: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return gates if bias is None else gates + bias
+
+
+def _lstm_cell(of_input: Any, of_hidden: Any, cell: Any, input_bias: Any = None, hidden_bias: Any = None) -> Any:
+    gates = _biased(of_input, input_bias) + _biased(of_hidden, hidden_bias)
+    add, forget, new, show = gates.chunk(4, -1)
+    add, forget, new, show = add.sigmoid(), forget.sigmoid(), new.tanh(), show.sigmoid()
+    cell = forget * cell + add * new
+    return show * cell.tanh(), cell, torch.cat((add, forget, new, show), -1)
+
+
+def _lstm_cell_backward(grad_hidden: Any, grad_cell: Any, before: Any, cell: Any, kept: Any, has_bias: bool) -> Any:
+    add, forget, new, show = kept.chunk(4, -1)
+    grad_hidden = torch.zeros_like(cell) if grad_hidden is None else grad_hidden
+    total = grad_hidden * show * (1 - cell.tanh() ** 2) + (0 if grad_cell is None else grad_cell)
+    of_gates = torch.cat(
+        (
+            total * new * add * (1 - add),
+            total * before * forget * (1 - forget),
+            total * add * (1 - new**2),
+            grad_hidden * cell.tanh() * show * (1 - show),
+        ),
+        -1,
+    )
+    return of_gates, total * forget, of_gates.sum(0) if has_bias else torch.empty(0)
+
+
+def _gru_cell(of_input: Any, of_hidden: Any, hidden: Any, input_bias: Any = None, hidden_bias: Any = None) -> Any:
+    ir, iz, new = _biased(of_input, input_bias).chunk(3, -1)
+    hr, hz, from_hidden = _biased(of_hidden, hidden_bias).chunk(3, -1)
+    reset, keep = (ir + hr).sigmoid(), (iz + hz).sigmoid()
+    new = (new + reset * from_hidden).tanh()
+    return new + keep * (hidden - new), torch.cat((reset, keep, new, hidden, from_hidden), -1)
+
+
+def _gru_cell_backward(grad: Any, kept: Any, has_bias: bool) -> Any:
+    reset, keep, new, hidden, from_hidden = kept.chunk(5, -1)
+    of_new = grad * (1 - keep) * (1 - new**2)
+    of_keep = grad * (hidden - new) * keep * (1 - keep)
+    of_reset = of_new * from_hidden * reset * (1 - reset)
+    of_input = torch.cat((of_reset, of_keep, of_new), -1)
+    of_hidden = torch.cat((of_reset, of_keep, of_new * reset), -1)
+    biases = (of_input.sum(0), of_hidden.sum(0)) if has_bias else (torch.empty(0), torch.empty(0))
+    return of_input, of_hidden, grad * keep, *biases
 
 
 def _channels(x: torch.Tensor, of_each: torch.Tensor | None) -> torch.Tensor:
@@ -261,14 +329,19 @@ _OWN: dict[str, Callable[..., Any]] = {
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_efficient_attention": _efficient,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "_fused_rms_norm_backward": _rms_norm_backward,
+    "_thnn_fused_lstm_cell": _lstm_cell,
+    "_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
+    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "native_dropout": _dropout,
     "batch_norm_stats": _batch_norm_stats,
     "batch_norm_gather_stats_with_counts": _batch_norm_gather,
     "batch_norm_elemt": _batch_norm_apply,
     "batch_norm_backward_reduce": _batch_norm_reduce,
     "batch_norm_backward_elemt": _batch_norm_backward,
-    "mm.dtype": lambda a, b, dtype: (a.to(dtype) @ b.to(dtype)),
-    "bmm.dtype": lambda a, b, dtype: (a.to(dtype) @ b.to(dtype)),
+    "mm.dtype": lambda a, b, dtype: a.to(dtype) @ b.to(dtype),
+    "bmm.dtype": lambda a, b, dtype: a.to(dtype) @ b.to(dtype),
 }
 
 
@@ -288,7 +361,7 @@ def replace_kernels() -> None:
     for full in torch._C._dispatch_get_all_op_names():
         space, name = full.split("::")
         packet, _, overload = name.partition(".")
-        if space != "aten" or name in _KEPT or not (has(full, "CUDA") or name in _ALSO):
+        if space != "aten" or _KEPT.match(name) or not (has(full, "CUDA") or name in _ALSO):
             continue
         op = getattr(getattr(aten, packet), overload or "default")
         returns = op._schema.returns
@@ -296,7 +369,12 @@ def replace_kernels() -> None:
             continue  # a view
         compute = _OWN.get(name)
         if compute is None:
-            keys = ("CPU", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
+            keys = (
+                "CPU",
+                "CompositeExplicitAutograd",
+                "CompositeExplicitAutogradNonFunctional",
+                "CompositeImplicitAutograd",
+            )
             compute = op if any(has(full, key) for key in keys) else _without(name)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there was another

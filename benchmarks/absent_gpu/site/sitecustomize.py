@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.util
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -56,14 +58,32 @@ class _After(importlib.abc.MetaPathFinder):
 
 
 def _computed_by_the_cpu(module: ModuleType) -> None:
-    import on_host
-
-    on_host.replace_kernels()
+    importlib.import_module("on_host").replace_kernels()
 
 
-_calls = {"torch.backends.cuda": _without_cudnn}
+def _compiled_to_operations(module: ModuleType) -> None:
+    """What is compiled runs operation by operation: no GPU runs Triton's kernels."""
+    from torch._dynamo.backends.debugging import aot_eager
+
+    vars(module)["compile_fx"] = aot_eager
+
+
+def _gpus_for_cpus(module: ModuleType) -> None:
+    """Jobs that ask for CPUs get GPUs: of the same width, so that messages still point where they should."""
+    plain, asked = module._load, re.compile(r"\bcpus(?=\s*=)")
+
+    def load(source: Any, full: str, settings: Sequence[str], report: Any) -> Any:
+        source = type(source)(source.name, asked.sub("gpus", source.text))
+        return plain(source, full, [asked.sub("gpus", setting) for setting in settings], report)
+
+    vars(module)["_load"] = load
+
+
+_calls: dict[str, Callable[[ModuleType], None]] = {"torch.backends.cuda": _without_cudnn}
 if os.environ.get("ABSENT_GPUS_COMPUTE"):
-    _calls["torch"] = _computed_by_the_cpu
+    _calls |= {"torch": _computed_by_the_cpu, "torch._inductor.compile_fx": _compiled_to_operations}
 else:
     _calls["torch.distributed.pipelining.stage"] = _stages_as_given
+if os.environ.get("ABSENT_GPUS_FOR_CPUS"):
+    _calls["dslc.dsl.load"] = _gpus_for_cpus
 sys.meta_path.insert(0, _After(_calls))
