@@ -43,9 +43,12 @@ class _After(importlib.abc.MetaPathFinder):
         self._calls = calls
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        call = self._calls.pop(name, None)
-        spec = importlib.util.find_spec(name) if call is not None else None
-        if spec is None or spec.loader is None or call is None:
+        call = self._calls.pop(name, None)  # until the others were asked, of whom this is not one then
+        if call is None:
+            return None
+        spec = importlib.util.find_spec(name)
+        self._calls[name] = call  # who looks for a module need not import it
+        if spec is None or spec.loader is None:
             return None
         plain = spec.loader.exec_module
 
