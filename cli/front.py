@@ -277,7 +277,12 @@ def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts) -> ModelFa
 def _axes(job: JobSpec) -> dict[str, Any]:
     """What the job does to its network, as far as tracing looks at it."""
     parallelism = job.parallelism
-    return {"low": low_precision(job), "tensor": parallelism.tensor, "tensor_plan": parallelism.tensor_plan}
+    return {
+        "low": low_precision(job),
+        "compile": job.train.compile,
+        "tensor": parallelism.tensor,
+        "tensor_plan": parallelism.tensor_plan,
+    }
 
 
 def _traced_transformers(

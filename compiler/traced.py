@@ -18,9 +18,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dslc.compiler.facts import DType, TensorFact
+from dslc.compiler.traced_compiled import kept_by_blocks
 from dslc.compiler.traced_cut import Cut
 from dslc.compiler.traced_facts import LayerFacts, ModelFacts
 from dslc.compiler.traced_flops import formulas
@@ -51,14 +53,15 @@ def trace_model(
     input: TensorFact,
     *,
     low: bool = False,
+    compile: bool = False,
     tensor: int = 1,
     tensor_plan: tuple[str, ...] | None = None,
 ) -> ModelFacts:
     """What the module that `make()` gives is made of, for a sample `input`.
 
     `low`: the job runs in 16 bits, so that a module which fails under autocast is at fault; otherwise its bytes in
-    float32 stand for those. `tensor`: ranks of a tensor axis, over which `tensor_plan`, or a plan of the module's own,
-    cuts it.
+    float32 stand for those. `compile`: torch compiles its blocks, which keep less then. `tensor`: ranks of a tensor
+    axis, over which `tensor_plan`, or a plan of the module's own, cuts it.
     """
     import torch
     from torch._subclasses.fake_tensor import (
@@ -84,9 +87,10 @@ def trace_model(
     unused = tuple(name for name, p in model.named_parameters() if p.requires_grad and p.grad is None)
     for parameter in model.parameters():
         parameter.grad = None
-    bytes = _bytes(first, _forward(model, cut, fake, input, LARGE))
+    bytes = _bytes(first, _forward(model, cut, fake, input, LARGE), compile)
     try:
-        bytes_low = _bytes(*(_forward(model, cut, fake, input, samples, low=True) for samples in (SMALL, LARGE)))
+        one, other = (_forward(model, cut, fake, input, samples, low=True) for samples in (SMALL, LARGE))
+        bytes_low = _bytes(one, other, compile)
     except RuntimeError as error:
         if low:
             raise TraceError(f"under autocast its forward fails: {str(error).strip().split(chr(10))[0]}") from error
@@ -349,14 +353,28 @@ def _forward(model: nn.Module, cut: Cut, fake: Any, input: TensorFact, samples: 
     return made
 
 
-def _bytes(small: _Count, large: _Count) -> _Bytes:
+def _bytes(small: _Count, large: _Count, compile: bool) -> _Bytes:
     def grown(name: str) -> dict[str, int]:
         one, other = getattr(small, name), getattr(large, name)
         return {path: (other[path] - one[path]) // (LARGE - SMALL) for path in large.order}
 
     saved, given, products = grown("saved"), grown("given"), grown("products")
     working = measure(large, saved, given)
-    return _Bytes(saved, {path: given[path] + products[path] for path in saved}, working)
+    selective = {path: given[path] + products[path] for path in saved}
+    if compile:
+        one, other = (kept_by_blocks(run, run.saved) for run in (small, large))
+        for path in one.keys() & other.keys() & saved.keys():
+            kept = (other[path] - one[path]) // (LARGE - SMALL)
+            if path in working:
+                working[path] = _keeping(working[path], kept - saved[path])
+            saved[path] = kept
+    return _Bytes(saved, selective, working)
+
+
+def _keeping(working: Working, more: int) -> Working:
+    """What a layer works in that keeps so many bytes more (or less) than it would by itself."""
+    moments = tuple(replace(moment, bytes=max(0, moment.bytes + more)) for moment in working.backward)
+    return replace(working, forward=max(0, working.forward + more), backward=moments)
 
 
 def _layers(cut: Cut, run: _Count, bytes: _Bytes, bytes_low: _Bytes) -> tuple[LayerFacts, ...]:

@@ -17,7 +17,9 @@ counted.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -121,6 +123,13 @@ def _flat(tensors: Any) -> Iterator[torch.Tensor]:
             yield from _flat(each)
 
 
+def _compiling_unseen() -> AbstractContextManager[object]:
+    """What torch compiles inside keeps modes out of the compiler: a graph of DistributedDataParallel does not, but
+    where it is cut into the buckets of the exchange, which such a graph then is not (2.13)."""
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    return dynamo.config.patch(optimize_ddp=False) if dynamo is not None else nullcontext()
+
+
 def recorded(work: Callable[[B], T], keep: dict[int, tuple[Exchange, ...]], done: int) -> Callable[[B], T]:
     """`work`, which is one step, such that the steps to be recorded are put into `keep` by their number.
 
@@ -133,7 +142,7 @@ def recorded(work: Callable[[B], T], keep: dict[int, tuple[Exchange, ...]], done
         step += 1
         if not FIRST_STEP <= step < FIRST_STEP + STEPS:
             return work(batch)
-        with Recorder() as recorder:
+        with _compiling_unseen(), Recorder() as recorder:
             answer = work(batch)
         keep[done + step] = recorder.exchanges
         return answer

@@ -80,3 +80,50 @@ def test_ranks_that_differ_have_lines_of_their_own() -> None:
     assert "1 all_reduce: count in a step 2 3 +50.0%" in lines
     assert "0-3 all_reduce: bytes in a step 8 B 8 B none" in lines
     assert "all time of a step unknown 2 ms" in lines
+
+
+LATE = """
+import torch
+
+
+class Block(torch.nn.Module):
+    late = False
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = x + self.layer(x)
+        return y.relu() if self.late else y
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+        self.first, self.last = torch.nn.Linear(64, 8), torch.nn.Linear(8, 10)
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x):
+        self.steps += 1
+        x = self.first(x.flatten(1))
+        for block in self.blocks:
+            block.late = self.steps >= 5
+            x = block(x)
+        return self.last(x)
+"""
+
+
+def test_what_is_compiled_in_a_recorded_step_does_not_see_the_recorder(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(LATE)
+    job = tmp_path / "late.plt"
+    job.write_text(
+        'model { network = python("late:Net"), loss = cross_entropy() }\ndata { source = digits(), batch = 64 }\n'
+        "devices { cpus = 2 }\ntrain { steps = 7, optimizer = sgd(), compile = true }\n"
+    )
+    run = dslc("run", job, "--profile", "--out", tmp_path / "run")
+    assert run.returncode == 0, run.stdout + run.stderr
+    for rank in json.loads((tmp_path / "run" / "report.json").read_text())["ranks"]:
+        (exchange,) = rank["collectives"]
+        assert exchange["measured"] == exchange["predicted"]

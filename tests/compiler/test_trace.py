@@ -230,6 +230,65 @@ def test_recomputation_of_the_users_own_is_followed() -> None:
     assert saving["blocks.1"].saved < plain["blocks.1"].saved
 
 
+class Gated(nn.Module):
+    """A block of which a compiler keeps less than autograd does: what the norm and the gate make is cheap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.gate, self.down = nn.RMSNorm(8), *(nn.Linear(8, 8, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        y = self.norm(x)
+        product: Tensor = self.down(self.up(y) * nn.functional.silu(self.gate(y)))
+        return x + product * scale
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Gated() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.ones(8).sigmoid()
+        for block in self.blocks:
+            x = block(x, scale=scale)
+        return x
+
+
+@pytest.mark.parametrize("low", [False, True])
+def test_a_compiled_block_keeps_what_the_compiler_leaves(low: bool) -> None:
+    """Held against what torch's compiler does make of it."""
+    kept = "saved_low" if low else "saved"
+    plain, compiled = (trace_model(Stack, fact(4, 8), low=low, compile=each).layers for each in (False, True))
+    gated, scale = Gated(), torch.ones(8)
+    block, own = torch.compile(gated, dynamic=False), {p.untyped_storage().data_ptr() for p in gated.parameters()}
+    held = []
+    for samples in (2, 4):
+        x = torch.randn(samples, 4, 8, requires_grad=True) * 1
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low):
+            made = block(x, scale=scale).grad_fn
+        there = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in made.saved_tensors}
+        held.append(sum(size for pointer, size in there.items() if pointer not in own))
+    expected = (held[1] - held[0]) // 2
+    # The first is given the model's own input, which is not its to keep.
+    assert [getattr(layer, kept) for layer in compiled] == [expected - 4 * 4 * 8, expected, expected]
+    for one, other in zip(compiled[1:], plain[1:], strict=True):
+        found, usual = (each.working_low if low else each.working for each in (one, other))
+        assert found is not None and usual is not None
+        less = getattr(other, kept) - expected
+        assert less > 0
+        assert (found.dropping, found.forward) == (usual.dropping, usual.forward - less)
+        assert _highest(found)[0] == _highest(usual)[0] - less
+
+
+def test_a_block_that_the_compiler_cannot_follow_counts_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("it cannot be followed")
+
+    monkeypatch.setattr("torch._functorch.partitioners.min_cut_rematerialization_partition", refuse)
+    assert trace_model(Stack, fact(4, 8), compile=True) == trace_model(Stack, fact(4, 8))
+
+
 def test_frozen_parameters_are_known() -> None:
     def made() -> nn.Module:
         model = Language(tied=False)

@@ -1,0 +1,138 @@
+"""What blocks of a traced module keep for the backward pass where `torch.compile` has them.
+
+Model: torch's compiler computes again in the backward pass what is cheap and would be kept (`min_cut_rematerialization_
+partition`), so that it keeps less than autograd does. Each kind of block goes through the part of the compiler that
+decides this, without memory, and nothing is made of the result.
+
+Contract: bytes of a sample by block, as `LayerFacts.saved` has them.
+
+Limits: of a block of which the compiler's tracing fails nothing is said, and what it keeps without a compiler stands
+for it, which is at most too much; so it does for what no block has. Patterns that the compiler replaces beforehand,
+such as attention by hand, are left as they are.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dslc.compiler.traced_run import Run, storage, tensors_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass
+class _Call:
+    """A block's first call."""
+
+    given: Any
+    output: list[torch.Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """By place: which of the tensors that the block takes and gives it keeps; and bytes of others."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    others: int
+
+
+def kept_by_blocks(run: Run, saved: dict[str, int]) -> dict[str, int]:
+    """What each block of `run`'s module keeps of all its samples, each piece of memory counted at the first that keeps
+    it. `saved`, by layer, tells blocks of a class that are not alike."""
+    import torch
+
+    calls: dict[str, _Call] = {}
+    with ExitStack() as around:
+        for path in sorted(run.cut.blocks & run.cut.layers.keys()):
+            module = run.cut.layers[path]
+            around.callback(module.register_forward_pre_hook(_entering(calls, path), with_kwargs=True).remove)
+            around.callback(module.register_forward_hook(_leaving(calls, path)).remove)
+        around.enter_context(run.fake)
+        around.enter_context(torch.autocast("cpu", dtype=torch.bfloat16, enabled=run.low))
+        run.model(run.input)
+    held, known, found = set(run.own), dict[Any, _Kept | None](), {}
+    for path, call in calls.items():
+        module, given = run.cut.layers[path], tensors_of(call.given)
+        alike = (type(module), saved.get(path), *((t.shape, t.dtype) for t in (*module.parameters(), *given)))
+        if alike not in known:
+            with run.fake, torch.autocast("cpu", dtype=torch.bfloat16, enabled=run.low):
+                known[alike] = _partition(module, call.given)
+        kept = known[alike]
+        if kept is None:
+            continue
+        pieces = [*(given[n] for n in kept.inputs), *(call.output[n] for n in kept.outputs)]
+        new = {storage(piece): piece.untyped_storage().nbytes() for piece in pieces if storage(piece) not in held}
+        held |= new.keys()
+        found[path] = kept.others + sum(new.values())
+    return found
+
+
+def _entering(calls: dict[str, _Call], path: str) -> Any:
+    def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+        calls.setdefault(path, _Call((args, kwargs)))
+
+    return hook
+
+
+def _leaving(calls: dict[str, _Call], path: str) -> Any:
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        calls[path].output = calls[path].output or tensors_of(output)
+
+    return hook
+
+
+def _partition(module: nn.Module, given: Any) -> _Kept | None:
+    """How the compiler divides the block's work between forward and backward pass; None where it cannot trace it."""
+    import torch
+    from torch._functorch.aot_autograd import aot_function
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.utils._pytree import tree_flatten, tree_unflatten
+
+    leaves, form = tree_flatten(given)
+    taken = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    found: list[_Kept] = []
+
+    def function(*flat: torch.Tensor) -> list[torch.Tensor]:
+        rest = iter(flat[len(state) :])
+        args, kwargs = tree_unflatten([next(rest) if isinstance(x, torch.Tensor) else x for x in leaves], form)
+        return tensors_of(torch.func.functional_call(module, dict(zip(state, flat, strict=False)), args, kwargs))
+
+    def divide(joint: Any, inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
+        halves = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+        found.append(_read(halves[0], num_fwd_outputs, len(state)))
+        return halves
+
+    try:
+        made = aot_function(
+            function,
+            fw_compiler=lambda graph, _: graph,
+            bw_compiler=lambda graph, _: graph,
+            partition_fn=divide,
+            decompositions=select_decomp_table(),
+        )
+        made(*state.values(), *taken)
+    except Exception:  # of any kind: it is the user's code that is traced
+        return None
+    return found[0] if found else None
+
+
+def _read(forward: Any, outputs: int, parameters: int) -> _Kept:
+    import torch
+
+    nodes = forward.graph.find_nodes(op="output")[0].args[0]
+    inputs = {node: n - parameters for n, node in enumerate(forward.graph.find_nodes(op="placeholder"))}
+    given = {node: n for n, node in enumerate(nodes[:outputs])}
+    kept = [node for node in nodes[outputs:] if isinstance(node.meta.get("val"), torch.Tensor)]
+    others = {storage(node.meta["val"]): node.meta["val"] for node in kept if node not in inputs and node not in given}
+    return _Kept(
+        inputs=tuple(inputs[node] for node in kept if inputs.get(node, -1) >= 0),
+        outputs=tuple(given[node] for node in kept if node in given and node not in inputs),
+        others=sum(tensor.untyped_storage().nbytes() for tensor in others.values()),
+    )
