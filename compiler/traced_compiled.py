@@ -55,7 +55,8 @@ def kept_by_blocks(run: Run, saved: dict[str, int]) -> dict[str, int]:
         around.enter_context(run.fake)
         around.enter_context(torch.autocast("cpu", dtype=torch.bfloat16, enabled=run.low))
         run.model(run.input)
-    held, known, found = set(run.own), dict[Any, _Kept | None](), {}
+    held, found = set(run.own), {}
+    known: dict[Any, _Kept | None] = {}
     for path, call in calls.items():
         module, given = run.cut.layers[path], tensors_of(call.given)
         alike = (type(module), saved.get(path), *((t.shape, t.dtype) for t in (*module.parameters(), *given)))
