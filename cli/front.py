@@ -387,8 +387,9 @@ def _attempt_here(work: Callable[[], Any]) -> dict[str, Any]:
     import torch
 
     threads = torch.get_num_threads()
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
     try:
-        with torch.random.fork_rng(range(torch.cuda.device_count())):
+        with torch.random.fork_rng(gpus):
             return _attempt(work, Exception, SystemExit)
     finally:
         torch.set_num_threads(threads)
