@@ -17,7 +17,7 @@ from dslc.dsl.calls import Free
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec
 from dslc.dsl.registry import Call, Range
-from dslc.dsl.suggest import near
+from dslc.dsl.suggest import listed, near
 
 AXES = ("pipeline", "data", "context", "tensor")  # outermost first
 
@@ -168,12 +168,13 @@ def _hardware(devices: DevicesSpec, processes: int | None, report: Report) -> Ha
     catalogue = read_catalogue(devices.catalogue, devices.at("catalogue"), report)
     found = catalogue.get(kind)
     if found is None:
-        close = near(kind, catalogue)
+        sizes = [name for name in catalogue if name.startswith(f"{kind.lower()}_")]  # `a100` has two
+        likely = sizes or [name for name in (near(kind, catalogue),) if name]
         report.add(
             "E0407",
             f"`{kind}` is not in the hardware catalogue",
             devices.at("kind"),
-            help=f"did you mean `{close}`?" if close else f"one of {', '.join(catalogue)}",
+            help=f"did you mean {listed(likely)}?" if likely else f"one of {', '.join(catalogue)}",
         )
         return CATALOGUE["cpu"]
     if catalogue is not CATALOGUE and found is CATALOGUE.get(kind):
