@@ -42,9 +42,17 @@ def escape(text: str) -> str:
 
 
 def fitted(text: str, width: float, size: float) -> str:
-    """The text, cut with `…` where it is surely too wide; letters are 0.53 of the size on average."""
-    most = max(1, int(width / (0.53 * size)))
-    return text if len(text) <= most else text[: max(0, most - 1)].rstrip() + "…"
+    """The text, cut with `…` where it is too wide in a broad sans-serif font (DejaVu Sans)."""
+    room, wide = width / size, 0.0
+    ends = [0.0, *(wide := wide + _WIDTHS.get(letter, 0.62) for letter in text)]
+    if ends[-1] <= room:
+        return text
+    most = max((n for n, end in enumerate(ends) if end + _WIDTHS["…"] <= room), default=0)
+    return text[:most].rstrip() + "…"
+
+
+# Of letters, as a share of their height, where it is not as of most.
+_WIDTHS = {**dict.fromkeys("fijlrtI .,:;'|!()[]/-", 0.36), **dict.fromkeys("mwMW@%…", 0.95), "_": 0.5}
 
 
 class Canvas:

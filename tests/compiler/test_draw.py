@@ -277,7 +277,9 @@ def test_names_of_the_users_are_quoted() -> None:
 
 def test_text_is_cut_to_its_place() -> None:
     assert fitted("abc", 100, 10) == "abc"
-    assert fitted("a" * 50, 54, 10) == "a" * 9 + "…"
+    assert fitted("a" * 50, 54, 10) == "a" * 7 + "…"
+    assert fitted("m" * 50, 54, 10) == "m" * 4 + "…"
+    assert fitted("i" * 14, 54, 10) == "i" * 14
 
 
 def test_there_is_no_such_view() -> None:
