@@ -369,13 +369,7 @@ def replace_kernels() -> None:
             continue  # a view
         compute = _OWN.get(name)
         if compute is None:
-            keys = (
-                "CPU",
-                "CompositeExplicitAutograd",
-                "CompositeExplicitAutogradNonFunctional",
-                "CompositeImplicitAutograd",
-            )
-            compute = op if any(has(full, key) for key in keys) else _without(name)
+            compute = op if any(has(full, key) for key in _OF_CPU) else _without(name)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there was another
             _library.impl(name, _replacement(name, op._schema, compute), "CUDA")
