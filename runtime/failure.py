@@ -45,6 +45,8 @@ Kind = Literal["error", "ended", "timeout", "lost"]
 
 _FRAMES = 3  # of the traceback, in a message
 _LINES = 12  # of the text of an exception, in a message
+_LAST = 3  # lines of a log, before a crash, in a message
+_CRASH = "Fatal Python error: "  # what Python's faulthandler begins with
 _LOST = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|[Ss]ocket closed|closed by peer|Application timeout caused pair "
     r"closure|failed to recv|recvValue failed|sendBytes failed|remote process exited|Connection was likely closed",
@@ -327,6 +329,8 @@ def _ended(run_dir: str, board: Board, rank: int, status: int | None) -> Failure
         message = f"the process was ended by {name}"
         if name == "SIGKILL":
             notes = ("the system does this when memory runs out (see dmesg)",)
+        else:
+            notes = _last_words(log_path(run_dir, rank))
     else:
         message = f"the process left with exit status {status}, without an exception"
     return Failure(
@@ -334,21 +338,35 @@ def _ended(run_dir: str, board: Board, rank: int, status: int | None) -> Failure
     )
 
 
+def _last_words(path: str) -> tuple[str, ...]:
+    """What a process said as a signal ended it, and where its main thread was then, by the log that it leaves."""
+    said, found, _ = _end_of(path).rpartition(_CRASH)
+    if not found:
+        return ()
+    lines = [line.strip() for line in said.splitlines() if line.strip()][-_LAST:]
+    return (*(f"the last it wrote: {line}" for line in lines), f"it was in {_stack(path)}")
+
+
+def _end_of(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()[-20_000:]
+    except OSError:
+        return ""
+
+
 def _of_a_timeout(run_dir: str, board: Board, silent: list[int], timeout: float) -> tuple[str, ...]:
     waited = f"a collective waited longer than `launch.timeout` ({timeout:g} s)"
-    where = [f"rank {rank} did not come: it is in step {board.step(rank)}, {_stack(run_dir, rank)}" for rank in silent]
+    where = [
+        f"rank {rank} did not come: it is in step {board.step(rank)}, {_stack(log_path(run_dir, rank))}"
+        for rank in silent
+    ]
     return (waited, *where)
 
 
-def _stack(run_dir: str, rank: int) -> str:
-    """Where the main thread of a rank was, from what `show_stacks` made it write."""
-    path = log_path(run_dir, rank)
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            text = file.read()[-20_000:]
-    except OSError:
-        text = ""
-    _, found, stack = text.rpartition("most recent call first")
+def _stack(path: str) -> str:
+    """Where the main thread of a rank was, from what `show_stacks` or a crash made it write into its log."""
+    _, found, stack = _end_of(path).rpartition("most recent call first")
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack) if found else []
     own = [frame for frame in frames if not any(foreign(frame[0]) for foreign in (_is_torch, _is_ours, _is_pythons))]
     if not frames:

@@ -103,6 +103,15 @@ def test_a_process_that_ends(launcher: Launcher, tmp_path: Path, trouble: str, w
     assert ("memory" in message) == ("SIGKILL" in words)
 
 
+def test_the_last_words_of_a_process_that_a_signal_ends(launcher: Launcher, tmp_path: Path) -> None:
+    """Such as those of a library in C++, which throws where nobody catches."""
+    words = "terminate called after throwing an instance of 'gloo::EnforceNotMet'"
+    _, message = fail(launcher, tmp_path, f'os.write(2, b"{words}\\n"); os.kill(os.getpid(), signal.SIGABRT)')
+    assert "the process was ended by SIGABRT" in message
+    assert f"note: the last it wrote: {words}" in message
+    assert f'note: it was in File "{tmp_path}/net.py", line 17, in trouble' in message
+
+
 def test_a_lone_process_that_leaves_with_status_0(launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("import os\ndef net():\n    os._exit(0)\n")
     model = p.ModelStep(python=python("net:net", tmp_path))
