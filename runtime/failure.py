@@ -344,7 +344,7 @@ def _last_words(path: str) -> tuple[str, ...]:
     if not found:
         return ()
     lines = [line.strip() for line in said.splitlines() if line.strip()][-_LAST:]
-    return (*(f"the last it wrote: {line}" for line in lines), f"it was in {_stack(path)}")
+    return (*(f"the last it wrote: {line}" for line in lines), f"it was in {_where(path)}")
 
 
 def _end_of(path: str) -> str:
@@ -358,18 +358,18 @@ def _end_of(path: str) -> str:
 def _of_a_timeout(run_dir: str, board: Board, silent: list[int], timeout: float) -> tuple[str, ...]:
     waited = f"a collective waited longer than `launch.timeout` ({timeout:g} s)"
     where = [
-        f"rank {rank} did not come: it is in step {board.step(rank)}, {_stack(log_path(run_dir, rank))}"
-        for rank in silent
+        f"rank {rank} did not come: it is in step {board.step(rank)}, {_where(path)} (all of it: {path})"
+        for rank, path in ((rank, log_path(run_dir, rank)) for rank in silent)
     ]
     return (waited, *where)
 
 
-def _stack(path: str) -> str:
+def _where(path: str) -> str:
     """Where the main thread of a rank was, from what `show_stacks` or a crash made it write into its log."""
     _, found, stack = _end_of(path).rpartition("most recent call first")
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack) if found else []
     own = [frame for frame in frames if not any(foreign(frame[0]) for foreign in (_is_torch, _is_ours, _is_pythons))]
     if not frames:
-        return f"see {path}"
+        return "a place that is not known"
     file, line, function = (own or frames)[0]
-    return f'File "{file}", line {line}, in {function} (all of it: {path})'
+    return f'File "{file}", line {line}, in {function}'
