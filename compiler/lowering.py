@@ -15,7 +15,8 @@ such plan hangs, also where a send waits for its receive. `verify` proves it ane
 Contract. `lowered` gives the very rows that torch makes of the same table (a test holds that). Stages of one rank hand
 over without a message.
 
-Limits. Torch's own sends do not wait: they are finished at the end of a step.
+Limits. Torch's own sends do not wait: they are finished at the end of a step. Torch 2.15 finishes one also where its
+gradient has come back, and has an entry for the end of a reduction, after which receives may come one entry later.
 """
 
 from __future__ import annotations

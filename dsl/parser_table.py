@@ -84,7 +84,8 @@ def build(grammar: str) -> Table:
 
 
 def _rule(entry: dict[str, Any]) -> tuple[str, str, int]:
-    origin, alias, size = entry["origin"]["name"], entry["alias"], len(entry["expansion"])
+    origin = str(entry["origin"]["name"])  # of lark 1.2 a token, which marshal does not take
+    alias, size = entry["alias"], len(entry["expansion"])
     hands_on = entry["options"]["expand1"] and not alias
     assert not (hands_on and size != 1), f"the rule {origin} needs a name for what it makes"
     return origin, "" if hands_on else alias or origin, size

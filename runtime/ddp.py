@@ -34,7 +34,7 @@ def wrap(job: JobProgram, model: nn.Module) -> Engine:
     # Synchronised statistics are equal on all ranks already.
     differ = not job.sync_batch_norm and any(True for _ in model.buffers())
     with warnings.catch_warnings():
-        # torch 2.13 has another name for `broadcast_buffers`, which 2.11 does not know.
+        # What replaces `broadcast_buffers` would exchange buffers at the beginning also where it is False.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         wrapped = DistributedDataParallel(
             model,

@@ -15,7 +15,7 @@ Contract: shapes and dtypes of what stages send are fixed by the program; torch 
 forward pass that batch statistics see. Losses are the caller's, scaled; nothing is divided by the micro-batches.
 
 Limits: under `fully_shard` the gradients of a stage stay whole until its last micro-batch. `_PipelineScheduleRuntime`
-is a private name of torch's (2.13).
+is a private name of torch's (2.13 to 2.15).
 """
 
 from __future__ import annotations

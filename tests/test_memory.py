@@ -6,6 +6,7 @@ figures.
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 
 import pytest
@@ -15,6 +16,8 @@ from measured_memory import CASES, MORE, Case, Measured, measure
 from dslc.runtime import track_memory
 
 FOUND: dict[Case, Measured] = {}
+# Torch 2.15 has nothing between two steps that stages receive into; the account is that of 2.13, which keeps it.
+LETS_GO = importlib.util.find_spec("torch.distributed.pipelining._recv_buffers") is not None
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -22,7 +25,8 @@ def test_a_rank_holds_what_the_account_says(case: Case) -> None:
     found = FOUND[case] = measure(case.text)
     assert abs(found.error) <= 0.20, (found.error, found.predicted, found.at_peak, found.when)
     # Usually within 0.1%; what one of gloo's threads lets go of after the step is not reported (track_memory.py).
-    assert abs(found.error_at_rest) <= 0.05, (found.error_at_rest, found.predicted, found.at_rest)
+    above = 0.20 if LETS_GO and case.pipeline > 1 else 0.05
+    assert -0.05 <= found.error_at_rest <= above, (found.error_at_rest, found.predicted, found.at_rest)
 
 
 @pytest.mark.long

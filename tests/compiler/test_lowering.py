@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from dslc.compiler.lowering import lowered
+from dslc.compiler import lowering
+from dslc.compiler.lowering import Issue, lowered
 from dslc.compiler.schedules import NAMES, default_virtual_stages, demands, table, to_csv
 
 SIZES = [(2, 2), (2, 4), (2, 7), (3, 6), (4, 4), (4, 8), (4, 12), (8, 16)]
@@ -29,9 +31,42 @@ def by_torch(name: str, ranks: int, microbatches: int, virtual_stages: int, fold
     return runtime.pipeline_order_with_comms
 
 
+# Torch 2.15 waits for each reduction in an entry of its own, and for what was sent where its gradient has come back, or
+# at the end: no wait that the proofs (proof_waits.py) do not have, as there each send waits at once. But an entry more
+# moves receives after it.
+WAITS = hasattr(torch_schedules, "WAIT_REDUCE_GRAD")
+
+
+def with_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has our rows wait for reductions."""
+    reduced = lowering._reduced
+
+    def waiting(row: list[Issue], microbatches: int) -> list[Issue]:
+        found = ((each, Issue("WAIT_REDUCE_GRAD", each.stage)) for each in reduced(row, microbatches))
+        return [issue for pair in found for issue in pair[: 1 + (pair[0].kind == "REDUCE_GRAD")]]
+
+    monkeypatch.setattr(lowering, "_reduced", waiting)
+
+
+def without_sends_waits(row: list[str]) -> list[str]:
+    """A row without what waits for its sends, which is where nothing is left to wait for, or at the end."""
+    done: list[str] = []
+    for at, action in enumerate(row):
+        stage, wait, microbatch = action.partition("WAIT_SEND_F")
+        if "WAIT_SEND" not in action:
+            done.append(action)
+        elif not (wait and {f"{stage}{kind}{microbatch}" for kind in "BI"} & {*re.split(r"[;()]", ";".join(done))}):
+            assert all("WAIT_SEND" in later for later in row[at:]), (at, row)
+    return done
+
+
 @pytest.mark.parametrize(("ranks", "microbatches"), SIZES)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_rows_are_those_of_torch(name: str, ranks: int, microbatches: int, tmp_path: Path) -> None:
+def test_the_rows_are_those_of_torch(
+    name: str, ranks: int, microbatches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if WAITS:
+        with_waits(monkeypatch)
     compared = 0
     for virtual_stages in {default_virtual_stages(name), 3, 4}:
         if demands(name, ranks, microbatches, virtual_stages):
@@ -39,7 +74,7 @@ def test_the_rows_are_those_of_torch(name: str, ranks: int, microbatches: int, t
         theirs = by_torch(name, ranks, microbatches, virtual_stages, tmp_path)
         ours = lowered(table(name, ranks, microbatches, virtual_stages))
         for rank in range(ranks):
-            assert [str(issue) for issue in ours[rank]] == [str(action) for action in theirs[rank]]
+            assert [str(issue) for issue in ours[rank]] == without_sends_waits([str(action) for action in theirs[rank]])
         compared += 1
     assert compared or demands(name, ranks, microbatches, default_virtual_stages(name))
 

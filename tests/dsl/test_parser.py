@@ -26,6 +26,7 @@ from dslc.dsl.codes import FOLDER, explain, titles
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.parser import Setting, parse, parse_expression, parse_setting
 from dslc.dsl.parser_layout import lay_out
+from dslc.dsl.parser_table import _rule
 from dslc.dsl.parser_tokens import UNREAD, lex
 from dslc.dsl.show import render, to_json
 from dslc.dsl.source import Source
@@ -393,6 +394,13 @@ def test_lark_itself_accepts_what_we_accept(text: str) -> None:
     except lark.exceptions.LarkError:
         accepted = False
     assert accepted == (not report), render(report, color=False)
+
+
+def test_names_of_rules_are_plain_strings() -> None:
+    """Lark 1.2 has tokens, which are strings and more."""
+    name = lark.Token("RULE", "job")
+    entry = {"origin": {"name": name}, "expansion": [1], "options": {"expand1": False}, "alias": ""}
+    assert [type(part) for part in _rule(entry)] == [str, str, int]
 
 
 def run_python(code: str, cache: Path, *arguments: str) -> str:
