@@ -102,6 +102,7 @@ class Trainer:
 
     def __init__(self, launcher: Launcher, folder: Path) -> None:
         self._launcher, self._folder = launcher, folder
+        self._folders = itertools.count()  # one for each training, so that what a failed one left stays there
         self.trained: dict[str, Trained] = {}
         self.plain = cache(self._plain)
 
@@ -111,7 +112,7 @@ class Trainer:
         made = ready(job)
         program = json.dumps(to_json(made.program) | {"plan_hash": ""})
         if program not in self.trained:
-            folder = self._folder / str(len(self.trained))
+            folder = self._folder / str(next(self._folders))
             self.trained[program] = train(self._launcher, folder, made.program, made.places)
         return self.trained[program]
 
