@@ -76,7 +76,7 @@ def train(
     """Trains `program`, `changed` in these fields, in the run directory `folder`."""
     outcome, shown = launcher.launch(dataclasses.replace(program, **changed), places, folder)
     if outcome is not None and outcome.failure is not None and outcome.failure.kind == "ended":
-        # Such a test may run once more (pyproject.toml): what the process wrote is shown in any case.
+        # Such a test may run once more (test_combinations.py): what the process wrote is shown in any case.
         log = Path(outcome.failure.log).read_text(errors="replace")
         warnings.warn(f"{describe(outcome)}\n{log[-10_000:]}", stacklevel=2)
     assert outcome is not None and outcome.done, f"{outcome}\n{shown}"
