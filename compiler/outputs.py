@@ -43,7 +43,9 @@ def check_output(
                 f"with the data's targets {say(target.shape)}",
                 where,
                 notes=[_of_loss(model), *suspects],
-                help=_advice(output.shape, target.shape),
+                help="the data's targets are classes: use `cross_entropy()`"
+                if output.shape[:-1] == target.shape and (source.classes or source.vocab)
+                else _advice(output.shape, target.shape),
             )
 
 

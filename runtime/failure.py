@@ -340,11 +340,11 @@ def _ended(run_dir: str, board: Board, rank: int, status: int | None) -> Failure
 
 def _last_words(path: str) -> tuple[str, ...]:
     """What a process said as a signal ended it, and where its main thread was then, by the log that it leaves."""
-    said, found, _ = _end_of(path).rpartition(_CRASH)
+    said, found, stacks = _end_of(path).rpartition(_CRASH)
     if not found:
         return ()
     lines = [line.strip() for line in said.splitlines() if line.strip()][-_LAST:]
-    return (*(f"the last it wrote: {line}" for line in lines), f"it was in {_where(path)}")
+    return (*(f"the last it wrote: {line}" for line in lines), f"it was in {_where(stacks)}")
 
 
 def _end_of(path: str) -> str:
@@ -358,15 +358,15 @@ def _end_of(path: str) -> str:
 def _of_a_timeout(run_dir: str, board: Board, silent: list[int], timeout: float) -> tuple[str, ...]:
     waited = f"a collective waited longer than `launch.timeout` ({timeout:g} s)"
     where = [
-        f"rank {rank} did not come: it is in step {board.step(rank)}, {_where(path)} (all of it: {path})"
+        f"rank {rank} did not come: it is in step {board.step(rank)}, {_where(_end_of(path))} (all of it: {path})"
         for rank, path in ((rank, log_path(run_dir, rank)) for rank in silent)
     ]
     return (waited, *where)
 
 
-def _where(path: str) -> str:
+def _where(log: str) -> str:
     """Where the main thread of a rank was, from what `show_stacks` or a crash made it write into its log."""
-    _, found, stack = _end_of(path).rpartition("most recent call first")
+    _, found, stack = log.rpartition("most recent call first")
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack) if found else []
     own = [frame for frame in frames if not any(foreign(frame[0]) for foreign in (_is_torch, _is_ours, _is_pythons))]
     if not frames:

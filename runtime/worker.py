@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from dslc.compiler.program import JobProgram, RankPlace
-from dslc.runtime import failure, random_numbers, stop, tasks
+from dslc.runtime import failure, gloo, random_numbers, stop, tasks
 from dslc.runtime.assemble import Parts, assemble
 from dslc.runtime.lifetime import end_with
 from dslc.runtime.sources import open_source
@@ -125,4 +125,5 @@ def _open_group(job: JobProgram) -> None:
     if sys.platform == "linux" and job.world_size == job.processes:
         # One node: what the machine's name resolves to, if to anything, does not matter.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    gloo.short_names()
     dist.init_process_group(job.backend, timeout=datetime.timedelta(seconds=job.timeout))

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dslc.runtime import gloo
+
 LIMIT = 60
 
 
@@ -56,6 +58,7 @@ def _rank(
     rank: int, ranks: int, folder: str, pipe: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
     torch.set_num_threads(1)
+    gloo.short_names()
     try:
         store = dist.FileStore(str(Path(folder) / "store"), ranks)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=LIMIT))

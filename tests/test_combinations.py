@@ -145,9 +145,6 @@ def _name(choice: Choice) -> str:
     return ", ".join(f"{name} {value}" for name, value in choice.items())
 
 
-# Seen twice, with zero = 2 and replicas = 2: a rank ended by SIGABRT or SIGSEGV at the end of its training. Why is not
-# known. Such a test, of these alone, runs once more; it is shown as a rerun, and what the process wrote as a warning.
-@pytest.mark.flaky(reruns=1, only_rerun=["ended by SIG(ABRT|SEGV)"])
 @pytest.mark.parametrize("choice", pairwise(FACTORS, _allowed), ids=_name)
 def test_every_pair_of_settings_trains_as_one_process(trainer: Trainer, choice: Choice) -> None:
     trainer.compare(choice)

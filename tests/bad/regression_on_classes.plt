@@ -1,0 +1,6 @@
+import "base/digits.plt"
+
+model {
+  network = [flatten(), linear(10)] #! E0216
+  loss    = mse()
+}
