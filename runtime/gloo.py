@@ -7,8 +7,8 @@ by SIGSEGV or SIGABRT, there or anywhere later. It takes both within the same fe
 collectives on a busy machine. The one long name that a training comes by is ALLGATHER_COALESCED, which is what the
 operator behind `DTensor.full_tensor()` and the tensor axis asks gloo for.
 
-Contract: after `short_names()` that operator asks for _ALLGATHER_BASE, which has 15 letters and gathers the same. It is
-to be called in each rank before the first collective; it may be called again.
+Contract: after `short_names()` that operator gathers the same as ALLGATHER, which is what gloo calls an all-gather into
+one tensor. It is to be called in each rank before the first collective; it may be called again.
 
 Limits: collectives that a user's own code asks for by their coalesced forms keep their long names.
 """
