@@ -100,14 +100,15 @@ def _check_shares(job: JobSpec, layout: Layout, report: Report) -> None:
     where = job.parallelism.named("data") if job.parallelism.is_set("data") else _devices_span(job)
     what = "`parallelism.data` is set here" if job.parallelism.is_set("data") else "the ranks come from `devices`"
     if batch % ranks:
-        below = batch // ranks * ranks
+        each = ranks * (layout.microbatches if job.parallelism.is_set("microbatches") else 1)
+        below = batch // each * each
         report.add(
             "E0301",
             f"a global batch of {batch} cannot be shared out over {ranks} data-parallel ranks",
             job.data.at("batch"),
             label=division(batch, ranks),
             notes=[Note(message=what, span=where)],
-            help=f"use {below} or {below + ranks}" if below else f"use {ranks}, or fewer ranks",
+            help=f"use {below} or {below + each}" if below else f"use {each}, or fewer ranks",
         )
         return
     share = batch // ranks
