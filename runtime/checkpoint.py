@@ -30,7 +30,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dslc.compiler.program import JobProgram, RankPlace
+from dslc.compiler.program import JobProgram, RankPlace, from_json, to_json
 from dslc.runtime import checkpoint_files as files
 from dslc.runtime.assemble import Parts
 from dslc.runtime.checkpoint_state import CheckpointError, Copies, State, TrainingState, write
@@ -91,8 +91,7 @@ class Checkpoints:
         if self._step.resume == "none":
             return Start()
         asked = self._folder if self._step.resume == "auto" else self._step.resume
-        listed = [files.look(path) for path in files.checkpoints_in(asked)] if self._rank == 0 else []
-        found: list[files.Found] = self._of_rank_0(listed)
+        found = self._of_rank_0([files.look(path) for path in files.checkpoints_in(asked)] if self._rank == 0 else [])
         choice = files.choose(found, self._fit, self._job.steps, self._damage)
         self._tell(choice, asked)
         taken = choice.taken
@@ -152,12 +151,12 @@ class Checkpoints:
         elif self._step.resume == "auto" and not choice.whole:
             note(self._run_dir, f"begins at the first step: no checkpoint to go on from in {_short(asked)}")
 
-    def _of_rank_0(self, value: Any) -> Any:
+    def _of_rank_0(self, found: list[files.Found]) -> list[files.Found]:
         if self._group is None:
-            return value
-        told = [value]
+            return found
+        told = [to_json(found)]
         dist.broadcast_object_list(told, src=0, group=self._group)
-        return told[0]
+        return [from_json(files.Found, each) for each in told[0]]
 
     # -------------------------------------------------------------------------------------------------- saving
 
@@ -225,15 +224,14 @@ class Checkpoints:
         part = os.path.join(self._folder, files.name_of(manifest.step) + ".part")
         write(part, tensors, self._group)
         names = [name for name in os.listdir(part) if name.startswith(f"__{self._rank}_")]
-        own = {name: files.describe_file(os.path.join(part, name)) for name in names}
-        if self._rank == 0:
-            own[".metadata"] = files.describe_file(os.path.join(part, ".metadata"))
+        names += [files.METADATA] if self._rank == 0 else []
+        own = to_json({name: files.describe_file(os.path.join(part, name)) for name in names})
         of_all: list[Any] = [own]
         if self._group is not None:
             of_all = [None] * self._job.world_size
             dist.gather_object(own, of_all if self._rank == 0 else None, dst=0, group=self._group)
         if self._rank == 0:
-            described = {name: file for each in of_all for name, file in sorted(each.items())}
+            described = {name: from_json(files.File, told) for each in of_all for name, told in sorted(each.items())}
             self._kept.append(files.publish(part, dataclasses.replace(manifest, files=described)))
             self._remove_older()
 

@@ -9,7 +9,8 @@ complete; one that is removed is renamed to `step-00000050.gone` first. So a fol
 Contract: nothing here needs torch. `choose` takes the newest checkpoint that is whole and fits, and says which it
 passed over and why; a checkpoint that was read is either what was written, or `Damaged`.
 
-Limits: checksums find accidents, not forgery; a checkpoint holds pickles, and is to be trusted as code is.
+Limits: checksums find accidents, not forgery. A forged checkpoint can have wrong numbers, and nothing more: it is read
+without running anything (unpickling.py).
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from typing import Any
 
 from dslc.compiler.program import JobProgram, OptimizerStep, from_json, to_json
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
+METADATA = ".metadata"  # torch's: which part of which tensor lies in which file
 _NAME = re.compile(r"step-(\d{8,})")
 _LEFT = re.compile(r"step-\d{8,}\.(part|gone)")
 _PIECE = 1 << 22  # bytes read at once
@@ -237,7 +239,16 @@ def read_manifest(path: str) -> Manifest:
         raise Damaged(f"{MANIFEST} has another checksum than when it was written")
     if content["format"] != FORMAT:
         raise Damaged(f"it is of format {content['format']}, and this version of dslc reads {FORMAT}")
-    return from_json(Manifest, content)
+    manifest = from_json(Manifest, content)
+    for name in manifest.files:
+        if not is_plain_name(name):
+            raise Damaged(f"it names {name}, which is no file of its folder")
+    return manifest
+
+
+def is_plain_name(name: str) -> bool:
+    """Returns True for the name of a file within a folder, False for a path that leads elsewhere."""
+    return name == os.path.basename(name) and name not in ("", os.curdir, os.pardir)
 
 
 def damage(path: str, manifest: Manifest, names: Iterable[str] | None = None) -> list[str]:

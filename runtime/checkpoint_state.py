@@ -22,6 +22,7 @@ module keeps outside its tensors is not written.
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -30,8 +31,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from dslc.runtime import random_numbers, weights
-from dslc.runtime.checkpoint_files import Manifest, Shapes, misfitting_tensors
+from dslc.runtime import random_numbers, unpickling, weights
+from dslc.runtime.checkpoint_files import METADATA, Manifest, Shapes, is_plain_name, misfitting_tensors
 
 if TYPE_CHECKING:
     from dslc.runtime.assemble import Parts
@@ -147,9 +148,9 @@ class TrainingState:
         own = f"rng.{self._noise}."  # ranks that compute the same go on alike, whatever they did before
         same_ranks = manifest.world_size == self._ranks
         generators = {
-            key.removeprefix(own): torch.empty(metadata.size, dtype=torch.uint8)
-            for key, metadata in there.items()
-            if same_ranks and key.startswith(own)
+            name: tensor
+            for name, tensor in random_numbers.state(self._parts.device).items()
+            if same_ranks and own + name in there
         }
         wanted |= {own + name: tensor for name, tensor in generators.items()}
         read(path, wanted)
@@ -319,7 +320,7 @@ def read(path: str, wanted: State) -> None:
     with _plainly(f"{path} cannot be read"):
         dcp.load(
             wanted,
-            storage_reader=dcp.FileSystemReader(path),
+            storage_reader=_reader(path),
             planner=dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
             no_dist=True,
         )
@@ -327,9 +328,27 @@ def read(path: str, wanted: State) -> None:
 
 def keys_of(path: str) -> Mapping[str, Any]:
     """What a checkpoint holds, with the shape of each."""
-    dcp = _torchs()
     with _plainly(f"{path} cannot be read"):
-        return dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        return _reader(path).read_metadata().state_dict_metadata
+
+
+def _reader(path: str) -> Any:
+    """A reader of the checkpoint at `path` that runs nothing which its metadata, a pickle, may name."""
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    class PlainReader(_torchs().FileSystemReader):  # type: ignore[misc]
+        def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+            with open(os.path.join(path, METADATA), "rb") as file:
+                metadata = unpickling.load(file)
+            for key, kept in metadata.state_dict_metadata.items():
+                if not isinstance(kept, TensorStorageMetadata):
+                    raise ValueError(f"`{key}` is no tensor")  # torch would unpickle it
+            for stored in metadata.storage_data.values():
+                if not is_plain_name(stored.relative_path):
+                    raise ValueError(f"it names {stored.relative_path}, which is no file of its folder")
+            return metadata
+
+    return PlainReader(path)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 """Starts the ranks of a training on this machine and stays with them to the end.
 
 Model: the ranks are processes forked by torch's elastic agent from this one, which has imported torch and run nothing
-(0.1 s instead of the 3 s of a fresh interpreter). The agent keeps the store by which they find each other, on a port
-that the system picks, and sees how they end. A world of one process goes the same way: it costs 0.1 s, and Ctrl-C,
-logs and failures are the same. Beside waiting, this process draws the progress.
+(0.1 s instead of the 3 s of a fresh interpreter), which sees how they end. They find each other by a file that they
+inherit (rendezvous.py). A world of one process goes the same way: it costs 0.1 s, and Ctrl-C, logs and failures are the
+same. Beside waiting, this process draws the progress.
 
 Contract: `launch` returns when no process of the training is left, whatever happened: done, stopped (stop.py), failed
 (failure.py). A rank dies with this process, also where that is killed. It raises nothing for a training that failed.
@@ -26,21 +26,19 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
-import torch.distributed.elastic.rendezvous.registry as rendezvous
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from dslc.compiler.program import JobProgram, PythonFunction, RankPlace, from_json, to_json
 from dslc.runtime import checkpoint, failure, fsdp, pipeline, worker, zero1
 from dslc.runtime.failure import Outcome
 from dslc.runtime.lifetime import end_with
 from dslc.runtime.progress import Watch
+from dslc.runtime.rendezvous import OneNode, shared_file
 from dslc.runtime.stop import Board, listening
 
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
@@ -79,12 +77,13 @@ def launch(
         if before is not None:
             before()
 
-    def rank() -> Any:
-        return worker.work(program, places, run_dir, board, launcher, begin)
-
     sys.stdout.flush()
     sys.stderr.flush()  # or each rank would write what is left in the buffers once more
-    with _elastic_log(run_dir), listening(board, _AtOnce):
+    with _elastic_log(run_dir), listening(board, _AtOnce), shared_file() as store:
+
+        def rank() -> Any:
+            return worker.work(program, places, run_dir, board, launcher, store, begin)
+
         agent = _agent(program.processes, rank, watch, gate)
         try:
             outcome = _outcome(program, run_dir, board, agent.run(), agent)
@@ -191,19 +190,13 @@ class _Agent(LocalElasticAgent):
 
 def _agent(processes: int, rank: Callable[[], Any], watch: Watch, gate: Gate) -> _Agent:
     """What torch's `launch_agent` does, for one node and with our agent."""
-    run_id = uuid.uuid4().hex
-    # Named by itself: what this machine calls itself may not resolve to anything, or only after seconds.
-    parameters = RendezvousParameters(
-        backend="c10d", endpoint="localhost:0", run_id=run_id, min_nodes=1, max_nodes=1, local_addr="localhost"
-    )
     spec = WorkerSpec(
         role="rank",
         local_world_size=processes,
         entrypoint=rank,
-        rdzv_handler=rendezvous.get_rendezvous_handler(parameters),
+        rdzv_handler=OneNode(),
         max_restarts=0,
         monitor_interval=1e-3,  # the agent sleeps for it; waiting is ours
-        local_addr="localhost",
     )
     return _Agent(spec, watch, gate)
 

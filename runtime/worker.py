@@ -1,7 +1,7 @@
 """One rank's life: from a process that was just forked to the end of its training.
 
 Model: what the rank prints goes to `logs/rank-N.log`. It finds its place by the environment that the elastic agent
-gives (RANK, MASTER_ADDR, …), opens the process group where there are several ranks, assembles the parts, trains, and
+gives (RANK, LOCAL_RANK, …), opens the process group where there are several ranks, assembles the parts, trains, and
 returns how far it came. An exception is written down for the launcher (failure.py) and ends the process.
 
 Contract: a rank never outlives its launcher, and ignores Ctrl-C (stop.py). It never closes its process group and leaves
@@ -29,9 +29,10 @@ import torch
 import torch.distributed as dist
 
 from dslc.compiler.program import JobProgram, RankPlace
-from dslc.runtime import failure, gloo, random_numbers, stop, tasks
+from dslc.runtime import failure, gloo, random_numbers, stop, tasks, unpickling
 from dslc.runtime.assemble import Parts, assemble
 from dslc.runtime.lifetime import end_with
+from dslc.runtime.rendezvous import store_at
 from dslc.runtime.sources import open_source
 from dslc.runtime.tensor_parallel import noise_rank
 from dslc.runtime.train import End, train
@@ -43,9 +44,11 @@ def work(
     run_dir: str,
     board: stop.Board,
     launcher: int,
+    store: str,
     before: Callable[[], None] | None = None,
 ) -> End:
-    """Runs the rank that the environment names. `launcher` is the process that forked it; `before` is called first.
+    """Runs the rank that the environment names. `launcher` is the process that forked it, `store` where the ranks meet
+    (rendezvous.py); `before` is called first.
 
     Raises what the training raises, after writing it down; the process then has to end with a status other than 0.
     """
@@ -59,7 +62,7 @@ def work(
         if before is not None:
             before()
         device = _prepare(job, place)
-        _open_group(job)
+        _open_group(job, place, store)
         splits = open_source(job.data)
         parts = assemble(job, device)
         random_numbers.begin(job.seed, noise_rank(job, place.rank))
@@ -118,12 +121,21 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _open_group(job: JobProgram) -> None:
-    """Opens the process group, over the store that the agent keeps. It is never closed: see above."""
+def _open_group(job: JobProgram, place: RankPlace, store: str) -> None:
+    """Opens the process group, over the store of the node. It is never closed: see above."""
     if job.world_size == 1 and job.gradients.kind != "fsdp":
         return
     if sys.platform == "linux" and job.world_size == job.processes:
-        # One node: what the machine's name resolves to, if to anything, does not matter.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        # One node: nobody else is to reach what ranks send each other, and what the machine's name resolves to, if to
+        # anything, does not matter.
+        for library in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     gloo.short_names()
-    dist.init_process_group(job.backend, timeout=datetime.timedelta(seconds=job.timeout))
+    unpickling.guard()
+    dist.init_process_group(
+        job.backend,
+        store=store_at(store),
+        rank=place.rank,
+        world_size=job.world_size,
+        timeout=datetime.timedelta(seconds=job.timeout),
+    )
