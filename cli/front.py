@@ -42,7 +42,7 @@ def presented(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     """What a person is shown: of what this version cannot run yet, one warning with a note for each field, and nothing
     while there are errors to mend. `run` has each of them as an error, and those stay."""
     found = list(diagnostics)
-    later = [each for each in found if each.code == "E0801" and each.severity == "warning"]
+    later = [each for each in found if each.code == "W0801"]
     kept = [each for each in found if each not in later]
     if not later or any(each.severity == "error" for each in kept):
         return kept

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dslc.checkpoints import tensors_of
 from dslc.compiler.analyse import Analysis
@@ -54,7 +54,7 @@ def check_resume(analysis: Analysis, place: str, report: Report) -> str:
     for path in paths:
         found = _candidate(path, analysis)
         if not found.damage and not found.misfits:
-            report.extend(replace(each, severity="warning") for other in seen for each in _reasons(other, analysis))
+            report.extend(each.as_warning() for other in seen for each in _reasons(other, analysis))
             assert found.manifest is not None
             return f"it would go on after step {found.manifest.step:,}, from {_short(path)}"
         seen.append(found)

@@ -236,19 +236,17 @@ def _warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, 
         )
 
 
-# ------------------------------------------------------------------------------------- not carried out yet: E0801
+# ------------------------------------------------------------------------------------- not carried out yet: W0801
 
 
 def check_supported(job: JobSpec, report: Report) -> None:
     """What this version checks, plans and draws but cannot run yet, each at its field."""
     report.extend(
         Diagnostic(
-            code="E0801",
+            code="W0801",
             message=f"{what} is checked and planned, but this version of dslc cannot run it yet",
             span=span,
             help=help or "`dslc check`, `plan` and `render` take the job as it is; `dslc run` refuses it",
-            severity="warning",
-            blocks_run=True,
         )
         for what, span, help in _unsupported(job)
     )

@@ -24,13 +24,11 @@ def check_checkpoints(job: JobSpec, report: Report) -> None:
             report.extend(
                 [
                     Diagnostic(
-                        code="E0811",
+                        code="W0811",
                         message=f"{checkpoint.dir} holds checkpoints already",
                         span=checkpoint.at("dir"),
                         label=f"the newest is {there[-1]}",
                         help="`resume = auto` goes on from them; else name another folder, or remove them",
-                        severity="warning",
-                        blocks_run=True,
                     )
                 ]
             )
@@ -40,12 +38,10 @@ def check_checkpoints(job: JobSpec, report: Report) -> None:
             report.extend(
                 [
                     Diagnostic(
-                        code="E0812",
+                        code="W0812",
                         message=f"there is no checkpoint to go on from: {missing}",
                         span=checkpoint.at("resume"),
                         help="a checkpoint (`step-00000050`), a folder that holds some, or `auto`",
-                        severity="warning",
-                        blocks_run=True,
                     )
                 ]
             )

@@ -116,13 +116,11 @@ def _check_weights(job: JobSpec, path: str, model: ModelGraph | None, report: Re
         report.extend(
             [
                 Diagnostic(
-                    code="E0712",
+                    code="W0712",
                     message=str(absent),
                     span=span,
                     help="a `.safetensors` file, a run directory, or a file of `torch.save`; "
                     "paths are relative to the file that wrote them",
-                    severity="warning",
-                    blocks_run=True,
                 )
             ]
         )

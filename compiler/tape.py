@@ -320,7 +320,6 @@ class Tape:
             label=label,
             notes=(*notes, *inside),
             help=help,
-            severity="warning" if code.startswith("W") else "error",
         )
 
     # --------------------------------------------------------------------------------------- layers within layers

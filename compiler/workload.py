@@ -81,18 +81,8 @@ def in_steps(every: Quantity, workload: Workload) -> int | None:
 def _missing(job: JobSpec, source: SourceFacts, report: Report) -> None:
     if source.missing:
         elsewhere = source.code in ("E0309", "E0803")  # another machine may have it
-        report.extend(
-            [
-                Diagnostic(
-                    code=source.code,
-                    message=source.missing,
-                    span=job.data.at("source"),
-                    help=source.help,
-                    severity="warning" if elsewhere else "error",
-                    blocks_run=elsewhere,
-                )
-            ]
-        )
+        found = Diagnostic(code=source.code, message=source.missing, span=job.data.at("source"), help=source.help)
+        report.extend([found.as_warning() if elsewhere else found])
 
 
 def _check_shares(job: JobSpec, layout: Layout, report: Report) -> None:

@@ -15,6 +15,12 @@ from dslc.dsl.source import Span
 
 Severity = Literal["error", "warning"]
 
+# Warnings of `check`, `plan` and `render` that `run` refuses, with the same number, as errors: what another machine may
+# have, and what this version plans but cannot carry out yet.
+BLOCKING = frozenset({"W0309", "W0712", "W0801", "W0803", "W0811", "W0812"})
+# Checkpoints that `check --resume` passes over because an older one will do.
+PASSED_OVER = frozenset({"W0902", "W0903", "W0904", "W0905", "W0906"})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Note:
@@ -26,11 +32,7 @@ class Note:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnostic:
-    """One mistake (or warning) of a job.
-
-    `label` stands under the marked text. `blocks_run` marks what `check`, `plan` and `render` let pass as a warning
-    but `run` does not: data that is not there, and what this version plans but cannot carry out yet.
-    """
+    """One mistake of a job, or a warning: the letter of its code says which. `label` stands under the marked text."""
 
     code: str
     message: str
@@ -38,12 +40,18 @@ class Diagnostic:
     label: str = ""
     notes: tuple[Note, ...] = ()
     help: str = ""
-    severity: Severity = "error"
-    blocks_run: bool = False
+
+    @property
+    def severity(self) -> Severity:
+        return "warning" if self.code.startswith("W") else "error"
 
     def for_run(self) -> Diagnostic:
-        """The same as `run` sees it."""
-        return replace(self, severity="error") if self.blocks_run else self
+        """The same as `run` sees it: a warning that it refuses is an error."""
+        return replace(self, code=f"E{self.code[1:]}") if self.code in BLOCKING else self
+
+    def as_warning(self) -> Diagnostic:
+        """The same as a warning, whose code has the same number."""
+        return replace(self, code=f"W{self.code[1:]}")
 
 
 @dataclass
@@ -63,14 +71,7 @@ class Report:
         help: str = "",
     ) -> None:
         """Adds an error, or a warning where the code begins with W."""
-        severity: Severity = "warning" if code.startswith("W") else "error"
-        self.extend(
-            [
-                Diagnostic(
-                    code=code, message=message, span=span, label=label, notes=tuple(notes), help=help, severity=severity
-                )
-            ]
-        )
+        self.extend([Diagnostic(code=code, message=message, span=span, label=label, notes=tuple(notes), help=help)])
 
     def extend(self, diagnostics: Iterable[Diagnostic]) -> None:
         for diagnostic in diagnostics:

@@ -31,7 +31,7 @@ def changed(node: Node, name: str) -> bool:
 
 
 def no_effect(path: str, why: str, span: Span | None, help: str = "") -> Diagnostic:
-    return Diagnostic(code="W0103", message=f"`{path}` has no effect: {why}", span=span, severity="warning", help=help)
+    return Diagnostic(code="W0103", message=f"`{path}` has no effect: {why}", span=span, help=help)
 
 
 def _each(block: Block, names: tuple[str, ...], why: str, help: str = "") -> Iterator[Diagnostic]:

@@ -134,8 +134,8 @@ def test_data_that_is_not_there_is_a_warning_with_the_command_that_makes_it(
 ) -> None:
     report = Report()
     inspect(load_text(job(source, network), folder=str(tmp_path)), report)
-    (said,) = [d for d in report if d.code == "E0309"]
-    assert said.severity == "warning" and said.for_run().severity == "error"
+    (said,) = [d for d in report if d.code == "W0309"]
+    assert said.for_run().code == "E0309"
     assert said.help and words in said.help, said
 
 
@@ -204,4 +204,4 @@ def test_a_library_that_is_not_installed_is_named_with_the_command(tmp_path: Pat
     for source, extra in (('parquet("*.parquet")', "parquet"), ('datasets("./d")', "datasets")):
         (tmp_path / "a.plt").write_text(job(source, "[linear(2)]"))
         run = dslc("check", "a.plt", cwd=tmp_path, env=dict(os.environ, PYTHONPATH=str(tmp_path / "hidden")))
-        assert "warning[E0803]" in run.stderr and f"pip install 'dslc[{extra}]'" in run.stderr, run.stderr
+        assert "warning[W0803]" in run.stderr and f"pip install 'dslc[{extra}]'" in run.stderr, run.stderr

@@ -1,12 +1,15 @@
 """The long form of each diagnostic: one page a code, `E0301.md`, whose first line is `# <title>`.
 
 Whoever reports a code writes its page here. `dslc explain CODE` prints one; the reference is made of all of them.
+A warning that is an error elsewhere shares the page of that error: W0309 is E0309's.
 """
 
 from __future__ import annotations
 
 import os
 import re
+
+from dslc.dsl.diagnostics import BLOCKING, PASSED_OVER
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 CODE = re.compile(r"[EW][0-9]{4}")
@@ -15,6 +18,8 @@ CODE = re.compile(r"[EW][0-9]{4}")
 def explain(code: str) -> str | None:
     """The page of a code (`E0301`, `e0301`), or None where there is no such code."""
     code = code.upper()
+    if code in BLOCKING | PASSED_OVER:
+        code = f"E{code[1:]}"
     path = os.path.join(FOLDER, f"{code}.md")
     if not CODE.fullmatch(code) or not os.path.isfile(path):
         return None
@@ -24,6 +29,7 @@ def explain(code: str) -> str | None:
 
 def titles() -> dict[str, str]:
     """The title of each code, in order."""
-    codes = sorted(name.removesuffix(".md") for name in os.listdir(FOLDER) if name.endswith(".md"))
+    own = {name.removesuffix(".md") for name in os.listdir(FOLDER) if name.endswith(".md")}
+    codes = sorted(own | BLOCKING | PASSED_OVER)
     pages = {code: explain(code) for code in codes}
     return {code: page.partition("\n")[0].removeprefix("# ") for code, page in pages.items() if page}

@@ -2,5 +2,5 @@ import "base/digits.plt"
 
 checkpoint {
   every = 10 steps
-  dir   = "kept" #! E0811
+  dir   = "kept" #! W0811
 }

@@ -5,5 +5,5 @@ model {
 }
 
 data {
-  source = text("no_such_file.txt") #! E0309
+  source = text("no_such_file.txt") #! W0309
 }

@@ -5,5 +5,5 @@ model {
 }
 
 data {
-  source = tokens("corpus-*.bin") #! E0309
+  source = tokens("corpus-*.bin") #! W0309
 }

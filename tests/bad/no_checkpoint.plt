@@ -2,5 +2,5 @@ import "base/digits.plt"
 
 checkpoint {
   every  = 10 steps
-  resume = "kept/step-00000999" #! E0812
+  resume = "kept/step-00000999" #! W0812
 }

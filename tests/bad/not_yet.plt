@@ -1,7 +1,7 @@
 import "base/gpt.plt"
 
 parallelism {
-  gradients = powersgd(rank = 2) #! E0801
+  gradients = powersgd(rank = 2) #! W0801
 }
 
 launch {

@@ -1,5 +1,5 @@
 import "base/digits.plt"
 
 model {
-  weights = "no_such_run" #! E0712
+  weights = "no_such_run" #! W0712
 }

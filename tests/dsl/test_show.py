@@ -58,7 +58,7 @@ def test_the_layout_of_the_language_page() -> None:
 
 def test_several_stand_apart_and_are_counted() -> None:
     error = found("a = 1\n", 0, 1)
-    warning = Diagnostic(code="W0001", message="odd", span=Span(Source("a.plt", "a = 1\n"), 4, 5), severity="warning")
+    warning = Diagnostic(code="W0001", message="odd", span=Span(Source("a.plt", "a = 1\n"), 4, 5))
     assert shown(error, error, warning) == (
         "error[E0301]: wrong\n --> a.plt:1:1\n  |\n1 | a = 1\n  | ^\n\n"
         "error[E0301]: wrong\n --> a.plt:1:1\n  |\n1 | a = 1\n  | ^\n\n"
@@ -118,7 +118,7 @@ def test_the_gutter_is_as_wide_as_the_last_line_number() -> None:
 
 def test_colours_add_nothing_but_colours() -> None:
     diagnostics = [found("a = [\n]", 0, 7, label="x", help="h"), found("a = 1", 0, 1, label="l")]
-    warning = Diagnostic(code="W0001", message="odd", span=None, severity="warning", notes=(Note(message="n"),))
+    warning = Diagnostic(code="W0001", message="odd", span=None, notes=(Note(message="n"),))
     coloured = render([*diagnostics, warning], color=True)
     assert re.sub("\33\\[[0-9;]*m", "", coloured) == shown(*diagnostics, warning)
     assert coloured.startswith("\33[1;31merror[E0301]\33[0m\33[1m: wrong\33[0m\n")
