@@ -37,7 +37,7 @@ def check(path: str, settings: Sequence[str] = (), *, trace: bool = False) -> tu
 
 
 def compile(path: str, settings: Sequence[str] = (), *, trace: bool = False) -> Compiled:
-    """The plan of a job. Raises `dslc.dsl.diagnostics.JobError`, which holds all mistakes, if it has any."""
+    """The plan of a job. Raises `dslc.dsl.diagnostics.JobError`, which holds all mistakes and prints them."""
     from dslc import api
 
     return api.compile(path, settings, trace=trace)

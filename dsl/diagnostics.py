@@ -100,7 +100,13 @@ class JobError(Exception):
 
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         self.diagnostics = tuple(diagnostics)
-        super().__init__(f"{len(self.diagnostics)} mistakes in the job")
+        super().__init__(self.diagnostics)
+
+    def __str__(self) -> str:
+        """All of them, as the command prints them."""
+        from dslc.dsl.show import render  # which is made of diagnostics in turn
+
+        return render(self.diagnostics, color=False).rstrip()
 
 
 def division(whole: int, parts: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,15 @@ def test_compile_gives_a_plan_or_raises_all_mistakes() -> None:
     with pytest.raises(JobError) as raised:
         dslc.compile(DIGITS, ["data.batch=63", "train.optimizer.lr=-1"])
     assert {d.code for d in raised.value.diagnostics} >= {"E0125"}
+
+
+def test_the_text_of_a_job_error_is_its_mistakes() -> None:
+    with pytest.raises(JobError) as raised:
+        dslc.compile(DIGITS, ["data.batch=63"])
+    text = str(raised.value)
+    assert text.startswith("error[E0301]: a global batch of 63 cannot be shared out over 2 data-parallel ranks")
+    assert "--> <--set 1>:1:12" in text and text.endswith("1 error")
+    assert str(pickle.loads(pickle.dumps(raised.value))) == text, "as it comes from another process"
 
 
 def test_run_returns_metrics_and_the_trained_module(tmp_path: Path) -> None:
