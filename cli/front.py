@@ -16,6 +16,7 @@ from dslc.compiler.facts import Facts, MachineFacts, SourceFacts, TensorFact
 from dslc.compiler.layout import lay_out
 from dslc.compiler.model import build
 from dslc.compiler.opaque import opaque
+from dslc.compiler.rules_training import configuration_file
 from dslc.compiler.sharding import low_copy, low_precision, units
 from dslc.compiler.sources import source_facts
 from dslc.dsl.calls import Datasets, Parquet, PythonLoss, PythonSource
@@ -98,11 +99,17 @@ def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
     if trace and source.input is not None:
         if isinstance(job.model.network, PythonNetwork):
             model = _traced_model(job, job.model.network, source, report)
-        elif isinstance(job.model.network, TransformersNetwork):
+        elif isinstance(job.model.network, TransformersNetwork) and _is_here(job.model.network, job.folder):
             model = _traced_transformers(job, job.model.network, source, report)
     if trace and isinstance(job.model.loss, PythonLoss):
         _try_loss(job, job.model.loss, source, model, report)
     return Facts(source=source, model=model, machine=_machine(job) if run else None)
+
+
+def _is_here(network: TransformersNetwork, folder: str) -> bool:
+    """Whether there is a configuration to build the network from; that there is none is a rule's to say."""
+    file = configuration_file(network, folder)
+    return file is None or os.path.exists(file)
 
 
 def _opened(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:

@@ -18,6 +18,7 @@ from dslc.compiler.weights_file import TensorEntry, Unreadable, entries, file_of
 from dslc.dsl import calls as c
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.job import JobSpec
+from dslc.dsl.layers import TransformersNetwork
 from dslc.dsl.registry import Block
 from dslc.dsl.source import Span
 from dslc.dsl.suggest import near
@@ -30,6 +31,8 @@ def check_training(job: JobSpec, layout: Layout | None, model: ModelGraph | None
     if model is not None:
         _check_patterns(job, model, report)
         _check_recompute(job, model, report)
+    if isinstance(job.model.network, TransformersNetwork):
+        _check_configuration(job, job.model.network, report)
     if job.model.weights is not None:
         _check_weights(job, job.model.weights, model, report)
     if layout is not None:
@@ -99,6 +102,32 @@ def entry_at(span: Span | None, text: str) -> Span | None:
     if span is None or (start := span.text().find(f'"{text}"')) < 0:
         return span
     return Span(span.source, span.start + start, span.start + start + len(text) + 2)
+
+
+# --------------------------------------------------------------------------------------- configurations of networks
+
+
+def configuration_file(network: TransformersNetwork, folder: str) -> str | None:
+    """The `config.json` that a network of `transformers` is built from; None where it names a type of the library's."""
+    path = os.path.join(folder, os.path.expanduser(network.path))
+    if os.path.isdir(path):
+        return os.path.join(path, "config.json")
+    return path if path.endswith(".json") or "/" in network.path else None
+
+
+def _check_configuration(job: JobSpec, network: TransformersNetwork, report: Report) -> None:
+    file = configuration_file(network, job.folder)
+    if file is None or os.path.exists(file):
+        return
+    name = network.path.rstrip("/")
+    help = "a folder with a `config.json`, such a file, or a type: `gpt2`, `llama`, …"
+    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) and not name.endswith(".json"):  # as models on a hub are called
+        here = name.rpartition("/")[2]
+        fetch = f"hf download {name} config.json --local-dir {here}"
+        help = f'nothing is fetched: `{fetch}` does it; then write `transformers("./{here}")`'
+    report.extend(
+        [Diagnostic(code="W0806", message=f"there is no {file}", span=network.at("path"), help=help)],
+    )
 
 
 # ------------------------------------------------------------------------------------------------- weights of a file

@@ -12,7 +12,7 @@ from dslc.dsl.evaluate import BAD, Bad, Evaluator
 from dslc.dsl.layering import Setting
 from dslc.dsl.registry import CALLS, Anything, Call, CallOf, Either, Field, Node, Place, fields
 from dslc.dsl.source import Span
-from dslc.dsl.suggest import ARGUMENTS, RESERVED, for_field, listed, near, words_of
+from dslc.dsl.suggest import RESERVED, for_argument, for_word, listed, words_of
 
 EXTRA = "arguments"  # the field of an open call that keeps its further arguments
 
@@ -44,7 +44,7 @@ def unknown_call(ev: Evaluator, expr: tree.Expr, name: str, span: Span, kind: Ca
         return ev.fail("E0121", f"`{name}` is a param and cannot be called", span)
     wanted = describe(kind)
     choices = [word for c in kind.categories for word in CALLS[c]]
-    found = near(name, choices)
+    found = for_word(name, choices)
     others = [c for c, calls in CALLS.items() if name in calls]
     if others:
         inside = "layer" in others and "network" in kind.categories
@@ -108,8 +108,7 @@ def _unknown_argument(ev: Evaluator, declaration: type[Call], name: str, span: S
     if name in RESERVED:
         ev.fail("E0108", f"`{name}` is reserved for a later version of the language", span)
         return False
-    meant = ARGUMENTS.get(name)
-    found = meant if meant in own else near(name, own)
+    found = for_argument(name, own)
     having = [word for word, other in CALLS[declaration.category].items() if name in words_of(other)]
     if found:
         help = f"did you mean `{found}`?"
@@ -162,7 +161,8 @@ def build(
         if setting is None or is_none(ev, setting, field):
             if field.required:
                 complete = False
-                if sound or setting is not None:
+                # Where it was written under another name, that is the cause, and reported there.
+                if (sound or setting is not None) and f"{path}.{field.word}" not in ev.broken:
                     missing(ev, declaration, field.word, path, setting.name if setting else span)
             continue
         if setting.arguments:
@@ -221,8 +221,6 @@ def missing(ev: Evaluator, declaration: type[Node], name: str, path: str, span: 
     if not ev.merged.complete and not issubclass(declaration, Call):
         return  # it may stand in what could not be read
     what = declaration.word
-    if not issubclass(declaration, Call) and _misnamed(ev, declaration, name.split("` or `")):
-        return
     if issubclass(declaration, Call):
         noun = CATEGORIES.get(declaration.category, declaration.category)
         message = f"{noun} `{what}` needs `{name}`"
@@ -233,13 +231,6 @@ def missing(ev: Evaluator, declaration: type[Node], name: str, path: str, span: 
     if span is None:
         span = end_of(ev)
     ev.fail("E0109", message, span, help=help)
-
-
-def _misnamed(ev: Evaluator, declaration: type[Node], names: list[str]) -> bool:
-    """Whether the block has an unknown field that is taken for one of these: that is the cause, and reported there."""
-    block = declaration.word
-    unknown = [name for where, name in ev.merged.fields if where == block and name not in words_of(declaration)]
-    return any(for_field(block, wrong) == f"did you mean `{name}`?" for wrong in unknown for name in names)
 
 
 def end_of(ev: Evaluator) -> Span:

@@ -17,7 +17,7 @@ Severity = Literal["error", "warning"]
 
 # Warnings of `check`, `plan` and `render` that `run` refuses, with the same number, as errors: what another machine may
 # have, and what this version plans but cannot carry out yet.
-BLOCKING = frozenset({"W0309", "W0712", "W0801", "W0803", "W0811", "W0812"})
+BLOCKING = frozenset({"W0309", "W0712", "W0801", "W0803", "W0806", "W0811", "W0812"})
 # Checkpoints that `check --resume` passes over because an older one will do.
 PASSED_OVER = frozenset({"W0902", "W0903", "W0904", "W0905", "W0906"})
 

@@ -41,7 +41,7 @@ from dslc.dsl.registry import (
     Word,
 )
 from dslc.dsl.source import Span
-from dslc.dsl.suggest import RESERVED, did_you_mean, listed, near
+from dslc.dsl.suggest import RESERVED, did_you_mean, for_word, listed, near
 
 
 class Bad:
@@ -80,9 +80,12 @@ class Evaluator:
             return self.unknown_name(inner, kind, path)
         if isinstance(inner, tree.CallOf) and inner.name in self.params:
             return self.fail("E0121", f"`{inner.name}` is a param and cannot be called", inner.span)
-        return self.fail(
-            "E0121", f"`{path}` takes {describe(kind)}, not {form(expr)}", expr.span, help=help or rewrite(inner, kind)
-        )
+        help = help or rewrite(inner, kind)
+        if not help and isinstance(kind, CallOf):
+            help = f"there is {listed(words_in(kind), 12)}"
+        if '"' in help and expr.span.source.name.startswith("<"):  # where a shell takes quotes away
+            help = f"write `--set '{path}={help.split('`')[1]}'`"
+        return self.fail("E0121", f"`{path}` takes {describe(kind)}, not {form(expr)}", expr.span, help=help)
 
     def unknown_name(self, name: tree.Name, kind: Kind, path: str) -> Bad:
         word = name.name
@@ -93,7 +96,7 @@ class Evaluator:
         if literal and (literal == "none" or accepts(kind, Bool)):
             return self.fail("E0120", f"there is no `{word}`", name.span, help=f"write `{literal}`")
         words = words_in(kind)
-        found = near(word, [*words, *self.params])
+        found = for_word(word, [*words, *self.params])
         wants = f"`{path}` takes {listed(words) if words else describe(kind)}"
         if not found and accepts(kind, Str, Path, Anything):
             return self.fail("E0120", f"`{word}` is neither a param nor text in quotes", name.span,
@@ -409,7 +412,7 @@ class Evaluator:
             return word
         if isinstance(expr, tree.Text) and expr.value in kind.choices:
             return self.fail("E0121", f"`{path}` takes a word, without quotes", expr.span, help=f"write `{expr.value}`")
-        if isinstance(expr, tree.Measured) and expr.joined and (found := near(word, kind.choices)):
+        if isinstance(expr, tree.Measured) and expr.joined and (found := for_word(word, kind.choices)):
             return self.fail("E0120", f"there is no `{word}` here", expr.span,
                              label=f"`{path}` takes {describe(kind)}", help=f"did you mean `{found}`?")  # fmt: skip
         return self.mismatch(expr, kind, path)

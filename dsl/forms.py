@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from dslc.dsl import tree, units
+from dslc.dsl.describe import quoted
 from dslc.dsl.registry import (
     CALLS,
     Bool,
@@ -24,6 +25,7 @@ from dslc.dsl.registry import (
     Str,
     Word,
 )
+from dslc.dsl.suggest import said_here
 
 
 def spelt(expr: tree.Expr) -> str:
@@ -125,11 +127,13 @@ def rewrite(expr: tree.Expr, kind: Kind) -> str:
     """How the same is likely written as this kind."""
     if isinstance(kind, Either):
         return next((help for inner in kind.kinds if (help := rewrite(expr, inner))), "")
-    text = expr.span.text()
+    text = quoted(expr.value) if isinstance(expr, tree.Text) else expr.span.text()
     if len(text) > 60 or "\n" in text:
         return ""
     if isinstance(kind, ListOf) and not isinstance(expr, tree.List) and fits(expr, kind.item):
         return f"write `[{text}]`"
+    if not isinstance(expr, tree.Name) and (meant := said_here(text.strip('"'), words_in(kind))):
+        return f"write `{meant}`"
     if isinstance(expr, tree.List) and len(expr.items) == 1 and fits(expr.items[0], kind):
         return f"write `{expr.items[0].span.text()}`"
     if isinstance(expr, tree.Text):
@@ -142,8 +146,31 @@ def rewrite(expr: tree.Expr, kind: Kind) -> str:
             return f"write `{inner.lower()}`, without quotes"
         if inner in words_in(kind):
             return f"write `{inner}`, without quotes"
+        if isinstance(kind, CallOf) and (call := as_call(inner, kind)):
+            return f"write `{call}`"
     if isinstance(kind, Bool) and isinstance(expr, tree.Number) and expr.value in (0, 1):
         return f"write `{'true' if expr.value else 'false'}`"
-    if isinstance(kind, Str | Path) and isinstance(expr, tree.Number | tree.Measured):
+    if isinstance(kind, Str | Path) and numeric(expr):
         return f'write `"{text}"`'
     return ""
+
+
+# What opens a file, by the end of its name.
+_OPENS = {".txt": "text", ".bin": "tokens", ".npz": "arrays", ".parquet": "parquet"}
+_READS = {".csv": "csv", ".json": "json", ".jsonl": "json"}
+
+
+def as_call(text: str, kind: CallOf) -> str:
+    """The call that a path or a name, which stands where a call belongs, is likely an argument of; empty for none."""
+    words, ending = words_in(kind), text[text.rfind(".") :] if "." in text else ""
+    if "python" in words and re.fullmatch(r"(.*/)?[\w.]+:[\w.]+", text):
+        return f"python({quoted(text)})"
+    if "network" in kind.categories and " " not in text:
+        return f"transformers({quoted(text)})"
+    if "source" not in kind.categories:
+        return ""
+    if ending in _READS:
+        return f'datasets("{_READS[ending]}", data_files = {quoted(text if "/" in text else f"./{text}")})'
+    if ending in _OPENS or text.startswith(("/", "./", "../", "~")):
+        return f"{_OPENS.get(ending, 'images')}({quoted(text)})"
+    return f"datasets({quoted(text)})"

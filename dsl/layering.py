@@ -18,7 +18,7 @@ from dslc.dsl import tree
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.registry import BLOCKS
 from dslc.dsl.source import Span
-from dslc.dsl.suggest import did_you_mean
+from dslc.dsl.suggest import RESERVED, did_you_mean, for_block, for_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,15 +89,16 @@ def _add(merged: Merged, document: tree.Document, report: Report) -> None:
             case tree.Whole():
                 _whole(merged, statement, seen, report)
             case tree.Block():
-                if statement.name not in opened:
-                    opened.add(statement.name)
-                    merged.headers[statement.name] = statement.name_span
+                block = block_meant(statement.name, statement.name_span, report)
+                if block not in opened:
+                    opened.add(block)
+                    merged.headers[block] = statement.name_span
                 for entry in statement.entries:
                     merged.spoken.update(name.name for name in names_in(entry.value))
                     if isinstance(entry, tree.Comparison):
-                        _promise(merged, statement.name, entry, promises, report)
+                        _promise(merged, block, entry, promises, report)
                     else:
-                        _entry(merged, statement.name, entry, seen, report)
+                        _entry(merged, block, entry, seen, report)
     merged.promises.update(promises)
 
 
@@ -149,13 +150,21 @@ def _whole(merged: Merged, whole: tree.Whole, seen: dict[tuple[str, ...], Span],
 
 
 def unknown_top(name: str, span: Span, report: Report) -> None:
-    """A top-level name that is no block."""
-    from dslc.dsl.suggest import RESERVED, for_block
-
+    """Reports a top-level name that is no block."""
     if name in RESERVED:
         report.add("E0108", f"`{name}` is reserved for a later version of the language", span)
     else:
-        report.add("E0106", f"there is no block `{name}`", span, help=for_block(name))
+        report.add("E0106", f"there is no block `{name}`", span, help=for_block(name).said)
+
+
+def block_meant(name: str, span: Span, report: Report) -> str:
+    """The block that a name stands for: a misspelt one is reported and taken for the one that is suggested, so that its
+    entries are read and nothing is called missing that stands there."""
+    if name in BLOCKS or name in ("expect", "sweep"):
+        return name
+    unknown_top(name, span, report)
+    meant = "" if name in RESERVED else for_block(name).path
+    return meant if meant in BLOCKS or meant in ("expect", "sweep") else name
 
 
 def _entry(merged: Merged, block: str, entry: tree.Entry, seen: dict[tuple[str, ...], Span], report: Report) -> None:
@@ -288,21 +297,16 @@ def _put_alone(merged: Merged, name: str, setting: Setting, report: Report) -> b
         before = len(report.found)
         _whole(merged, whole, {}, report)
         return len(report.found) == before
-    within = [block for block, declaration in BLOCKS.items() if name in declaration.__dataclass_fields__]
     report.add(
         "E0110", f"there is no param `{name}`", setting.name,
-        help=f"did you mean `{within[0]}.{name}`?" if within
-        else did_you_mean(name, merged.params) or "a setting names a param, `block.field` or `block.field.argument`",
+        help=did_you_mean(name, merged.params) or for_path(name).said
+        or "a setting names a param, `block.field` or `block.field.argument`",
     )  # fmt: skip
     return False
 
 
 def _put_argument(merged: Merged, path: tuple[str, str, str], setting: Setting, report: Report) -> bool:
     block, name, argument = path
-    declaration = BLOCKS.get(block)
-    if declaration is None:
-        unknown_top(block, setting.name, report)
-        return False
     # An argument of a call that no one wrote goes to the default's; `resolve` knows which that is.
     under = merged.fields.get((block, name)) or Setting(name=setting.name, value=tree.Nothing(span=setting.name))
     merged.fields[block, name] = Setting(

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 from dslc.dsl import tree
 from dslc.dsl.diagnostics import Note, Report
-from dslc.dsl.forms import words_in
+from dslc.dsl.forms import accepts, words_in
 from dslc.dsl.job import JobSpec
-from dslc.dsl.layering import Merged, Setting, merge, names_in, put, put_promise
+from dslc.dsl.layering import Merged, Setting, block_meant, merge, names_in, put, put_promise
 from dslc.dsl.parser import parse, parse_expression, parse_setting
-from dslc.dsl.registry import BLOCKS, CALLS, Anything, Either, Kind, ListOf, Name, Path, Str, fields
+from dslc.dsl.registry import BLOCKS, CALLS, Anything, CallOf, Kind, ListOf, Name, Path, Str, fields
 from dslc.dsl.resolve import Combination, resolve
 from dslc.dsl.source import Source, Span
 from dslc.dsl.suggest import did_you_mean
@@ -206,21 +206,17 @@ def _set(merged: Merged, source: Source, report: Report) -> None:
     given = parse_setting(source, report)
     if given is None:
         return
-    value = given.value
-    literal = given.text and _takes_text(merged, given.path, value)
-    if value is None and not literal:
+    path, value = given.path, given.value
+    if len(path) > 1:
+        path = (block_meant(path[0], given.path_span, report), *path[1:])
+    if given.text and _is_text(merged, path, value, given.text):
+        value = tree.Text(span=given.text_span, value=given.text)
+    if value is None:
         report.extend(given.mistakes.found)
         return
-    unread = value is None or (
-        isinstance(value, tree.Name) and value.name not in merged.params and not _is_word(merged, given.path, value)
-    )
-    if literal and unread:
-        value = tree.Text(span=given.text_span, value=given.text)
-    assert value is not None
     merged.spoken.update(name.name for name in names_in(value))
-    for swept in [path for path in merged.sweeps if path == given.path]:
-        del merged.sweeps[swept]
-    put(merged, given.path, Setting(name=given.path_span, value=value), report)
+    merged.sweeps.pop(path, None)
+    put(merged, path, Setting(name=given.path_span, value=value), report)
 
 
 def _targets(merged: Merged, path: tuple[str, ...]) -> list[Kind]:
@@ -258,18 +254,37 @@ def _call_at(merged: Merged, block: str, name: str, default: object) -> str:
     return getattr(default, "word", "")
 
 
-def _takes_text(merged: Merged, path: tuple[str, ...], value: tree.Expr | None) -> bool:
+# A path or a name of something else, rather than an expression with a mistake: `corpus/a-b.txt`, `org/name`.
+_BARE = re.compile(r"[^\s()\[\]\"=,]*[/.~:*\\-][^\s()\[\]\"=,]*")
+
+
+def _is_text(merged: Merged, path: tuple[str, ...], value: tree.Expr | None, text: str) -> bool:
+    """Whether the text of a setting is taken literally: it is no expression, and its target takes a string, or a call,
+    of which the message then says how the text is given to it."""
+    if isinstance(value, tree.Name):
+        return value.name not in merged.params and not _is_word(merged, path, value) and _takes_text(merged, path)
+    if value is not None and not (_computes(value) and any(n.name not in merged.params for n in names_in(value))):
+        return False
+    if _takes_text(merged, path) or (value is None and _names_nothing(merged, path)):
+        return True
+    return bool(_BARE.fullmatch(text)) and any(accepts(kind, CallOf, ListOf) for kind in _targets(merged, path))
+
+
+def _computes(value: tree.Expr) -> bool:
+    return isinstance(value, tree.Binary | tree.Unary)
+
+
+def _names_nothing(merged: Merged, path: tuple[str, ...]) -> bool:
+    """Whether the target of a setting does not exist: then that is the mistake, and not what is written right of it."""
+    return path[0] not in merged.params if len(path) == 1 else not _targets(merged, path) and path[0] != "sweep"
+
+
+def _takes_text(merged: Merged, path: tuple[str, ...]) -> bool:
     """Whether the target of a setting takes a string. A param does where its own value is one, or where it has none."""
     if len(path) == 1:
         param = merged.params.get(path[0])
         return param is not None and (param.default is None or isinstance(param.default, tree.Text))
-    return any(_textual(kind) for kind in _targets(merged, path))
-
-
-def _textual(kind: Kind) -> bool:
-    if isinstance(kind, Either):
-        return any(_textual(inner) for inner in kind.kinds)
-    return isinstance(kind, Str | Path | Name | Anything)
+    return any(accepts(kind, Str, Path, Name, Anything) for kind in _targets(merged, path))
 
 
 def _is_word(merged: Merged, path: tuple[str, ...], name: tree.Name) -> bool:

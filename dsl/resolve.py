@@ -20,11 +20,11 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.effects import EFFECTS
 from dslc.dsl.evaluate import Bad, Evaluator
 from dslc.dsl.job import JobSpec, Promise
-from dslc.dsl.layering import Merged, Setting, put, unknown_top
+from dslc.dsl.layering import Merged, Setting, put
 from dslc.dsl.registry import BLOCKS, Dimension, Kind, Measure, fields
 from dslc.dsl.registry import Float as FloatKind
 from dslc.dsl.source import Span
-from dslc.dsl.suggest import RESERVED, did_you_mean, for_field, listed, words_of
+from dslc.dsl.suggest import RESERVED, did_you_mean, for_block, for_field, for_path, listed, words_of
 
 # What `expect` may speak of, and its dimension; None is a plain number.
 PROMISES: dict[str, Dimension | None] = {
@@ -133,7 +133,8 @@ def _attempt(merged: Merged) -> _Attempt:
         settings = {name: setting for name, setting in settings.items() if name in known}
         required = [f.word for f in fields(declaration) if f.required] + ["` or `".join(g) for g in declaration.one_of]
         if word not in merged.headers and required:
-            _missing_block(evaluator, word, required)
+            if not all(f"{word}.{name}" in evaluator.broken for group in required for name in group.split("` or `")):
+                _missing_block(evaluator, word, required)
             made[word] = Bad()
             continue
         made[word] = build(evaluator, declaration, settings, word, merged.headers.get(word))
@@ -157,17 +158,12 @@ def _missing_block(evaluator: Evaluator, word: str, required: list[str]) -> None
 def _unknown(evaluator: Evaluator, report: Report) -> None:
     """Blocks and fields that do not exist, and `auto` written as a field."""
     merged = evaluator.merged
-    strange: set[str] = set()
-    for block, header in merged.headers.items():
-        if block not in BLOCKS and block not in ("expect", "sweep"):
-            strange.add(block)
-            unknown_top(block, header, report)
+    for block in merged.headers:
+        if block not in BLOCKS:  # which was reported; `optimizer { … }` is `train.optimizer` all the same
+            _taken_for(evaluator, for_block(block).path)
     for (block, name), setting in merged.fields.items():
         span = next(iter(setting.arguments.values())).name if setting.arguments else setting.name
         if block not in BLOCKS:
-            if block not in strange and block not in ("expect", "sweep"):
-                strange.add(block)
-                unknown_top(block, span, report)
             continue
         declaration = BLOCKS[block]
         if name in words_of(declaration):
@@ -178,7 +174,16 @@ def _unknown(evaluator: Evaluator, report: Report) -> None:
         elif name in RESERVED:
             report.add("E0108", f"`{name}` is reserved for a later version of the language", span)
         else:
-            report.add("E0107", f"`{block}` has no field `{name}`", span, help=for_field(block, name))
+            meant = for_field(block, name)
+            report.add("E0107", f"`{block}` has no field `{name}`", span, help=meant.said)
+            _taken_for(evaluator, meant.path)
+
+
+def _taken_for(evaluator: Evaluator, path: str) -> None:
+    """Counts a field that was written under another name as given, with a value that is not known."""
+    block, _, field = path.partition(".")
+    if field and (block, field) not in evaluator.merged.fields:
+        evaluator.broken.add(path)
 
 
 def _unused(merged: Merged, report: Report) -> None:
@@ -252,11 +257,12 @@ def _no_path(merged: Merged, path: tuple[str, ...]) -> str:
     if len(path) == 1:
         if path[0] in merged.params or (path[0] in BLOCKS and BLOCKS[path[0]].whole):
             return ""
-        return did_you_mean(path[0], merged.params) or "a path is a param, `block.field` or `block.field.argument`"
+        meant = did_you_mean(path[0], merged.params) or for_path(path[0]).said
+        return meant or "a path is a param, `block.field` or `block.field.argument`"
     if path[0] not in BLOCKS:
         return did_you_mean(path[0], BLOCKS) or f"the blocks are {listed(BLOCKS)}"
     if path[1] not in words_of(BLOCKS[path[0]]):
-        return for_field(path[0], path[1])
+        return for_field(path[0], path[1]).said
     return "" if len(path) <= 3 else "a path is a param, `block.field` or `block.field.argument`"
 
 

@@ -3,67 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
+from dslc.dsl import elsewhere
+from dslc.dsl.elsewhere import ABSENT, FIELDS, VALUES
 from dslc.dsl.registry import BLOCKS, CALLS, CallOf, Either, Kind, ListOf, Node, fields
 
 RESERVED = frozenset({"expert", "ema", "lora", "fp8", "wandb"})
-
-# Names of Lightning, DeepSpeed, Accelerate, Hugging Face and Megatron, and where the same is said here.
-ELSEWHERE = {
-    "max_epochs": "train.epochs", "num_epochs": "train.epochs", "num_train_epochs": "train.epochs",
-    "n_epochs": "train.epochs", "max_steps": "train.steps", "num_steps": "train.steps", "train_iters": "train.steps",
-    "max_iters": "train.steps", "iterations": "train.steps", "total_steps": "train.steps",
-    "batch_size": "data.batch", "global_batch_size": "data.batch", "train_batch_size": "data.batch",
-    "per_device_train_batch_size": "data.batch", "train_micro_batch_size_per_gpu": "data.batch",
-    "micro_batch_size": "parallelism.microbatches", "num_microbatches": "parallelism.microbatches",
-    "accumulate_grad_batches": "parallelism.microbatches", "gradient_accumulation_steps": "parallelism.microbatches",
-    "micro_batches": "parallelism.microbatches", "chunks": "parallelism.microbatches",
-    "num_workers": "data.workers", "dataloader_num_workers": "data.workers", "dataset": "data.source",
-    "val_split": "data.validation", "validation_split": "data.validation", "drop_last": "data.last_batch",
-    "dataloader_drop_last": "data.last_batch",
-    "gradient_clip_val": "train.clip", "gradient_clipping": "train.clip", "max_grad_norm": "train.clip",
-    "clip_grad": "train.clip", "clip_grad_norm": "train.clip", "grad_clip": "train.clip",
-    "num_nodes": "devices.nodes", "nnodes": "devices.nodes", "gpu": "devices.gpus", "num_gpus": "devices.gpus",
-    "ngpus": "devices.gpus", "cpu": "devices.cpus", "devices": "devices.gpus", "nproc_per_node": "devices.gpus",
-    "gpus_per_node": "devices.gpus", "num_processes": "devices.gpus", "accelerator": "devices.gpus",
-    "process_group_backend": "devices.backend",
-    "strategy": "parallelism", "zero_stage": "parallelism.zero", "stage": "parallelism.zero",
-    "zero_optimization": "parallelism.zero", "sharding_strategy": "parallelism.zero", "dp": "parallelism.data",
-    "tp": "parallelism.tensor", "tensor_parallel_size": "parallelism.tensor", "pp": "parallelism.pipeline",
-    "tensor_model_parallel_size": "parallelism.tensor", "pipeline_model_parallel_size": "parallelism.pipeline",
-    "pipeline_parallel_size": "parallelism.pipeline", "cp": "parallelism.context",
-    "context_parallel_size": "parallelism.context", "sequence_parallel": "parallelism.sequence",
-    "gradient_checkpointing": "memory.recompute", "activation_checkpointing": "memory.recompute",
-    "checkpoint_activations": "memory.recompute", "cpu_offload": "memory.offload",
-    "offload_optimizer": "memory.offload", "offload_param": "memory.offload",
-    "fp16": "train.precision", "bf16": "train.precision", "amp": "train.precision", "amp_level": "train.precision",
-    "mixed_precision": "train.precision", "dtype": "train.precision",
-    "scheduler": "train.lr_schedule", "lr_scheduler": "train.lr_schedule",
-    "lr_scheduler_type": "train.lr_schedule", "random_seed": "train.seed", "seed_everything": "train.seed",
-    "torch_compile": "train.compile", "criterion": "model.loss", "architecture": "model.network",
-    "val_check_interval": "evaluate.every", "check_val_every_n_epoch": "evaluate.every",
-    "eval_steps": "evaluate.every", "eval_interval": "evaluate.every",
-    "save_steps": "checkpoint.every", "save_interval": "checkpoint.every", "save_total_limit": "checkpoint.keep",
-    "save_top_k": "checkpoint.keep", "ckpt_path": "checkpoint.resume", "resume_from_checkpoint": "checkpoint.resume",
-    "log_every_n_steps": "log.every", "logging_steps": "log.every", "log_interval": "log.every",
-    "steps_per_print": "log.every", "max_restarts": "launch.restarts", "rdzv_backend": "launch.with",
-    "trainer": "train", "training": "train", "dataloader": "data", "optim": "train.optimizer",
-    "scheduling": "train.lr_schedule", "logging": "log", "logger": "log", "evaluation": "evaluate",
-    "hardware": "devices", "cluster": "devices", "save": "checkpoint",
-}  # fmt: skip
-
-# The same for arguments: of optimizers and learning rate schedules, of networks and sources.
-ARGUMENTS = {
-    "learning_rate": "lr", "warmup_steps": "warmup", "warmup_ratio": "warmup", "beta": "betas",
-    "num_warmup_steps": "warmup", "epsilon": "eps", "wd": "weight_decay", "decay": "weight_decay",
-    "vocabulary": "vocab", "vocab_size": "vocab", "n_vocab": "vocab", "num_embeddings": "vocab",
-    "n_layer": "layers", "n_layers": "layers", "num_layers": "layers", "num_hidden_layers": "layers",
-    "n_head": "heads", "n_heads": "heads", "nhead": "heads", "num_heads": "heads", "num_attention_heads": "heads",
-    "n_embd": "width", "d_model": "width", "dim": "width", "hidden_size": "width", "embedding_dim": "width",
-    "block_size": "context", "seq_len": "context", "seq_length": "context", "max_seq_len": "context",
-    "sequence_length": "context", "tie_weights": "tie", "tie_word_embeddings": "tie", "num_classes": "classes",
-    "num_samples": "samples", "out_features": "features", "out_channels": "channels", "kernel_size": "kernel",
-}  # fmt: skip
 
 
 def distance(one: str, other: str, limit: int = 4) -> int:
@@ -125,62 +71,135 @@ def words_of(declaration: type[Node]) -> list[str]:
     return [f.word for f in fields(declaration) if f.word not in hidden]
 
 
-def for_block(name: str) -> str:
-    """What to say to someone who wrote a block that is none."""
-    if name in ELSEWHERE:
-        return _at(ELSEWHERE[name])
-    found = near(name, [*BLOCKS, "expect", "sweep"])
-    if found:
-        return f"did you mean `{found}`?"
-    return _elsewhere(name) or f"the blocks are {listed([*BLOCKS, 'expect', 'sweep'])}"
+class Meant(NamedTuple):
+    """What to say to someone who wrote a name that is none; `path` is the block or the field (`data.batch`) that is
+    suggested, if one is."""
+
+    said: str
+    path: str = ""
 
 
-def for_field(block: str, name: str) -> str:
-    """What to say to someone who wrote a field that the block does not have."""
-    own = words_of(BLOCKS[block])
-    place = ELSEWHERE.get(name)
+def for_block(name: str) -> Meant:
+    """What is meant by a block that is none."""
+    blocks = [*BLOCKS, "expect", "sweep"]
+    place, note = FIELDS.get(_plain(name), ("", ""))
+    place = elsewhere.BLOCKS.get(_plain(name), place)
     if place:
-        return f"did you mean `{place.partition('.')[2]}`?" if place.startswith(f"{block}.") else _at(place)
-    argument = ARGUMENTS.get(name, name)
-    return (
-        _argument(block, argument)
-        or (f"did you mean `{near(name, own)}`?" if near(name, own) else "")
-        or _elsewhere(name)
-        or f"`{block}` has {listed(own)}"
-    )
+        return _at(place, "" if place in BLOCKS else note)
+    found = near(name, blocks)
+    if found:
+        return Meant(f"did you mean `{found}`?", found)
+    if _plain(name) in ABSENT:
+        return Meant(ABSENT[_plain(name)])
+    meant = _elsewhere(name)
+    return meant if meant.said else Meant(f"the blocks are {listed(blocks)}")
 
 
-def _at(place: str) -> str:
-    block, _, field = place.partition(".")
-    return f"that is `{place}` here: `{block} {{ {field} = … }}`" if field else f"that is the block `{block}` here"
+def for_field(block: str, name: str) -> Meant:
+    """What is meant by a field that the block does not have."""
+    own = words_of(BLOCKS[block])
+    place, note = FIELDS.get(_plain(name), ("", ""))
+    if place:
+        return _at(place, note, block)
+    meant = _argument(block, name)
+    if meant.said:
+        return meant
+    found = near(name, own)
+    if found:
+        return Meant(f"did you mean `{found}`?", f"{block}.{found}")
+    if _plain(name) in ABSENT:
+        return Meant(ABSENT[_plain(name)])
+    meant = _elsewhere(name)
+    return meant if meant.said else Meant(f"`{block}` has {listed(own)}")
 
 
-def _argument(block: str, name: str) -> str:
+def for_argument(name: str, own: list[str]) -> str | None:
+    """The argument of a call with the arguments `own` that is meant by one it does not have."""
+    meant = FIELDS.get(_plain(name), ("", ""))[0].rpartition(".")[2]
+    return meant if meant in own else near(name, own)
+
+
+def for_word(word: str, choices: Iterable[str]) -> str | None:
+    """The word or call that is meant by a value that is none of the choices."""
+    known = list(choices)
+    return said_here(word, known) or near(word, known)
+
+
+def said_here(word: str, choices: Iterable[str]) -> str | None:
+    """The choice that says what others say by `word`."""
+    meant = VALUES.get("".join(char for char in word.lower() if char not in "_-. "), [])
+    return next((choice for choice in choices if choice in meant), None)
+
+
+def for_path(name: str) -> Meant:
+    """What is meant by a path of one name, which `--set` and `sweep` take for a param."""
+    place, note = FIELDS.get(_plain(name), ("", ""))
+    if place:
+        path = place.partition(" ")[0]
+        return Meant(f"that is `{path}` here{f': {note}' if note else ''}", path)
+    block = next((block for block, declaration in BLOCKS.items() if name in words_of(declaration)), "")
+    if block:
+        return Meant(f"did you mean `{block}.{name}`?", f"{block}.{name}")
+    return Meant(ABSENT.get(_plain(name), ""))
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def _at(place: str, note: str, inside: str = "") -> Meant:
+    """The place of the table, as it is written; `inside` is the block that the reader is in."""
+    path, _, value = place.partition(" = ")
+    block, _, rest = path.partition(".")
+    field, _, argument = rest.partition(".")
+    after = f" ({note})" if note else ""
+    if not field:
+        return Meant(f"that is the block `{block}` here{after}", block)
+    if argument:
+        meant = _argument(block, argument)
+        return Meant((meant.said if block == inside else f"in `{block}`, {meant.said}") + after, meant.path)
+    if block == inside:
+        said = f"write `{field} = {value}`" if value else f"did you mean `{field}`?"
+    elif value:
+        said = f"that is `{block} {{ {field} = {value} }}` here"
+    else:
+        said = f"that is `{path}` here: `{block} {{ {field} = … }}`"
+    return Meant(said + after, path)
+
+
+# What stands for the others of its category in an example.
+_USUAL = frozenset({"adamw", "warmup_cosine", "text", "gpt", "cross_entropy", "slurm"})
+_OWNERS = {"optimizer": "the optimizer", "source": "the source", "network": "the network", "layer": "the network"}
+
+
+def _argument(block: str, name: str) -> Meant:
     """`lr` in `train` is an argument of the optimizer."""
     for field in fields(BLOCKS[block]):
-        for category in categories(field.kind):
-            having = [call for call in CALLS[category].values() if name in words_of(call)]
-            usual = [call for call in having if call.word in ("adamw", "warmup_cosine")] or having
-            # `warmup` is QAdam's too, but who asks for one means the schedule's.
-            if not having or category in ("layer", "network", "source") or (name == "warmup" and usual == having):
-                continue
-            what = "the optimizer" if category == "optimizer" else f"`{field.word}`"
-            return f"`{name}` is an argument of {what}: `{field.word} = {usual[0].word}({name} = …)`"
-    return ""
+        known = [call for category in categories(field.kind) for call in CALLS[category].values()]
+        having = [call for call in known if name in words_of(call)]
+        usual = [call for call in having if call.word in _USUAL]
+        # `warmup` is QAdam's too, but who asks for one means the schedule's.
+        if not having or (name == "warmup" and not usual):
+            continue
+        call = (usual or having)[0]
+        shown = f"[{call.word}({name} = …)]" if call.category == "layer" else f"{call.word}({name} = …)"
+        owner = _OWNERS.get(call.category, f"`{field.word}`")
+        return Meant(f"`{name}` is an argument of {owner}: `{field.word} = {shown}`", f"{block}.{field.word}")
+    return Meant("")
 
 
-def _elsewhere(name: str) -> str:
+def _elsewhere(name: str) -> Meant:
     """A field of this name, or a name near it, in another block."""
     for block, declaration in BLOCKS.items():
         if name in words_of(declaration):
-            return f"`{name}` belongs to `{block}`: `{block} {{ {name} = … }}`"
+            return Meant(f"`{name}` belongs to `{block}`: `{block} {{ {name} = … }}`", f"{block}.{name}")
     for block in ("train", "model", "data"):
-        found = _argument(block, ARGUMENTS.get(name, name))
-        if found:
-            return f"in `{block}`, {found}"
+        meant = _argument(block, name)
+        if meant.said:
+            return Meant(f"in `{block}`, {meant.said}", meant.path)
     if len(name) > 4:
         for block, declaration in BLOCKS.items():
-            meant = near(name, [word for word in words_of(declaration) if len(word) > 4])
-            if meant:
-                return f"did you mean `{block}.{meant}`?"
-    return ""
+            found = near(name, [word for word in words_of(declaration) if len(word) > 4])
+            if found:
+                return Meant(f"did you mean `{block}.{found}`?", f"{block}.{found}")
+    return Meant("")

@@ -154,7 +154,9 @@ def _foreign(place: Place) -> bool:
     if token.text == ":" and before:
         return place.report("E0026", "`:` has no meaning inside a value", token)
     message = f"`{token.text}` is no operator of the language"
-    return place.report("E0026", message, token, help="there are `+`, `-`, `*`, `/`, `//` and `**`")
+    return place.report(
+        "E0026", message, token, help=values.in_quotes(place) or "there are `+`, `-`, `*`, `/`, `//` and `**`"
+    )
 
 
 # --------------------------------------------------------------------------------------------- statements and names

@@ -6,6 +6,7 @@ answer is yes. `syntax` says in which order they are asked.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from dslc.dsl.syntax_place import (
@@ -62,12 +63,23 @@ def missing_value(place: Place) -> bool:
         if token.kind in KEYWORDS:
             return place.report("E0021", f"`{token.text}` is a word of the language and no value", token)
         if token.kind in (OPERATORS | {"DOT"}):
-            return place.report("E0014", f"a value is missing between `{before.text}` and `{token.text}`", token)
+            message = f"a value is missing between `{before.text}` and `{token.text}`"
+            return place.report("E0014", message, token, help=in_quotes(place))
     if before and before.kind == "DOT" and token.kind != "NAME":
         return place.report("E0021", "a name is missing after `.`", before)
     if token.kind in OPERATORS and before and before.kind in ("LPAR", "LSQB", "COMMA"):
-        return place.report("E0014", f"a value is missing before `{token.text}`", token)
+        return place.report("E0014", f"a value is missing before `{token.text}`", token, help=in_quotes(place))
     return place.one_value and before is None and _no_value(place)
+
+
+# A path where a value begins: `/data/a.txt`, `./runs`, `~/weights`.
+_PATH = re.compile(r"(?:~|\.{1,2})?/[\w./*~-]*")
+
+
+def in_quotes(place: Place) -> str:
+    """How the path is written that begins where a value is missing; empty where none does."""
+    found = _PATH.match(place.mistakes.source.text, place.token.start)
+    return f'a path stands in quotes: `"{found[0]}"`' if found and len(found[0]) in range(2, 200) else ""
 
 
 def _no_value(place: Place) -> bool:

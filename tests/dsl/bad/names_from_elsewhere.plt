@@ -17,7 +17,7 @@ optimizer { #! E0106
 }
 
 evalute { #! E0106
-  every = 1 epoch
+  every = 1 epoch #! W0103
 }
 
 wandb { #! E0108

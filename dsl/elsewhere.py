@@ -1,0 +1,311 @@
+"""Names of PyTorch, Lightning, Hugging Face, Accelerate, DeepSpeed and Megatron, and what the same is called here.
+
+Plain data. Names are in lower case with `_`, those of values without. A test holds that every target is there.
+"""
+
+from __future__ import annotations
+
+# (block, `block.field`, `block.field = value` or `block.field.argument`; what differs; the names)
+_FIELDS = (
+    # ---------------------------------------------------------------------------------------------------- length
+    ("train.epochs", "", "max_epochs num_epochs num_train_epochs n_epochs nb_epochs epoch train_epochs total_epochs"),
+    ("train.steps", "", "max_steps num_steps train_iters max_iters iterations total_steps train_steps n_steps "
+     "num_training_steps total_num_steps total_training_steps num_iterations max_train_steps train_iterations"),
+    # ------------------------------------------------------------------------------------------------------ data
+    ("data.batch", "the global batch of one optimizer step, over all devices",
+     "batch_size batchsize bs per_device_train_batch_size per_gpu_train_batch_size train_micro_batch_size_per_gpu "
+     "micro_batch_size_per_gpu local_batch_size train_bs"),
+    ("data.batch", "", "global_batch_size train_batch_size effective_batch_size total_batch_size gbs"),
+    ("data.workers", "", "num_workers dataloader_num_workers n_workers loader_workers"),
+    ("data.source", "", "dataset datasets train_dataset train_data training_data dataset_name data_path data_dir "
+     "train_file train_files dataset_path root data_root datamodule data_module data_prefix"),
+    ("data.validation", "the share that is held out", "val_split validation_split val_size test_size eval_split "
+     "validation_size validation_split_percentage val_fraction validation_fraction test_split train_test_split "
+     "eval_dataset val_dataset valid_dataset validation_dataset"),
+    ("data.last_batch", "`drop` or `keep`", "drop_last dataloader_drop_last"),
+    ("data.source.context", "", "max_length max_len seq_length seq_len sequence_length max_seq_length max_seq_len "
+     "block_size context_length context_size n_ctx n_positions max_position_embeddings model_max_length cutoff_len"),
+    ("data.source.input", "", "input_column text_column image_column feature_columns input_key"),
+    ("data.source.target", "", "label_column target_column label_names label_key"),
+    ("data.source.size", "", "image_size img_size input_size resize crop_size"),
+    ("data.source.samples", "", "num_samples n_samples dataset_size"),
+    # --------------------------------------------------------------------------------------------------- devices
+    ("devices", "", "hardware cluster resources machines compute_environment"),
+    ("devices.nodes", "", "num_nodes nnodes n_nodes num_machines slurm_nodes"),
+    ("devices.gpus", "", "gpu num_gpus ngpus n_gpu n_gpus devices nproc_per_node nproc gpus_per_node num_processes "
+     "accelerator gpu_ids device_ids visible_devices cuda_visible_devices world_size num_devices devices_per_node"),
+    ("devices.gpus", "or `cpus`: how many", "device device_type"),
+    ("devices.cpus", "", "cpu use_cpu no_cuda num_cpus n_cpus"),
+    ("devices.backend", "", "process_group_backend ddp_backend dist_backend distributed_backend comm_backend"),
+    # ----------------------------------------------------------------------------------------------- parallelism
+    ("parallelism", "", "strategy distributed_type distributed parallel distributed_strategy"),
+    ("parallelism.data", "", "dp ddp data_parallel data_parallel_size dp_size data_parallel_degree dp_degree"),
+    ("parallelism.tensor", "", "tp tp_size tensor_parallel tensor_parallel_size tensor_model_parallel_size "
+     "tensor_parallel_degree tp_degree autotp_size model_parallel_size"),
+    ("parallelism.pipeline", "", "pp pp_size pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size "
+     "pipeline_parallel_degree pp_degree num_stages pipeline_stages"),
+    ("parallelism.context", "", "cp cp_size context_parallel context_parallel_size context_parallel_degree "
+     "sequence_parallel_size ulysses_degree sp_size"),
+    ("parallelism.sequence", "", "sequence_parallel"),
+    ("parallelism.zero", "", "zero_stage stage zero_optimization fsdp fsdp_config sharding_strategy "
+     "fsdp_sharding_strategy reshard_after_forward fsdp_reshard_after_forward deepspeed deepspeed_config_file"),
+    ("parallelism.replicas", "", "hybrid_shard dp_replicate data_parallel_replicate_degree "
+     "zero_hpz_partition_size mics_shard_size"),
+    ("parallelism.microbatches", "into how many pieces a rank's share of `data.batch` is cut",
+     "accumulate_grad_batches gradient_accumulation_steps gradient_accumulation grad_accum grad_accum_steps "
+     "grad_accumulation grad_accumulation_steps accumulation_steps accum_steps accum_iter update_freq gas chunks "
+     "num_microbatches n_microbatches micro_batches num_micro_batches"),
+    ("parallelism.microbatches", "how many, not how large", "micro_batch_size microbatch_size mbs"),
+    ("parallelism.schedule", "", "pipeline_schedule pp_schedule pipeline_parallel_schedule"),
+    ("parallelism.virtual_stages", "", "virtual_pipeline_model_parallel_size interleave num_virtual_stages "
+     "num_layers_per_virtual_pipeline_stage vpp"),
+    ("parallelism.gradients", "", "ddp_comm_hook comm_hook gradient_compression communication_data_type "
+     "compression_training gradient_allreduce"),
+    # ---------------------------------------------------------------------------------------------------- memory
+    ("memory.recompute", "", "gradient_checkpointing activation_checkpointing checkpoint_activations "
+     "activation_checkpoint grad_checkpointing use_gradient_checkpointing enable_gradient_checkpointing "
+     "recompute_granularity recompute_activations recomputation fsdp_activation_checkpointing "
+     "gradient_checkpointing_kwargs remat"),
+    ("memory.offload", "", "cpu_offload fsdp_offload_params zero_offload offload_states"),
+    ("memory.offload = optimizer", "", "offload_optimizer offload_optimizer_device optimizer_cpu_offload"),
+    ("memory.offload = [optimizer, parameters]", "", "offload_param offload_params offload_param_device"),
+    ("memory.offload = activations", "", "cpu_checkpointing activation_offload offload_activations"),
+    ("memory.limit", "", "max_memory gpu_memory_limit memory_limit max_memory_mb"),
+    # ----------------------------------------------------------------------------------------------------- train
+    ("train", "", "trainer training training_arguments trainingarguments fit train_config training_args"),
+    ("train.optimizer", "", "optim optimizers optimizer_type optimizer_name opt optim_args configure_optimizers"),
+    ("train.optimizer = adamw", "", "adam_w_mode adamw_mode"),
+    ("train.optimizer.lr", "", "learning_rate learningrate base_lr base_learning_rate max_lr peak_lr init_lr "
+     "initial_lr lr0"),
+    ("train.optimizer.weight_decay", "", "wd decay weightdecay l2_regularization"),
+    ("train.optimizer.betas", "", "beta beta1 beta2 adam_beta1 adam_beta2"),
+    ("train.optimizer.eps", "", "epsilon adam_epsilon adam_eps"),
+    ("train.lr_schedule", "", "scheduler lr_scheduler lr_scheduler_type lr_policy lr_decay_style sched scheduling "
+     "learning_rate_schedule lr_scheduler_kwargs schedule_type"),
+    ("train.lr_schedule.warmup", "", "warmup_steps num_warmup_steps warmup_num_steps warmup_iters warmup_ratio "
+     "warmup_epochs lr_warmup_steps lr_warmup_iters warmup_proportion warmup_fraction lr_warmup_fraction"),
+    ("train.lr_schedule.floor", "over the full rate", "min_lr eta_min min_lr_ratio min_lr_rate cos_min_ratio "
+     "end_lr final_lr"),
+    ("train.lr_schedule.factor", "", "gamma lr_gamma decay_rate"),
+    ("train.lr_schedule.every", "", "step_size lr_step_size lr_drop"),
+    ("train.no_decay", "", "no_weight_decay no_decay_params weight_decay_exclude exclude_from_weight_decay"),
+    ("train.clip", "", "gradient_clip_val gradient_clipping max_grad_norm clip_grad clip_grad_norm grad_clip "
+     "gradient_clip max_norm clip_norm grad_norm_clip clipnorm grad_clip_norm global_clipnorm"),
+    ("train.precision", "", "amp use_amp autocast mixed_precision dtype torch_dtype amp_dtype param_dtype "
+     "model_dtype half_precision mixed_precision_policy data_types"),
+    ("train.precision = bf16", "", "bf16 bfloat16 use_bf16 bf16_full_eval"),
+    ("train.precision = fp16", "", "fp16 float16 half use_fp16 fp16_full_eval"),
+    ("train.precision.level", "", "opt_level fp16_opt_level amp_level"),
+    ("train.seed", "", "random_seed seed_everything manual_seed data_seed rng_seed random_state torch_seed"),
+    ("train.compile", "", "torch_compile compile_model dynamo dynamo_backend dynamo_config torchdynamo "
+     "torch_compile_backend torch_compile_mode use_compile jit_mode"),
+    ("train.deterministic", "", "full_determinism use_deterministic_algorithms cudnn_deterministic deterministic_mode"),
+    # ----------------------------------------------------------------------------------------------------- model
+    ("model.loss", "", "criterion loss_fn loss_function objective loss_func loss_type"),
+    ("model.loss.label_smoothing", "", "label_smoothing_factor smoothing"),
+    ("model.loss.ignore", "", "ignore_index ignore_label"),
+    ("model.network", "", "architecture arch model_name model_name_or_path pretrained_model_name_or_path model_type "
+     "backbone net module model_id base_model model_config"),
+    ("model.network.layers", "", "n_layer n_layers num_layers num_hidden_layers num_blocks"),
+    ("model.network.heads", "", "n_head n_heads nhead num_heads num_attention_heads"),
+    ("model.network.width", "", "n_embd d_model dim hidden_size hidden_dim embedding_dim embed_dim model_dim"),
+    ("model.network.vocab", "", "vocabulary vocab_size n_vocab num_embeddings padded_vocab_size"),
+    ("model.network.classes", "", "num_classes num_labels n_classes nb_classes"),
+    ("model.network.tie", "", "tie_weights tie_word_embeddings tie_embeddings"),
+    ("model.network.features", "", "out_features units num_outputs"),
+    ("model.network.channels", "", "out_channels filters num_filters"),
+    ("model.network.kernel", "", "kernel_size"),
+    ("model.weights", "", "pretrained init_from load_weights init_checkpoint pretrained_weights state_dict "
+     "pretrained_checkpoint from_checkpoint from_pretrained weights_path"),
+    ("model.freeze", "", "frozen freeze_layers freeze_patterns requires_grad freeze_backbone"),
+    # ------------------------------------------------------------------------------- evaluate, checkpoint, log, launch
+    ("evaluate", "", "evaluation validate eval val test"),
+    ("evaluate.every", "", "val_check_interval check_val_every_n_epoch eval_steps eval_interval eval_every "
+     "validation_interval val_interval test_interval eval_strategy evaluation_strategy do_eval eval_freq "
+     "validate_every"),
+    ("evaluate.metrics", "", "compute_metrics metric eval_metrics"),
+    ("checkpoint", "", "save checkpointing modelcheckpoint model_checkpoint checkpoints ckpt enable_checkpointing"),
+    ("checkpoint.every", "", "save_steps save_interval save_every save_strategy save_freq checkpoint_interval "
+     "checkpoint_every checkpointing_steps every_n_train_steps every_n_epochs ckpt_interval ckpt_every"),
+    ("checkpoint.keep", "the newest", "save_total_limit save_top_k total_limit max_checkpoints keep_last max_to_keep "
+     "keep_checkpoints num_checkpoints"),
+    ("checkpoint.dir", "", "checkpoint_dir ckpt_dir dirpath save_dir save_path checkpoint_path"),
+    ("checkpoint.asynchronous", "", "async_save async_checkpoint async_checkpointing"),
+    ("checkpoint.resume", "", "resume_from_checkpoint ckpt_path resume_from load_checkpoint auto_resume resume_path "
+     "restore_from load_dir load"),
+    ("log", "", "logging logger loggers"),
+    ("log.every", "", "log_every_n_steps logging_steps log_interval steps_per_print print_freq log_every "
+     "logging_interval logging_strategy log_freq print_every"),
+    ("log.tensorboard", "", "report_to log_with tensorboard_dir use_tensorboard tensorboard_log_dir"),
+    ("launch.with", "", "launcher job_launcher rdzv_backend scheduler_type"),
+    ("launch.restarts", "", "max_restarts num_restarts"),
+    ("launch.timeout", "", "ddp_timeout nccl_timeout dist_timeout process_group_timeout"),
+    ("launch.with.partition", "", "slurm_partition queue"),
+    ("launch.with.time", "", "time_limit walltime"),
+    ("data", "", "dataloader data_loader train_dataloader dataloaders dataloader_config"),
+)  # fmt: skip
+
+# (a block; the names of blocks that are a field's elsewhere)
+_BLOCKS = (("data", "dataset datasets datamodule data_module train_dataset train_data training_data"),)
+
+# (what to say; the names)
+_ABSENT = (
+    ("there is no early stopping: a training runs for `train.steps` or `train.epochs`; `dslc evaluate` compares "
+     "checkpoints", "early_stopping earlystopping early_stop early_stopping_patience early_stopping_threshold patience "
+     "min_delta stopping_threshold early_stopping_callback"),
+    ("there are no callbacks: a program of yours can follow the run's `metrics.jsonl`",
+     "callbacks callback hooks hook plugins on_epoch_end on_train_end extensions"),
+    ("checkpoints are not chosen by a metric: `checkpoint.keep` keeps the newest, and `dslc evaluate` compares them",
+     "load_best_model_at_end monitor metric_for_best_model greater_is_better save_best_only save_best best_model "
+     "save_last"),
+    ("a checkpoint holds the whole state of the training; `dslc export` writes the weights alone",
+     "save_only_model save_weights_only save_safetensors save_on_each_node save_16bit_model "
+     "stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model_save fsdp_state_dict_type"),
+    ("a training has one length: `train.steps` or `train.epochs`", "min_epochs min_steps max_time steps_per_epoch"),
+    ("the length of an epoch follows from the data; `--set train.steps=10` makes a run short",
+     "limit_train_batches overfit_batches fast_dev_run max_train_samples train_samples"),
+    ("every evaluation is of the whole validation split; `data.validation` sets its size",
+     "limit_val_batches limit_test_batches num_sanity_val_steps max_eval_samples eval_iters eval_on_start"),
+    ("there is nothing to set: evaluation takes the batches of the training, and counts every sample once",
+     "per_device_eval_batch_size eval_batch_size val_batch_size test_batch_size per_gpu_eval_batch_size "
+     "eval_accumulation_steps prediction_loss_only inference_mode"),
+    ("there is nothing to set: batches are pinned and fetched ahead by themselves",
+     "pin_memory dataloader_pin_memory persistent_workers dataloader_persistent_workers prefetch_factor "
+     "dataloader_prefetch_factor non_blocking"),
+    ("samples are stacked to batches: let the source give samples of one shape",
+     "collate_fn data_collator collator padding pad_to_max_length remove_unused_columns group_by_length"),
+    ("there is nothing to set: each rank is given its share of every global batch",
+     "sampler batch_sampler use_distributed_sampler replace_sampler_ddp distributed_sampler split_batches "
+     "dispatch_batches even_batches reload_dataloaders_every_n_epochs shuffle_buffer"),
+    ("gradients are clipped by their global norm alone: `train.clip`",
+     "gradient_clip_algorithm clip_value clipvalue clip_grad_value"),
+    ("whoever starts the processes tells them their ranks and addresses: `launch.with`",
+     "node_rank machine_rank local_rank rank master_addr master_port main_process_ip main_process_port rdzv_endpoint "
+     "rdzv_id hostfile main_training_function same_network dist_url init_method"),
+    ("there is nothing to set: what is gathered and exchanged when follows from the plan, which `dslc plan` shows",
+     "find_unused_parameters ddp_find_unused_parameters gradient_as_bucket_view static_graph ddp_static_graph "
+     "bucket_cap_mb ddp_bucket_cap_mb broadcast_buffers ddp_broadcast_buffers reduce_bucket_size overlap_comm "
+     "allgather_bucket_size allgather_partitions reduce_scatter contiguous_gradients round_robin_gradients "
+     "stage3_prefetch_bucket_size stage3_param_persistence_threshold stage3_max_live_parameters "
+     "stage3_max_reuse_distance sub_group_size auto_wrap_policy fsdp_auto_wrap_policy "
+     "fsdp_transformer_layer_cls_to_wrap transformer_layer_cls_to_wrap min_num_params fsdp_min_num_params "
+     "backward_prefetch fsdp_backward_prefetch fsdp_backward_prefetch_policy forward_prefetch fsdp_forward_prefetch "
+     "limit_all_gathers use_orig_params fsdp_use_orig_params sync_module_states fsdp_sync_module_states "
+     "fsdp_cpu_ram_efficient_loading fsdp_version device_mesh prescale_gradients gradient_predivide_factor "
+     "partition_activations contiguous_memory_optimization zero_allow_untested_optimizer "
+     "zero_force_ds_cpu_optimizer sparse_gradients no_sync"),
+    ("`precision = fp16` scales the loss by itself", "loss_scale loss_scaler initial_scale_power loss_scale_window "
+     "hysteresis min_loss_scale grad_scaler gradscaler dynamic_loss_scale init_scale growth_interval"),
+    ("there is no switch for TensorFloat-32", "tf32 allow_tf32 float32_matmul_precision matmul_precision"),
+    ("there is no quantization", "load_in_8bit load_in_4bit quantization quantization_config bnb_config quantize "
+     "bnb_4bit_compute_dtype qat"),
+    ("adapters are for a later version; `model.freeze` holds parameters fixed",
+     "peft peft_config lora_r lora_rank lora_alpha lora_dropout lora_config qlora use_peft adapter adapters "
+     "lora_target_modules target_modules"),
+    ("mixtures of experts are for a later version", "expert_parallel expert_parallel_size ep ep_size num_experts moe "
+     "expert_model_parallel_size num_experts_per_tok"),
+    ("nothing is tried out: `dslc plan` says which batch fits, and `sweep` tries learning rates",
+     "auto_find_batch_size auto_scale_batch_size auto_lr_find autotuning"),
+    ("losses have no weights for classes: `python(…)` takes a loss of your own",
+     "class_weight class_weights pos_weight loss_weights sample_weight"),
+    ("there is nothing to set: batch norm takes its statistics over all data ranks",
+     "sync_batchnorm sync_bn convert_sync_batchnorm syncbn"),
+    ("the run directory is named on the command line: `dslc run JOB --out DIR`",
+     "output_dir default_root_dir logging_dir project_dir log_dir run_dir save_folder exp_dir out_dir "
+     "overwrite_output_dir run_name experiment_name project job_name project_name exp_name version"),
+    ("there is nothing to set: `dslc run` shows progress by itself",
+     "disable_tqdm enable_progress_bar progress_bar enable_model_summary verbose progress_bar_refresh_rate"),
+    ("that is for the command: `dslc run JOB --profile`",
+     "profiler profile wall_clock_breakdown flops_profiler memory_breakdown dump_state"),
+    ("the commands are `dslc run`, `dslc evaluate` and `dslc predict`", "do_train do_predict"),
+    ("there is no such switch; `train.deterministic` chooses algorithms that repeat",
+     "benchmark cudnn_benchmark detect_anomaly"),
+    ("nothing is fetched or uploaded", "push_to_hub hub_model_id hub_token hub_strategy hub_private_repo "
+     "trust_remote_code use_auth_token cache_dir"),
+)  # fmt: skip
+
+# (a word or a call; the names, without `_`, `-`, `.` and blanks)
+_VALUES = (
+    # losses
+    ("cross_entropy", "crossentropyloss nllloss nll categoricalcrossentropy sparsecategoricalcrossentropy ce celoss "
+     "softmaxcrossentropy softmax classification"),
+    ("mse", "mseloss l2 l2loss meansquarederror regression"),
+    ("l1", "l1loss mae meanabsoluteerror"),
+    ("bce", "bceloss bcewithlogitsloss bcewithlogits binarycrossentropy binarycrossentropywithlogits"),
+    ("contrastive", "infonce ntxent nceloss"),
+    # optimizers
+    ("adamw", "adamwtorch adamwtorchfused adamwhf adamwapex torchadamw adamwfused adamw8bit adamwbnb8bit pagedadamw "
+     "pagedadamw8bit pagedadamw32bit decoupledadamw"),
+    ("adam", "fusedadam deepspeedcpuadam cpuadam adamtorch"),
+    ("sgd", "momentum sgdmomentum nesterov stochasticgradientdescent"),
+    ("onebit_adam", "1bitadam zerooneadam"),
+    # learning rate schedules
+    ("warmup_cosine", "cosine cosineannealing cosineannealinglr cosinewithwarmup getcosineschedulewithwarmup "
+     "warmupcosinelr cosinedecay cosinewithminlr cosinewithrestarts cosineannealingwarmrestarts cosineschedule"),
+    ("warmup_linear", "linear linearlr linearschedulewithwarmup getlinearschedulewithwarmup warmupdecaylr lineardecay "
+     "linearwithwarmup polynomial polynomiallr"),
+    ("warmup_constant", "constantwithwarmup warmuplr getconstantschedulewithwarmup"),
+    ("constant", "constantlr fixed"),
+    ("step", "steplr multisteplr stepdecay"),
+    ("exponential", "exponentiallr exponentialdecay"),
+    # precision
+    ("bf16", "bfloat16 bfloat bf16mixed bf16true torchbfloat16 bfloat16mixed"),
+    ("fp16", "float16 half f16 16 16mixed 16true torchfloat16 fp16mixed amp"),
+    ("fp32", "float32 f32 32 32true full single float torchfloat32 no"),
+    # layers
+    ("linear", "dense fc fullyconnected innerproduct"),
+    ("batch_norm", "batchnorm1d batchnorm2d bn batchnormalization syncbatchnorm"),
+    ("layer_norm", "layernormalization ln"),
+    ("attention", "multiheadattention multiheadselfattention mha selfattention"),
+    ("transformer_block", "transformerencoderlayer transformerdecoderlayer encoderlayer decoderlayer transformerlayer"),
+    ("max_pool2d", "maxpooling2d maxpool"),
+    ("avg_pool2d", "averagepooling2d avgpool"),
+    ("adaptive_avg_pool2d", "globalaveragepooling globalavgpool globalaveragepooling2d"),
+    ("silu", "swish"),
+    ("patch_embedding", "patchembed"),
+    # networks
+    ("transformers", "automodel automodelforcausallm automodelforsequenceclassification frompretrained huggingface hf "
+     "llama llama2 llama3 mistral qwen qwen2 qwen3 gemma bert roberta t5 gptneox phi phi3 deepseek"),
+    ("convnet", "cnn simplecnn lenet"),
+    ("gpt", "transformer gpt2 gpt3 nanogpt transformerlm"),
+    ("resnet", "resnet18 resnet34 resnet50 resnet101 resnet152"),
+    ("vit", "visiontransformer vitbase vitb16"),
+    ("mlp", "feedforward perceptron multilayerperceptron"),
+    # sources
+    ("datasets", "loaddataset huggingface hf hub csv json jsonl"),
+    ("images", "imagefolder"),
+    ("arrays", "npz npy numpy tensordataset"),
+    ("tokens", "memmap bin indexeddataset"),
+    ("text", "txt textfile plaintext"),
+    ("synthetic", "random fake fakedata dummy"),
+    ("python", "custom dataset module function"),
+    # metrics
+    ("accuracy", "acc accuracyscore top1 top1accuracy categoricalaccuracy"),
+    ("top_k", "topkaccuracy top5 top5accuracy"),
+    ("perplexity", "ppl"),
+    # the rest
+    ("interleaved_1f1b", "interleaved interleave"),
+    ("gpipe", "fthenb afab fillanddrain"),
+    ("zero_bubble", "zb zbh1 interleavedzerobubble zb1p"),
+    ("zbv", "zbvzerobubble"),
+    ("dualpipev", "dualpipe"),
+    ("full", "all uniform block true"),
+    ("auto", "latest last newest true"),
+    ("optimizer", "optimizerstate optimizerstates"),
+    ("slurm", "srun sbatch"),
+    ("mpi", "mpirun openmpi"),
+    ("local", "standard localhost"),
+    ("kubernetes", "k8s kubeflow"),
+    ("powersgd", "powersgdhook"),
+    ("allreduce", "mean average sum"),
+)  # fmt: skip
+
+# By name: the block that is meant by one; where the same is said here, and what differs; what is said of a name that is
+# not here; and, by the spelling of a value, the words and calls that may be meant.
+BLOCKS = {name: block for block, names in _BLOCKS for name in names.split()}
+FIELDS = {name: (place, note) for place, note, names in _FIELDS for name in names.split()}
+ABSENT = {name: said for said, names in _ABSENT for name in names.split()}
+VALUES: dict[str, list[str]] = {}
+for _word, _names in _VALUES:
+    for _name in _names.split():
+        VALUES.setdefault(_name, []).append(_word)

@@ -1,0 +1,15 @@
+#: data.source=/some/path/a.txt
+#: data.source=corpus/a-b.txt
+#: data.source=squad
+#: model.network=meta-llama/Llama-3-8B
+#: model.network=nets:Net
+#: train.no_decay=*bias
+#: model.loss=losses.nll
+#: data.source.file=corpus/a-b.txt
+#: model.weight=runs/a-b.pt
+#: train.clip=a/b
+#: train.batch_size=32
+#: devises.cpus=4
+#: batch_size=32
+#: train.precision=bf16-mixed
+import "base/good.plt"

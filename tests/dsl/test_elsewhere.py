@@ -1,0 +1,134 @@
+"""Names of other tools: what each is called here is there, and is said wherever it is written."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from dslc.dsl import elsewhere
+from dslc.dsl.forms import words_in
+from dslc.dsl.load import load_text
+from dslc.dsl.registry import BLOCKS, CALLS, fields
+from dslc.dsl.suggest import RESERVED, categories, words_of
+
+PLACES = sorted({place for place, _ in elsewhere.FIELDS.values()})
+GOOD = """
+model { network = [flatten(), linear(10)], loss = cross_entropy() }
+data { source = digits(), batch = 64 }
+train { steps = 5, optimizer = sgd() }
+"""
+
+
+def test_the_table_is_broad() -> None:
+    assert len(elsewhere.FIELDS) > 400 and len(elsewhere.ABSENT) > 150 and len(elsewhere.VALUES) > 150
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_place_of_the_table_is_in_the_registry(place: str) -> None:
+    path, _, value = place.partition(" = ")
+    block, *rest = path.split(".")
+    assert block in BLOCKS
+    if not rest:
+        return
+    field = next(f for f in fields(BLOCKS[block]) if f.word == rest[0])
+    if len(rest) == 2:
+        calls = [call for category in categories(field.kind) for call in CALLS[category].values()]
+        assert any(rest[1] in words_of(call) for call in calls)
+    if value:
+        loaded = load_text(GOOD, settings=[f"{path}={value}"])
+        assert not loaded.report.errors and loaded.job is not None
+
+
+def test_every_value_of_the_table_is_a_word_of_the_language() -> None:
+    words = {word for calls in CALLS.values() for word in calls}
+    words |= {word for block in BLOCKS.values() for f in fields(block) for word in words_in(f.kind)}
+    assert {word for meant in elsewhere.VALUES.values() for word in meant} <= words
+
+
+def test_a_name_of_the_language_is_never_said_to_be_absent() -> None:
+    own = {*BLOCKS, "expect", "sweep", *(word for block in BLOCKS.values() for word in words_of(block))}
+    assert set(elsewhere.BLOCKS.values()) <= set(BLOCKS) and not set(elsewhere.BLOCKS) & own
+    assert not own & set(elsewhere.ABSENT)
+    assert not RESERVED & {*elsewhere.ABSENT, *elsewhere.FIELDS}
+    assert not set(elsewhere.ABSENT) & set(elsewhere.FIELDS)
+
+
+@pytest.mark.parametrize("block", ["model", "data", "train", "devices"])
+@pytest.mark.parametrize("name", ["batch_size", "patience", "gradient_accumulation_steps", "bf16", "hub_model_id"])
+def test_each_block_answers_names_of_others(block: str, name: str) -> None:
+    """The place, or that there is none; never the list of what the block has."""
+    (found,) = [d for d in load_text(GOOD, settings=[f"{block}.{name}=1"]).report.found if d.code == "E0107"]
+    place = elsewhere.FIELDS.get(name, ("", ""))[0].partition(" = ")[0]
+    field = place.partition(".")[2]
+    assert found.help == elsewhere.ABSENT[name] if not place else f"{field}" in found.help
+    assert "` has `" not in found.help
+
+
+@pytest.mark.parametrize(
+    "text, code, said",
+    [
+        ("devices { accelerator = gpu }", "E0107", "did you mean `gpus`?"),
+        ("early_stopping { patience = 3 }", "E0106", "there is no early stopping"),
+        ("trainer { clip = 1.0 }", "E0106", "that is the block `train` here"),
+        ("train { precision = bfloat16 }", "E0130", "did you mean `bf16`?"),
+        ('train { precision = "bf16-mixed" }', "E0121", "write `bf16`"),
+        ("train { precision = 16 }", "E0121", "write `fp16`"),
+        ("train { precision = bf16-mixed }", "E0121", "write `bf16`"),
+        ("train { lr_schedule = cosine }", "E0130", "did you mean `warmup_cosine`?"),
+        ("train { optimizer = adamw(learning_rate = 1e-3) }", "E0131", "did you mean `lr`?"),
+        ("train { optimizer = FusedAdam() }", "E0130", "did you mean `adam`?"),
+        ("train { learning_rate = 0.1 }", "E0107", "`lr` is an argument of the optimizer: `optimizer = adamw(lr = …)`"),
+        ("train { bf16 = true }", "E0107", "write `precision = bf16`"),
+        ("data { bf16 = true }", "E0107", "that is `train { precision = bf16 }` here"),
+        ("model { loss = CrossEntropyLoss() }", "E0130", "did you mean `cross_entropy`?"),
+        ('model { loss = "nll" }', "E0121", "write `cross_entropy`"),
+        ('model { network = "meta-llama/Llama-3-8B" }', "E0121", 'write `transformers("meta-llama/Llama-3-8B")`'),
+        ('model { network = "nets:Net" }', "E0121", 'write `python("nets:Net")`'),
+        ("model { network = llama(layers = 4) }", "E0130", "did you mean `transformers`?"),
+        ('data { source = "squad" }', "E0121", 'write `datasets("squad")`'),
+        ('data { source = "corpus.txt" }', "E0121", 'write `text("corpus.txt")`'),
+        ('data { source = "x.csv" }', "E0121", 'write `datasets("csv", data_files = "./x.csv")`'),
+        ("data { max_length = 512 }", "E0107", "`context` is an argument of the source: `source = text(context = …)`"),
+        ("train { num_labels = 2 }", "E0107", "in `model`, `classes` is an argument of the network"),
+        ("memory { recompute = true }", "E0121", "write `full`"),
+        ("sweep { learning_rate = [1e-3] }", "E0142", "that is `train.optimizer.lr` here"),
+        ("sweep { train.max_epochs = [1, 2] }", "E0142", "did you mean `epochs`?"),
+    ],
+)
+def test_what_is_written_elsewhere_is_answered(text: str, code: str, said: str) -> None:
+    base = GOOD
+    for field in ("network", "loss", "source", "optimizer"):
+        if f"{field} =" in text:  # which takes the place of the good one
+            base = re.sub(rf"{field} = (\[.*?\]|\w+\(\))(, )?", "", base)
+    errors = load_text(f"{base}\n{text}\n").report.errors
+    assert [(d.code, said in d.help) for d in errors] == [(code, True)], [d.help for d in errors]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD.replace("batch = 64", "bacth = 64"),
+        GOOD.replace("batch = 64", "batch_size = 64"),
+        GOOD.replace("batch = 64", "").replace("steps = 5", "steps = 5, per_device_train_batch_size = 8"),
+        GOOD.replace("model {", "modle {"),
+        GOOD.replace("train {", "trainer {"),
+        GOOD.replace("steps = 5", "max_epochs = 5"),
+        GOOD.replace("optimizer = sgd()", "learning_rate = 0.1"),
+        GOOD.replace("data {", "dataloader {"),
+        GOOD + "devises { cpus = 4 }\nparallelism { data = 4 }",
+        GOOD + "expct { devices == 1 }",
+        GOOD + "sweeep { train.optimizer.lr = [1e-3, 1e-2] }",
+    ],
+)
+def test_what_is_misspelt_is_not_missing_too(text: str) -> None:
+    """One cause, one error; what stands in a misspelt block is read."""
+    assert len(load_text(text).report.errors) == 1
+
+
+def test_what_stands_in_a_misspelt_block_is_read() -> None:
+    found = load_text(GOOD + "devises { cpus = 0 }").report.errors
+    assert [d.code for d in found] == ["E0106", "E0125"]
+    loaded = load_text(GOOD, settings=["devises.cpus=3"])
+    assert [d.code for d in loaded.report.errors] == ["E0106"]
+    assert loaded.job is not None and loaded.job.devices.cpus == 3
