@@ -14,12 +14,14 @@ a DTensor.
 
 from __future__ import annotations
 
+import os
 import shutil
 from typing import Any
 
 import torch
 from torch import nn
 
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _VARIANTS = 16  # of one module: training or not, with gradients or not, sizes of a batch
 
 
@@ -33,6 +35,7 @@ def apply(modules: tuple[str, ...], model: nn.Module, device: torch.device, *, c
     """
     if not modules:
         return
+    keep_to_oneself()
     _expect_compiler(device)
     import torch._dynamo
 
@@ -44,6 +47,20 @@ def apply(modules: tuple[str, ...], model: nn.Module, device: torch.device, *, c
     for name in modules:
         module = model.get_submodule(name)
         module.forward = torch.compile(module.forward, dynamic=False if cut else None)
+
+
+def keep_to_oneself() -> None:
+    """Has torch keep what it compiles in a folder of this user's, unless the user has named one.
+
+    Torch would choose a folder in the temporary one, under a name that another user could have taken first, and would
+    load code and pickles from there.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # its import sets the variable to just that
+
+    if os.environ.get(_CACHE, default_cache_dir()) == default_cache_dir():
+        caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        os.environ[_CACHE] = folder = os.path.join(caches, "dslc", "inductor")
+        os.makedirs(folder, mode=0o700, exist_ok=True)
 
 
 def _expect_compiler(device: torch.device) -> None:

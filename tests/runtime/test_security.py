@@ -113,6 +113,21 @@ def test_another_user_cannot_open_what_the_ranks_meet_in(tmp_path: Path) -> None
         assert told.stdout.split() == ["no"] * 3
 
 
+def test_compiled_code_is_kept_where_others_cannot_write(tmp_path: Path) -> None:
+    script = (
+        "from torch._inductor.runtime.cache_dir_utils import cache_dir\n"
+        "from dslc.runtime.compiling import keep_to_oneself\n"
+        "keep_to_oneself()\n"
+        "print(cache_dir())\n"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    env["XDG_CACHE_HOME"] = str(tmp_path)
+    told = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    folder = Path(told.stdout.strip())
+    assert folder == tmp_path / "dslc" / "inductor"
+    assert folder.stat().st_mode & 0o077 == 0
+
+
 # ------------------------------------------------------------------------------------------------------- checkpoints
 
 
