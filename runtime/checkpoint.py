@@ -106,6 +106,12 @@ class Checkpoints:
 
     def _prepare_folder(self) -> None:
         os.makedirs(self._folder, exist_ok=True)
+        other = files.foreign(self._folder)
+        if other:
+            raise CheckpointError(
+                f"{other} holds something else than a checkpoint, and would be written over: move it away, or name "
+                "another folder with `checkpoint.dir`"
+            )
         files.clear_away(self._folder)
         there = files.checkpoints_in(self._folder)
         if there and self._step.resume == "none":

@@ -6,8 +6,10 @@ the size and checksum of every file. It is written beside its place, as `step-00
 complete; one that is removed is renamed to `step-00000050.gone` first. So a folder with the plain name is complete, and
 `damage` finds what became of it later: a file that is gone, cut off or changed. The manifest carries a checksum too.
 
-Contract: nothing here needs torch. `choose` takes the newest checkpoint that is whole and fits, and says which it
-passed over and why; a checkpoint that was read is either what was written, or `Damaged`.
+Contract: nothing here needs torch. Only folders of checkpoints are ever removed: of a link the link, never what it
+points to, and a folder that holds other files is refused before the first step. `choose` takes the newest checkpoint
+that is whole and fits, and says which it passed over and why; a checkpoint that was read is either what was written, or
+`Damaged`.
 
 Limits: checksums find accidents, not forgery. A forged checkpoint can have wrong numbers, and nothing more: it is read
 without running anything (unpickling.py).
@@ -31,6 +33,7 @@ MANIFEST = "manifest.json"
 METADATA = ".metadata"  # torch's: which part of which tensor lies in which file
 _NAME = re.compile(r"step-(\d{8,})")
 _LEFT = re.compile(r"step-\d{8,}\.(part|gone)")
+_FILES = re.compile(r"__\d+_\d+\.distcp|\.metadata.*|manifest\.json")  # what a checkpoint's folder holds
 _PIECE = 1 << 22  # bytes read at once
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -319,7 +322,7 @@ def publish(part: str, manifest: Manifest) -> str:
     _sync(part)
     folder = os.path.dirname(part)
     path = os.path.join(folder, name_of(manifest.step))
-    if os.path.exists(path):
+    if os.path.lexists(path):
         remove(path)  # a damaged one, that was passed over when the training went on from an older one
     os.rename(part, path)
     _sync(folder)
@@ -329,14 +332,42 @@ def publish(part: str, manifest: Manifest) -> str:
 def remove(path: str) -> None:
     """Removes a checkpoint, so that no half of it is ever taken for one."""
     os.rename(path, path + ".gone")
-    shutil.rmtree(path + ".gone")
+    _delete(path + ".gone")
 
 
 def clear_away(folder: str) -> None:
     """Removes what a training that was killed left half written or half removed."""
     for name in os.listdir(folder):
         if _LEFT.fullmatch(name):
-            shutil.rmtree(os.path.join(folder, name))
+            _delete(os.path.join(folder, name))
+
+
+def foreign(folder: str) -> str:
+    """The path in `folder` that is called like a checkpoint, or a part of one, and is none of ours; "" if there is
+    none. A training would write over it."""
+    for name in sorted(os.listdir(folder)):
+        path = os.path.join(folder, name)
+        if (_NAME.fullmatch(name) or _LEFT.fullmatch(name)) and not _ours(path):
+            return path
+    return ""
+
+
+def _ours(path: str) -> bool:
+    """Whether there is nothing at `path` but files of a checkpoint; so too where a link points to nothing."""
+    try:
+        return all(_FILES.fullmatch(name) for name in os.listdir(path))
+    except FileNotFoundError:
+        return True
+    except NotADirectoryError:
+        return False
+
+
+def _delete(path: str) -> None:
+    """Removes a folder; of a link to one, which may be kept where there is more room, the link alone."""
+    if os.path.islink(path):
+        os.unlink(path)
+    else:
+        shutil.rmtree(path)
 
 
 def _sync(folder: str) -> None:

@@ -5,7 +5,8 @@ it grows, and makes the display and TensorBoard's events from it, away from the 
 to `logs/notes.txt` in the same way.
 
 Contract: a training that goes on from a checkpoint keeps the lines up to its step and loses those after it, which it
-writes again. A line is written whole and at once. Its keys are `step` (from 1), `split` (`train` or `validation`),
+writes again. A line that cannot be read (a disk that failed, an editor) is left out, and said, with its number; the
+training goes on. A line is written whole and at once. Its keys are `step` (from 1), `split` (`train` or `validation`),
 `loss` and other metrics, `lr` (training), `samples` (seen so far) and `seconds` (since the first step began). A number
 that is not finite is `null`, as JSON has no word for it.
 """
@@ -33,7 +34,10 @@ class Records:
 
     def __init__(self, run_dir: str, step: int = 0) -> None:
         path = os.path.join(run_dir, NAME)
-        kept = [record for record in read_metrics(run_dir) if record["step"] <= step]
+        found, damaged = _read(run_dir)
+        for fault in damaged:
+            note(run_dir, f"{NAME}, {fault}: the line is left out")
+        kept = [record for record in found if record["step"] <= step]
         with open(path + ".part", "w", encoding="utf-8") as file:
             file.writelines(json.dumps(record) + "\n" for record in kept)
         os.replace(path + ".part", path)
@@ -49,12 +53,37 @@ class Records:
 
 
 def read_metrics(run_dir: str) -> list[Record]:
-    """The lines of metrics.jsonl; an empty list where there is none. A line that was cut off is left out."""
+    """The lines of metrics.jsonl; an empty list where there is none. A line that was cut off is left out. Raises
+    ValueError, with the number of the line, where one cannot be read."""
+    found, damaged = _read(run_dir)
+    if damaged:
+        raise ValueError(f"{os.path.join(run_dir, NAME)}, {damaged[0]}")
+    return found
+
+
+def _read(run_dir: str) -> tuple[list[Record], list[str]]:
+    """The records of metrics.jsonl, and for each line that is none its number and the reason."""
     try:
-        with open(os.path.join(run_dir, NAME), encoding="utf-8") as file:
-            return [json.loads(line) for line in file if line.endswith("\n")]
+        with open(os.path.join(run_dir, NAME), "rb") as file:
+            lines = [line for line in file if line.endswith(b"\n")]
     except FileNotFoundError:
-        return []
+        return [], []
+    found: list[Record] = []
+    damaged: list[str] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(_record(line))
+        except (ValueError, RecursionError) as error:  # also where it is no UTF-8, or no JSON
+            damaged.append(f"line {number} cannot be read ({error})")
+    return found, damaged
+
+
+def _record(line: bytes) -> Record:
+    """The record that a line holds. Raises ValueError."""
+    told = json.loads(line.decode())
+    if not isinstance(told, dict) or not isinstance(told.get("step"), int) or "split" not in told:
+        raise ValueError("it is no record of a step")
+    return told
 
 
 def note(run_dir: str, text: str) -> None:

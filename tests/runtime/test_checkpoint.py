@@ -355,12 +355,93 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_training(
     launcher: Launcher, tmp_path: Path, asynchronous: bool
 ) -> None:
     given = every(4, resume="auto", asynchronous=asynchronous, line="made.plt:9:3")
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "run" / "checkpoints" / "step-00000004").write_text("a file in its place")
-    job = made(2, images(tmp_path), checkpoint=given)
+    (tmp_path / "own.py").write_text(FILLS)
+    target = tmp_path / "run" / "checkpoints" / "step-00000004.part"
+    model = p.ModelStep(
+        python=p.PythonFunction(function="own:net", folder=str(tmp_path), arguments={"at": str(target)})
+    )
+    job = made(2, images(tmp_path), checkpoint=given, model=model)
     outcome, _ = launcher.launch(job, places(2), tmp_path / "run")
     assert outcome.failure.message.startswith("the checkpoint of step 4 could not be written: ")
     assert outcome.failure.line == "made.plt:9:3"
+
+
+# A model that puts a file where a checkpoint is going to be written, in its second step.
+FILLS = """
+import os
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self, at):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+        self.at, self.calls = at, 0
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 2 and os.environ["RANK"] == "0":
+            open(self.at, "w").close()
+        return super().forward(x)
+
+def net(at):
+    return Net(at)
+"""
+
+
+@pytest.mark.parametrize("name", ["step-00000004", "step-00000007.part", "step-00000007.gone"])
+def test_what_is_no_checkpoint_is_neither_removed_nor_written_over(
+    launcher: Launcher, tmp_path: Path, name: str
+) -> None:
+    """Also where another program calls its own files so."""
+    theirs = tmp_path / "run" / "checkpoints" / name / "model.bin"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("another program's")
+    message = fails(launcher, tmp_path / "run", 1, images(tmp_path), checkpoint=every(4, resume="auto"))
+    assert message.startswith(f"{theirs.parent} holds something else than a checkpoint")
+    assert theirs.read_text() == "another program's"
+
+
+def test_of_a_checkpoint_that_is_a_link_the_link_is_removed(
+    launcher: Launcher, two_checkpoints: Path, tmp_path: Path
+) -> None:
+    """By `keep`; and by a training that finds what an older version of dslc could not remove."""
+    run, aside, data = tmp_path / "run", tmp_path / "aside", images(two_checkpoints)
+    shutil.copytree(two_checkpoints / "run", run)
+    there = run / "checkpoints"
+    aside.mkdir()
+    for name in ("step-00000003", "step-00000006"):
+        shutil.move(there / name, aside / name)
+        (there / name).symlink_to(aside / name)
+    (there / "step-00000001.gone").symlink_to(aside / "step-00000003")
+    (there / "step-00000009").symlink_to(aside / "nowhere")
+    train(launcher, run, 2, data, checkpoint=every(3, keep=2, resume="auto"))
+    agree(two_checkpoints / "whole", run)
+    assert sorted(os.listdir(there)) == ["step-00000009", "step-00000010"]
+    assert not any(path.is_symlink() for path in there.iterdir())
+    for name in ("step-00000003", "step-00000006"):
+        found = files.look(str(aside / name))
+        assert found.manifest and not files.damage(found.path, found.manifest), "what the link points to is kept"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b'{"step": 2, "split": "tr\x00\xff\n', "can't decode byte 0xff"),
+        (b'{"step": 2, "spl\n', "Invalid control character"),
+        (b"17\n", "it is no record of a step"),
+    ],
+)
+def test_a_damaged_line_of_the_metrics_is_named_and_left_out(
+    launcher: Launcher, two_checkpoints: Path, tmp_path: Path, line: bytes, said: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(two_checkpoints / "run", run)
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_bytes(b"".join([lines[0], line, *lines[2:]]))
+    with pytest.raises(ValueError, match="line 2 cannot be read"):
+        read_metrics(str(run))
+    shown = train(launcher, run, 2, images(two_checkpoints), checkpoint=every(3, resume="auto"))
+    assert "goes on after step 6" in shown
+    assert "metrics.jsonl, line 2 cannot be read" in shown and said in notes(run)
+    assert [step for step, _, _ in curve(run)] == [1, *range(3, STEPS + 1)]
 
 
 # --------------------------------------------------------------------------------------------------- weights alone
