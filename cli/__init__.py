@@ -48,7 +48,8 @@ def run(path: str, settings: Sequence[str] = (), *, out: str | None = None) -> R
 
     The processes are started from a fresh interpreter, so it may be called from a notebook, or after torch has been
     used; nothing needs to be picklable, and `python("__main__:f")` finds a function defined in the notebook.
-    Raises `JobError` if the job is at fault, `dslc.api.TrainingError` if the training failed.
+    Raises `JobError` if the job is at fault, `dslc.run_folder.Occupied` if `out` holds other things than a run or if
+    another run is writing there, `dslc.api.TrainingError` if the training failed.
     """
     from dslc import api
 

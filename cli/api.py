@@ -10,7 +10,8 @@ from dslc.compiler.compile import Compiled, compile_plan
 from dslc.dsl.diagnostics import Diagnostic, JobError, Report
 from dslc.dsl.load import load
 from dslc.front import inspect
-from dslc.runs import finish_drawing, lay_down, make_folder, prepare, report_on, start_drawing
+from dslc.run_folder import claimed, make_folder
+from dslc.runs import finish_drawing, lay_down, prepare, report_on, start_drawing
 
 if TYPE_CHECKING:
     import torch
@@ -61,13 +62,14 @@ def run(path: str, settings: Sequence[str] = (), *, out: str | None = None) -> R
         raise JobError(report)
     if loaded.combinations:
         raise ValueError("a job with a sweep is several runs: `dslc run`, or one call for each with `settings`")
-    folder = make_folder(ready, out)
-    lay_down(ready, folder)
-    drawing = start_drawing(folder)
-    try:
-        outcome = run_in_subprocess(ready.program, ready.places, folder)
-    finally:
-        finish_drawing(drawing, folder)
+    folder = make_folder(ready.program, out)
+    with claimed(folder, ready.program):
+        lay_down(ready, folder)
+        drawing = start_drawing(folder)
+        try:
+            outcome = run_in_subprocess(ready.program, ready.places, folder)
+        finally:
+            finish_drawing(drawing, folder)
     if outcome.failure is not None:
         raise TrainingError(describe(outcome))
     if outcome.stopped_at == 0:  # asked twice: ended at once, without weights

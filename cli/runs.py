@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,29 +40,6 @@ def prepare(loaded: Loaded, report: Report, *, profile: bool = False) -> Ready |
     compiled = compile_plan(analysis)
     program = dataclasses.replace(compiled.program(), profile=profile)
     return Ready(loaded=loaded, compiled=compiled, program=program, places=compiled.places())
-
-
-class Taken(Exception):
-    """A run directory that holds a run already."""
-
-
-def make_folder(ready: Ready, out: str | None) -> str:
-    """The run directory, absolute: `out`, or `runs/<job>/<time>`. Raises `Taken` rather than write over a run, which
-    a job that says `resume = auto` goes on with instead."""
-    job = ready.program.job
-    if out is not None:
-        folder = os.path.abspath(os.path.expanduser(out))
-        if os.path.exists(os.path.join(folder, "plan.json")) and ready.program.checkpoint.resume != "auto":
-            others = "name another folder with --out, or remove it"
-            raise Taken(f"{out} holds a run already: `--set checkpoint.resume=auto` goes on with it; else {others}")
-    else:
-        stem = os.path.abspath(os.path.join("runs", job, time.strftime("%Y-%m-%d_%H-%M-%S")))
-        folder, n = stem, 1
-        while os.path.exists(folder):
-            n += 1
-            folder = f"{stem}-{n}"
-    os.makedirs(folder, exist_ok=True)
-    return folder
 
 
 def lay_down(ready: Ready, folder: str) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dslc.dsl.diagnostics import Report
 from dslc.front import load_each, show
 from dslc.main import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
-from dslc.runs import Ready, Taken, finish_drawing, folders_of, lay_down, make_folder, prepare, report_on, start_drawing
+from dslc.run_folder import Occupied, claimed, make_folder, refuse_others, refuse_run
+from dslc.runs import Ready, finish_drawing, folders_of, lay_down, prepare, report_on, start_drawing
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -21,28 +22,43 @@ def main(arguments: argparse.Namespace) -> int:
     report = Report()
     ready = [prepare(chosen, report, profile=arguments.profile) for chosen in combinations]
     show(report)
-    if report.errors or loaded.job is None or ready[0] is None:
+    if report.errors or loaded.job is None:
         return JOB_AT_FAULT
+    runs = [each for each in ready if each is not None]
     try:
-        folder = make_folder(ready[0], arguments.out)
-    except Taken as taken:
-        print(f"dslc: {taken}", file=sys.stderr)
+        folder = make_folder(runs[0].program, arguments.out)
+        places = [place for place, _ in folders_of(loaded, combinations, folder)]
+        if places == [folder]:
+            return run_one(runs[0], places[0], [arguments.job, *arguments.settings])
+        with claimed(folder, None):
+            return _run_each(runs, places)
+    except Occupied as reason:
+        print(f"dslc: {reason}", file=sys.stderr)
         return WRONG_USAGE
+
+
+def _run_each(runs: Sequence[Ready], places: Sequence[str]) -> int:
+    """The trainings of a sweep, one after another; the worst of their exit statuses. Raises Occupied."""
+    for ready, place in zip(runs, places, strict=True):
+        refuse_others(place, place, goes_on=ready.program.checkpoint.resume == "auto")
+        refuse_run(place, ready.program)  # before the first of them trains
     status = GOOD
-    runs = folders_of(loaded, combinations, folder)
-    for n, ((place, _), each) in enumerate(zip(runs, ready, strict=True), 1):
-        assert each is not None
-        if len(runs) > 1:
-            print(f"run {n} of {len(runs)}: {os.path.relpath(place)}")
-        again = [arguments.job, *arguments.settings] if len(runs) == 1 else [os.path.join(place, "job.plt")]
-        status = max(status, run_one(each, place, again))
+    for n, (ready, place) in enumerate(zip(runs, places, strict=True), 1):
+        print(f"run {n} of {len(runs)}: {os.path.relpath(place)}")
+        status = max(status, run_one(ready, place, [os.path.join(place, "job.plt")]))
         if status == INTERRUPTED:
             break
     return status
 
 
 def run_one(ready: Ready, folder: str, again: Sequence[str]) -> int:
-    """One training, from its run directory to its exit status; `again`: its job and the settings that change it."""
+    """One training, from its run directory to its exit status; `again`: its job and the settings that change it. Raises
+    Occupied."""
+    with claimed(folder, ready.program):
+        return _run_one(ready, folder, again)
+
+
+def _run_one(ready: Ready, folder: str, again: Sequence[str]) -> int:
     from dslc.measured import show_report
     from dslc.runtime.failure import describe
     from dslc.runtime.launch import launch

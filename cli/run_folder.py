@@ -1,0 +1,168 @@
+"""The folder of a run: which one it is, whether a run may write into it, and the lock on it while one does.
+
+Model: a run directory is known by the lock file that every run leaves in it (or by `plan.json` and `program.json`, as
+older versions left no such file). A folder that holds anything else is refused: a run writes `metrics.jsonl`,
+`weights.safetensors` and other names over what is there. Names that begin with a dot are let pass, and so are other run
+directories, and checkpoints that were brought along to be gone on from. A run directory that holds a run is refused
+too, unless the job says `resume = auto`, which goes on with it.
+
+Contract: one training at a time writes into a run directory, or into a `checkpoint.dir`. The lock is `flock` on the
+lock file, which says who holds it; the system gives it back when the process that took it ends, in whatever way. Forked
+children let go of it, so that none of them, left behind, keeps the folder locked.
+
+Limits: on a file system without locks two runs are not kept apart, which is said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import json
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Iterator
+
+from dslc.compiler.program import JobProgram
+from dslc.runtime.checkpoint_files import checkpoints_in
+
+LOCK = ".dslc-lock"
+_SHOWN = 3  # names of other files in a message
+_WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
+_held: set[int] = set()  # descriptors of the lock files that this process has locked
+
+
+class Occupied(Exception):
+    """A folder that a run may not write into; the text says why, and what to do."""
+
+
+def make_folder(program: JobProgram, out: str | None) -> str:
+    """Makes the run directory and returns its path, absolute: `out`, or `runs/<job>/<time>`. Raises Occupied."""
+    if out is not None:
+        folder = os.path.abspath(os.path.expanduser(out))
+        refuse_others(folder, out, goes_on=program.checkpoint.resume == "auto")
+        os.makedirs(folder, exist_ok=True)
+        return folder
+    stem = os.path.abspath(os.path.join("runs", program.job, time.strftime("%Y-%m-%d_%H-%M-%S")))
+    for n in itertools.count(1):
+        folder = stem if n == 1 else f"{stem}-{n}"
+        with contextlib.suppress(FileExistsError):  # of a run that began in the same second
+            os.makedirs(folder)
+            return folder
+    raise AssertionError("there is a next number")
+
+
+@contextlib.contextmanager
+def claimed(folder: str, program: JobProgram | None) -> Iterator[None]:
+    """Keeps other runs out of a folder, which is made, and out of the `checkpoint.dir` of `program`, while this lasts.
+
+    Without a program (the folder of a sweep) nothing but sub-folders is written there. Raises Occupied.
+    """
+    with contextlib.ExitStack() as locks:
+        locks.enter_context(_locked(folder, "--out"))
+        if program is None:
+            yield
+            return
+        refuse_run(folder, program)  # now that no other can begin
+        checkpoint = program.checkpoint
+        if checkpoint.folder and (checkpoint.every or checkpoint.seconds):
+            locks.enter_context(_locked(checkpoint.folder, "checkpoint.dir"))
+        yield
+
+
+# ------------------------------------------------------------------------------------------------ what is there already
+
+
+def refuse_run(folder: str, program: JobProgram) -> None:
+    """Raises Occupied rather than write over a run, which a job that says `resume = auto` goes on with."""
+    if program.checkpoint.resume != "auto" and os.path.exists(os.path.join(folder, "plan.json")):
+        raise Occupied(
+            f"{_short(folder)} holds a run already: `--set checkpoint.resume=auto` goes on with it; else name another "
+            "folder with --out, or remove it"
+        )
+
+
+def refuse_others(folder: str, shown: str, *, goes_on: bool) -> None:
+    """Raises Occupied where a folder holds other things than a run, which would be written over or mixed with it."""
+    if not os.path.lexists(folder) or _is_run(folder):
+        return
+    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    names = [name for name in names if not _is_run(os.path.join(folder, name))]
+    if goes_on and names == ["checkpoints"] and checkpoints_in(os.path.join(folder, "checkpoints")):
+        return
+    if names:
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        raise Occupied(
+            f"{shown} is no run directory and holds other things ({', '.join(names[:_SHOWN])}{more}), which a run "
+            f"could write over: name a new or an empty folder, as `--out {os.path.join(shown, 'run')}`"
+        )
+
+
+def _is_run(folder: str) -> bool:
+    """Whether a folder is one that runs have been written into, or a sweep's."""
+    known = (LOCK, "plan.json", "program.json")
+    lock, plan, program = (os.path.exists(os.path.join(folder, name)) for name in known)
+    return lock or (plan and program)
+
+
+# ---------------------------------------------------------------------------------------------------------- the lock
+
+
+@contextlib.contextmanager
+def _locked(folder: str, named: str) -> Iterator[None]:
+    """Raises Occupied, with who holds it and the word that names another folder, where a folder is locked."""
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, LOCK)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        _lock(descriptor, path, named)
+        _held.add(descriptor)
+        yield
+    finally:
+        _held.discard(descriptor)
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: str, named: str) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Occupied(
+            f"a run is writing into {_short(os.path.dirname(path))} already: {_holder(descriptor)}; wait for its end, "
+            f"or stop it (`kill` with that number), or name another folder with {named}"
+        ) from None
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+        print(f"dslc: {path} cannot be locked ({error.strerror}): start no second run here", file=sys.stderr)
+    told = {"pid": os.getpid(), "host": socket.gethostname(), "began": time.strftime("%Y-%m-%d %H:%M:%S")}
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(told).encode(), 0)
+
+
+def _holder(descriptor: int) -> str:
+    """Who holds a lock, as the file says; a file that is being written says nothing yet."""
+    found = re.fullmatch(rb'\{"pid": (\d+), "host": "([^"]*)", "began": "([^"]*)"\}', os.pread(descriptor, 4096, 0))
+    if found is None:
+        return "another process"
+    process, host, began = (text.decode(errors="replace") for text in found.groups())
+    return f"process {process} on {host}, since {began}"
+
+
+def _let_go() -> None:
+    """In a child that was forked: the lock stays with the process that took it."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+def _short(path: str) -> str:
+    short = os.path.relpath(path)
+    return path if short.startswith("..") else short
