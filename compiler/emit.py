@@ -19,7 +19,7 @@ from dslc.compiler.sharding import low_copy, low_dtype, recomputed, sharding_of,
 from dslc.compiler.sources import source_key
 from dslc.compiler.stages import sent
 from dslc.compiler.tensor_plan import tensor_plan
-from dslc.compiler.workload import in_steps
+from dslc.compiler.workload import counts_kept, in_steps
 from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import PythonNetwork, TransformersNetwork
@@ -27,8 +27,6 @@ from dslc.dsl.registry import Call, Quantity, fields
 from dslc.dsl.source import Span
 
 TORCH_OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "adagrad": "Adagrad", "rmsprop": "RMSprop"}
-# Sources whose targets dslc knows to be classes from 0 up.
-_OWN = c.Digits | c.Stdlib | c.Text | c.Tokens | c.Images | c.MNIST | c.CIFAR10 | c.Synthetic
 
 
 def emit(analysis: Analysis, plan: Plan) -> p.JobProgram:
@@ -273,13 +271,11 @@ def loss_step(job: JobSpec, source: SourceFacts) -> p.LossStep:
             line=line,
         )
     if isinstance(loss, c.CrossEntropy):
-        # Unless one of the classes is ignored, their count is arithmetic and costs no agreement.
-        own = isinstance(job.data.source, _OWN) and loss.ignore < 0
         per_token = target is not None and len(target.shape) > 0
         return p.LossStep(
             kind="cross_entropy",
             arguments={"label_smoothing": loss.label_smoothing},
-            counts=("tokens" if per_token else "samples") if own else "kept",
+            counts="kept" if counts_kept(job) else "tokens" if per_token else "samples",
             ignore=loss.ignore,
             line=line,
         )

@@ -48,6 +48,7 @@ from dslc.compiler.stages import holders, sent
 from dslc.compiler.staging import Staging
 from dslc.compiler.tensor_plan import TensorPlan, shape_on_a_rank
 from dslc.compiler.tensor_traffic import Exchanged, TensorTraffic
+from dslc.compiler.workload import counts_kept
 from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec
 
@@ -157,16 +158,6 @@ def _over_all(place: Coordinate) -> Iterator[TrafficNode]:
     ):
         if asked:
             yield TrafficNode(operation="all_reduce", axis=axis, what=what, dtype="float32", count=1, bytes=4)
-
-
-def counts_kept(job: JobSpec) -> bool:
-    """Whether the ranks have to agree, in each step, on how many targets are not ignored.
-
-    Targets that dslc makes itself are classes from 0 up: unless one of those is ignored, their count is arithmetic.
-    """
-    loss = job.model.loss
-    made = isinstance(job.data.source, c.Digits | c.Stdlib | c.Text | c.Synthetic)
-    return isinstance(loss, c.CrossEntropy) and not (made and loss.ignore < 0)
 
 
 def _ddp(place: Coordinate) -> Iterator[TrafficNode]:

@@ -10,10 +10,14 @@ from dataclasses import dataclass
 
 from dslc.compiler.facts import SourceFacts
 from dslc.compiler.layout import Layout
+from dslc.dsl import calls as c
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.job import JobSpec
 from dslc.dsl.registry import Quantity
 from dslc.dsl.source import Span
+
+# Sources whose targets are known to be classes from 0 up.
+_CLASSES_FROM_0 = c.Digits | c.Stdlib | c.Text | c.Tokens | c.Images | c.MNIST | c.CIFAR10 | c.Synthetic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,3 +185,12 @@ def _check_epoch(job: JobSpec, layout: Layout, train: int, full: int, last: int,
             label=f"{train} = {full} x {job.data.batch} + {last}",
             help="`last_batch = drop`, or a batch that divides the epoch",
         )
+
+
+def counts_kept(job: JobSpec) -> bool:
+    """Whether the ranks have to agree, in each step, on how many targets are not ignored.
+
+    Where all targets are classes from 0 up and none of these is ignored, their count is arithmetic.
+    """
+    loss = job.model.loss
+    return isinstance(loss, c.CrossEntropy) and not (isinstance(job.data.source, _CLASSES_FROM_0) and loss.ignore < 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ import pytest
 import torch
 from commands import dslc
 from launcher import Launcher
+from trained import exchanges_as_planned
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load_text
+from dslc.dsl.registry import CALLS
 from dslc.front import inspect
 from dslc.runs import prepare
 from dslc.runtime.sources import open_source
@@ -83,6 +86,42 @@ def test_a_job_trains_to_the_same_losses_on_two_ranks(launcher: Launcher, tmp_pa
     np.testing.assert_allclose([l["loss"] for l in one], [l["loss"] for l in two], rtol=0, atol=1e-5)  # noqa: E741
     losses = [line["loss"] for line in one if line["split"] == "train"]
     assert len(set(losses)) == len(losses) and np.mean(losses[-4:]) < np.mean(losses[:4]), "and it learns"
+
+
+def _vectors(folder: Path) -> None:
+    np.savez(folder / "a.npz", x=np.ones((40, 6), np.float32), y=np.arange(40) % 3)
+
+
+MORE: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "digits": (lambda _: None, "digits()", "[flatten(), linear(10)]"),
+    "stdlib": (lambda _: None, "stdlib(context = 8)", "[embedding(256, 4), linear(256)]"),
+    "text": (
+        lambda folder: (folder / "a.txt").write_text("abc" * 200),
+        'text("a.txt", context = 8)',
+        "[embedding(256, 4), linear(256)]",
+    ),
+    "arrays": (_vectors, 'arrays("a.npz")', "[linear(3)]"),
+    "synthetic": (lambda _: None, "synthetic(shape = [6], classes = 3)", "[linear(3)]"),
+    "python": (
+        lambda folder: shutil.copy(Path(__file__).parent / "own_networks.py", folder),
+        'python("own_networks:data")',
+        "[linear(3)]",
+    ),
+}
+SOURCES = MORE | {kind: case[:3] for kind, case in CASES.items() if " " not in kind}
+
+
+def test_no_source_is_left_out() -> None:
+    assert SOURCES.keys() == CALLS["source"].keys()
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_step_exchanges_what_was_planned(launcher: Launcher, tmp_path: Path, kind: str) -> None:
+    """Whether ranks agree on a count of targets is up to the source."""
+    make, source, network = SOURCES[kind]
+    make(tmp_path)
+    (tmp_path / "made.plt").write_text(job(source, network))
+    exchanges_as_planned(launcher, tmp_path, tmp_path / "made.plt", "devices.cpus=2")
 
 
 def test_a_vocabulary_that_the_network_does_not_hold_is_said_beforehand(tmp_path: Path) -> None:
