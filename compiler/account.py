@@ -47,6 +47,7 @@ from dslc.compiler.sharding import (
     trained,
     units,
     with_copies,
+    with_gradients,
     zero1_partition,
 )
 from dslc.compiler.staging import Staging
@@ -254,6 +255,7 @@ class _Account:
         self._job, self._layout, self._model = job, layout, model = staging.job, staging.layout, staging.model
         stages, schedule = staging.stages, staging.schedule
         self._sharding, self._trained = sharding_of(job, layout), trained(job, model)
+        self._used = with_gradients(job, model)
         self._units = units(model) if self._sharding.engine == "fsdp" else ()
         self._samples = staging.workload.microbatch / layout.sizes["context"]
         self._samples_of_a_step = staging.workload.share
@@ -304,7 +306,7 @@ class _Account:
         train = [q for q in own if q.name in self._trained]
         shards = sharding.shards if sharding.engine == "fsdp" else 1
         parameters = 4 * sum(_share(q, shards) for q in own)
-        rank, self._updated = 0, sum(_share(q, shards) for q in train)
+        rank, self._updated = 0, self._numbers(own, shards, self._used)
         if sharding.engine == "zero1":
             dealt = self._dealt()
             rank = max(range(len(dealt)), key=dealt.__getitem__)
@@ -337,20 +339,20 @@ class _Account:
         groups = optimizer_groups(self._job, self._model, self._trained)
         sizes = [[q.count for q in group] for group in groups]
         totals = [0] * self._sharding.shards
-        for group, owners in zip(sizes, zero1_partition(sizes, self._sharding.shards), strict=True):
-            for size, owner in zip(group, owners, strict=True):
-                totals[owner] += size
+        for group, owners in zip(groups, zero1_partition(sizes, self._sharding.shards), strict=True):
+            for parameter, owner in zip(group, owners, strict=True):
+                totals[owner] += parameter.count if parameter.name in self._used else 0
         return totals
 
-    def _numbers(self, parameters: Iterable[ParameterNode], shards: int) -> int:
-        """Of those that train, a rank's."""
-        found = (q for q in parameters if q.tied_to is None and q.name in self._trained)
-        return sum(_share(q, shards) for q in found)
+    def _numbers(self, parameters: Iterable[ParameterNode], shards: int, names: frozenset[str]) -> int:
+        """Of those `names`, a rank's."""
+        return sum(_share(q, shards) for q in parameters if q.tied_to is None and q.name in names)
 
     @cached_property
     def _count(self) -> list[int]:
-        """What trains, by layer."""
-        return [self._numbers(layer.parameters, 1) for layer in self._layers]
+        """What has a gradient, by layer; in DistributedDataParallel's buckets, all that trains."""
+        names = self._trained if self._sharding.engine in ("ddp", "zero1") else self._used
+        return [self._numbers(layer.parameters, 1, names) for layer in self._layers]
 
     @cached_property
     def _gathered(self) -> tuple[list[int], list[int], list[int]]:
@@ -364,7 +366,7 @@ class _Account:
         own = [tuple(there[q.name] for q in unit.parameters if q.name in there) for unit in made]
         shards = self._sharding.shards
         whole = [shards * sum(_share(q, shards) for q in unit) for unit in own]
-        return unit_of, whole, [self._numbers(unit, shards) for unit in own]
+        return unit_of, whole, [self._numbers(unit, shards, self._used) for unit in own]
 
     def _engine(self, microbatch: int) -> Whole | Sharded:
         job, sharding, shards = self._job, self._sharding, self._sharding.shards

@@ -91,7 +91,7 @@ def _gradients(analysis: Analysis) -> p.GradientStep:
         # A static graph lets DDP skip the search for unused parameters; it cannot be joined with `no_sync`, and
         # control flow in a user's module may depend on data.
         static_graph=not own and layout.microbatches == 1,
-        find_unused=own and bool(model and model.unused),
+        unused=model.unused if own and model else (),
         replicas=plan.replicas,
         units=tuple(unit.name for unit in units(model) if unit.name) if plan.engine == "fsdp" and model else (),
         reshard=plan.reshard,

@@ -168,7 +168,7 @@ class GradientStep:
     kind: Literal["none", "ddp", "zero1", "fsdp"]
     bucket_megabytes: float | None = None  # ddp, zero1; None: torch's own, of which the first is small and goes early
     static_graph: bool = False
-    find_unused: bool = False
+    unused: tuple[str, ...] = ()  # parameters that no step uses: they have no gradient
     replicas: int = 1  # fsdp: full copies kept
     units: tuple[str, ...] = ()  # fsdp: modules gathered and scattered one by one; the root takes what is left
     reshard: bool = False  # fsdp: parameters are let go after the forward pass and gathered again (ZeRO-3)

@@ -149,6 +149,11 @@ def trained(job: JobSpec, model: ModelGraph) -> frozenset[str]:
     return frozenset(q.name for q in everything if q.trains and q.tied_to is None and q.name not in frozen)
 
 
+def with_gradients(job: JobSpec, model: ModelGraph) -> frozenset[str]:
+    """Those of them that a step uses: the others have no gradient, and so no optimizer state."""
+    return trained(job, model) - set(model.unused)
+
+
 def optimizer_groups(job: JobSpec, model: ModelGraph, names: frozenset[str]) -> tuple[tuple[ParameterNode, ...], ...]:
     """The parameters `names` as the optimizer has them: those that decay and, by any name a tied weight has, not."""
     everything = [q for layer in model.layers for q in layer.parameters]

@@ -42,6 +42,7 @@ from dslc.compiler.sharding import (
     trained,
     units,
     with_copies,
+    with_gradients,
     zero1_partition,
 )
 from dslc.compiler.stages import holders, sent
@@ -84,7 +85,8 @@ class Coordinate(Staging):
     mine: tuple[int, ...]
     held: tuple[tuple[LayerNode, ...], ...]
     sharding: Sharding
-    names: frozenset[str]  # of the parameters that train
+    trained: frozenset[str]  # the parameters that train
+    names: frozenset[str]  # those of them that have a gradient
     plan: TensorPlan  # nothing is cut where there is no tensor axis
     shape: Callable[[ParameterNode], tuple[int, ...]]  # of what a rank has, along the tensor axis
 
@@ -103,7 +105,8 @@ def place_of(staging: Staging, pipeline: int, plan: TensorPlan) -> Coordinate:
         mine=mine,
         held=tuple(tuple(next(layers) for _ in staging.stages[stage]) for stage in mine),
         sharding=sharding_of(staging.job, staging.layout),
-        names=trained(staging.job, model),
+        trained=trained(staging.job, model),
+        names=with_gradients(staging.job, model),
         plan=plan,
         shape=shape_on_a_rank(plan, staging.layout.sizes["tensor"]),
     )
@@ -161,7 +164,7 @@ def _over_all(place: Coordinate) -> Iterator[TrafficNode]:
 
 
 def _ddp(place: Coordinate) -> Iterator[TrafficNode]:
-    model, names, layers = place.model, place.names, place.layers
+    model, names, layers = place.model, place.trained, place.layers  # buckets have room for every gradient
     order = [q for layer in layers for q in layer.parameters if q.name in names]
     searched = model.root is None and bool(model.unused)  # for parameters that a step does not use
     if not searched:

@@ -7,7 +7,7 @@ Contract: parameter names are those of the plain model, which stays as it is. On
 exchanges gradients (`no_sync` for the others). Ranks begin equal: a library model is made from the seed and the names
 of its parameters on each rank, a user's own is handed out by rank 0.
 
-Limits: the data axis alone. Every rank uses the same parameters in every step, unless `find_unused`. A static graph
+Limits: the data axis alone. Every rank uses the same parameters in every step, but `unused` ones. A static graph
 cannot be joined with `no_sync` (torch asserts), which the compiler knows.
 """
 
@@ -41,7 +41,7 @@ def wrap(job: JobProgram, model: nn.Module) -> Engine:
             bucket_cap_mb=job.gradients.bucket_megabytes,
             gradient_as_bucket_view=True,
             static_graph=job.gradients.static_graph,
-            find_unused_parameters=job.gradients.find_unused,
+            find_unused_parameters=bool(job.gradients.unused),
             # A user's own model may draw its numbers in ways that differ from rank to rank; one that is made from
             # names cannot.
             init_sync=job.model.root is None and not job.model.reset,

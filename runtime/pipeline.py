@@ -90,6 +90,9 @@ def cut(job: JobProgram, made: Blank, coordinate: int) -> Cut:
     elsewhere = {name: each[0] for name, each in spots.items() if made.spots[name][0] not in each}
     for part in parts.values():
         _hold(part, made, spots, inside)
+    for index, part in parts.items():
+        if "" in job.pipeline.stages[index].modules:
+            _hold_spares(part, spots, inside | {id(each.holder) for each in parts.values()})
     leads = [*filter(None, names), *(f"{path}." for path in between)]
     _prune(made.module, leads, [name.rpartition(".")[0] for name in elsewhere])
     for left in made.module.modules():
@@ -159,6 +162,17 @@ def _hold(part: Part, made: Blank, spots: dict[str, list[Spot]], inside: set[int
         spots.setdefault(names[id(tensor)], []).insert(0, part.places[held])
         if made.step.reset:
             spots[names[id(tensor)]].append((_alone(owner), held.name))  # which can make its numbers
+
+
+def _hold_spares(part: Part, spots: Mapping[str, list[Spot]], staged: set[int]) -> None:
+    """Gives the parameters that no stage uses a place in this one: engines know of what stages have, `staged` alone."""
+    for each in spots.values():
+        each.sort(key=lambda spot: id(spot[0]) not in staged)
+        owner, attribute = each[0]
+        if id(owner) not in staged and attribute in owner._parameters:
+            place = f"spare{len(part.holder._parameters)}"
+            part.holder.register_parameter(place, owner._parameters[attribute])
+            each.insert(0, (part.holder, place))
 
 
 def _alone(module: nn.Module) -> nn.Module:
@@ -257,7 +271,15 @@ def join(job: JobProgram, cut: Cut, mesh: Mesh, device: torch.device) -> Pipelin
     if "" in job.compiled:  # the whole model
         for stage in stages.values():
             compiling.apply(("",), stage, device, cut=job.tensor is not None)
-    return Pipeline(step=step, stages=stages, mesh=mesh, device=device, whole=cut.whole, shared=cut.shared)
+    return Pipeline(
+        step=step,
+        stages=stages,
+        mesh=mesh,
+        device=device,
+        whole=cut.whole,
+        shared=cut.shared,
+        unused=frozenset(job.gradients.unused),
+    )
 
 
 @dataclass(kw_only=True)
@@ -270,6 +292,7 @@ class Pipeline:
     device: torch.device
     whole: Mapping[str, Tensor]
     shared: Mapping[str, tuple[int, ...]]
+    unused: frozenset[str] = frozenset()  # parameters without a gradient
     schedule: Schedule | None = None  # of a training
     _sent: list[tuple[Any, Tensor]] = field(default_factory=list)
 
@@ -393,7 +416,7 @@ class Pipeline:
         """Gives each rank that has a tied weight the sum of the gradients of all that have it, in one order."""
         for name, holders in self.shared.items():
             parameter = tensors[name]
-            if not parameter.requires_grad:
+            if not parameter.requires_grad or name in self.unused:
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

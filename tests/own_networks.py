@@ -90,6 +90,38 @@ class Shifted(nn.Module):
         return self.layers[3](self.layers[2](self.layers[1](x).tanh()).tanh() + self.shift)
 
 
+class SpareBlock(nn.Module):
+    """With a parameter and a layer that no step uses."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.spare = nn.Parameter(torch.ones(3, 5))
+        self.later = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.linear(x).tanh()
+
+
+class Spares(nn.Module):
+    """Parameters that no step uses: of the module itself, in its blocks, and in layers that are never called."""
+
+    def __init__(self, inputs: int = 64, width: int = 24, outputs: int = 10) -> None:
+        super().__init__()
+        self.spare = nn.Parameter(torch.full((7, 3), 0.5))
+        self.unused = nn.Sequential(nn.Linear(width, 5), nn.Sequential(nn.Linear(5, 2)))
+        self.enter = nn.Linear(inputs, width)
+        self.blocks = nn.ModuleList([SpareBlock(width) for _ in range(4)])
+        self.blocks[3].later.weight = self.blocks[0].later.weight  # tied over stages
+        self.leave = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x.flatten(1)).tanh()
+        for block in self.blocks:
+            x = block(x)
+        return self.leave(x)
+
+
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
