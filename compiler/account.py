@@ -36,8 +36,8 @@ from dslc.compiler.facts import DTYPE_BYTES
 from dslc.compiler.gathers import Sharded, Whole
 from dslc.compiler.hardware import framework_bytes, workspace_bytes
 from dslc.compiler.nodes import LayerNode, ModelGraph, ParameterNode
-from dslc.compiler.schedule_cost import peaks_held
-from dslc.compiler.schedules import SPLITS_BACKWARD
+from dslc.compiler.schedule_cost import peaks_held, peaks_in_w
+from dslc.compiler.schedules import SPLITS_BACKWARD, ScheduleTable
 from dslc.compiler.sharding import (
     low_copy,
     low_precision,
@@ -51,7 +51,7 @@ from dslc.compiler.sharding import (
     zero1_partition,
 )
 from dslc.compiler.staging import Staging
-from dslc.compiler.working import Moment, Working
+from dslc.compiler.working import Halves, Moment, Working
 from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec
 from dslc.dsl.registry import Call
@@ -221,6 +221,34 @@ def _unknown(layer: LayerNode, low: bool) -> Working:
     )
 
 
+def halves_bytes(job: JobSpec, layer: LayerNode, samples: float) -> Halves:
+    """What the layer takes for so many samples where a schedule splits the backward pass: all in bytes."""
+    low, half = low_precision(job), low_copy(job)
+    work = layer.working_low if low and not half else layer.working
+    found = (work and work.halves) or _unknown_halves(layer, low and not half)
+    factor = samples * (0.5 if half else 1.0)
+    copied = 2 * found.copied if low and not half else 0
+    return Halves(
+        gradients=int(factor * found.gradients),
+        most=int(factor * found.most) + copied,
+        left=int(factor * found.left),
+        copied=copied,
+    )
+
+
+def _unknown_halves(layer: LayerNode, low: bool) -> Halves:
+    """Of a layer whose operations are not known, by what they are for a block of a transformer."""
+    saved = layer.saved_low if low else layer.saved
+    modules = len({q.name.rpartition(".")[0] for q in layer.parameters})
+    gradients = int(0.7 * saved)
+    return Halves(
+        gradients=gradients,
+        most=int((0.75 * (modules - 1) + 0.3) * saved) if modules else 0,
+        left=int(0.5 * modules * saved) - gradients,
+        copied=modules * sum(q.count for q in layer.parameters if len(q.shape) > 1) if low else 0,
+    )
+
+
 def buffer_bytes(layer: LayerNode) -> int:
     return sum(DTYPE_BYTES[b.dtype] * prod(b.shape) for b in layer.buffers)
 
@@ -267,23 +295,12 @@ class _Account:
         self._bytes = [layer_bytes(job, layer, layer.name in again, self._samples) for layer in self._layers]
         self._moved = set(job.memory.offload) if layout.device == "cuda" else set()
         # What other micro-batches in flight keep here, and other stages of this rank: before there are gradients, and
-        # beside these.
+        # beside these. And all that the rank holds while it makes gradients of weights alone, of layers computed again.
         self._others = 0
         self._flight = (0, 0)
+        self._in_weights = 0
         if schedule and "activations" not in self._moved:
-            each = [self._samples * _kept(job, layer, layer.name in again) for layer in model.of_a_rank]
-            kept = [sum(each[n] for n in stage) for stage in stages]
-            # Between the two halves of a split backward torch frees nothing, and gradients come to the activations.
-            between = [1.7 * b for b in kept] if schedule.name in SPLITS_BACKWARD else kept
-            # Each micro-batch has its own masks and copies of weights, and a stage holds on to what it gives.
-            besides = [
-                0 if layer.name in again else _masks(job, layer) + _copies(job, layer) for layer in model.of_a_rank
-            ]
-            more = [sum(besides[n] for n in stage) + self._given(stage[-1]) for stage in stages]
-            kept, between = ([a + b for a, b in zip(sizes, more, strict=True)] for sizes in (kept, between))
-            own = sum(layer.kept + (0 if layer.again else layer.copies) for layer in self._bytes)
-            first, later = peaks_held(schedule, kept, between)[pipeline]
-            self._flight = max(0, int(first) - own), max(0, int(later) - own)
+            self._fly(staging, schedule, again, pipeline)
         # What torch receives into, from the first step on: inputs and gradients of outputs, of all micro-batches.
         self._received = 0
         for stage in mine if schedule else ():
@@ -293,6 +310,33 @@ class _Account:
                 self._received += layout.microbatches * self._given(stages[stage][-1])
         self._updated = 0  # numbers that the optimizer of the rank changes
         self._most = -1
+
+    def _fly(self, staging: Staging, schedule: ScheduleTable, again: set[str], pipeline: int) -> None:
+        job, layers = self._job, self._model.of_a_rank
+        # Each micro-batch has its own masks and copies of weights, and a stage holds on to what it gives.
+        each = [
+            self._samples * _kept(job, layer, layer.name in again)
+            + (0 if layer.name in again else _masks(job, layer) + _copies(job, layer))
+            for layer in layers
+        ]
+        kept = [sum(each[n] for n in stage) + self._given(stage[-1]) for stage in staging.stages]
+        between, during = list(kept), list(kept)
+        if schedule.name in SPLITS_BACKWARD:
+            # Between the halves torch frees nothing, and gradients come to the activations. The first stage has but W.
+            for n, stage in enumerate(staging.stages[1:], 1):
+                halves = [(halves_bytes(job, layers[m], self._samples), layers[m].name in again) for m in stage]
+                between[n] += sum(half.gradients for half, _ in halves)
+                during[n] = between[n]
+                left = 0
+                for half, repeated in halves:
+                    if repeated:
+                        during[n] = max(during[n], between[n] + left + half.most)
+                    left += half.left if repeated else -half.gradients
+        own = sum(layer.kept + (0 if layer.again else layer.copies) for layer in self._bytes)
+        first, later = peaks_held(schedule, kept, between)[pipeline]
+        self._flight = max(0, int(first) - own), max(0, int(later) - own)
+        if during > between:
+            self._in_weights = int(peaks_in_w(schedule, kept, between, during)[pipeline])
 
     def _given(self, layer: int) -> int:
         """What a stage that ends with this layer gives of a micro-batch."""
@@ -408,6 +452,10 @@ class _Account:
             self._others = self._flight[microbatch > 0]
             self._walk(self._engine(microbatch))
         self._others = 0
+        if self._in_weights:
+            engine = self._engine(last)
+            gradients = engine.turn()
+            self._stop("gradients of weights", None, gradients, engine.communication, self._in_weights)
         self._stop("optimizer step", None, self._engine(last).update(), 0, self._update_bytes())
         return self._peak_node()
 

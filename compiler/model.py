@@ -23,7 +23,7 @@ from dslc.compiler.outputs import check_output
 from dslc.compiler.steps import ModuleStep
 from dslc.compiler.tape import Misfit, Surroundings, Value, entry, record, unroll
 from dslc.compiler.tensor_plan import TensorPlan, calls_by_layer, shape_on_a_rank
-from dslc.compiler.working import Moment, Working
+from dslc.compiler.working import Halves, Moment, Working
 from dslc.dsl import layers as s
 from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.diagnostics import Report
@@ -159,6 +159,7 @@ def _scaled(layer: LayerNode, kept: float, weights: float) -> LayerNode:
                 Moment(int(kept * m.bytes), *(int(weights * n) for n in (m.weights, m.copies, m.made)))
                 for m in found.backward
             ),
+            halves=found.halves and _scaled_halves(found.halves, kept, weights),
         )
 
     return replace(
@@ -167,6 +168,15 @@ def _scaled(layer: LayerNode, kept: float, weights: float) -> LayerNode:
         saved_low=int(kept * layer.saved_low),
         working=work(layer.working),
         working_low=work(layer.working_low),
+    )
+
+
+def _scaled_halves(found: Halves, kept: float, weights: float) -> Halves:
+    return Halves(
+        gradients=int(kept * found.gradients),
+        most=int(kept * found.most),
+        left=int(kept * found.left),
+        copied=int(weights * found.copied),
     )
 
 

@@ -64,7 +64,7 @@ def check_pipeline(job: JobSpec, layout: Layout, model: ModelGraph | None, repor
             "`selective` has dropped",
             job.memory.at("recompute"),
             notes=[schedule],
-            help="`recompute = full`, or another schedule",
+            help="`recompute = none`, which takes less here than `full`, or another schedule",
         )
 
 

@@ -11,15 +11,16 @@ other, and what they produce leaves after the second. And at the first stage I d
 Model of memory. A micro-batch's activations at a stage are held from its F to its B, or to its W where the backward is
 split: after I, torch still holds all of them, and besides the gradients at the layers with weights (measured on two
 pre-norm transformer blocks: 0.68 times the activations again; at the first stage only the gradient it received).
-`between` is where a caller says so. Peaks follow from the order alone, so they hold for any speed. Buffers of
-transfers, and the outputs that torch returns from the last stage, are not counted.
+`between` is where a caller says so. A layer that is computed again is so for each of its operations with weights in W,
+and what that makes stays until the W is over: `during`. Peaks follow from the order alone, so they hold for any speed.
+Buffers of transfers, and the outputs that torch returns from the last stage, are not counted.
 
 Limits. Every micro-batch costs the same; links do not contend; nothing slows down what overlaps it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -176,20 +177,39 @@ def peaks_held(
     table: ScheduleTable, bytes_per_stage: Sequence[float], between: Sequence[float] | None = None
 ) -> tuple[tuple[float, float], ...]:
     """The same until the rank has made its first gradients of weights, and from then on."""
-    assert len(bytes_per_stage) == table.stages, "one size per stage"
     between = bytes_per_stage if between is None else between
     peaks = []
     for rank in range(table.ranks):
-        now, most, later = 0.0, [0.0, 0.0], 0
-        for action in table.work(rank):
-            whole, rest = bytes_per_stage[action.stage], between[action.stage]
-            if action.kind == "F":
-                now += whole
-            elif action.kind == "I":
-                now += rest - whole
+        most, later = [0.0, 0.0], 0
+        for action, now in _held_at(table, rank, bytes_per_stage, between):
             most[later] = max(most[later], now)
-            if action.kind in ("B", "W"):
-                now -= rest if action.kind == "W" else whole
-                later = 1
+            later = later or int(action.kind in ("B", "W"))
         peaks.append((most[0], most[1]))
     return tuple(peaks)
+
+
+def peaks_in_w(
+    table: ScheduleTable, bytes_per_stage: Sequence[float], between: Sequence[float], during: Sequence[float]
+) -> tuple[float, ...]:
+    """For each rank, the most bytes that it holds in a W, which takes `during` itself in the place of `between`."""
+    return tuple(
+        max((now - between[a.stage] + during[a.stage] for a, now in held if a.kind == "W"), default=0.0)
+        for held in (_held_at(table, rank, bytes_per_stage, between) for rank in range(table.ranks))
+    )
+
+
+def _held_at(
+    table: ScheduleTable, rank: int, bytes_per_stage: Sequence[float], between: Sequence[float]
+) -> Iterator[tuple[Action, float]]:
+    """The actions of a rank, and what it holds in each."""
+    assert len(bytes_per_stage) == table.stages, "one size per stage"
+    now = 0.0
+    for action in table.work(rank):
+        whole, rest = bytes_per_stage[action.stage], between[action.stage]
+        if action.kind == "F":
+            now += whole
+        elif action.kind == "I":
+            now += rest - whole
+        yield action, now
+        if action.kind in ("B", "W"):
+            now -= rest if action.kind == "W" else whole

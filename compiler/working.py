@@ -65,14 +65,32 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Halves:
+    """What a layer takes whose gradients of inputs and of weights are made apart.
+
+    `gradients` stay from one half to the other: those of the results of operations with weights. A layer that is
+    computed again is so for each of these operations, and torch keeps what that makes, but for what they themselves had
+    kept, until the stage is done: `most` and `left` are the bytes beside what was there after the first half, while the
+    second works in the layer and when it has left it; `copied` the numbers of weights that autocast copies for it.
+    """
+
+    gradients: int
+    most: int
+    left: int
+    copied: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Working:
     """`forward` counts what is kept so far; `dropping` is the same where nothing is kept, to be computed again.
-    `copied` are numbers of weights that autocast copies in 16 bits, and keeps until the backward pass."""
+    `copied` are numbers of weights that autocast copies in 16 bits, and keeps until the backward pass. `halves` is None
+    where no operation is known one by one."""
 
     forward: int
     dropping: int
     copied: int
     backward: tuple[Moment, ...]
+    halves: Halves | None = None
 
 
 def working(operations: Sequence[Operation]) -> Working:
@@ -87,6 +105,7 @@ def working(operations: Sequence[Operation]) -> Working:
             dropping=_forward(operations, keeping=False),
             copied=sum(op.copied for op in operations),
             backward=_backward(operations),
+            halves=_halves(operations),
         )
     return found
 
@@ -156,3 +175,21 @@ def _backward(operations: Sequence[Operation]) -> tuple[Moment, ...]:
             moments.append(now)
         kept -= sum(store.bytes for store in op.kept)
     return tuple(moments)
+
+
+def _halves(operations: Sequence[Operation]) -> Halves:
+    entered = operations[0].takes[0]  # which is there, and not made again
+
+    def kept(op: Operation) -> int:
+        return sum(store.bytes for store in op.kept if store is not entered)
+
+    weighted = [op for op in operations if op.weights]
+    others = sum(kept(op) for op in operations if not op.weights)
+    made = others + sum(map(kept, weighted))
+    gone = most = copied = 0
+    for n, op in enumerate(weighted):
+        rest = weighted[n:]
+        most = max(most, n * (others + sum(map(kept, rest))) + made - gone)
+        copied = max(copied, n * sum(later.copied for later in rest) + sum(later.copied for later in weighted))
+        gone += op.gives.bytes
+    return Halves(gradients=gone, most=most, left=len(weighted) * others - gone, copied=copied)

@@ -150,6 +150,7 @@ CASES = (
     Case(network="tied gpt", ranks=4, context=2, zero=3, recompute="full", precision="bf16"),
     Case(ranks=2, pipeline=2, microbatches=4),
     Case(ranks=4, pipeline=2, tensor=2, microbatches=4, schedule="zbv"),
+    Case(ranks=2, pipeline=2, microbatches=4, schedule="zero_bubble", recompute="full"),
 )
 # More plans of the tensor and the pipeline axis, which the rules of the account were not written with.
 MORE = (
@@ -168,6 +169,10 @@ MORE = (
     Case(network="tied gpt", ranks=2, pipeline=2, microbatches=4, recompute="full"),
     Case(ranks=4, pipeline=2, zero=3, microbatches=2),
     Case(ranks=2, pipeline=2, microbatches=4, schedule="interleaved_1f1b"),
+    Case(ranks=2, pipeline=2, microbatches=4, schedule="zbv", recompute="full"),
+    Case(ranks=2, pipeline=2, microbatches=4, schedule="dualpipev", recompute="full"),
+    Case(ranks=2, pipeline=2, microbatches=8, schedule="zbv", recompute="every(2)", precision="bf16"),
+    Case(network="vit", batch=64, ranks=2, pipeline=2, microbatches=4, schedule="zero_bubble", recompute="full"),
 )
 
 
