@@ -14,8 +14,7 @@ own part, of a reduce-scatter the whole. What is logged, evaluated or written as
 all ranks agree on is of the axis that they form, or of `all` where they form several.
 
 Limits: first steps exchange more, in which engines agree on buckets. Of a user's own module, the order in which
-gradients are ready is taken for the reverse of that in which its layers are called. Of a weight that two stages share
-and whose rows do not divide, the figures are those of the rank with the most.
+gradients are ready is taken for the reverse of that in which its layers are called.
 """
 
 from __future__ import annotations

@@ -420,8 +420,8 @@ class Pipeline:
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            own: Tensor = getattr(parameter.grad, "_local_tensor", parameter.grad)
-            own = own.contiguous()
+            target: Tensor = getattr(parameter.grad, "_local_tensor", parameter.grad)
+            own = _with_all_rows(target, parameter)
             parts = {self.coordinate: own}
             exchanges = []
             for other in holders:
@@ -434,8 +434,17 @@ class Pipeline:
             total = parts[holders[0]].clone()
             for other in holders[1:]:
                 total += parts[other]
-            target: Tensor = getattr(parameter.grad, "_local_tensor", parameter.grad)
-            target.copy_(total)
+            target.copy_(total[: len(target)] if target.dim() else total)
+
+
+def _with_all_rows(own: Tensor, parameter: Any) -> Tensor:
+    """A rank's rows of a gradient, as many as the first rank has: what ranks send that do the same is alike."""
+    shares, missing = 1, 0
+    for dim, placement in enumerate(getattr(parameter, "placements", ())):
+        shares *= parameter.device_mesh.size(dim) if getattr(placement, "dim", None) == 0 else 1
+    if shares > 1:
+        missing = -(-parameter.shape[0] // shares) - len(own)
+    return torch.cat([own, own.new_zeros(missing, *own.shape[1:])]) if missing else own.contiguous()
 
 
 class Schedule:

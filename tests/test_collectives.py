@@ -36,6 +36,8 @@ data {
   batch  = 16
 }
 """
+# 17 rows, of which two ranks have 9 and 8.
+ODD = TIED.replace("vocab = 256", "vocab = 17").replace("stdlib()", "synthetic(vocab = 17)")
 LAYERS = WIDE.replace("relu(), linear(650), linear(10)", "residual([linear(700)]), linear(10)")
 VIT = """
 model {
@@ -143,7 +145,8 @@ def unused():
 """
 OWN_PLAN = '["inner.*.0: column", "inner.*.2: row", "wide: column", "head: row"]'
 NETWORKS = {
-    "gpt": GPT, "nested": NESTED, "deep": DEEP, "tied": TIED, "wide": WIDE, "layers": LAYERS, "vit": VIT, "conv": CONV
+    "gpt": GPT, "nested": NESTED, "deep": DEEP, "tied": TIED, "odd": ODD, "wide": WIDE, "layers": LAYERS,
+    "vit": VIT, "conv": CONV,
 } | {kind: OWN.replace("KIND", kind) for kind in ("normed", "buffered", "unused")}  # fmt: skip
 PLAIN = {
     "network": "gpt",
@@ -190,6 +193,7 @@ JOBS: list[dict[str, str]] = [
     {"pipeline": "2", "ranks": "4", "zero": "3", "clip": "1.0"},
     {"pipeline": "2", "schedule": "zbv", "network": "deep", "precision": "fp16"},
     {"pipeline": "2", "tensor": "2", "ranks": "4", "network": "tied", "microbatches": "2", "clip": "1.0"},
+    {"pipeline": "2", "ranks": "4", "zero": "3", "network": "odd", "microbatches": "2", "clip": "1.0"},
 ]
 MORE: list[dict[str, str]] = [
     {"context": "2", "recompute": "full", "precision": "bf16"},

@@ -117,6 +117,30 @@ def test_a_tied_weight_stays_one(plan: Settings, launched: Run) -> None:
     agree(launched(PIPELINE, *SMALL, TIED, *plan), launched(PIPELINE, *one(TIED)))
 
 
+ODD = """
+model {
+  network = gpt(layers = 2, width = 16, heads = 2, context = 16, vocab = 17, tie = true)
+  loss    = cross_entropy()
+}
+data {
+  source = synthetic(vocab = 17)
+  batch  = 16
+}
+train {
+  steps     = 4
+  optimizer = sgd(lr = 0.5, momentum = 0.9, weight_decay = 0.1)
+}
+"""
+
+
+def test_a_tied_weight_whose_rows_do_not_divide(tmp_path_factory: pytest.TempPathFactory, launched: Run) -> None:
+    """One rank has 9 of its 17 rows, the other 8."""
+    path = tmp_path_factory.mktemp("jobs") / "odd.plt"
+    path.write_text(ODD)
+    plan = staged("1f1b", 2, 2, 2, "parallelism.zero=3")
+    agree(launched(path, *plan), launched(path, "devices.cpus=1"))
+
+
 def test_stages_recompute(launched: Run) -> None:
     plan = staged("zero_bubble", 2, 1, 4, "memory.recompute=full")
     agree(launched(PIPELINE, *SMALL, *plan), launched(PIPELINE, *one()))
