@@ -111,8 +111,9 @@ class Spares(nn.Module):
         self.spare = nn.Parameter(torch.full((7, 3), 0.5))
         self.unused = nn.Sequential(nn.Linear(width, 5), nn.Sequential(nn.Linear(5, 2)))
         self.enter = nn.Linear(inputs, width)
-        self.blocks = nn.ModuleList([SpareBlock(width) for _ in range(4)])
-        self.blocks[3].later.weight = self.blocks[0].later.weight  # tied over stages
+        blocks = [SpareBlock(width) for _ in range(4)]
+        blocks[3].later.weight = blocks[0].later.weight  # tied over stages
+        self.blocks = nn.ModuleList(blocks)
         self.leave = nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
