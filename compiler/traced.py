@@ -211,7 +211,7 @@ def _made(make: Callable[[], Any], fake: Any) -> nn.Module:
     if not isinstance(made, torch.nn.Module):
         raise TraceError(f"it returns a `{type(made).__name__}`, not a `torch.nn.Module`")
     _empty(made, fake)
-    return made
+    return made.train()  # as the runtime does: what is traced is a step of the training
 
 
 def _empty(model: nn.Module, fake: Any) -> None:

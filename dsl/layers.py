@@ -339,7 +339,7 @@ class GPT(Call):
 
 @call("network", "python", open=True)
 class PythonNetwork(Call):
-    """A `torch.nn.Module` that a function of yours returns."""
+    """A `torch.nn.Module` that a function of yours returns; it is put into training mode (`.train()`)."""
 
     function: str = arg(FUNCTION, FUNCTION_DOC)
     arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "what it is called with", default=())

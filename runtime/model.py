@@ -107,7 +107,8 @@ def tie(module: nn.Module, ties: tuple[tuple[str, str], ...]) -> None:
 
 
 def own_model(step: ModelStep) -> nn.Module:
-    """What the user's function, or the `transformers` library, makes of it under the seed."""
+    """What the user's function, or the `transformers` library, makes of it under the seed, in training mode: it may come
+    in another (`from_pretrained` gives none else). What a module's own `train` leaves in evaluation mode stays so."""
     if step.transformers is not None:
         from dslc.runtime.transformers_model import build_transformers
 
@@ -123,7 +124,7 @@ def own_model(step: ModelStep) -> nn.Module:
             f"{where}`{step.python.function}` must return a torch.nn.Module, and returned "
             f"{_article(type(module).__name__)}"
         )
-    return module
+    return module.train()
 
 
 @contextlib.contextmanager

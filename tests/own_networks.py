@@ -18,6 +18,33 @@ def network(inputs: int = 6, width: int = 8, outputs: int = 3, depth: int = 1) -
     return nn.Sequential(*first, *inner, nn.Linear(width, outputs))
 
 
+class Still(nn.Sequential):
+    """Its batch norm stays in evaluation mode, whatever mode the others are put into."""
+
+    def train(self, mode: bool = True) -> Still:
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm1d):
+                module.eval()
+        return self
+
+
+class StillForward(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm1d):
+                module.eval()
+        return super().forward(x)
+
+
+def noisy(mode: str = "train", p: float = 0.5) -> nn.Module:
+    """Dropout and batch norm: in training mode, or as it comes out of `from_pretrained`, or with its norm kept still."""
+    kind = {"override": Still, "forward": StillForward}.get(mode, nn.Sequential)
+    layers = nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(p), nn.Linear(16, 10)
+    made = kind(*layers)
+    return made.eval() if mode == "eval" else made
+
+
 class Residual(nn.Module):
     """A module that is no sequence, with a parameter of its own, a buffer and perhaps a tied weight."""
 
