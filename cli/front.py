@@ -167,8 +167,9 @@ def _traced_source(job: JobSpec, call: PythonSource, report: Report) -> SourceFa
 
     def use(make: Callable[..., Any]) -> Any:
         from dslc.compiler.trace import trace_source
+        from dslc.runtime.random_numbers import begin_sample
 
-        return to_json(trace_source(make))
+        return to_json(trace_source(make, lambda index: begin_sample(job.train.seed, "train", 0, index)))
 
     made = _used(job, call, "source", use, report)
     return made and from_json(SourceFacts, made)

@@ -59,6 +59,7 @@ class SourceFacts:
     classes: int | None = None  # targets are 0 <= t < classes
     vocab: int | None = None  # inputs are tokens 0 <= t < vocab
     stream: bool = False  # cut from one stream: the validation split is its end
+    changes: int | None = None  # a sample of a user's that was another when it was asked for once more
     found: Mapping[str, Any] = field(default_factory=dict)  # files and layouts: what the runtime opens
     missing: str = ""
     help: str = ""

@@ -37,6 +37,7 @@ def check_job(
     _check_length(job, workload, report)
     _check_optimizer(job, report)
     _check_metrics(job, source, report)
+    _warn_of_samples(job, source, report)
     check_checkpoints(job, report)
     check_training(job, layout, model, report)
     if layout and workload and model:
@@ -197,6 +198,18 @@ def _check_axes(job: JobSpec, layout: Layout, source: SourceFacts, model: ModelG
 
 
 # ------------------------------------------------------------------------------------------------------ invariants
+
+
+def _warn_of_samples(job: JobSpec, source: SourceFacts, report: Report) -> None:
+    if source.changes is not None:
+        report.add(
+            "W0610",
+            f"sample {source.changes} is another when it is asked for again, by a generator of the data set's own: the "
+            "training depends on how many ranks and workers there are, and on where it was resumed",
+            job.data.at("source"),
+            help="draw from `random`, `numpy.random` or `torch`: they begin anew for each sample, from the seed, the "
+            "epoch and the sample's number",
+        )
 
 
 def _warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, report: Report) -> None:

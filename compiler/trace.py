@@ -15,8 +15,14 @@ from dslc.compiler.traced import TraceError, seen, trace_model, try_low_copy
 __all__ = ["TraceError", "trace_model", "trace_source", "try_low_copy"]
 
 
-def trace_source(make: Callable[[], Any]) -> SourceFacts:
-    """What `make()` gives: a map-style data set, or a pair (train, validation). Samples are pairs (input, target)."""
+TWICE = 4  # samples that are asked for twice
+
+
+def trace_source(make: Callable[[], Any], begin: Callable[[int], None]) -> SourceFacts:
+    """What `make()` gives: a map-style data set, or a pair (train, validation). Samples are pairs (input, target).
+
+    `begin` begins the random numbers of a sample, by its number, as the training does.
+    """
     made = make()
     if isinstance(made, tuple) and len(made) == 2 and all(hasattr(part, "shape") for part in made):
         made = list(zip(*made, strict=True))  # a pair of arrays is one data set
@@ -33,7 +39,19 @@ def trace_source(make: Callable[[], Any]) -> SourceFacts:
         validation_samples=None if validation is None else len(validation),
         input=_fact(sample[0], "input"),
         target=_fact(sample[1], "target"),
+        changes=next((index for index in range(min(TWICE, len(train))) if _changes(train, index, begin)), None),
     )
+
+
+def _changes(samples: Any, index: int, begin: Callable[[int], None]) -> bool:
+    """Whether a sample is another when it is asked for once more, with the same random numbers."""
+    import torch
+
+    def ask() -> tuple[torch.Tensor, ...]:
+        begin(index)
+        return tuple(torch.as_tensor(part).nan_to_num() for part in samples[index])
+
+    return not all(torch.equal(one, other) for one, other in zip(ask(), ask(), strict=True))
 
 
 def _fact(value: Any, what: str) -> TensorFact:

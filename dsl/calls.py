@@ -185,7 +185,8 @@ class Synthetic(Call):
 
 @call("source", "python", open=True)
 class PythonSource(Call):
-    """A data set of yours with `len` and indexing, or a pair (train, validation)."""
+    """A data set of yours with `len` and indexing, or a pair (train, validation). What indexing draws from `random`,
+    `numpy.random` and `torch` follows from the seed, the epoch and the sample."""
 
     function: str = arg(FUNCTION, FUNCTION_DOC)
     arguments: tuple[tuple[str, Any], ...] = arg(Anything(), _ARGUMENTS_DOC, default=())

@@ -8,8 +8,7 @@ DataLoader), any other samples by one thread, ahead of the training.
 Contract: step s is global batch `s % steps_per_epoch` of epoch `s // steps_per_epoch`; nothing depends on the step at
 which iteration begins, so that a resumed run sees the very next sample.
 
-Limits: worker processes are forked where the system can fork; a user's data set that draws random numbers draws them
-per worker, not per sample.
+Limits: worker processes are forked where the system can fork.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def validation_batches(
         return iter(())
     chunks = list(indices.split(size))
     if step.workers and splits.validation.by_process:
-        return iter(_loader(step, splits.validation, place, chunks, device))
+        return iter(_loader(step, splits.validation, place, [(chunk, 0) for chunk in chunks], device))
     made = (_moved(splits.validation.batch(chunk), device) for chunk in chunks)
     return _ahead(made, device) if step.workers else made
 
@@ -95,7 +94,7 @@ def _in_line(
         epoch, k = divmod(number, per_epoch)
         count = max(1, min(at_once, full - k, numbers.stop - number))
         _, _, sizes = sizes_of(step, place, microbatches, k)
-        pair = samples.batch(shares(step, place, epoch, k, count))
+        pair = samples.batch(shares(step, place, epoch, k, count), epoch)
         if not samples.by_process:
             at_once = max(1, GATHERED * count // max(1, sum(tensor.nbytes for tensor in pair)))
         inputs, targets = (tensor.split(sizes * count) for tensor in _moved(pair, device))
@@ -159,25 +158,28 @@ def _ahead(made: Iterator[Any], device: torch.device) -> Iterator[Any]:
 
 
 class _Batched(Dataset[Any]):
-    """A data set whose items are micro-batches: the loader hands a worker the indices of one and takes the pair."""
+    """A data set whose items are micro-batches: the loader hands a worker the indices of one, and the epoch, and takes
+    the pair."""
 
     def __init__(self, samples: Samples) -> None:
         self.samples = samples
 
-    def __getitems__(self, indices: Tensor) -> Pair:
-        return self.samples.batch(indices)
+    def __getitems__(self, asked: tuple[Tensor, int]) -> Pair:
+        return self.samples.batch(*asked)
 
 
 class _Order:
-    """The indices of the micro-batches of a rank, step after step."""
+    """The indices of the micro-batches of a rank, step after step, each with the epoch."""
 
     def __init__(self, step: DataStep, place: RankPlace, microbatches: int, numbers: range) -> None:
         self.step, self.place, self.microbatches, self.numbers = step, place, microbatches, numbers
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
         per_epoch = steps_per_epoch(self.step)
         for number in self.numbers:
-            yield from micro_batches(self.step, self.place, self.microbatches, *divmod(number, per_epoch))
+            epoch, k = divmod(number, per_epoch)
+            for indices in micro_batches(self.step, self.place, self.microbatches, epoch, k):
+                yield indices, epoch
 
 
 def _by_processes(

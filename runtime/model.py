@@ -107,8 +107,8 @@ def tie(module: nn.Module, ties: tuple[tuple[str, str], ...]) -> None:
 
 
 def own_model(step: ModelStep) -> nn.Module:
-    """What the user's function, or the `transformers` library, makes of it under the seed, in training mode: it may come
-    in another (`from_pretrained` gives none else). What a module's own `train` leaves in evaluation mode stays so."""
+    """What the user's function, or the `transformers` library, makes of it under the seed, put into training mode: one
+    of `from_pretrained` is not in it. What a module's own `train` leaves in evaluation mode stays so."""
     if step.transformers is not None:
         from dslc.runtime.transformers_model import build_transformers
 

@@ -6,8 +6,9 @@ stored (bytes of text, float64) and is converted batch by batch. `FetchedSamples
 several sources one after another, of which a limited number is open, `Part` is some of the samples of another source.
 
 Contract: floats are seen as float32, integers of any width and truth values as int64. A batch depends on its indices
-alone. `by_process` says that a sample costs computing (a picture is decoded, a user's code runs), so that workers are
-processes; others are gathered by a thread.
+alone, and, of a data set that draws random numbers, on the epoch: not on the process that makes it, or on what that has
+made before. Evaluations and predictions are of epoch 0. `by_process` says that a sample costs computing (a picture is
+decoded, a user's code runs), so that workers are processes; others are gathered by a thread.
 """
 
 from __future__ import annotations
@@ -20,20 +21,23 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from dslc.runtime.random_numbers import aside, begin_sample
+
 
 class SourceError(RuntimeError):
     """The data is not what the plan was made for; the message names the place in the job."""
 
 
 class Samples(Protocol):
-    """Samples numbered from 0. `batch` takes int64 indices of shape (n,) and gives tensors (n, …), on the CPU."""
+    """Samples numbered from 0. `batch` takes int64 indices of shape (n,) and gives tensors (n, …), on the CPU, as they
+    are in `epoch`, from 0."""
 
     @property
     def by_process(self) -> bool: ...
 
     def __len__(self) -> int: ...
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]: ...
+    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -55,26 +59,34 @@ class TensorSamples:
     def __len__(self) -> int:
         return self.inputs.shape[0]
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         return as_seen(self.inputs.index_select(0, indices)), as_seen(self.targets.index_select(0, indices))
 
 
 @dataclass(frozen=True)
 class FetchedSamples:
-    """Samples of a user's data set, fetched one by one and stacked."""
+    """Samples of a user's data set, fetched one by one and stacked, each with random numbers of its own: they follow
+    from (`seed`, `part`, epoch, index)."""
 
     dataset: Any
     line: str
+    seed: int = 0
+    part: str = "train"
     by_process: ClassVar[bool] = True
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        pairs = [self.dataset[index] for index in indices.tolist()]
+    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
+        with aside():
+            pairs = [self._sample(epoch, index) for index in indices.tolist()]
         if any(not isinstance(pair, Sequence) or len(pair) != 2 for pair in pairs):
             raise SourceError(f"{self.line}: a sample of the data set has to be a pair (input, target)")
         return self._stack([pair[0] for pair in pairs]), self._stack([pair[1] for pair in pairs])
+
+    def _sample(self, epoch: int, index: int) -> Any:
+        begin_sample(self.seed, self.part, epoch, index)
+        return self.dataset[index]
 
     def _stack(self, items: list[Any]) -> Tensor:
         if not items:
@@ -101,10 +113,10 @@ class Part:
     def __len__(self) -> int:
         return self.length if self.chosen is None else self.chosen.shape[0]
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         if self.chosen is not None:
-            return self.samples.batch(self.chosen[indices])
-        return self.samples.batch(indices + self.start if self.start else indices)
+            return self.samples.batch(self.chosen[indices], epoch)
+        return self.samples.batch(indices + self.start if self.start else indices, epoch)
 
 
 class Joined:
@@ -127,14 +139,14 @@ class Joined:
         """The part that holds each of these samples."""
         return torch.searchsorted(self._starts, indices, right=True) - 1
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         if not indices.numel():
             return torch.empty(0), torch.empty(0)
         parts = self.part_of(indices)
         made: tuple[Tensor, Tensor] | None = None
         for part in dict.fromkeys(parts.tolist()):  # in the order of their first use: a part that is open comes first
             rows = (parts == part).nonzero().squeeze(1)
-            pair = self._opened(part).batch(indices[rows] - self._starts[part])
+            pair = self._opened(part).batch(indices[rows] - self._starts[part], epoch)
             if len(rows) == len(indices):
                 return pair
             if made is None:
@@ -167,8 +179,8 @@ class Checked:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        inputs, targets = self.samples.batch(indices)
+    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
+        inputs, targets = self.samples.batch(indices, epoch)
         if self.vocab is not None:
             self._hold(indices, inputs, self.vocab, "the network has a vocabulary of")
         if self.classes is not None:

@@ -212,11 +212,11 @@ def _python(step: DataStep) -> Samples | tuple[Samples, Samples]:
     if step.split == "given":
         if not isinstance(made, Sequence) or len(made) != 2:
             raise SourceError(f"{step.line}: `{step.python.function}` should give a pair (train, validation)")
-        return _dataset(step, made[0]), _dataset(step, made[1])
-    return _dataset(step, made)
+        return _dataset(step, made[0], "train"), _dataset(step, made[1], "validation")
+    return _dataset(step, made, "train")
 
 
-def _dataset(step: DataStep, made: Any) -> Samples:
+def _dataset(step: DataStep, made: Any, part: str) -> Samples:
     """A user's data set: tensors and arrays are taken whole, anything else sample by sample."""
     if isinstance(made, torch.utils.data.TensorDataset):
         made = made.tensors
@@ -227,7 +227,7 @@ def _dataset(step: DataStep, made: Any) -> Samples:
         return TensorSamples(inputs.contiguous(), targets.contiguous())
     if not hasattr(made, "__len__") or not hasattr(made, "__getitem__"):
         raise SourceError(f"{step.line}: a data set needs `len` and indexing, and {type(made).__name__} has not both")
-    return FetchedSamples(made, step.line)
+    return FetchedSamples(made, step.line, step.seed, part)
 
 
 def is_pair_of_arrays(made: Any) -> bool:

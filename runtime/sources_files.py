@@ -40,7 +40,7 @@ class TokenSamples:
     def __len__(self) -> int:
         return max(0, self.stream.shape[0] - 1) // self.context
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         used, rows = len(self) * self.context, indices.numpy()
         halves = (self.stream[at : used + at].reshape(-1, self.context)[rows] for at in (0, 1))
         inputs, targets = (torch.from_numpy(half.astype(np.int64)) for half in halves)
@@ -104,7 +104,7 @@ class PixelSamples:
     def __len__(self) -> int:
         return self.images.shape[0]
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         rows = indices.numpy()
         pixels = torch.from_numpy(self.images[rows]).to(torch.float32).div_(255)
         return pixels, torch.from_numpy(self.labels[rows].astype(np.int64))

@@ -49,7 +49,7 @@ class ImageSamples:
         start = int(self._ends[index - 1]) if index else 0
         return os.fsdecode(self._names[start : int(self._ends[index])])
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         pixels = np.empty((len(indices), 3, self.size, self.size), np.float32)
         for n, index in enumerate(indices.tolist()):
             path = self.path(index)

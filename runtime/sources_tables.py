@@ -30,7 +30,7 @@ class Rows:
     def __len__(self) -> int:
         return self.count
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         found, table = self.step.arguments, self.gather(indices)
         made = []
         for columns, kind, shape in zip(found["columns"], found["kinds"], found["shapes"], strict=True):

@@ -74,7 +74,7 @@ class Numbers:
     def __len__(self) -> int:
         return self.samples
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         size = math.prod(self.shape)
         numbers: Words = indices.numpy().astype(np.uint64)[:, None]
         positions: Words = np.add(numbers * np.uint64(size), np.arange(size, dtype=np.uint64))
@@ -109,7 +109,7 @@ class Tokens:
     def __len__(self) -> int:
         return self.samples
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         numbers: Words = indices.numpy().astype(np.uint64)[:, None]
         vocab, length = np.uint64(self.vocab), self.context + 1
         start = words(self.seed, 0, numbers)

@@ -6,9 +6,12 @@ belong to no layer, skip connections that cross every cut, views, masks, and num
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 
 def network(inputs: int = 6, width: int = 8, outputs: int = 3, depth: int = 1) -> nn.Module:
@@ -38,7 +41,7 @@ class StillForward(nn.Sequential):
 
 
 def noisy(mode: str = "train", p: float = 0.5) -> nn.Module:
-    """Dropout and batch norm: in training mode, or as it comes out of `from_pretrained`, or with its norm kept still."""
+    """Dropout and batch norm: in training mode, as `from_pretrained` gives it, or with its norm kept still."""
     kind = {"override": Still, "forward": StillForward}.get(mode, nn.Sequential)
     layers = nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(p), nn.Linear(16, 10)
     made = kind(*layers)
@@ -204,3 +207,64 @@ def data() -> tuple[TensorDataset, TensorDataset]:
     x = torch.randn(61, 6, generator=generator)
     y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
     return TensorDataset(x[:50], y[:50]), TensorDataset(x[50:], y[50:])
+
+
+class Augmented(Dataset[tuple[Tensor, int]]):
+    """Samples to which noise is added, drawn from each generator there is, more of it for some than for others."""
+
+    def __init__(self, size: int, shift: int = 0) -> None:
+        self.clean = torch.linspace(-1, 1, size)[:, None].repeat(1, 64).mul(torch.arange(64)).cos()
+        self.size, self.shift = size, shift
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        noise = torch.zeros(64)
+        for _ in range(1 + index % 3):
+            noise = noise + torch.rand(64) + float(np.random.normal()) + random.gauss(0.0, 1.0)
+        return self.clean[index] + noise, (index + self.shift) % 10
+
+
+def augmented() -> tuple[Augmented, Augmented]:
+    return Augmented(48), Augmented(20, 3)
+
+
+def padded(ignore: int = -100, kept: float = 0.4) -> tuple[TensorDataset, TensorDataset]:
+    """Sequences of 16 tokens of 32, of some of which most targets count, and of others few."""
+    random = torch.Generator().manual_seed(0)
+    tokens = torch.randint(32, (40, 17), generator=random)
+    counts = torch.rand(40, 16, generator=random) < 2 * kept * torch.rand(40, 1, generator=random)
+    both = tokens[:, :-1], tokens[:, 1:].where(counts, ignore)
+    return TensorDataset(*(each[:32] for each in both)), TensorDataset(*(each[32:] for each in both))
+
+
+def token_loss(output: Tensor, target: Tensor) -> Tensor:
+    """One loss for each token, also for those that do not count, whose target it takes for the first class."""
+    return nn.functional.cross_entropy(output.flatten(0, 1), target.clamp(min=0).flatten(), reduction="none")
+
+
+class Fetched(Dataset[tuple[Tensor, Tensor]]):
+    """Samples that are fetched one by one."""
+
+    def __init__(self, whole: TensorDataset) -> None:
+        self.whole = whole
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        input, target = self.whole[index]
+        return input, target
+
+
+def labelled(wrong: int, whole: bool = False) -> Dataset[tuple[Tensor, ...]]:
+    """Samples of ten classes, and one with an eleventh."""
+    targets = torch.arange(40) % 10
+    targets[wrong] = 10
+    made = TensorDataset(torch.linspace(-1, 1, 40)[:, None].repeat(1, 64), targets)
+    return made if whole else Fetched(made)
+
+
+def class_loss(output: Tensor, target: Tensor) -> Tensor:
+    return -output.log_softmax(-1).gather(-1, target[:, None])[:, 0]

@@ -1,0 +1,5 @@
+import "../base/digits.plt"
+
+data {
+  source = python("draws:Own") #! W0610
+}
