@@ -1,16 +1,19 @@
-"""How a training ended, and why: what each rank writes down when it fails, and which of it is the cause.
+"""How a training ended, and why: what each rank says when it fails, and which of it is the cause.
 
-Model: a rank that fails writes `logs/rank-N.failure.json`: when, at which step, the exception, the lines of its
-traceback and the place in the job that it concerns. The others then find their connections closed and fail too, within
-the same moment. The launcher reads what all of them wrote, and how the processes ended, and takes in this order
+Model: a rank that fails says on the board (stop.py) when, at which step, the exception, the lines of its traceback and
+the place in the job that it concerns. The others then find their connections closed and fail too, within the same
+moment. The launcher reads what all of them said, how the processes ended before it ended any, and which of them are
+stopped, and takes in this order
 
+    the run directory, where that is gone
     an exception that is not about a lost connection, the earliest
     a process that ended without a word: by a signal, or with an exit status of its own
+    a process that is stopped
     a collective that waited longer than the job's timeout, the earliest
     the earliest lost connection
 
-Contract: `cause` gives one `Failure`, with everything that a message needs. Nothing here raises because of what a rank
-wrote or did not write.
+Contract: `cause` gives one `Failure`, with everything that a message needs, in a length that a terminal can take.
+Nothing here raises because of what a rank said or did not say, or because of what its exception is like.
 
 Limits: whether an exception is about a lost connection is read from its text, as torch gives it no type of its own. The
 kernel does not say why it killed a process; that memory ran out is a guess, and worded as one.
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -28,8 +32,8 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
 
@@ -45,20 +49,25 @@ Kind = Literal["error", "ended", "timeout", "lost"]
 
 _FRAMES = 3  # of the traceback, in a message
 _LINES = 12  # of the text of an exception, in a message
+_WIDE = 400  # letters of a line, in a message
+_READ = 20_000  # letters of the text of an exception that are looked at, and of the end of a log
 _LAST = 3  # lines of a log, before a crash, in a message
 _CRASH = "Fatal Python error: "  # what Python's faulthandler begins with
 _LOST = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|[Ss]ocket closed|closed by peer|Application timeout caused pair "
     r"closure|failed to recv|recvValue failed|sendBytes failed|remote process exited|Connection was likely closed",
 )
+_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_FULL = 1 << 16  # bytes: no room for a file
 _TIMEOUT = re.compile(r"Timed out waiting|[Tt]imed out after|Watchdog caught collective operation timeout")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One rank's failure. `step` counts from 1; 0 is before the first step. `frames` are lines of its traceback."""
+    """One rank's failure, or that of the whole (`rank` None). `step` counts from 1; 0 is before the first step.
+    `frames` are lines of its traceback."""
 
-    rank: int
+    rank: int | None
     step: int
     kind: Kind
     message: str  # "RuntimeError: mat1 and mat2 shapes cannot be multiplied", or what became of the process
@@ -67,6 +76,19 @@ class Failure:
     log: str = ""  # the path of the rank's log
     notes: tuple[str, ...] = ()
     time: float = 0.0  # seconds since the epoch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ends:
+    """How the processes of the ranks were when one had failed, before the launcher ended those that were left.
+
+    `statuses` are exit statuses by rank, -N for signal N, None of those that were alive; `stopped` are ranks; `folder`
+    says whether the run directory was there.
+    """
+
+    statuses: Mapping[int, int | None] = field(default_factory=dict)
+    stopped: tuple[int, ...] = ()
+    folder: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +114,6 @@ def log_path(run_dir: str, rank: int) -> str:
     return os.path.join(run_dir, "logs", f"rank-{rank}.log")
 
 
-def failure_path(run_dir: str, rank: int) -> str:
-    """Where a rank that fails writes down why."""
-    return os.path.join(run_dir, "logs", f"rank-{rank}.failure.json")
-
-
 # -------------------------------------------------------------------------------------------------------- in words
 
 
@@ -114,11 +131,13 @@ def describe(outcome: Outcome) -> str:
 def _of_a_failure(failure: Failure) -> str:
     when = f"at step {failure.step}" if failure.step else "before the first step"
     where = f" ({failure.line})" if failure.line else ""
-    lines = [f"training failed on rank {failure.rank} {when}{where}"]
+    who = f" on rank {failure.rank}" if failure.rank is not None else ""
+    lines = [f"training failed{who} {when}{where}"]
     lines += [f"  {line}" for line in failure.frames]
     lines += [f"  {line}" for line in failure.message.splitlines()]
     lines += [f"note: {note}" for note in failure.notes]
-    return "\n".join([*lines, f"the whole log: {failure.log}"])
+    lines += [f"the whole log: {failure.log}"] if failure.log else []
+    return "\n".join(lines)
 
 
 # ------------------------------------------------------------------------------------------------------- on a rank
@@ -127,12 +146,13 @@ def _of_a_failure(failure: Failure) -> str:
 def record(
     run_dir: str, rank: int, step: int, error: BaseException, job: JobProgram, model: nn.Module | None
 ) -> Failure:
-    """Writes down why this rank fails, and all of it into the log. Raises OSError where that cannot be written."""
+    """Why this rank fails. All of it goes into the log as well, as far as that can be written."""
     now = time.time()
-    traceback.print_exception(error)
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        traceback.print_exception(error)
+        sys.stderr.flush()
     error = _cause(error)
-    failure = Failure(
+    return Failure(
         rank=rank,
         step=step,
         kind=_kind(error),
@@ -140,13 +160,28 @@ def record(
         line=_place(error, job, model),
         frames=_frames(error),
         log=log_path(run_dir, rank),
+        notes=_of_storage(error, (run_dir, job.checkpoint.folder)),
         time=now,
     )
-    path = failure_path(run_dir, rank)
-    with open(path + ".part", "w", encoding="utf-8") as file:
-        json.dump(dataclasses.asdict(failure), file, indent=1)
-    os.replace(path + ".part", path)
-    return failure
+
+
+def say(board: Board, rank: int, failure: Failure) -> None:
+    """Leaves it on the board, for the launcher."""
+    board.say(rank, json.dumps(dataclasses.asdict(failure), ensure_ascii=False))
+
+
+def _of_storage(error: BaseException, folders: Iterable[str]) -> tuple[str, ...]:
+    """Which of the folders are on a device that is full, where something could not be written. torch's writers drop the
+    reason; on the way from rank to rank its context is lost."""
+    if not isinstance(error, OSError | RuntimeError) or getattr(error, "errno", None) == errno.EDQUOT:
+        return ()
+    notes = []
+    for folder in filter(None, folders):
+        with contextlib.suppress(OSError, AttributeError):
+            found = os.statvfs(folder)
+            if found.f_bavail * found.f_frsize < _FULL or (found.f_files and not found.f_favail):
+                notes.append(f"no space is left on the device of {folder}")
+    return tuple(notes)
 
 
 def show_stacks(board: Board, ranks: int, own: int) -> None:
@@ -170,7 +205,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _kind(error: BaseException) -> Kind:
-    text = str(error)
+    text = _text(error)
     if isinstance(error, SystemExit):
         return "error"
     if isinstance(error, RuntimeError | ConnectionError) or type(error).__module__.startswith("torch"):
@@ -186,14 +221,40 @@ def _within_torch(error: BaseException) -> bool:
     return bool(frames) and (_is_torch(frames[-1].filename) or _is_ours(frames[-1].filename))
 
 
+def _text(error: BaseException) -> str:
+    """The beginning of an exception's text; "" where it has none to give."""
+    try:
+        return str(error)[:_READ]
+    except Exception:  # a user's own, whose text fails
+        return ""
+
+
 def _message(error: BaseException) -> str:
     if isinstance(error, SystemExit):
-        return f"the user's code left by sys.exit({error.code!r})"
+        return _narrow(f"the user's code left by sys.exit({_shown(error.code)})")
     if _explains_itself(error):
-        return str(error)
-    lines = "".join(traceback.format_exception_only(error)).rstrip().splitlines()
-    more = [f"… ({len(lines) - _LINES} lines more)"] if len(lines) > _LINES else []
-    return "\n".join(lines[:_LINES] + more)
+        return _bounded(_text(error))
+    if isinstance(error, OSError) and error.errno in _STORAGE and error.filename is not None:
+        return _bounded(f"{error.filename}: {error.strerror}")
+    return _bounded("".join(traceback.format_exception_only(error)))
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
+
+
+def _bounded(text: str) -> str:
+    """At most so many lines, and so many letters of each."""
+    lines = text[: _LINES * _READ].rstrip().splitlines()
+    more = [f"… ({text.count(chr(10)) + 1 - _LINES:,} lines more)"] if len(lines) > _LINES else []
+    return "\n".join([_narrow(line) for line in lines[:_LINES]] + more)
+
+
+def _narrow(line: str) -> str:
+    return line if len(line) <= _WIDE else f"{line[:_WIDE]}… ({len(line) - _WIDE:,} letters more)"
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -230,7 +291,7 @@ def _frames(error: BaseException) -> tuple[str, ...]:
         lines.append(f'File "{frame.filename}", line {frame.lineno}, in {frame.name}')
         if frame.line:
             lines.append(f"  {frame.line}")
-    return tuple(lines)
+    return tuple(_narrow(line) for line in lines)
 
 
 def _place(error: BaseException, job: JobProgram, model: nn.Module | None) -> str:
@@ -278,44 +339,58 @@ def _line_of_file(job: JobProgram, file: str) -> str:
 # -------------------------------------------------------------------------------------------------- on the launcher
 
 
-def forget(run_dir: str, ranks: int, goes_on: bool = False) -> None:
+def forget(run_dir: str, goes_on: bool = False) -> None:
     """Takes away what an earlier training in this run directory wrote down, but for the records of one that may be
     gone on with."""
-    gone = [failure_path(run_dir, rank) for rank in range(ranks)]
-    others = [NOTES, "weights.safetensors", *(() if goes_on else (NAME,))]
-    for path in (*gone, *(os.path.join(run_dir, name) for name in others)):
+    for name in (NOTES, "weights.safetensors", *(() if goes_on else (NAME,))):
         with contextlib.suppress(FileNotFoundError):
-            os.remove(path)
+            os.remove(os.path.join(run_dir, name))
 
 
-def cause(run_dir: str, board: Board, ranks: int, statuses: Mapping[int, int | None], timeout: float) -> Failure:
-    """The failure that ended the training. `statuses` are exit statuses by rank, -N for signal N, None if unknown."""
-    recorded = [failure for rank in range(ranks) if (failure := _read(run_dir, rank)) is not None]
+def cause(run_dir: str, board: Board, ranks: int, ends: Ends, timeout: float) -> Failure:
+    """The failure that ended the training."""
+    if not ends.folder:
+        message = f"{run_dir} was removed while the training ran"
+        return Failure(rank=None, step=board.step(0), kind="ended", message=message)
+    recorded = [failure for rank in range(ranks) if (failure := said(board, rank)) is not None]
     by_kind = {kind: [f for f in recorded if f.kind == kind] for kind in ("error", "timeout", "lost")}
     silent = [rank for rank in range(ranks) if not board.done(rank) and all(f.rank != rank for f in recorded)]
-    ended = [_ended(run_dir, board, rank, statuses.get(rank)) for rank in silent if _by_itself(statuses.get(rank))]
-    for found in (by_kind["error"], ended, by_kind["timeout"], by_kind["lost"]):
+    ended = [_ended(run_dir, board, rank, status) for rank in silent if (status := ends.statuses.get(rank)) is not None]
+    stopped = [_stopped(run_dir, board, rank, ends.stopped, timeout) for rank in ends.stopped if rank in silent]
+    for found in (by_kind["error"], ended, stopped, by_kind["timeout"], by_kind["lost"]):
         if found:
             first = min(found, key=lambda failure: failure.time)
             if first.kind == "timeout":
                 return dataclasses.replace(first, notes=_of_a_timeout(run_dir, board, silent, timeout))
             return first
-    # Nobody wrote anything, and nobody ended but by SIGTERM: somebody else sent it.
-    rank = silent[0] if silent else 0
-    return _ended(run_dir, board, rank, statuses.get(rank))
+    return _ended(run_dir, board, silent[0] if silent else 0, None)
 
 
-def _read(run_dir: str, rank: int) -> Failure | None:
-    try:
-        with open(failure_path(run_dir, rank), encoding="utf-8") as file:
-            data: dict[str, Any] = json.load(file)
-        return Failure(**{**data, "frames": tuple(data["frames"]), "notes": tuple(data["notes"])})
-    except (OSError, ValueError, TypeError, KeyError):
-        return None  # not written, or cut off in the middle: then the process ended without a word
+def said(board: Board, rank: int) -> Failure | None:
+    """The failure of which a rank has told, if it has."""
+    words = board.said(rank)
+    if not words or board.done(rank):
+        return None
+    told: dict[str, Any] = json.loads(words)
+    return Failure(**{**told, "frames": tuple(told["frames"]), "notes": tuple(told["notes"])})
 
 
-def _by_itself(status: int | None) -> bool:
-    return status is not None and status != -signal.SIGTERM
+def is_final(failure: Failure | None) -> bool:
+    """Whether nothing that other ranks may still say is more of a cause."""
+    return failure is not None and failure.kind != "lost"
+
+
+def _stopped(run_dir: str, board: Board, rank: int, stopped: tuple[int, ...], timeout: float) -> Failure:
+    message = "the process is stopped, as by SIGSTOP, Ctrl-Z or a debugger: nobody has let it go on"
+    others = f"; so are ranks {', '.join(map(str, stopped))}" if len(stopped) > 1 else ""
+    return Failure(
+        rank=rank,
+        step=board.step(rank),
+        kind="ended",
+        message=message,
+        log=log_path(run_dir, rank),
+        notes=(f"that lasted longer than `launch.timeout` ({timeout:g} s){others}",),
+    )
 
 
 def _ended(run_dir: str, board: Board, rank: int, status: int | None) -> Failure:
@@ -329,6 +404,10 @@ def _ended(run_dir: str, board: Board, rank: int, status: int | None) -> Failure
         message = f"the process was ended by {name}"
         if name == "SIGKILL":
             notes = ("the system does this when memory runs out (see dmesg)",)
+        elif name == "SIGTERM":
+            notes = (
+                "it was sent from outside, as `kill` and batch systems do; to the launcher it is a request to stop",
+            )
         else:
             notes = _last_words(log_path(run_dir, rank))
     else:
@@ -349,8 +428,9 @@ def _last_words(path: str) -> tuple[str, ...]:
 
 def _end_of(path: str) -> str:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()[-20_000:]
+        with open(path, "rb") as file:
+            file.seek(max(0, os.path.getsize(path) - _READ))
+            return file.read().decode(errors="replace")
     except OSError:
         return ""
 

@@ -6,7 +6,10 @@ inherit (rendezvous.py). A world of one process goes the same way: it costs 0.1 
 same. Beside waiting, this process draws the progress.
 
 Contract: `launch` returns when no process of the training is left, whatever happened: done, stopped (stop.py), failed
-(failure.py). A rank dies with this process, also where that is killed. It raises nothing for a training that failed.
+(failure.py). That holds for threads and processes which the user's code leaves behind, too: they have `PATIENCE`
+seconds, and are ended. A rank dies with this process, also where that is killed. Processes that are all stopped are
+found after `launch.timeout`; a training that is slow is none of this module's business. It raises nothing for a
+training that failed.
 
 `run_in_subprocess` does the same from a program or notebook that may have used torch already: a process forked then can
 hang in its first parallel operation (torch's thread pool does not survive the fork). It starts a fresh interpreter,
@@ -21,27 +24,33 @@ import argparse
 import contextlib
 import json
 import logging
+import math
 import multiprocessing.connection
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, TextIO
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
 
 from dslc.compiler.program import JobProgram, PythonFunction, RankPlace, from_json, to_json
 from dslc.runtime import checkpoint, failure, fsdp, pipeline, worker, zero1
-from dslc.runtime.failure import Outcome
-from dslc.runtime.lifetime import end_with
+from dslc.runtime.failure import Ends, Outcome
+from dslc.runtime.lifetime import Adopted, Pauses, end_with, ending, is_stopped
+from dslc.runtime.meeting import Meeting
 from dslc.runtime.progress import Watch
 from dslc.runtime.rendezvous import OneNode, shared_file
 from dslc.runtime.stop import Board, listening
+from dslc.runtime.train import End
 
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+PATIENCE = 5.0  # seconds that processes have which have nothing more to do
 _PROGRAM, _FUNCTIONS = "program.json", "functions.pkl"
 
 
@@ -60,7 +69,7 @@ def launch(
     """
     assert program.world_size == program.processes == len(places), "one node"
     os.makedirs(os.path.join(run_dir, "logs"), exist_ok=True)
-    failure.forget(run_dir, len(places), goes_on=program.checkpoint.resume != "none")
+    failure.forget(run_dir, goes_on=program.checkpoint.resume != "none")
     checkpoint.preload(program)
     board = Board(len(places))
     watch = Watch(program, run_dir, board, screen or sys.stdout)
@@ -70,37 +79,38 @@ def launch(
         pipeline.preload()
     if program.gradients.kind == "zero1":
         zero1.preload()
-    launcher, gate = os.getpid(), Gate()
-
-    def begin() -> None:
-        gate.wait()
-        if before is not None:
-            before()
+    meeting, launcher = Meeting(board), os.getpid()
 
     sys.stdout.flush()
     sys.stderr.flush()  # or each rank would write what is left in the buffers once more
+    adopted = Adopted()
     with _elastic_log(run_dir), listening(board, _AtOnce), shared_file() as store:
 
-        def rank() -> Any:
-            return worker.work(program, places, run_dir, board, launcher, store, begin)
+        def rank() -> None:
+            worker.work(program, places, run_dir, meeting, launcher, store, before)
 
-        agent = _agent(program.processes, rank, watch, gate)
+        agent = _agent(program.processes, rank, watch, meeting)
+        agent.gives_up_after = program.timeout
         try:
-            outcome = _outcome(program, run_dir, board, agent.run(), agent)
+            outcome = _outcome(program, run_dir, board, agent.run(), agent.ends)
         except _AtOnce:
             outcome = Outcome(run_dir=run_dir, steps=_completed(board), stopped_at=0)
         finally:
             agent.end_all()
-            gate.open()
+            meeting.close()
+            left = adopted.end(PATIENCE if board.all_done else 0)
+            adopted.close()
+    if board.all_done:
+        watch.say_of_left(left)
     watch.close(outcome)
     return outcome
 
 
-def _outcome(program: JobProgram, run_dir: str, board: Board, result: RunResult, agent: _Agent) -> Outcome:
+def _outcome(program: JobProgram, run_dir: str, board: Board, result: RunResult, ends: Ends) -> Outcome:
     if not result.is_failed():
-        end = result.return_values[0]
+        end = from_json(End, json.loads(board.said(0)))
         return Outcome(run_dir=run_dir, steps=end.steps, stopped_at=end.stopped_at)
-    cause = failure.cause(run_dir, board, program.world_size, agent.statuses(), program.timeout)
+    cause = failure.cause(run_dir, board, program.world_size, ends, program.timeout)
     return Outcome(run_dir=run_dir, steps=_completed(board), failure=cause)
 
 
@@ -118,77 +128,136 @@ class _AtOnce(SignalException):
         super().__init__(said, signal.SIGKILL)
 
 
-class Gate:
-    """Where ranks wait until all of them are forked.
+class _NoLogs(DefaultLogsSpecs):
+    """Ranks send what they print to their logs themselves (worker.py).
 
-    A thread of this process serves the store, and looks up the name of whoever connects. Were a rank to connect while
-    another is forked, that other could be born with the C library's lock of names held, by a thread that it does not
-    have, and would wait for it for ever as it looks up the store (glibc 2.36; one launch of 200 with four ranks).
+    torch would follow `/dev/null` for each in two threads, for which the interpreter waits at its end.
     """
 
     def __init__(self) -> None:
-        self._ends: tuple[int, ...] = os.pipe()
+        super().__init__(log_dir=os.devnull)
 
-    def wait(self) -> None:
-        """In a rank: until it is open, and all ranks have come here, or to their end."""
-        reading, writing = self._ends
-        os.close(writing)
-        os.read(reading, 1)  # nothing is written; it ends when no one could
-        os.close(reading)
-
-    def open(self) -> None:
-        """In the process that forks them: when it forks no more."""
-        for end in self._ends:
-            os.close(end)
-        self._ends = ()
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        return replace(super().reify(envs), tee_stdouts={}, tee_stderrs={})
 
 
 class _Agent(LocalElasticAgent):
-    """torch's agent for one node, which waits for news instead of sleeping, and knows how each rank ended."""
+    """torch's agent for one node, which waits for news instead of sleeping, and knows how each rank ended.
 
-    def __init__(self, spec: WorkerSpec, watch: Watch, gate: Gate) -> None:
-        super().__init__(spec, DefaultLogsSpecs(log_dir=os.devnull), start_method="fork", exit_barrier_timeout=60)
-        self._watch, self._gate = watch, gate
+    What a rank says of its end is on the board, and none is asked to return: so a rank that cannot end by itself, or
+    whose own children keep its pipes open, holds nothing up.
+    """
+
+    def __init__(self, spec: WorkerSpec, watch: Watch, meeting: Meeting) -> None:
+        super().__init__(spec, _NoLogs(), start_method="fork", exit_barrier_timeout=60)
+        self._watch, self._meeting, self._board = watch, meeting, meeting.board
+        self._pauses = Pauses(gap=2 * watch.interval)
+        self._handles: list[int] = []
+        self.gives_up_after = math.inf  # seconds that a rank may be stopped
+        self.ends = Ends()
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         started: dict[int, Any] = super()._start_workers(worker_group)
-        self._gate.open()
+        self._handles = [ending(process.pid, process.sentinel) for process in self._processes()]
+        self._meeting.first.open()
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        self._wait_for_news()
+        self._wait([*self._handles, self._meeting.news], self._watch.interval)
         self._watch.look()
-        result: RunResult = super()._monitor_workers(worker_group)
-        if result.state == WorkerState.HEALTHY and not any(process.is_alive() for process in self._processes()):
-            return RunResult(state=WorkerState.FAILED)  # all left with status 0, and at least one in mid-training
-        return result
+        if self._board.all_done:
+            self._part()
+            return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(self._ranks()))
+        if self._has_failed() or self._hangs():
+            self._settle()
+            self.end_all()
+            return RunResult(state=WorkerState.FAILED)
+        return RunResult(state=WorkerState.HEALTHY)
 
-    def _wait_for_news(self) -> None:
-        """Until a rank ends or returns, or it is time to look at the progress."""
-        context: Any = self._pcontext
-        returned = context._return_values
-        waited = [queue._reader for rank, queue in context._ret_vals.items() if rank not in returned]
-        multiprocessing.connection.wait([*context._pc.sentinels, *waited], timeout=self._watch.interval)
+    def _wait(self, handles: list[int], seconds: float) -> None:
+        """Until a process ends, a rank has told something, or it is time to look at the progress."""
+        ready = multiprocessing.connection.wait(handles, timeout=seconds)
+        if self._meeting.news in ready:
+            self._meeting.hear()
+
+    def _has_failed(self) -> bool:
+        """Whether a rank has ended, or said that it does, before it was done."""
+        statuses = self._statuses()
+        return any(
+            not self._board.done(rank) and (statuses[rank] is not None or self._board.said(rank))
+            for rank in self._ranks()
+        )
+
+    def _hangs(self) -> bool:
+        """Whether nothing can come of it any more: a rank is stopped, and nobody lets it go on, or the run directory is
+        gone. A rank that waits for a collective finds out by itself."""
+        paused = self._pauses.look(process.pid for process in self._processes())
+        return any(seconds >= self.gives_up_after for seconds in paused.values()) or not self._watch.has_folder()
+
+    def _settle(self) -> None:
+        """Notes how the ranks are. One that lost its connections is given a moment in which the cause may show: the
+        system closes the connections of a process before it says how that ended."""
+        until = time.monotonic() + PATIENCE
+        while not self._knows_why() and (rest := until - time.monotonic()) > 0:
+            alive = [
+                handle
+                for handle, status in zip(self._handles, self._statuses().values(), strict=True)
+                if status is None
+            ]
+            if not alive:
+                break
+            self._wait([*alive, self._meeting.news], min(rest, self._watch.interval))
+        processes = self._processes()
+        stopped = tuple(rank for rank, process in enumerate(processes) if is_stopped(process.pid))
+        self.ends = Ends(statuses=self._statuses(), stopped=stopped, folder=self._watch.has_folder())
+
+    def _knows_why(self) -> bool:
+        told = {rank: failure.said(self._board, rank) for rank in self._ranks()}
+        silent = [rank for rank, status in self._statuses().items() if status is not None and told[rank] is None]
+        return (
+            any(map(failure.is_final, told.values()))
+            or any(not self._board.done(rank) for rank in silent)
+            or self._hangs()
+        )
+
+    def _part(self) -> None:
+        """Lets the ranks go, which are all done."""
+        self._meeting.last.open()
+        until = time.monotonic() + PATIENCE
+        while late := [rank for rank, status in self._statuses().items() if status is None]:
+            rest = until - time.monotonic()
+            if rest <= 0:
+                self._watch.say_of_late(late)
+                break
+            self._wait([self._handles[rank] for rank in late], rest)
+        self.end_all()
 
     def _processes(self) -> list[Any]:
         context: Any = self._pcontext
         return [] if context is None or context._pc is None else list(context._pc.processes)
 
-    def statuses(self) -> dict[int, int | None]:
-        """Exit statuses by rank, -N for signal N."""
+    def _ranks(self) -> range:
+        return range(len(self._processes()))
+
+    def _statuses(self) -> dict[int, int | None]:
+        """Exit statuses by rank, -N for signal N, None of those that are alive."""
         return {rank: process.exitcode for rank, process in enumerate(self._processes())}
 
     def end_all(self) -> None:
         """Nothing is left after this, also where the agent was interrupted in the middle of something."""
         for process in self._processes():
-            if process.is_alive():
+            if process.exitcode is None:
                 process.kill()
             process.join()
+        for process, handle in zip(self._processes(), self._handles, strict=False):
+            if handle != process.sentinel:
+                os.close(handle)
+        self._handles = []
         with contextlib.suppress(Exception):
             self._rdzv_handler.shutdown()
 
 
-def _agent(processes: int, rank: Callable[[], Any], watch: Watch, gate: Gate) -> _Agent:
+def _agent(processes: int, rank: Callable[[], Any], watch: Watch, meeting: Meeting) -> _Agent:
     """What torch's `launch_agent` does, for one node and with our agent."""
     spec = WorkerSpec(
         role="rank",
@@ -198,26 +267,25 @@ def _agent(processes: int, rank: Callable[[], Any], watch: Watch, gate: Gate) ->
         max_restarts=0,
         monitor_interval=1e-3,  # the agent sleeps for it; waiting is ours
     )
-    return _Agent(spec, watch, gate)
+    return _Agent(spec, watch, meeting)
 
 
 @contextlib.contextmanager
 def _elastic_log(run_dir: str) -> Iterator[None]:
     """What the agent says about signals and statuses goes to a file, and it leaves our handlers of signals alone."""
-    handler = logging.FileHandler(os.path.join(run_dir, "logs", "launcher.log"), mode="w", delay=True)
+    handler = _Log(os.path.join(run_dir, "logs", "launcher.log"), mode="w", delay=True)
     loggers = [logging.getLogger(f"torch.{name}") for name in ("distributed.elastic", "multiprocessing")]
     propagated = [logger.propagate for logger in loggers]
     for logger in loggers:
         logger.addHandler(handler)
         logger.propagate = False
     before = os.environ.get(_SIGNALS)
-    os.environ[_SIGNALS] = "SIGUSR2"  # it wants at least one
-    kept = signal.getsignal(signal.SIGUSR2)
+    os.environ[_SIGNALS] = "SIGRTMAX"  # it wants at least one; nobody sends this
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # not the main thread: then nothing was changed
-            signal.signal(signal.SIGUSR2, kept)
+        with contextlib.suppress(ValueError, AttributeError):  # not the main thread: then nothing was changed
+            signal.signal(signal.SIGRTMAX, signal.SIG_DFL)
         os.environ.pop(_SIGNALS)
         if before is not None:
             os.environ[_SIGNALS] = before
@@ -225,6 +293,21 @@ def _elastic_log(run_dir: str) -> Iterator[None]:
             logger.removeHandler(handler)
             logger.propagate = propagate
         handler.close()
+
+
+class _Log(logging.FileHandler):
+    """A log that can be missed: a disk that is full, or a folder that is gone, ends nothing here."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 # ----------------------------------------------------------------------------------------- in a fresh interpreter

@@ -1,14 +1,25 @@
-"""How long a process lives: no longer than the one that forked it."""
+"""How long processes live: no longer than the one that forked them, and how to see what they are at (Linux).
+
+Model: the system kills a rank whose launcher ends (`end_with`). What a rank's own children leave behind would go to the
+first process of the machine; while there is an `Adopted` it comes to this process instead, which ends it.
+
+Limits: where the system is not Linux, nothing of this is there and nothing is found. A child that outlives its parent
+is not ended where the launcher is killed itself.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing.connection
 import os
 import signal
 import sys
+import time
+from collections.abc import Iterable
 
-_PR_SET_PDEATHSIG = 1  # prctl(2)
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+_SHOWN = 80  # letters of a command
 
 
 def end_with(parent: int) -> None:
@@ -16,8 +27,120 @@ def end_with(parent: int) -> None:
 
     It is the thread that forked whose end counts.
     """
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the line above
         os._exit(1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def ending(process: int, otherwise: int) -> int:
+    """A descriptor to wait at for the end of a child; `otherwise` where the system has none.
+
+    A child's own children keep the pipe open that multiprocessing would wait at.
+    """
+    try:
+        return os.pidfd_open(process)
+    except (AttributeError, OSError):
+        return otherwise
+
+
+# ------------------------------------------------------------------------------------------- those that are stopped
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a process is stopped: by SIGSTOP, by Ctrl-Z, or by a debugger."""
+    return _stat(process)[:1] in (["T"], ["t"])
+
+
+class Pauses:
+    """For how many seconds each of some processes has been stopped, as far as was looked.
+
+    Of the time between two looks `gap` seconds count at most: this process may have been stopped as well.
+    """
+
+    def __init__(self, gap: float) -> None:
+        self._gap, self._at = gap, time.monotonic()
+        self._seconds: dict[int, float] = {}
+
+    def look(self, processes: Iterable[int]) -> dict[int, float]:
+        now = time.monotonic()
+        passed, self._at = min(now - self._at, self._gap), now
+        before = self._seconds
+        self._seconds = {p: before[p] + passed if p in before else 0.0 for p in processes if is_stopped(p)}
+        return self._seconds
+
+
+# ------------------------------------------------------------------------------------------------ those left behind
+
+
+class Adopted:
+    """The processes that come to this one because those that made them have ended, not its children of before."""
+
+    def __init__(self) -> None:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self._before = set(_children(os.getpid()))
+
+    def end(self, patience: float) -> list[str]:
+        """Ends all of them, and gives the commands of those that were alive. Within `patience` seconds they may end by
+        SIGTERM; 0 is SIGKILL at once."""
+        found: list[str] = []
+        until = time.monotonic() + patience
+        while left := [child for child in _children(os.getpid()) if child not in self._before]:
+            alive = [child for child in left if _stat(child)[:1] != ["Z"]]
+            found += [_command(child) for child in alive]
+            _end(alive, until)
+            for child in left:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(child, 0)
+        return found
+
+    def close(self) -> None:
+        """Orphans go where they always went."""
+        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+
+def _end(children: list[int], until: float) -> None:
+    handles = {child: ending(child, -1) for child in children}
+    if until > time.monotonic():
+        for child in children:
+            os.kill(child, signal.SIGTERM)  # it has not been waited for: the number is its own
+            os.kill(child, signal.SIGCONT)
+        waited = {handle for handle in handles.values() if handle >= 0}
+        while waited and (rest := until - time.monotonic()) > 0:
+            waited -= set(multiprocessing.connection.wait(waited, timeout=rest))  # type: ignore[arg-type]
+    for child, handle in handles.items():
+        os.kill(child, signal.SIGKILL)
+        if handle >= 0:
+            os.close(handle)
+
+
+def _children(parent: int) -> list[int]:
+    try:
+        processes = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+    return [process for process in processes if _stat(process)[1:2] == [str(parent)]]
+
+
+def _stat(process: int) -> list[str]:
+    """What the system says of a process: its state, its parent, …; nothing where it is gone."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _command(process: int) -> str:
+    try:
+        with open(f"/proc/{process}/cmdline", encoding="utf-8", errors="replace") as file:
+            words = file.read(4 * _SHOWN).replace("\0", " ").strip()
+    except OSError:
+        words = ""
+    shown = "".join(letter if letter.isprintable() else "?" for letter in words)
+    return f"{shown[:_SHOWN]} (process {process})" if shown else f"process {process}"

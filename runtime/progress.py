@@ -24,6 +24,7 @@ from dslc.runtime.records import NAME, NOTES, Follower, Record, TensorBoard
 from dslc.runtime.stop import Board
 
 QUIET = 5.0  # seconds
+MOST = 3  # processes left behind that are named
 LOOKS = {True: 0.2, False: 1.0}  # seconds between two looks, on a terminal and elsewhere
 
 _FACTS = ("step", "split", "samples", "seconds", "lr")
@@ -39,6 +40,8 @@ class Watch:
         self._display: _Display | None = None
         self._tensorboard: TensorBoard | None = None
         self._last: dict[str, Record] = {}
+        found = os.stat(run_dir)
+        self._folder = found.st_dev, found.st_ino
         self._warned = False
         self._fancy = screen.isatty() and "CI" not in os.environ and os.environ.get("TERM") != "dumb"
         self.interval = LOOKS[self._fancy]
@@ -64,6 +67,31 @@ class Watch:
                     self._say("stopping after this step (Ctrl-C once more: at once)")
             if self._display is not None:
                 self._display.tick(self._board.step(0))
+
+    def has_folder(self) -> bool:
+        """Whether the run directory is still there."""
+        try:
+            found = os.stat(self._run_dir)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # a network that is down for a moment
+            return True
+        return (found.st_dev, found.st_ino) == self._folder
+
+    def say_of_late(self, ranks: list[int]) -> None:
+        """After a training: of ranks that are done and do not end."""
+        which = f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
+        with self._screened():
+            self._say(f"{which} been ended: a thread or a process that the job's code began did not come to its end")
+
+    def say_of_left(self, commands: list[str]) -> None:
+        """After a training: of processes that it left behind."""
+        for command in commands[:MOST]:
+            with self._screened():
+                self._say(f"a process that the job's code left behind has been ended: {command}")
+        if len(commands) > MOST:
+            with self._screened():
+                self._say(f"and {len(commands) - MOST} others")
 
     def close(self, outcome: Outcome) -> None:
         """The last records, and a summary where the training did not fail."""

@@ -1,12 +1,13 @@
 """The board that the processes of one node share, and how Ctrl-C stops a training at one step.
 
-Model: the launcher makes a page of anonymous shared memory before it forks, and every rank inherits it. On it stand the
-request to stop, the step after which all ranks leave, and for each rank its process, the step it is in and whether it
-is done: what the launcher needs to draw progress and to say where a rank was that died without a word.
+Model: the launcher makes some pages of anonymous shared memory before it forks, and every rank inherits them. On them
+stand the request to stop, the step after which all ranks leave, and for each rank its process, the step it is in,
+whether it is done, and its last words: how it ended (failure.py), which no full disk and no removed folder can keep
+from the launcher.
 
-Contract: Ctrl-C, SIGTERM or SIGHUP to the launcher is a request. The ranks ignore Ctrl-C and SIGHUP, which a terminal
-sends to the whole process group, and look at the board. A second one, more than `SECOND` seconds after the first, ends
-the training at once.
+Contract: Ctrl-C, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 (batch systems send these before they end a job) to the launcher
+is a request. The ranks ignore those that are sent to a whole process group, and look at the board. A second one, more
+than `SECOND` seconds after the first, ends the training at once.
 
 Why all ranks leave after the same step. Rank 0 reads the request before it begins step s. If there is one it writes
 `stop_at = s` (once) and only then works on step s. Each rank compares `stop_at` with its own step at the end of a step.
@@ -33,19 +34,21 @@ from collections.abc import Iterator
 from types import FrameType
 
 SECOND = 0.5  # seconds; `timeout` and some supervisors send one signal twice at the same moment
-SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+WORDS = 1 << 16  # bytes that the last words of a rank may have; pages that no one writes to cost nothing
 
 _REQUEST, _STOP_AT, _UNITS, _RECORDS = range(4)
 _HEAD, _EACH = 8, 4  # numbers at the beginning of the board, and for each rank
-_PROCESS, _STEP, _DONE = range(3)
+_PROCESS, _STEP, _DONE, _SAID = range(4)
 
 
 class Board:
     """Numbers that the launcher and the ranks of one node see at the same time."""
 
     def __init__(self, ranks: int) -> None:
-        self._memory = mmap.mmap(-1, 8 * (_HEAD + _EACH * ranks))
-        self._numbers = memoryview(self._memory).cast("q")
+        self._ranks, self._words = ranks, 8 * (_HEAD + _EACH * ranks)  # where the words begin
+        self._memory = mmap.mmap(-1, self._words + WORDS * ranks)
+        self._numbers = memoryview(self._memory)[: self._words].cast("q")
 
     # ------------------------------------------------------------------------------------------------- stopping
 
@@ -92,6 +95,24 @@ class Board:
 
     def done(self, rank: int) -> bool:
         return bool(self._numbers[_HEAD + _EACH * rank + _DONE])
+
+    @property
+    def all_done(self) -> bool:
+        return all(self.done(rank) for rank in range(self._ranks))
+
+    # ----------------------------------------------------------------------------------------------- its last words
+
+    def say(self, rank: int, words: str) -> None:
+        """A rank says how it ends: once, in at most `WORDS` bytes."""
+        content, begin = words.encode(errors="replace"), self._words + WORDS * rank
+        assert len(content) <= WORDS
+        self._memory[begin : begin + len(content)] = content
+        self._numbers[_HEAD + _EACH * rank + _SAID] = len(content)  # last: what is there by then is whole
+
+    def said(self, rank: int) -> str:
+        """What a rank has said; "" if it has not."""
+        begin = self._words + WORDS * rank
+        return self._memory[begin : begin + self._numbers[_HEAD + _EACH * rank + _SAID]].decode()
 
     # --------------------------------------------------------------------------------------------- for the display
 
@@ -152,9 +173,14 @@ def listening(board: Board, at_once: type[BaseException] | None = None) -> Itera
 
 
 def deaf() -> None:
-    """For a rank: Ctrl-C is the launcher's business, SIGTERM ends it at once (the agent sends it)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for name in ("SIGHUP", "SIGQUIT"):
+    """For a rank: what stops a training is the launcher's business; SIGTERM and SIGQUIT end this process at once."""
+    for name, answer in (
+        ("SIGINT", signal.SIG_IGN),
+        ("SIGHUP", signal.SIG_IGN),
+        ("SIGUSR1", signal.SIG_IGN),  # until the log is there that it writes stacks to (worker.py)
+        ("SIGUSR2", signal.SIG_IGN),
+        ("SIGTERM", signal.SIG_DFL),
+        ("SIGQUIT", signal.SIG_DFL),
+    ):
         if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN if name == "SIGHUP" else signal.SIG_DFL)
+            signal.signal(getattr(signal, name), answer)

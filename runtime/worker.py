@@ -2,10 +2,13 @@
 
 Model: what the rank prints goes to `logs/rank-N.log`. It finds its place by the environment that the elastic agent
 gives (RANK, LOCAL_RANK, …), opens the process group where there are several ranks, assembles the parts, trains, and
-returns how far it came. An exception is written down for the launcher (failure.py) and ends the process.
+says how far it came. It leaves when all ranks have come there (meeting.py). An exception is told to the launcher
+(failure.py) and ends the process.
 
 Contract: a rank never outlives its launcher, and ignores Ctrl-C (stop.py). It never closes its process group and leaves
-by `os._exit`, as forked processes do; the system closes its connections. This is because of what gloo's own thread does
+by `os._exit`, as forked processes do: after a training that is done when the threads and processes that the user's code
+began have come to their end, as in any program, or the launcher has lost patience; else at once. The system closes its
+connections. This is because of what gloo's own thread does
 (torch 2.13, `ProcessGroupGloo::runLoop`; pytorch/pytorch#190489): holding the group's lock, it drops the last reference
 to a finished all-reduce, and with it a tensor that Python has seen, for which it takes the interpreter's lock. So
 
@@ -18,12 +21,16 @@ Limits: seeds make noise (dropout) differ from rank to rank, as it has to, so it
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import datetime
 import faulthandler
+import json
 import os
 import signal
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -32,6 +39,7 @@ from dslc.compiler.program import JobProgram, RankPlace
 from dslc.runtime import failure, gloo, random_numbers, stop, tasks, unpickling
 from dslc.runtime.assemble import Parts, assemble
 from dslc.runtime.lifetime import end_with
+from dslc.runtime.meeting import Meeting
 from dslc.runtime.rendezvous import store_at
 from dslc.runtime.sources import open_source
 from dslc.runtime.tensor_parallel import noise_rank
@@ -42,23 +50,24 @@ def work(
     job: JobProgram,
     places: tuple[RankPlace, ...],
     run_dir: str,
-    board: stop.Board,
+    meeting: Meeting,
     launcher: int,
     store: str,
     before: Callable[[], None] | None = None,
-) -> End:
+) -> NoReturn:
     """Runs the rank that the environment names. `launcher` is the process that forked it, `store` where the ranks meet
     (rendezvous.py); `before` is called first.
 
-    Raises what the training raises, after writing it down; the process then has to end with a status other than 0.
+    Raises SystemExit when all ranks are done; a training that fails ends the process.
     """
     stop.deaf()
     end_with(launcher)
-    place = places[int(os.environ["RANK"])]
+    place, board = places[int(os.environ["RANK"])], meeting.board
     board.arrive(place.rank)
-    _print_to(failure.log_path(run_dir, place.rank), goes_on=job.checkpoint.resume != "none")
     parts: Parts | None = None
     try:
+        _print_to(failure.log_path(run_dir, place.rank), goes_on=job.checkpoint.resume != "none")
+        meeting.begin()
         if before is not None:
             before()
         device = _prepare(job, place)
@@ -73,16 +82,26 @@ def work(
             end = End(steps=0)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        board.leave(place.rank)
-        return end
     except BaseException as error:
         model = parts.plain if parts is not None else None
-        written = failure.record(run_dir, place.rank, board.step(place.rank), error, job, model)
-        if written.kind == "timeout":
+        told = failure.record(run_dir, place.rank, board.step(place.rank), error, job, model)
+        failure.say(board, place.rank, told)
+        if told.kind == "timeout":
             failure.show_stacks(board, len(places), place.rank)
-        # A status other than 0 also for sys.exit(0), which the agent would take for success.
-        raise RuntimeError(written.message) from None
-    finally:
+        meeting.tell()
+        _flush()
+        # At once, also for sys.exit(0): threads and processes that the user's code began do not keep it.
+        os._exit(1)
+    _flush()
+    board.say(place.rank, json.dumps(dataclasses.asdict(end)))
+    board.leave(place.rank)
+    meeting.tell()
+    meeting.part()
+    sys.exit()  # not 0, which torch's agent would take for a value that is returned to it
+
+
+def _flush() -> None:
+    with contextlib.suppress(OSError):  # a full disk
         sys.stdout.flush()
         sys.stderr.flush()
 
@@ -90,16 +109,24 @@ def work(
 def _print_to(path: str, goes_on: bool) -> None:
     """Sends what this process and its libraries print to a file, and stacks on SIGUSR1 or a crash as well. A training
     that goes on adds to what is there."""
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if goes_on else os.O_TRUNC), 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+    try:
+        _send_to(path, os.O_CREAT | os.O_APPEND | (0 if goes_on else os.O_TRUNC))
+    except OSError:
+        _send_to(os.devnull)  # what is said of it is for the launcher to say, not for the streams that are its own
+        raise
     # The streams of the parent may be something else than files (a test's, a notebook's).
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     faulthandler.enable(file=2)
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1, file=2)
+
+
+def _send_to(path: str, how: int = 0) -> None:
+    log = os.open(path, os.O_WRONLY | how, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
 
 
 def _prepare(job: JobProgram, place: RankPlace) -> torch.device:

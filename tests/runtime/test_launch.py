@@ -15,7 +15,7 @@ from launcher import Command, Launcher, write_program
 from made_programs import gpt_model, images, places, program, python, tokens
 
 from dslc.compiler import program as p
-from dslc.runtime.launch import Gate
+from dslc.runtime.meeting import Gate
 
 
 def small(folder: Path, ranks: int, **changed: Any) -> p.JobProgram:
@@ -47,6 +47,7 @@ def test_no_rank_begins_before_all_are_forked() -> None:
 
     def rank(number: int) -> None:
         if number != 1:
+            gate.approach()
             os.write(writing, b"here" if number == 3 else b"")
             gate.wait()
             os.write(writing, b".")
