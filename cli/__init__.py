@@ -13,10 +13,10 @@ Importing this package costs next to nothing: torch and networkx are imported by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # that of `typing`, which takes milliseconds: a Ctrl-C is answered only after this file
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dslc.api import RunResult
     from dslc.compiler.compile import Compiled
     from dslc.dsl.diagnostics import Diagnostic

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import sys
-from collections.abc import Sequence
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
 
 GOOD, JOB_AT_FAULT, WRONG_USAGE, TRAINING_FAILED = 0, 1, 2, 3
 
@@ -23,6 +25,8 @@ SET_HELP = "override a param, a block.field or a block.field.argument; may be re
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line: `--help` of each command is all there is to read."""
+    import argparse
+
     parser = argparse.ArgumentParser(
         prog="dslc",
         description="A compiler for distributed PyTorch training.",
@@ -44,6 +48,8 @@ class _Command:
         self._commands = commands
 
     def __call__(self, name: str, help: str, example: str) -> argparse.ArgumentParser:
+        import argparse
+
         return self._commands.add_parser(
             name,
             help=help,
@@ -154,33 +160,63 @@ def _checkpoint_argument(made: argparse.ArgumentParser) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
-    parser = build_parser()
-    chosen = parser.parse_args(arguments)
-    if chosen.version:
-        from dslc import __version__
-
-        print(f"dslc {__version__}")
-        return GOOD
-    if chosen.command is None:
-        parser.print_help()
-        return WRONG_USAGE
-    module = importlib.import_module(f"dslc.commands.{chosen.command}")
+    command = ""
     try:
-        status: int = module.main(chosen)
+        # From here on a Ctrl-C is answered; that is why little is imported above.
+        import importlib
+
+        from dslc.runtime import screen
+
+        screen.prepare()
+        parser = build_parser()
+        chosen = parser.parse_args(arguments)
+        command = chosen.command or ""
+        if chosen.version:
+            from dslc import __version__
+
+            print(f"dslc {__version__}")
+            return GOOD
+        if not command:
+            parser.print_help()
+            return WRONG_USAGE
+        status: int = importlib.import_module(f"dslc.commands.{command}").main(chosen)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # `dslc plan … | head`
-        sys.stderr.close()
-        return GOOD
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        _say("interrupted")
         return 130
+    except BrokenPipeError:  # `dslc plan … | head`
+        screen.drop(sys.stdout)
+        screen.drop(sys.stderr)
+        return GOOD
     except OSError as error:
-        if error.filename is None:
-            raise
-        reason = error.strerror or str(error)  # a folder that is not there, is a file, or may not be written to
-        print(f"dslc: {error.filename}: {reason[:1].lower()}{reason[1:]}", file=sys.stderr)
-        return WRONG_USAGE
+        return _told(error, command)
+
+
+def _say(text: str) -> None:
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:  # then the exit status has to do
+        from dslc.runtime import screen
+
+        screen.drop(sys.stderr)
+
+
+def _told(error: OSError, command: str) -> int:
+    """Says what of the system's is in the way, and gives the exit status. Raises `error` where that says nothing."""
+    import errno
+
+    from dslc.runtime import screen
+
+    if error.filename is None:
+        raise error
+    for name, called in screen.NAMES.items():
+        if error.filename == called:
+            screen.drop(getattr(sys, name))
+    reason = error.strerror or str(error)  # a folder that is not there, is a file, or may not be written to
+    _say(f"dslc: {error.filename}: {reason[:1].lower()}{reason[1:]}")
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return TRAINING_FAILED if full and command == "run" else WRONG_USAGE
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import Loaded
 from dslc.dsl.write import anchored, write
 from dslc.front import inspect
+from dslc.runtime.records import naming
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,8 @@ def lay_down(ready: Ready, folder: str) -> None:
         ("plan.json", ready.compiled.plan.text()),
         ("program.json", json.dumps({"job": to_json(ready.program), "places": to_json(ready.places)})),
     ):
-        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+        path = os.path.join(folder, name)
+        with naming(path), open(path, "w", encoding="utf-8") as file:
             file.write(text)
 
 
@@ -67,12 +69,13 @@ def start_drawing(folder: str) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            process_group=0,  # Ctrl-C is for the training; this ends by itself
         )
 
 
 def finish_drawing(drawing: subprocess.Popen[bytes], folder: str) -> None:
-    """Waits for the picture; says where the reason is if there is none."""
-    if drawing.wait() != 0:
+    """Waits for the picture; says where the reason is if there is none, and a folder for it."""
+    if drawing.wait() != 0 and os.path.isdir(folder):
         print(f"plan.svg could not be drawn: see {os.path.join(folder, 'logs', 'draw.log')}", file=sys.stderr)
 
 

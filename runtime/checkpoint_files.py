@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dslc.compiler.program import JobProgram, OptimizerStep, from_json, to_json
+from dslc.runtime.records import naming
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -315,7 +316,8 @@ def describe_file(path: str) -> File:
 def publish(part: str, manifest: Manifest) -> str:
     """Completes a checkpoint whose other files are written and synced at `part`, and gives it its name; its path."""
     content = to_json(manifest)
-    with open(os.path.join(part, MANIFEST), "w", encoding="utf-8") as file:
+    path = os.path.join(part, MANIFEST)
+    with naming(path), open(path, "w", encoding="utf-8") as file:
         json.dump({"checksum": _checksum_of(content), "manifest": content}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())

@@ -45,7 +45,9 @@ from dslc.runtime.failure import Ends, Outcome
 from dslc.runtime.lifetime import Adopted, Pauses, end_with, ending, is_stopped
 from dslc.runtime.meeting import Meeting
 from dslc.runtime.progress import Watch
+from dslc.runtime.records import naming
 from dslc.runtime.rendezvous import OneNode, shared_file
+from dslc.runtime.screen import prepare
 from dslc.runtime.stop import Board, listening
 from dslc.runtime.train import End
 
@@ -320,7 +322,8 @@ def run_in_subprocess(program: JobProgram, places: tuple[RankPlace, ...], run_di
     Raises RuntimeError where that interpreter ends without an outcome.
     """
     os.makedirs(run_dir, exist_ok=True)
-    with open(os.path.join(run_dir, _PROGRAM), "w", encoding="utf-8") as file:
+    path = os.path.join(run_dir, _PROGRAM)
+    with naming(path), open(path, "w", encoding="utf-8") as file:
         json.dump({"job": to_json(program), "places": to_json(places)}, file)
     _hand_over(program, os.path.join(run_dir, _FUNCTIONS))
     reading, writing = os.pipe()
@@ -347,6 +350,8 @@ def run_in_subprocess(program: JobProgram, places: tuple[RankPlace, ...], run_di
         if child.poll() is None:
             child.kill()
         child.wait()
+    if not told and child.returncode in (-signal.SIGINT, 130):
+        raise KeyboardInterrupt  # before the training could begin
     if not told:
         raise RuntimeError(f"the process that runs the training left with status {child.returncode}")
     return from_json(Outcome, json.loads(told))
@@ -399,6 +404,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, help="end with this process, which is the parent")
     parser.add_argument("--report", type=int, help="file descriptor that the outcome is written to, as JSON")
     options = parser.parse_args(arguments)
+    prepare()
     if options.parent is not None:
         end_with(options.parent)
     with open(os.path.join(options.run_dir, _PROGRAM), encoding="utf-8") as file:

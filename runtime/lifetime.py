@@ -112,7 +112,7 @@ def _end(children: list[int], until: float) -> None:
             os.kill(child, signal.SIGCONT)
         waited = {handle for handle in handles.values() if handle >= 0}
         while waited and (rest := until - time.monotonic()) > 0:
-            waited -= set(multiprocessing.connection.wait(waited, timeout=rest))  # type: ignore[arg-type]
+            waited -= set(multiprocessing.connection.wait(waited, timeout=rest))
     for child, handle in handles.items():
         os.kill(child, signal.SIGKILL)
         if handle >= 0:

@@ -21,6 +21,7 @@ from typing import Any, Protocol, TextIO
 from dslc.compiler.program import JobProgram
 from dslc.runtime.failure import Outcome
 from dslc.runtime.records import NAME, NOTES, Follower, Record, TensorBoard
+from dslc.runtime.screen import drop
 from dslc.runtime.stop import Board
 
 QUIET = 5.0  # seconds
@@ -54,12 +55,16 @@ class Watch:
         if self._records is None and self._board.records is not None:
             self._records = Follower(os.path.join(self._run_dir, NAME), self._board.records)
         for line in self._records.new() if self._records is not None else ():
-            record: Record = json.loads(line)
+            try:
+                record: Record = json.loads(line)
+            except ValueError:
+                continue  # cut off where the disk was full
             self._last[record["split"]] = record
             with self._screened():
                 self._shown(record["step"]).record(record)
-            if self._tensorboard is not None:
-                self._tensorboard.write(record)
+            with self._kept():
+                if self._tensorboard is not None:
+                    self._tensorboard.write(record)
         with self._screened():
             if self._board.stop_requested and not self._warned:
                 self._warned = True
@@ -96,8 +101,9 @@ class Watch:
     def close(self, outcome: Outcome) -> None:
         """The last records, and a summary where the training did not fail."""
         self.look()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        with self._kept():
+            if self._tensorboard is not None:
+                self._tensorboard.close()
         with self._screened():
             if self._display is not None:
                 self._display.close(outcome.steps)
@@ -110,8 +116,19 @@ class Watch:
         try:
             yield
         except (OSError, ValueError):
+            drop(self._screen)  # or what is still in its buffer would be missed at the end
             self._screen = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
             self._display = _Lines(self._job.steps, 1, "", self._screen)
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """TensorBoard's events can be missed, as where the disk is full: they are made of metrics.jsonl."""
+        try:
+            yield
+        except OSError as error:
+            self._tensorboard = None
+            with self._screened():
+                self._say(f"nothing more is written for TensorBoard: {error}")
 
     def _say(self, text: str) -> None:
         if self._display is None:
@@ -122,8 +139,9 @@ class Watch:
     def _shown(self, step: int) -> _Display:
         """The display, which begins with the record of `step`."""
         if self._display is None:
-            if self._job.tensorboard:
-                self._tensorboard = TensorBoard(self._run_dir, step)
+            with self._kept():
+                if self._job.tensorboard:
+                    self._tensorboard = TensorBoard(self._run_dir, step)
             units = "samples" if self._job.loss.counts == "samples" else "tokens"
             kind = _Bar if self._fancy else _Lines
             self._display = kind(self._job.steps, self._job.data.batch * self._board.units, units, self._screen)

@@ -13,6 +13,7 @@ that is not finite is `null`, as JSON has no word for it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -38,18 +39,32 @@ class Records:
         for fault in damaged:
             note(run_dir, f"{NAME}, {fault}: the line is left out")
         kept = [record for record in found if record["step"] <= step]
-        with open(path + ".part", "w", encoding="utf-8") as file:
+        with naming(path), open(path + ".part", "w", encoding="utf-8") as file:
             file.writelines(json.dumps(record) + "\n" for record in kept)
         os.replace(path + ".part", path)
+        self._path = path
         self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
         self.begin = os.path.getsize(path)
 
     def write(self, record: Record) -> None:
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-        self._file.write(json.dumps(finite) + "\n")
+        with naming(self._path):
+            self._file.write(json.dumps(finite) + "\n")
 
     def close(self) -> None:
-        self._file.close()
+        with naming(self._path):
+            self._file.close()
+
+
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Lets an OSError say which file it is about: where a disk is full, the system says it of one that is open."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = path
+        raise
 
 
 def read_metrics(run_dir: str) -> list[Record]:
@@ -87,9 +102,10 @@ def _record(line: bytes) -> Record:
 
 
 def note(run_dir: str, text: str) -> None:
-    """Says something, in one line, to whoever watches the training, and into this rank's log."""
+    """Says something, in one line, to whoever watches the training, and into this rank's log. No training ends where
+    that cannot be written."""
     print(text, flush=True)
-    with open(os.path.join(run_dir, NOTES), "a", encoding="utf-8") as file:
+    with contextlib.suppress(OSError), open(os.path.join(run_dir, NOTES), "a", encoding="utf-8") as file:
         file.write(" ".join(text.split()) + "\n")
 
 
@@ -107,8 +123,8 @@ class Follower:
                 while (line := file.readline()).endswith("\n"):
                     self._at = file.tell()
                     yield line
-        except FileNotFoundError:
-            return
+        except OSError:
+            return  # it is not there, or not now
 
 
 class TensorBoard:

@@ -47,7 +47,7 @@ from torch import Tensor
 from dslc.compiler.program import JobProgram, RankPlace, to_json
 from dslc.runtime import collectives
 from dslc.runtime.assemble import Parts
-from dslc.runtime.records import Record, read_metrics
+from dslc.runtime.records import Record, naming, read_metrics
 from dslc.runtime.track_memory import KINDS, Tracker
 
 NAME = "report.json"
@@ -95,7 +95,9 @@ class Measure:
             "memory": _tracked_memory(self._tracker) if self._tracker is not None else None,
             "exchanges": {str(step): to_json(each) for step, each in self._exchanges.items()},
         }
-        with open(_path(run_dir, self._rank), "w", encoding="utf-8") as file:
+        path = _path(run_dir, self._rank)
+        os.makedirs(os.path.dirname(path), exist_ok=True)  # someone may have cleared the logs away
+        with naming(path), open(path, "w", encoding="utf-8") as file:
             json.dump(found, file)
 
 
@@ -140,7 +142,8 @@ def write_report(run_dir: str, plan: Mapping[str, Any], steps: int) -> dict[str,
         "step_time": {"predicted": plan["step_time"], "measured": step_time(read_metrics(run_dir))},
         "ranks": [_rank(run_dir, plan, rank) for rank in range(_world_size(plan))],
     }
-    with open(os.path.join(run_dir, NAME), "w", encoding="utf-8") as file:
+    path = os.path.join(run_dir, NAME)
+    with naming(path), open(path, "w", encoding="utf-8") as file:
         json.dump(report, file, indent=1)
         file.write("\n")
     return report

@@ -28,6 +28,7 @@ from dslc.runtime.checkpoint_state import load_model
 from dslc.runtime.evaluate import batch_size, evaluate, evaluating, forward
 from dslc.runtime.mesh import mesh_of
 from dslc.runtime.predictions import Part
+from dslc.runtime.records import naming
 from dslc.runtime.sampler import deal, held_out
 from dslc.runtime.samples import Joined, Samples
 from dslc.runtime.sources import Splits
@@ -51,7 +52,8 @@ def work_off(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, ru
         return
     found = evaluate(job, place, parts, splits)
     if place.rank == 0:
-        with open(os.path.join(run_dir, EVALUATION), "w", encoding="utf-8") as file:
+        path = os.path.join(run_dir, EVALUATION)
+        with naming(path), open(path, "w", encoding="utf-8") as file:
             json.dump(found, file)
 
 

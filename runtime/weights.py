@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
+from dslc.runtime.records import naming
+
 if TYPE_CHECKING:
     from dslc.runtime.pipeline import Pipeline
 
@@ -65,7 +67,7 @@ def save_weights(model: nn.Module, run_dir: str, writes: bool = True, pipeline: 
     path = os.path.join(run_dir, NAME)
     own = named_tensors(model)
     tensors = pipeline.whole if pipeline is not None else own
-    with open(path + ".part", "wb") if writes else contextlib.nullcontext() as file:
+    with naming(path), open(path + ".part", "wb") if writes else contextlib.nullcontext() as file:
         if file is not None:
             file.write(header(tensors))
         for name in tensors:

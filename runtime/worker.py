@@ -25,12 +25,13 @@ import contextlib
 import dataclasses
 import datetime
 import faulthandler
+import io
 import json
 import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -44,6 +45,9 @@ from dslc.runtime.rendezvous import store_at
 from dslc.runtime.sources import open_source
 from dslc.runtime.tensor_parallel import noise_rank
 from dslc.runtime.train import End, train
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 def work(
@@ -115,11 +119,23 @@ def _print_to(path: str, goes_on: bool) -> None:
         _send_to(os.devnull)  # what is said of it is for the launcher to say, not for the streams that are its own
         raise
     # The streams of the parent may be something else than files (a test's, a notebook's).
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(io.BufferedWriter(_Log(fd, "w", closefd=False)), "utf-8", "replace", line_buffering=True)
+        for fd in (1, 2)
+    )
     faulthandler.enable(file=2)
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1, file=2)
+
+
+class _Log(io.FileIO):
+    """What cannot be written to a log is lost: a full disk ends a training where something is lost that matters."""
+
+    def write(self, content: Buffer) -> int:
+        try:
+            return super().write(content)
+        except OSError:
+            return memoryview(content).nbytes
 
 
 def _send_to(path: str, how: int = 0) -> None:
