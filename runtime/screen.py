@@ -6,12 +6,9 @@ import contextlib
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import Any, TextIO
 
 from dslc.runtime.records import naming
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 NAMES = {"stdout": "standard output", "stderr": "standard error"}
 
@@ -23,7 +20,7 @@ class _Stream(io.FileIO):
         super().__init__(descriptor, "w", closefd=False)
         self._called = called
 
-    def write(self, content: Buffer) -> int:
+    def write(self, content: Any, /) -> int:  # of what type has no name before Python 3.12
         with naming(self._called):
             return super().write(content)
 

@@ -31,7 +31,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -45,9 +45,6 @@ from dslc.runtime.rendezvous import store_at
 from dslc.runtime.sources import open_source
 from dslc.runtime.tensor_parallel import noise_rank
 from dslc.runtime.train import End, train
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 
 def work(
@@ -131,7 +128,7 @@ def _print_to(path: str, goes_on: bool) -> None:
 class _Log(io.FileIO):
     """What cannot be written to a log is lost: a full disk ends a training where something is lost that matters."""
 
-    def write(self, content: Buffer) -> int:
+    def write(self, content: Any, /) -> int:  # of what type has no name before Python 3.12
         try:
             return super().write(content)
         except OSError:

@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launcher import Command, Launcher, write_program
@@ -52,14 +53,15 @@ class Net(torch.nn.Module):
 """
 
 
-def job(folder: Path, trouble: str, ranks: int = 2, **changed: object) -> p.JobProgram:
+def job(folder: Path, trouble: str, ranks: int = 2, **changed: Any) -> p.JobProgram:
     """A training whose ranks do `trouble` at step 3."""
     (folder / "net.py").write_text(NET.replace("{trouble}", trouble))
     model = p.ModelStep(python=python("net:Net", folder))
-    return program(ranks, images(folder), **{"model": model, "sync_batch_norm": False, "steps": 6, **changed})
+    values: dict[str, Any] = {"model": model, "sync_batch_norm": False, "steps": 6}
+    return program(ranks, images(folder), **(values | changed))
 
 
-def end(launcher: Launcher, folder: Path, trouble: str, ranks: int = 2, **changed: object) -> tuple[Outcome, str, str]:
+def end(launcher: Launcher, folder: Path, trouble: str, ranks: int = 2, **changed: Any) -> tuple[Outcome, str, str]:
     """The outcome of it, the message, and what was shown."""
     outcome, shown = launcher.launch(job(folder, trouble, ranks, **changed), places(ranks), folder / "run")
     assert outcome is not None, shown
