@@ -39,6 +39,7 @@ from dslc.compiler.nodes import LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.schedule_cost import peaks_held, peaks_in_w
 from dslc.compiler.schedules import SPLITS_BACKWARD, ScheduleTable
 from dslc.compiler.sharding import (
+    leaves_out_steps,
     low_copy,
     low_precision,
     optimizer_groups,
@@ -495,12 +496,12 @@ class _Account:
 
     def _update_bytes(self) -> int:
         """What the optimizer makes for a while: without a kernel of its own, a number for each that it updates."""
-        train, optimizer = self._job.train, self._job.train.optimizer
+        optimizer = self._job.train.optimizer
         if self._moved & {"optimizer", "parameters"}:  # it works in the host's memory
             return 0
         if isinstance(optimizer, c.SGD) and optimizer.weight_decay:
             rows = self._sharding.engine == "fsdp" or self._layout.sizes["tensor"] > 1
-            if rows or isinstance(train.precision, c.Fp16):  # of which torch has no fused kernel, or none that skips
+            if rows or leaves_out_steps(self._job):  # of which torch has no fused kernel, or none that skips
                 return 4 * self._updated
         if isinstance(optimizer, c.Rmsprop):
             return 4 * self._updated

@@ -56,6 +56,7 @@ def emit(analysis: Analysis, plan: Plan) -> p.JobProgram:
         optimizer=optimizer_step(analysis),
         learning_rate=_learning_rate(analysis),
         clip=job.train.clip,
+        on_nonfinite=job.train.on_nonfinite,  # type: ignore[arg-type]
         precision=precision_step(job),
         gradients=_gradients(analysis),
         recompute=_recompute(analysis),

@@ -268,6 +268,7 @@ class JobProgram:
     optimizer: OptimizerStep
     learning_rate: LearningRateStep
     clip: float | None
+    on_nonfinite: Literal["stop", "skip", "continue"] = "stop"  # of a step whose loss is not finite
     precision: PrecisionStep
     gradients: GradientStep
     recompute: RecomputeStep = field(default_factory=RecomputeStep)

@@ -242,6 +242,15 @@ def _check_offload(job: JobSpec, layout: Layout, report: Report) -> None:
             notes=[Note(message="fp16 implies loss scaling", span=job.train.at("precision"))],
             help="`bf16` needs no loss scaling",
         )
+    elif job.train.on_nonfinite == "skip":
+        report.add(
+            "E0717",
+            "to leave a step out every gradient has to be seen before the update, and the offloaded ones are elsewhere "
+            "by then",
+            span,
+            notes=[Note(message="steps that are not finite are left out", span=job.train.at("on_nonfinite"))],
+            help="`on_nonfinite = stop` looks at the loss",
+        )
     if "parameters" in moved:
         return
     for what, where in _not_alone(job, layout):

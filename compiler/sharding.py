@@ -20,7 +20,7 @@ from typing import Literal
 from dslc.compiler.layout import Layout
 from dslc.compiler.nodes import LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.schedules import SPLITS_BACKWARD
-from dslc.dsl.calls import Every, Fp32
+from dslc.dsl.calls import Every, Fp16, Fp32
 from dslc.dsl.job import JobSpec
 
 UNIT_NUMBERS = 2**18  # parameters (1 MiB in float32) from which on a layer is gathered by itself
@@ -116,6 +116,11 @@ def recomputed(job: JobSpec, model: ModelGraph) -> tuple[str, ...]:
     if recompute == "none":
         return ()
     return tuple(blocks[:: recompute.n]) if isinstance(recompute, Every) else tuple(blocks)
+
+
+def leaves_out_steps(job: JobSpec) -> bool:
+    """Whether an update is left out where a gradient is not finite, so that the ranks agree on that in each step."""
+    return isinstance(job.train.precision, Fp16) or job.train.on_nonfinite == "skip"
 
 
 def low_precision(job: JobSpec) -> bool:

@@ -32,6 +32,7 @@ from dslc.compiler.sharding import (
     BUCKET_BYTES,
     Sharding,
     Unit,
+    leaves_out_steps,
     low_copy,
     low_dtype,
     low_precision,
@@ -156,7 +157,7 @@ def _over_all(place: Coordinate) -> Iterator[TrafficNode]:
     axis = wide[0] if len(wide) == 1 else "all"
     for asked, what in (
         (place.job.train.clip is not None, "norm of the gradient"),
-        (isinstance(place.job.train.precision, c.Fp16), "whether a gradient overflowed"),
+        (leaves_out_steps(place.job), "whether a gradient is not finite"),
     ):
         if asked:
             yield TrafficNode(operation="all_reduce", axis=axis, what=what, dtype="float32", count=1, bytes=4)

@@ -161,6 +161,11 @@ class TrainSpec(Block):
     no_decay: tuple[str, ...] = arg(_NAMES, "patterns of parameters without weight decay", default=(), shown="none")
     clip: float | None = arg(Float(above=0), "the largest global norm of the gradients", default=None, shown="none")
     precision: Call = arg(calls("precision"), "of the arithmetic", default=c.Fp32(), shown="fp32")
+    on_nonfinite: str = arg(
+        word("stop", "skip", "continue"),
+        "what becomes of a step whose loss is not finite: the training ends, its update is left out, or nothing",
+        default="stop",
+    )
     seed: int = arg(Int(min=0, max=2**63 - 1), "all that is random follows from it", default=0)
     compile: bool = arg(Bool(), "`torch.compile`", default=False)
     deterministic: bool = arg(Bool(), "the same plan gives the same bits", default=False)

@@ -55,20 +55,20 @@ def assemble(job: JobProgram, device: torch.device) -> Parts:
     else:
         parts = job.gradients.kind == "fsdp" or job.tensor is not None
         plain, engine = _sharded(job, device) if parts else _whole(job, device)
-    moved = offload.moves_optimizer(job)
+    moved, skips = offload.moves_optimizer(job), job.on_nonfinite == "skip"
     with contextlib.nullcontext() if moved else dynamo.leave_out():  # what moves it needs all of torch
         optimizer = build_optimizer(
             job.optimizer,
             plain,
             shared_out=job.gradients.kind == "zero1",
             moved=moved,
-            scaled=job.precision.scaled,
+            skipping=job.precision.scaled or skips,
         )
     return Parts(
         plain=plain,
         engine=engine,
         optimizer=optimizer,
-        scaler=grad_scaler(job.precision, device, engine.scale, agreed=several_axes(job)),
+        scaler=grad_scaler(job.precision, device, engine.scale, agreed=several_axes(job), skips=skips),
         loss=loss_sum(job.loss),
         device=device,
         pipeline=axis,

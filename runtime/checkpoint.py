@@ -68,6 +68,7 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
         self.stalls: list[float] = []  # seconds that each save held the training up
+        self.newest = ""  # the checkpoint that was gone on from, or the last that is written or being written
         if not _wanted(job):
             return
         self._device = parts.device
@@ -100,6 +101,7 @@ class Checkpoints:
                 raise CheckpointError(_none_to_take(choice, asked))
             return Start()
         self._keep(taken.manifest.step, found, asked)
+        self.newest = _short(taken.path)
         self._state.load(taken.path, taken.manifest, self._job.seed)
         self._remove_older()  # one that was killed after it had published may have left them
         return Start(step=taken.manifest.step, samples=taken.manifest.samples, seconds=taken.manifest.seconds)
@@ -180,6 +182,7 @@ class Checkpoints:
         """Writes down the state after `step` steps, or begins to. On all ranks, after the same step."""
         began = time.monotonic()
         self.finish()
+        self.newest = _short(os.path.join(self._folder, files.name_of(step)))
         tensors = self._state.mine()
         manifest = files.Manifest(
             format=files.FORMAT,

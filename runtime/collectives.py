@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -66,6 +66,19 @@ class Exchange:
     bytes: int
 
 
+_ASIDE = [0]  # how many contexts of `aside` this process is in
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """What is exchanged in it is no part of the step: what is logged within one."""
+    _ASIDE[0] += 1
+    try:
+        yield
+    finally:
+        _ASIDE[0] -= 1
+
+
 class Recorder(TorchDispatchMode):
     """Counts collectives as long as it is entered, also those of the threads of the backward pass."""
 
@@ -84,7 +97,7 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         if any(each not in (torch.Tensor, torch.nn.Parameter) for each in types):
             return NotImplemented  # a DTensor takes itself apart, and we see what comes of it
-        if func.namespace in _SPACES:
+        if func.namespace in _SPACES and not _ASIDE[0]:
             self._see(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 

@@ -160,7 +160,7 @@ def record(
         line=_place(error, job, model),
         frames=_frames(error),
         log=log_path(run_dir, rank),
-        notes=_of_storage(error, (run_dir, job.checkpoint.folder)),
+        notes=(*_own_notes(error), *_of_storage(error, (run_dir, job.checkpoint.folder))),
         time=now,
     )
 
@@ -168,6 +168,10 @@ def record(
 def say(board: Board, rank: int, failure: Failure) -> None:
     """Leaves it on the board, for the launcher."""
     board.say(rank, json.dumps(dataclasses.asdict(failure), ensure_ascii=False))
+
+
+def _own_notes(error: BaseException) -> tuple[str, ...]:
+    return tuple(getattr(error, "__notes__", ())) if _explains_itself(error) else ()
 
 
 def _of_storage(error: BaseException, folders: Iterable[str]) -> tuple[str, ...]:
@@ -208,6 +212,8 @@ def _kind(error: BaseException) -> Kind:
     text = _text(error)
     if isinstance(error, SystemExit):
         return "error"
+    if getattr(error, "told", True) is False:  # all ranks end alike, and another one tells (nonfinite.py)
+        return "lost"
     if isinstance(error, RuntimeError | ConnectionError) or type(error).__module__.startswith("torch"):
         if _TIMEOUT.search(text):
             return "timeout"
@@ -296,6 +302,9 @@ def _frames(error: BaseException) -> tuple[str, ...]:
 
 def _place(error: BaseException, job: JobProgram, model: nn.Module | None) -> str:
     """The place in the job that the innermost frame with one belongs to."""
+    named = getattr(error, "module", None)
+    if named is not None and _explains_itself(error):
+        return _line_of_module(job, named)
     names = {id(module): name for name, module in model.named_modules()} if model is not None else {}
     place = ""
     link: TracebackType | None = error.__traceback__

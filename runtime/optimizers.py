@@ -5,8 +5,8 @@ has one (SGD, Adam, AdamW and Adagrad on the CPU; all but Adagrad and RMSprop on
 core of a CPU, over torch's plain loop: SGD 2.5 times as fast, AdamW 4, Adagrad 2.6, RMSprop 1.3, with the same numbers
 within one rounding of the update.
 
-Where losses are scaled, SGD is not fused: a step that is skipped leaves its momentum what happened to be in memory if
-it is the first, and on a GPU takes infinities into it later (torch 2.13).
+Where steps may be left out, SGD is not fused: a step that is skipped leaves its momentum what happened to be in memory
+if it is the first, and on a GPU takes infinities into it later (torch 2.13).
 
 Limits: a fused kernel rounds differently from the plain loop; a job takes the same kernel on every rank and under every
 plan for the same kind of device.
@@ -35,14 +35,14 @@ _FUSED_IN_ROWS = ("adam", "adamw")  # those of torch's fused kernels that take D
 
 
 def build_optimizer(
-    step: OptimizerStep, model: nn.Module, shared_out: bool = False, moved: bool = False, scaled: bool = False
+    step: OptimizerStep, model: nn.Module, shared_out: bool = False, moved: bool = False, skipping: bool = False
 ) -> torch.optim.Optimizer:
     """The optimizer over the model's trainable parameters, each once, in the model's order.
 
     `step.kind` is the name of the class in `torch.optim`, in any case. Parameters that a pattern of `step.no_decay`
     matches, by any of their names, are a group of their own. Every group has `initial_lr`, what the factor of the
     learning rate is applied to. With `shared_out` each rank keeps the state of its share (zero1.py); `moved`, in the
-    host's memory (offload.py). With `scaled` losses are, and steps may be skipped.
+    host's memory (offload.py). With `skipping` a step whose gradients are not finite is left out.
     """
     kind = step.kind.lower()
     groups = _groups(step, model)
@@ -51,7 +51,7 @@ def build_optimizer(
     arguments: dict[str, Any] = {**step.arguments, "lr": step.lr}
     rows = any(hasattr(parameter, "to_local") for parameter in parameters)
     fused = _FUSED_IN_ROWS if rows else _FUSED.get(device, ())
-    skips = scaled and kind == "sgd"
+    skips = skipping and kind == "sgd"
     if kind in fused and not skips and all(parameter.is_floating_point() for parameter in parameters):
         arguments["fused"] = True
     else:

@@ -22,15 +22,15 @@ from dslc.runtime.batches import StepBatch
 from dslc.runtime.context_parallel import piece_of
 from dslc.runtime.pipeline import Schedule
 from dslc.runtime.precision import autocast
-from dslc.runtime.stepper import Done, clipped, global_count
+from dslc.runtime.stepper import UNSEEN, Done, Looks, clipped, global_count
 from dslc.runtime.weights import named_tensors
 
 
-def stepper(job: JobProgram, place: RankPlace, parts: Parts) -> Callable[[StepBatch], Done]:
+def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSEEN) -> Callable[[StepBatch], Done]:
     """The function that does one step."""
     axis, engine, loss_sum, optimizer, scaler = parts.pipeline, parts.engine, parts.loss, parts.optimizer, parts.scaler
     assert axis is not None
-    precision, device, clip, scaled = job.precision, parts.device, job.clip, job.precision.scaled
+    precision, device, clip, scaled = job.precision, parts.device, job.clip, scaler.is_enabled()
     update = dynamo.plain_step(optimizer)
     tensors = named_tensors(parts.plain)
     parameters = [parameter for parameter in parts.plain.parameters() if parameter.requires_grad]
@@ -46,6 +46,7 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts) -> Callable[[StepBa
     def loss(output: Tensor, target: Tensor) -> Tensor:
         with autocast(precision, device):
             summed = loss_sum(output, target)
+        looks.loss(summed)
         totals.append(summed.detach())
         agreed()
         return scaler.scale(summed * (engine.scale / (number.clamp(min=1) if isinstance(number, Tensor) else number)))
@@ -61,17 +62,18 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts) -> Callable[[StepBa
         agreed()
         engine.complete()
         axis.add_up_shared(tensors)
+        total = torch.stack(totals).sum() if totals else torch.zeros((), device=device)
+        looks.between(batch, total, number)
         norm = None
         if measured:
             scaler.unscale_(optimizer)
-            norm = clipped(parameters, counted, clip, engine.shards)
+            norm = clipped(parameters, counted, clip, engine.shards, looks.norm)
         if scaled:
             scaler.step(optimizer)
             scaler.update()
         else:
             update()
         optimizer.zero_grad(set_to_none=True)
-        total = torch.stack(totals).sum() if totals else torch.zeros((), device=device)
         return Done(total, number, norm)
 
     return step

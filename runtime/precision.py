@@ -8,8 +8,9 @@ is scaled these are the plain backward pass and `optimizer.step()`.
 Contract: a step whose gradients hold an infinity or a nan is skipped and the scale halved, on all ranks or on none.
 Where each rank holds whole gradients they have been summed over all ranks, and an infinity or nan on one is one in the
 sum. Where each holds some rows, torch agrees on the flag over the mesh of the gradients; over several axes all ranks
-agree on it. What passes through float16 is as large under every engine: where a loss is multiplied to undo a mean, the
-scale begins so much lower.
+agree on it. A job that leaves out steps that are not finite asks for the same without a scale (`Skipping`). What passes
+through float16 is as large under every engine: where a loss is multiplied to undo a mean, the scale begins so much
+lower.
 """
 
 from __future__ import annotations
@@ -32,12 +33,16 @@ def autocast(step: PrecisionStep, device: torch.device) -> contextlib.AbstractCo
 
 
 def grad_scaler(
-    step: PrecisionStep, device: torch.device, loss_scale: int = 1, *, agreed: bool = False
+    step: PrecisionStep, device: torch.device, loss_scale: int = 1, *, agreed: bool = False, skips: bool = False
 ) -> torch.amp.GradScaler:
     """The loss scaler; where nothing is scaled, one whose methods hand through. `loss_scale` is the engine's; `agreed`
-    asks for one whose flag all ranks agree on, because no rank has whole gradients nor one mesh has all of them."""
+    asks for one whose flag all ranks agree on, because no rank has whole gradients nor one mesh has all of them;
+    `skips` for one that leaves out every step that is not finite, scaled or not."""
+    scale = 2.0**16 / loss_scale
+    if skips:
+        return (_AgreedSkipping if agreed else Skipping)(device, scale if step.scaled else None)
     kind = _Agreed if agreed else torch.amp.GradScaler
-    return kind(device.type, init_scale=2.0**16 / loss_scale, enabled=step.scaled)
+    return kind(device.type, init_scale=scale, enabled=step.scaled)
 
 
 class _Agreed(torch.amp.GradScaler):
@@ -53,3 +58,37 @@ class _Agreed(torch.amp.GradScaler):
             torch._amp_foreach_non_finite_check_and_unscale_(rows, found_inf, inv_scale)
         dist.all_reduce(found_inf, dist.ReduceOp.MAX)
         return {found_inf.device: found_inf}
+
+
+class Skipping(torch.amp.GradScaler):
+    """Leaves out the update of a step whose loss or gradient is not finite, and counts such steps in `skipped`, on the
+    device. Without an `initial` scale there is none: it stays at 1, and is no part of a checkpoint."""
+
+    def __init__(self, device: torch.device, initial: float | None) -> None:
+        super().__init__(device.type, init_scale=initial or 1.0)
+        self._scaled = initial is not None
+        self.skipped = torch.zeros((), device=device)
+        self.found = torch.zeros((), device=device)  # more than 0 where the last step was one of them
+
+    def scale(self, outputs: Any) -> Any:
+        # Of a loss that is not finite every gradient becomes nan, on all ranks; else this is a factor of 1.
+        return super().scale(outputs) * (1 + 0 * outputs.detach())
+
+    def _unscale_grads_(
+        self, optimizer: torch.optim.Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        for flag in found.values():  # of one device
+            self.found = flag
+            self.skipped += flag
+        return found
+
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        super().update(new_scale if self._scaled else 1.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() if self._scaled else {}
+
+
+class _AgreedSkipping(Skipping, _Agreed):
+    """Over several axes."""

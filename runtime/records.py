@@ -7,8 +7,9 @@ to `logs/notes.txt` in the same way.
 Contract: a training that goes on from a checkpoint keeps the lines up to its step and loses those after it, which it
 writes again. A line that cannot be read (a disk that failed, an editor) is left out, and said, with its number; the
 training goes on. A line is written whole and at once. Its keys are `step` (from 1), `split` (`train` or `validation`),
-`loss` and other metrics, `lr` (training), `samples` (seen so far) and `seconds` (since the first step began). A number
-that is not finite is `null`, as JSON has no word for it.
+`loss` and other metrics, `lr` (training), `samples` (seen so far) and `seconds` (since the first step began), and,
+where steps are left out (`on_nonfinite = skip`), `skipped`: how many were since the training began or went on. A
+number that is not finite is `null`, as JSON has no word for it.
 """
 
 from __future__ import annotations

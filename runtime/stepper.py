@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -40,11 +41,28 @@ class Done(NamedTuple):
     norm: Tensor | None = None
 
 
-def stepper(job: JobProgram, place: RankPlace, parts: Parts) -> Callable[[StepBatch], Done]:
+def _unseen(*seen: object) -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looks:
+    """Who is shown what within a step: each loss before its backward pass; between the passes and the update the batch,
+    the sum of this rank's losses and what that is divided by; the norm of the gradient before it is clipped."""
+
+    loss: Callable[[Tensor], None] = _unseen
+    between: Callable[[StepBatch, Tensor, int | Tensor], None] = _unseen
+    norm: Callable[[Tensor], None] = _unseen
+
+
+UNSEEN = Looks()
+
+
+def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSEEN) -> Callable[[StepBatch], Done]:
     """The function that does one step."""
     engine, loss_sum, optimizer, scaler = parts.engine, parts.loss, parts.optimizer, parts.scaler
     model, held, ranks = engine.model, engine.held, engine.scale
-    precision, device, clip, scaled = job.precision, parts.device, job.clip, job.precision.scaled
+    precision, device, clip, scaled = job.precision, parts.device, job.clip, scaler.is_enabled()
     update = dynamo.plain_step(optimizer)
     parameters = [parameter for parameter in parts.plain.parameters() if parameter.requires_grad]
     counted = [engine.counts(parameter) for parameter in parameters]
@@ -59,6 +77,7 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts) -> Callable[[StepBa
     def backward(loss: Tensor, number: int | Tensor) -> Tensor:
         # Not by an argument of `backward`: torch loads sympy to compare its shape, 0.3 s.
         scale = ranks / (number.clamp(min=1) if isinstance(number, Tensor) else number)
+        looks.loss(loss)
         scaler.scale(loss * scale).backward()
         return loss.detach()
 
@@ -75,10 +94,11 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts) -> Callable[[StepBa
         agreed()
         total = _sum(total, backward(loss, number))
         engine.complete()
+        looks.between(batch, total, number)
         norm = None
         if measured:
             scaler.unscale_(optimizer)
-            norm = clipped(parameters, counted, clip, engine.shards)
+            norm = clipped(parameters, counted, clip, engine.shards, looks.norm)
         if scaled:
             scaler.step(optimizer)
             scaler.update()
@@ -92,9 +112,13 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts) -> Callable[[StepBa
 
 @torch.no_grad()
 def clipped(
-    parameters: Sequence[Tensor], counted: Sequence[bool], limit: float | None, shards: dist.ProcessGroup | None
+    parameters: Sequence[Tensor],
+    counted: Sequence[bool],
+    limit: float | None,
+    shards: dist.ProcessGroup | None,
+    seen: Callable[[Tensor], None] = _unseen,
 ) -> Tensor:
-    """The norm of the whole gradient, scaled down in place to `limit` where it is larger.
+    """The norm of the whole gradient, scaled down in place to `limit` where it is larger; `seen` is shown it first.
 
     On the rows that each rank has, of which it counts those of the `counted` parameters: one number is exchanged, and
     no operation is dispatched over a mesh.
@@ -108,6 +132,7 @@ def clipped(
         norm = norm.square()
         dist.all_reduce(norm, group=shards)
         norm = norm.sqrt()
+    seen(norm)
     if limit is not None:
         torch._foreach_mul_(rows, (limit / (norm + 1e-6)).clamp(max=1.0))  # as torch.nn.utils does
     return norm

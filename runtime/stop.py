@@ -19,7 +19,8 @@ a GPU the host runs ahead of the device and waits only where it reads a number b
 such step (`answer` takes it as an argument).
 
 Limits: one node, since memory is not shared with others. SIGTERM sent to the ranks themselves, rather than to the
-launcher, ends them at once. A number on the board is 8 bytes, aligned, written by one process alone: no lock is needed.
+launcher, ends them at once. A number on the board is 8 bytes, aligned, and written by one process alone, or the same by
+each that writes it (`not_finite`): no lock is needed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SECOND = 0.5  # seconds; `timeout` and some supervisors send one signal twice at
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 WORDS = 1 << 16  # bytes that the last words of a rank may have; pages that no one writes to cost nothing
 
-_REQUEST, _STOP_AT, _UNITS, _RECORDS = range(4)
+_REQUEST, _STOP_AT, _UNITS, _RECORDS, _NOT_FINITE = range(5)
 _HEAD, _EACH = 8, 4  # numbers at the beginning of the board, and for each rank
 _PROCESS, _STEP, _DONE, _SAID = range(4)
 
@@ -70,6 +71,17 @@ class Board:
     def stop_at(self) -> int:
         """The step (from 1) after which all ranks leave; 0 as long as there is none."""
         return self._numbers[_STOP_AT]
+
+    # -------------------------------------------------------------------------------------------------- not finite
+
+    @property
+    def not_finite(self) -> int:
+        """The step (from 1) in which some rank's loss was not finite; 0 as long as there is none."""
+        return self._numbers[_NOT_FINITE]
+
+    @not_finite.setter
+    def not_finite(self, step: int) -> None:
+        self._numbers[_NOT_FINITE] = step
 
     # ------------------------------------------------------------------------------------------- what a rank is at
 

@@ -18,18 +18,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dslc.compiler.program import JobProgram, RankPlace
-from dslc.runtime import pipeline_step, weights
+from dslc.runtime import collectives, pipeline_step, weights
 from dslc.runtime.assemble import Parts
 from dslc.runtime.batches import StepBatch, batches
 from dslc.runtime.checkpoint import Checkpoints
 from dslc.runtime.evaluate import evaluate
 from dslc.runtime.learning_rate import set_learning_rate
 from dslc.runtime.mesh import mesh_of
+from dslc.runtime.nonfinite import Guard
 from dslc.runtime.observe import Observer
 from dslc.runtime.records import Records
 from dslc.runtime.report import Measure
 from dslc.runtime.sources import Splits
-from dslc.runtime.stepper import per_sample, stepper
+from dslc.runtime.stepper import Looks, per_sample, stepper
 from dslc.runtime.stop import Board
 
 
@@ -51,12 +52,14 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
     records = Records(run_dir, start.step) if place.rank == 0 else None
     if records is not None:
         board.records = records.begin
+    guard = Guard(job, place, parts, board, checkpoints)
+    told = _Told(job, place, board, guard, checkpoints)
     measure = Measure(job, place, parts, start.step)
-    work = measure.around((pipeline_step.stepper if job.pipeline else stepper)(job, place, parts))
+    looks = Looks(loss=guard.loss, between=told.between, norm=guard.norm)
+    work = measure.around((pipeline_step.stepper if job.pipeline else stepper)(job, place, parts, looks))
     observer = Observer(job, place, parts, run_dir, start.step) if job.observe else None
     if observer is not None:
         work = observer.around(work)
-    rate, late = 0.0, False
     seen, step, began = start.samples, start.step, time.monotonic() - start.seconds
     for batch in batches(job.data, splits, place, job.microbatches, start.step, job.steps, parts.device):
         step += 1
@@ -65,17 +68,18 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
         if place.rank == 0:
             board.answer(_next_wait(job, step))
         rate = set_learning_rate(parts.optimizer, job.learning_rate, step - 1)
-        total, number, _ = work(batch)
-        seen += batch.samples
-        stopped = step < job.steps and _waits(job, step) and board.stop_at == step
-        if _logged(job, step) or stopped:
-            loss, late = _agree(job, total, number, place, checkpoints.late)
+        guard.enter(step)
+        told.enter(step)
+        done = work(batch)
+        guard.leave()
+        told.agree(done.total, done.number)
+        seen, stopped = seen + batch.samples, told.stopped
+        if told.loss is not None:
             board.units = _units(job, batch)
             if records is not None:
-                passed = time.monotonic() - began
-                records.write(
-                    {"step": step, "split": "train", "loss": loss, "lr": rate, "samples": seen, "seconds": passed}
-                )
+                more = {"skipped": guard.skipped(run_dir, told.guarded)} if job.on_nonfinite == "skip" else {}
+                since = {"samples": seen, "seconds": time.monotonic() - began}
+                records.write({"step": step, "split": "train", "loss": told.loss, "lr": rate, **more, **since})
         if stopped and not checkpoints.on:
             break
         if job.data.validation_samples and not job.observe and _evaluated(job, step):
@@ -83,11 +87,12 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
             if records is not None:
                 passed = time.monotonic() - began
                 records.write({"step": step, "split": "validation", **found, "samples": seen, "seconds": passed})
-        if checkpoints.due(step, late or stopped):
+        if checkpoints.due(step, told.late or stopped):
+            guard.state()
             checkpoints.save(step, seen, time.monotonic() - began)
-            late = False
         if stopped:
             break
+    guard.state()
     measure.leave(run_dir, checkpoints.stalls)
     if observer is not None:
         observer.leave()
@@ -102,16 +107,54 @@ def _units(job: JobProgram, batch: StepBatch) -> int:
     return 1 if job.loss.counts == "samples" else per_sample(batch)
 
 
-def _agree(job: JobProgram, total: Tensor, number: int | Tensor, place: RankPlace, late: bool) -> tuple[float, bool]:
-    """The mean loss over the global batch, and whether rank 0 finds a checkpoint due (by its clock, where the job goes
-    by the clock). Waits for the device, and on the CPU for the other ranks."""
-    told = total.double() * mesh_of(job).leads if job.world_size > 1 else total.double()
-    if job.checkpoint.seconds:
-        told = torch.stack((told, told.new_full((), float(late and place.rank == 0))))
-    if job.world_size > 1:
-        dist.all_reduce(told)
-    summed, *said = told.reshape(-1).tolist()
-    return summed / max(1.0, float(number)), bool(said and said[0])
+class _Told:
+    """What all ranks know of a step: whether they leave after it (`stopped`), and, where it is logged, the mean loss
+    over the global batch, whether a checkpoint is due by rank 0's clock (`late`), and the sum of what guards tell."""
+
+    def __init__(self, job: JobProgram, place: RankPlace, board: Board, guard: Guard, checkpoints: Checkpoints) -> None:
+        self._job, self._place, self._board, self._guard, self._checkpoints = job, place, board, guard, checkpoints
+        self.enter(0)
+
+    def enter(self, step: int) -> None:
+        self._step, self.stopped, self.late, self.guarded = step, False, False, 0
+        self.loss: float | None = None
+
+    def between(self, batch: StepBatch, total: Tensor, number: int | Tensor) -> None:
+        """After the passes of the step, before its update."""
+        job, guard, step = self._job, self._guard, self._step
+        guard.passed(batch, total)
+        if guard.hears_in_logs:
+            with collectives.aside():
+                self.agree(total, number)
+            if self.loss is not None:
+                guard.heard(batch, self.guarded)
+        if guard.stops and (step == job.steps or self._stops() or self._checkpoints.due(step, self.late)):
+            with collectives.aside():
+                guard.gradients()
+
+    def agree(self, total: Tensor, number: int | Tensor) -> None:
+        """Where the step is logged, or the last: waits for the device, and on the CPU for the other ranks. Once."""
+        if self.loss is not None:
+            return
+        job, self.stopped = self._job, self._stops()
+        if not _logged(job, self._step) and not self.stopped:
+            return
+        told = [total.double() * mesh_of(job).leads if job.world_size > 1 else total.double()]
+        if job.checkpoint.seconds:
+            told.append(told[0].new_full((), float(self._checkpoints.late and self._place.rank == 0)))
+        if (guarded := self._guard.tells()) is not None:
+            told.append(guarded.double())
+        together = torch.stack(told)
+        if job.world_size > 1:
+            dist.all_reduce(together)
+        summed, *said = together.tolist()
+        self.loss = summed / max(1.0, float(number))
+        self.late = bool(job.checkpoint.seconds and said.pop(0))
+        self.guarded = int(said[0]) if said else 0
+
+    def _stops(self) -> bool:
+        job, step = self._job, self._step
+        return step < job.steps and _waits(job, step) and self._board.stop_at == step
 
 
 def _logged(job: JobProgram, step: int) -> bool:

@@ -58,7 +58,7 @@ def test_a_step_whose_gradient_overflows_leaves_nothing_behind(
             gradients.insert(skipped, math.inf)
         model = nn.Linear(40, 2)
         nn.init.ones_(model.weight)
-        optimizer = build_optimizer(step, model, scaled=True)
+        optimizer = build_optimizer(step, model, skipping=True)
         scaler = torch.amp.GradScaler("cpu", init_scale=1.0, backoff_factor=1.0 - 2**-20)
         for gradient in gradients:
             torch.full((80,), 1e30)  # is freed, and its numbers are what the next tensor begins with

@@ -216,7 +216,7 @@ def test_a_users_own_model_and_loss(launcher: Launcher, tmp_path: Path) -> None:
 
 def test_records_without_finite_numbers_are_still_json(launcher: Launcher, tmp_path: Path) -> None:
     huge = p.OptimizerStep(kind="SGD", lr=1e30)
-    found = train(launcher, tmp_path / "run", 1, images(tmp_path), optimizer=huge, steps=6)
+    found = train(launcher, tmp_path / "run", 1, images(tmp_path), optimizer=huge, steps=6, on_nonfinite="continue")
     for line in (found.folder / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
     assert None in found.losses()
