@@ -100,7 +100,7 @@ def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
         if isinstance(job.model.network, PythonNetwork):
             model = _traced_model(job, job.model.network, source, report)
         elif isinstance(job.model.network, TransformersNetwork) and _is_here(job.model.network, job.folder):
-            model = _traced_transformers(job, job.model.network, source, report)
+            model = _traced_transformers(job, job.model.network, source, report, run)
     if trace and isinstance(job.model.loss, PythonLoss):
         _try_loss(job, job.model.loss, source, model, report)
     return Facts(source=source, model=model, machine=_machine(job) if run else None)
@@ -294,9 +294,10 @@ def _axes(job: JobSpec) -> dict[str, Any]:
 
 
 def _traced_transformers(
-    job: JobSpec, network: TransformersNetwork, source: SourceFacts, report: Report
+    job: JobSpec, network: TransformersNetwork, source: SourceFacts, report: Report, run: bool
 ) -> ModelFacts | None:
-    """Builds the model without memory in a child, and reports what the library says against its configuration."""
+    """Builds the model without memory in a child, and reports what the library says against its configuration. Before a
+    `run` this process imports the library, for the child and for the ranks that are forked from it later."""
     from dslc.compiler.emit import transformers_step
     from dslc.compiler.program import from_json, to_json
 
@@ -308,6 +309,11 @@ def _traced_transformers(
             help="`pip install 'dslc[transformers]'`",
         )
         return None
+
+    if run:
+        from dslc.runtime.transformers_model import preload
+
+        preload(transformers_step(network, source, job.folder))
 
     def work() -> Any:
         import torch
@@ -352,6 +358,7 @@ def in_child(work: Callable[[], Any]) -> dict[str, Any]:
     child = os.fork()
     if child == 0:
         os.close(read)
+        _hush_libraries()
         answer = {"barred": True} if _torch_is_barred() else _attempt(work, BaseException)
         with os.fdopen(write, "w") as pipe:
             json.dump(answer, pipe)
@@ -368,6 +375,18 @@ def in_child(work: Callable[[], Any]) -> dict[str, Any]:
     answer = json.loads(text)
     assert isinstance(answer, dict)
     return _attempt_here(work) if "barred" in answer else answer
+
+
+def _hush_libraries() -> None:
+    """In a child: what torch and the libraries around it log is not for the reader of our messages. What they do in a
+    training stands in the logs of its ranks."""
+    import logging
+    import warnings
+
+    for name in ("torch", "torchao"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+        warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
 def _attempt(work: Callable[[], Any], *caught: type[BaseException]) -> dict[str, Any]:

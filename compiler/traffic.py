@@ -50,7 +50,6 @@ from dslc.compiler.staging import Staging
 from dslc.compiler.tensor_plan import TensorPlan, shape_on_a_rank
 from dslc.compiler.tensor_traffic import Exchanged, TensorTraffic
 from dslc.compiler.workload import counts_kept
-from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec
 
 FIRST_BUCKET_BYTES = 2**20  # DistributedDataParallel's first bucket is small, so that it goes early

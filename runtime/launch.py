@@ -40,7 +40,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
 
 from dslc.compiler.program import JobProgram, PythonFunction, RankPlace, from_json, to_json
-from dslc.runtime import checkpoint, failure, fsdp, pipeline, worker, zero1
+from dslc.runtime import checkpoint, failure, fsdp, pipeline, transformers_model, worker, zero1
 from dslc.runtime.failure import Ends, Outcome
 from dslc.runtime.lifetime import Adopted, Pauses, end_with, ending, is_stopped
 from dslc.runtime.meeting import Meeting
@@ -81,6 +81,8 @@ def launch(
         pipeline.preload()
     if program.gradients.kind == "zero1":
         zero1.preload()
+    if program.model.transformers is not None:
+        transformers_model.preload(program.model.transformers)
     meeting, launcher = Meeting(board), os.getpid()
 
     sys.stdout.flush()

@@ -86,6 +86,16 @@ def build_transformers(step: TransformersStep) -> nn.Module:
     return made
 
 
+def preload(step: TransformersStep) -> None:
+    """Imports the library and the module of the model, seconds of it, in a process from which ranks are forked. Nothing
+    is computed. What is wrong with the configuration, the ranks say."""
+    with contextlib.suppress(ImportError, ModelError), _quiet():
+        import transformers
+
+        config, kind = _config(step)
+        getattr(transformers, _AUTO[kind])._model_mapping.get(type(config), None)
+
+
 def longest(model: nn.Module) -> int | None:
     """The longest sequence that the model has learnt positions for; None where it computes them."""
     length = getattr(model.config, "max_position_embeddings", None)

@@ -116,6 +116,23 @@ def test_a_users_function_that_fails_is_named(tmp_path: Path) -> None:
     assert "net.py, line " in run.stderr
 
 
+def test_what_libraries_log_does_not_stand_before_the_message(tmp_path: Path) -> None:
+    """What the user's own code logs and prints does."""
+    dslc("new", "mine", "--template", "python", cwd=tmp_path)
+    net = tmp_path / "net.py"
+    logs = """
+import logging, warnings
+logging.getLogger("torchao").warning("Failed to load a library")
+logging.getLogger("torch.utils._pytree").warning("natively supported")
+warnings.warn_explicit("of torch", UserWarning, "somewhere.py", 1, module="torch.nn")
+logging.getLogger("mine").warning("of my own")
+"""
+    net.write_text(logs + net.read_text().replace("nn.Linear(2, width)", "nn.Linear(2, widht)"))
+    run = dslc("check", "mine.plt", "--trace", cwd=tmp_path)
+    assert run.returncode == 1
+    assert run.stderr.startswith("of my own\nerror[E0802]"), run.stderr
+
+
 def test_a_loss_that_is_not_there_is_named_before_a_run(tmp_path: Path) -> None:
     run = dslc("run", DIGITS, "--set", 'model.loss=python("nowhere:loss")', "--out", tmp_path / "run")
     assert run.returncode == 1

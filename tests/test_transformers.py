@@ -83,6 +83,28 @@ def test_on_several_ranks_as_on_one(
         agree(one, train_job(launcher, path, "devices.cpus=2", *settings))
 
 
+SEEN = """
+import sys, torch
+
+def data():
+    with open("FILE", "a") as file:
+        file.write(f"{'transformers.models.llama.modeling_llama' in sys.modules}\\n")
+    tokens = torch.arange(64).reshape(8, 8)
+    return [(row, row) for row in tokens]
+"""
+
+
+def test_ranks_are_born_with_the_library(written: Any, launcher: Launcher, tmp_path: Path) -> None:
+    """Which takes seconds to import. Data is opened before the model is made."""
+    path = written(LLAMA, 'python("seen:data")')
+    (tmp_path / "seen.py").write_text(SEEN.replace("FILE", str(tmp_path / "seen.txt")))
+    made, _ = prepared(path, "devices.cpus=2", "data.batch=4")
+    (tmp_path / "seen.txt").unlink()
+    outcome, shown = launcher.launch(made.program, made.places, tmp_path / "run")
+    assert outcome.done, shown
+    assert (tmp_path / "seen.txt").read_text().split() == ["True", "True"]
+
+
 def test_the_plan_knows_its_layers(written: Any) -> None:
     ready, _ = prepared(written(GPT2), "devices.cpus=2", "parallelism.zero=3", "memory.recompute=full")
     program = ready.program
