@@ -7,11 +7,11 @@ from typing import Any, TextIO
 
 from dslc.compiler.units import byte_text, time_text
 from dslc.runtime.collectives import FIRST_STEP
+from dslc.tables import console
 
 
 def show_report(report: Mapping[str, Any], screen: TextIO | None = None) -> None:
     """Prints what was predicted beside what was measured; ranks of which the same is to be said share a line."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("ranks", "what", box=None, pad_edge=False)
@@ -25,11 +25,11 @@ def show_report(report: Mapping[str, Any], screen: TextIO | None = None) -> None
         table.add_row(_span(ranks), *line)
     times = report["step_time"]
     table.add_row("all", "time of a step", *_pair(times["predicted"], times["measured"], time_text))
-    console = Console(file=screen)
-    console.print(table)
+    shown = console(screen)
+    shown.print(table)
     first = report["ranks"][0]
     if not first["recorded"]:
-        console.print(f"collectives are recorded from step {FIRST_STEP} on, and there were fewer")
+        shown.print(f"collectives are recorded from step {FIRST_STEP} on, and there were fewer")
 
 
 def _lines(rank: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

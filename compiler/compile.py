@@ -26,7 +26,7 @@ from dslc.compiler.plan import (
     TopologyNode,
     TrainingNode,
 )
-from dslc.compiler.sharding import offloaded
+from dslc.compiler.sharding import offloaded, sharding_of
 from dslc.compiler.stages import equal_counts, unsendable
 from dslc.dsl.registry import BLOCKS, Node, Quantity, Range, fields
 
@@ -77,6 +77,7 @@ def _plan(analysis: Analysis, graph: PlanGraph) -> Plan:
             )
             for axis in AXES
         ),
+        shards=sharding_of(job, layout).shards,
         parameters=model.parameters if model else None,
         layers=_layers(analysis),
         stages=_stages(analysis, graph),

@@ -48,9 +48,10 @@ def coordinates(plan: Plan, rank: int) -> dict[str, int]:
 
 
 def coordinates_text(plan: Plan, rank: int) -> str:
-    """`pipeline 1, tensor 0`: the axes that have more than one rank."""
+    """`pipeline 1, data 2, replica 1`: the axes that have more than one rank, and the copy of the parameters."""
     place = coordinates(plan, rank)
-    return ", ".join(f"{axis.name} {place[axis.name]}" for axis in plan.axes if axis.size > 1)
+    copy = [f"replica {replica(plan, rank)}"] if replicas(plan) > 1 else []
+    return ", ".join([*(f"{axis.name} {place[axis.name]}" for axis in plan.axes if axis.size > 1), *copy])
 
 
 def group(plan: Plan, rank: int, axis: str) -> list[int]:
@@ -65,9 +66,12 @@ def class_of(plan: Plan, rank: int) -> RankNode | None:
     return next((node for node in plan.ranks if node.first <= rank <= node.last), None)
 
 
-def mesh_text(plan: Plan) -> str:
-    """`pipeline 2 x data 4 x tensor 2`."""
-    return " x ".join(f"{axis.name} {axis.size}" for axis in plan.axes if axis.size > 1) or "one rank"
+def mesh_text(plan: Plan, without: str = "") -> str:
+    """`pipeline 2 x data 4 (2 replicas of 2 ranks) x tensor 2`, `without` one axis."""
+    copies = f" ({replicas(plan)} replicas of {plural(plan.shards, 'rank')})" if replicas(plan) > 1 else ""
+    axes = [axis for axis in plan.axes if axis.size > 1 and axis.name != without]
+    told = [f"{axis.name} {axis.size}" + (copies if axis.name == "data" else "") for axis in axes]
+    return " x ".join(told) or ("" if without else "one rank")
 
 
 def link_text(plan: Plan, axis: AxisNode) -> str:
@@ -109,6 +113,62 @@ def axis_text(plan: Plan, name: str) -> str:
 def limit_of(plan: Plan) -> int | None:
     """The most bytes that a device may hold: what the job says, else the device's own memory."""
     return plan.topology.limit or plan.topology.memory
+
+
+# -------------------------------------------------------------------------------------------------------- replicas
+
+
+def replicas(plan: Plan) -> int:
+    """Copies of the parameters that are each cut over several ranks; 1 where there is one, or where none is cut."""
+    ranks = axis_of(plan, "data").size * axis_of(plan, "context").size
+    return ranks // plan.shards if plan.shards > 1 else 1
+
+
+def replica(plan: Plan, rank: int) -> int:
+    """Which of the replicas a rank is part of."""
+    return sharers(plan, rank).index(rank) // plan.shards
+
+
+def sharers(plan: Plan, rank: int) -> list[int]:
+    """The ranks of the data and context axes together that `rank` is one of, in the order in which shards lie."""
+    return [other for first in group(plan, rank, "data") for other in group(plan, first, "context")]
+
+
+def reach(plan: Plan, axis: str, operation: str, what: str) -> str:
+    """Of an exchange over the data axis of replicas, `within` one or `across` them; "" of any other."""
+    if axis != "data" or replicas(plan) == 1 or what not in ("gradients", "parameters"):
+        return ""
+    return "across" if operation == "all_reduce" else "within"
+
+
+def members(plan: Plan, where: str) -> int:
+    """How many ranks take part in an exchange `within` a replica, or `across` them."""
+    return plan.shards if where == "within" else replicas(plan)
+
+
+def exchange_groups(plan: Plan, rank: int, where: str) -> list[list[int]]:
+    """The ranks at a rank's coordinates on the other axes, by who exchanges with whom."""
+    ranks, shards = sharers(plan, rank), plan.shards
+    if where == "within":
+        return [ranks[n : n + shards] for n in range(0, len(ranks), shards)]
+    return [ranks[n::shards] for n in range(shards)]
+
+
+def groups_text(plan: Plan, rank: int, where: str, most: int = 4) -> str:
+    """`within groups of 2 ranks (0–1; 2–3)`, `across 2 replicas (0, 2; 1, 3)`; of more than `most` groups the first."""
+    groups = exchange_groups(plan, rank, where)
+    shown = [ranks_text(each) for each in (groups if len(groups) <= most else groups[:1])]
+    told = "; ".join([*shown, *(["…"] if len(shown) < len(groups) else [])])
+    what = f"groups of {plural(plan.shards, 'rank')}" if where == "within" else f"{replicas(plan)} replicas"
+    return f"{where} {what} ({told})"
+
+
+def ranks_text(ranks: list[int]) -> str:
+    """`0–7`, or `0, 8, …, 24`."""
+    if len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return span_text(ranks[0], ranks[-1])
+    words = [str(rank) for rank in ranks]
+    return ", ".join(words if len(words) <= 4 else [*words[:2], "…", words[-1]])
 
 
 # --------------------------------------------------------------------------------------------------------- samples
@@ -245,6 +305,21 @@ def known_count(value: float | None) -> str:
 
 def known_percent(value: float | None) -> str:
     return UNKNOWN if value is None else percent_text(value)
+
+
+def bound_text(plan: Plan) -> str:
+    """` at best` where the predicted time is that of products at the peak of the device's data sheet: a bound."""
+    return " at best" if plan.step is None or plan.step.efficiency == 1 else " estimated"
+
+
+def rate_text(plan: Plan) -> str:
+    """`134 k tokens/s`, or samples, of all ranks together in the predicted time; "" where that is not known."""
+    if not plan.step_time:
+        return ""
+    fact = plan.layers[0].input if plan.layers else None
+    tokens = fact is not None and fact.dtype == "int64" and len(fact.shape) == 1
+    each = fact.shape[0] if fact is not None and tokens else 1
+    return f"{count_text(plan.data.batch * each / plan.step_time)} {'tokens' if tokens else 'samples'}/s"
 
 
 def known_time(value: float | None) -> str:

@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from dslc.compiler.describe import (
     axis_of,
     axis_text,
+    exchange_groups,
     exchanged,
+    members,
+    mesh_text,
     parts,
     plural,
+    ranks_text,
+    reach,
     span_text,
 )
 from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, GREY, SKY, Canvas
@@ -98,7 +103,7 @@ class Folded:
         nodes = range(first // processes, last // processes + 1)
         where = f"node{'s' if len(nodes) > 1 else ''} {span_text(nodes[0], nodes[-1])}"
         canvas.write(f"{name} where", 220, y + 7, self.WIDE - 229, where, size=9.5, align="r", ink=FAINT)
-        within = " x ".join(f"{a.name} {a.size}" for a in plan.axes if a.name != "pipeline" and a.size > 1)
+        within = mesh_text(plan, without="pipeline")
         lines = [(f"pipeline {p}: " if self.count > 1 else "") + within, *stage_lines(plan, node, 3)]
         canvas.write(f"{name} holds", 9, y + 23, self.WIDE - 18, "\n".join(lines), size=10)
         memory_bar(canvas, plan, name, 10, y + self.high - 31, self.WIDE - 20, node)
@@ -106,17 +111,32 @@ class Folded:
         return name
 
     def _chips(self, node: RankNode | None) -> list[tuple[str, str]]:
-        axes = ("data", "context", "tensor")
-        return [(axis, line) for axis in axes for line in exchange_lines(exchanged(node, axis))]
+        """By axis; of replicas apart what goes within one and what across them."""
+        found = []
+        for axis in ("data", "context", "tensor"):
+            moved = exchanged(node, axis)
+            for where in ("", "within", "across"):
+                some = [t for t in moved if reach(self.plan, axis, t.operation, t.what) == where]
+                if some and node is not None:
+                    said, end = self._between_whom(axis, where, node.first)
+                    found += [(axis, f"{said}: {line}{end}") for line in exchange_lines(some)]
+        return found
+
+    def _between_whom(self, axis: str, where: str, rank: int) -> tuple[str, str]:
+        """Before an exchange and after it: which ranks it is between, and over which links."""
+        if not where:
+            apart = axis_of(self.plan, axis).between_nodes
+            return axis_text(self.plan, axis), ", between nodes" if apart else ""
+        some = exchange_groups(self.plan, rank, where)[0]
+        apart = len({each // self.plan.topology.processes for each in some}) > 1
+        return f"{where} {members(self.plan, where)} ranks ({ranks_text(some)}; …)", ", between nodes" if apart else ""
 
     def _chip_boxes(self, name: str, node: RankNode | None, y: float) -> None:
         """What the ranks of the box exchange among themselves."""
         for n, (axis, line) in enumerate(self._chips(node)):
             colour, top, left = AXIS_COLOURS[axis], y + 3 + 27 * n, self.WIDE + 44
             self.canvas.box(f"{name} {axis} {n}", left, top, CHIP, 22, line=colour, style="filled,rounded", pen=1.3)
-            where = ", between nodes" if axis_of(self.plan, axis).between_nodes else ""
-            text = f"{axis_text(self.plan, axis)}: {line}{where}"
-            self.canvas.write(f"{name} {axis} {n} text", left + 6, top + 5, CHIP - 10, text, size=9)
+            self.canvas.write(f"{name} {axis} {n} text", left + 6, top + 5, CHIP - 10, line, size=9)
             middle = top + 11
             self.canvas.line(name, f"{name} {axis} {n}", [(self.WIDE, middle), (left, middle)], colour=colour, pen=2)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 
-from dslc.compiler.describe import axis_of, exchanged, handed_on, plural, span_text, stage_layers
+from dslc.compiler.describe import axis_of, exchanged, handed_on, members, plural, reach, span_text, stage_layers
 from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, SKY, Canvas, fitted
 from dslc.compiler.draw_legend import HEADING, heading
 from dslc.compiler.draw_parts import WORDS, summed_text
@@ -46,7 +46,7 @@ class _Graph:
         self.folded = self.halves or actions > MOST_ACTIONS
         if self.folded and len(self.stages) > MOST_STAGES:
             self.stages = (*self.stages[:3], *self.stages[-2:])
-        self.wide, self.gap = (134, 58) if self.folded else (58, 22)
+        self.wide, self.gap = (134, 58) if self.folded else (58 if plan.schedule else 76, 22)  # `micro-batch 0`
         self.lanes = sorted({stage.pipeline for stage in self.stages}) or [0]
         self.boxes: dict[str, Box] = {}
         self.high = self._lane_height()
@@ -137,8 +137,7 @@ class _Graph:
         words = {"F": "forward", "B": "backward"}
         if not self.folded:
             text = f"{words[kind]}\\n{name if self.plan.schedule else f'micro-batch {name[2:]}'}"
-            wide = self.wide
-            self._box(name, x, y, wide, 32, text, COLOURS[kind][0], size=8.5)
+            self._box(name, x, y, self.wide, 32, text, COLOURS[kind][0], size=8.5)
             return
         pieces = plural(self.plan.data.microbatches, "micro-batch") if self.plan.data.microbatches > 1 else ""
         title = f"{words[kind]}" + (f", stage {stage.index}" if stage and len(self.plan.stages) > 1 else "")
@@ -180,6 +179,8 @@ class _Graph:
         for n, t in enumerate(found):
             name = f"exchange {pipeline}.{n}"
             size = f"{byte_text(t.bytes)} in {plural(t.count, 'operation')}"
+            where = reach(self.plan, "data", t.operation, t.what)
+            size += f", {where} {members(self.plan, where)}" if where else ""
             what = fitted(f"{WORDS.get(t.operation, t.operation)} {t.what}", EXCHANGE, 8.5)
             top = middle - 17 if len(found) == 1 else y + 36 * n
             self.canvas.box(

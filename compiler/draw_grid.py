@@ -15,7 +15,9 @@ from dslc.compiler.describe import (
     coordinates_text,
     entries_of,
     exchanged,
+    groups_text,
     plural,
+    reach,
     span_text,
 )
 from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, SKY, Canvas
@@ -200,9 +202,11 @@ class Grid:
                 top = y + self.cell_h + 8 + n * (BUS + 5)
                 width = len(members) * (self.cell_w + self.gap) - self.gap
                 count = plural(traffic.count, "operation")
-                text = f"{axis_text(self.plan, 'data')}{groups}: {operation_text(traffic)} in {count}"
+                where = reach(self.plan, "data", traffic.operation, traffic.what)
+                said = f" {groups_text(self.plan, self._rank(p, 0, 0, 0), where)}" if where else ""
+                text = f"{axis_text(self.plan, 'data')}{groups}{said}: {operation_text(traffic)} in {count}"
                 if width < 5 * len(text):
-                    text = f"{traffic.what} {byte_text(traffic.bytes)}"
+                    text = f"{where} {traffic.what} {byte_text(traffic.bytes)}".strip()
                 if line:
                     text = f"the same group: {text}"
                 name = f"data {p}.{n}.{line}"

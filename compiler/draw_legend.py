@@ -10,11 +10,15 @@ from dslc.compiler.describe import (
     WHY,
     axis_bytes,
     axis_text,
+    bound_text,
     known_count,
     link_text,
+    members,
     mesh_text,
     of_all_dtypes,
     plural,
+    rate_text,
+    reach,
     span_text,
 )
 from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, MEMORY_COLOURS, Canvas
@@ -38,9 +42,10 @@ def summary(plan: Plan) -> str:
     if plan.schedule:
         said.append(f"{plan.schedule.name}, bubble {percent_text(plan.schedule.bubble)}")
     if plan.step_time is not None:
-        said.append(f"step {time_text(plan.step_time)}")
-    if plan.mfu is not None:
-        said.append(f"MFU {percent_text(plan.mfu)}")
+        numbers = [f"step {time_text(plan.step_time)}", rate_text(plan)]
+        if plan.mfu is not None:
+            numbers.append(f"MFU {percent_text(plan.mfu)}")
+        said.append(f"{bound_text(plan).strip()}: {', '.join(numbers)}")
     return ", ".join(said)
 
 
@@ -101,7 +106,9 @@ def traffic_table(canvas: Canvas, plan: Plan, x: float, y: float) -> tuple[float
         top = y + 31 + 14 * row
         canvas.box(f"traffic {row}", x + 4, top + 3, 12, 4, fill=AXIS_COLOURS.get(axis, FAINT), line="none")
         place = x + 20
-        cells = (axis_text(plan, axis), operation, what, f"{count:,}", byte_text(size))
+        where = reach(plan, axis, operation, what)
+        told = f"data {where} {members(plan, where)}" if where else axis_text(plan, axis)
+        cells = (told, operation, what, f"{count:,}", byte_text(size))
         for column, (cell, (_, wide)) in enumerate(zip(cells, COLUMNS, strict=True)):
             align: Literal["l", "r"] = "r" if column > 2 else "l"
             canvas.write(f"traffic {row}.{column}", place, top, wide - 4, cell, size=9.5, align=align)

@@ -16,11 +16,13 @@ from dslc.compiler.describe import (
     WHY,
     axis_bytes,
     axis_of,
+    bound_text,
     class_of,
     coordinates,
     entries_of,
     fact_text,
     group,
+    groups_text,
     known,
     known_bytes,
     known_count,
@@ -29,10 +31,15 @@ from dslc.compiler.describe import (
     layer_runs,
     limit_of,
     link_text,
+    members,
     mesh_text,
     of_all_dtypes,
     parts,
     plural,
+    rate_text,
+    reach,
+    replica,
+    replicas,
     span_text,
     stage_layers,
     stages_of,
@@ -47,8 +54,8 @@ TRAFFIC = ("  operation", "axis", "what", "count", "bytes")
 Row = Sequence[str]
 
 
-def explain(plan: Plan, width: int = 100) -> str:
-    """The whole plan. Lines longer than `width` are cut with `…`."""
+def explain(plan: Plan, width: int | None = None) -> str:
+    """The whole plan. Lines longer than `width`, if one is given, are cut with `…`."""
     sections = (
         ("Topology", _topology(plan)),
         ("Mesh", _mesh(plan)),
@@ -65,7 +72,7 @@ def explain(plan: Plan, width: int = 100) -> str:
     return _page(f"{plan.job}  plan {plan.hash}", sections, width)
 
 
-def explain_rank(plan: Plan, rank: int, width: int = 100) -> str:
+def explain_rank(plan: Plan, rank: int, width: int | None = None) -> str:
     """What one rank does. AssertionError where there is no such rank."""
     assert 0 <= rank < plan.world_size, f"ranks are 0 to {plan.world_size - 1}"
     sections = (
@@ -96,13 +103,13 @@ def table(rows: Iterable[Row], right: Sequence[int] = (), head: Row | None = Non
     ]
 
 
-def _page(title: str, sections: Iterable[tuple[str, list[str]]], width: int) -> str:
+def _page(title: str, sections: Iterable[tuple[str, list[str]]], width: int | None) -> str:
     lines = [title]
     for heading, body in sections:
         if body:
             lines += ["", heading, *("  " + line for line in body)]
     cut = (line.rstrip() for line in lines)
-    return "\n".join(line if len(line) <= width else line[: width - 1] + "…" for line in cut) + "\n"
+    return "\n".join(line if width is None or len(line) <= width else line[: width - 1] + "…" for line in cut) + "\n"
 
 
 def _wrapped(words: Sequence[str], width: int = 92) -> list[str]:
@@ -315,15 +322,19 @@ def _traffic(plan: Plan) -> list[str]:
     for _, alike in groupby(plan.ranks, key=lambda node: node.traffic):
         nodes = list(alike)
         rows.append((f"ranks {span_text(nodes[0].first, nodes[-1].last)}",))
-        rows += _traffic_rows(nodes[0])
+        rows += _traffic_rows(plan, nodes[0])
     if all(len(row) == 1 for row in rows):
         return ["none: nothing is exchanged"]
     return _shortened(table(rows, right=(3, 4), head=TRAFFIC), 3 * MOST_CLASSES)
 
 
-def _traffic_rows(node: RankNode) -> list[Row]:
+def _traffic_rows(plan: Plan, node: RankNode) -> list[Row]:
+    def named(axis: str, operation: str, what: str) -> str:
+        where = reach(plan, axis, operation, what)
+        return f"{axis} {where} {members(plan, where)}" if where else axis
+
     return [
-        ("  " + operation, axis, what, f"{count:,}", byte_text(size))
+        ("  " + operation, named(axis, operation, what), what, f"{count:,}", byte_text(size))
         for (axis, operation, what), (count, size) in of_all_dtypes(node).items()
     ]
 
@@ -378,16 +389,17 @@ def _key(schedule: ScheduleNode) -> str:
 
 
 def _estimate(plan: Plan) -> list[str]:
-    flops = max((node.flops for node in plan.ranks), default=None)
+    flops, bound = max((node.flops for node in plan.ranks), default=None), bound_text(plan)
     rows = [
         ("work of a rank", f"{flop_text(flops)} a step" if flops is not None else UNKNOWN),
         ("step time", known_time(plan.step_time) + _speed(plan)),
         *_spent(plan),
-        ("MFU", known_percent(plan.mfu)),
+        ("throughput", (rate_text(plan) or UNKNOWN) + (bound if plan.step_time else "")),
+        ("MFU", known_percent(plan.mfu) + (bound if plan.mfu is not None else "")),
         ("bubble", percent_text(plan.schedule.bubble) if plan.schedule else "none"),
     ]
     if plan.step_time is not None and plan.data.steps is not None:
-        rows.append(("training", known_time(plan.step_time * plan.data.steps)))
+        rows.append(("training", known_time(plan.step_time * plan.data.steps) + bound))
     return table(rows)
 
 
@@ -395,7 +407,7 @@ def _speed(plan: Plan) -> str:
     if plan.step_time is None:
         return ""
     if plan.step is None or plan.step.efficiency == 1:
-        return " at peak speeds: a bound"
+        return " at best: at the peak of the data sheet"
     return f" where products reach {percent_text(plan.step.efficiency)} of the peak"
 
 
@@ -430,6 +442,9 @@ def _place(plan: Plan, rank: int) -> list[str]:
         if axis.size > 1:
             members = group(plan, rank, axis.name)
             rows.append((axis.name, f"{place[axis.name]} of {axis.size}, with {_members(members, axis.stride)}"))
+    if replicas(plan) > 1:
+        where = "; ".join(groups_text(plan, rank, where) for where in ("within", "across"))
+        rows.append(("replica", f"{replica(plan, rank)} of {replicas(plan)}: shares {where}"))
     return [*table(rows), f"mesh: {mesh_text(plan)}"]
 
 
@@ -489,7 +504,7 @@ def _rank_traffic(plan: Plan, rank: int) -> list[str]:
     node = class_of(plan, rank)
     if node is None:
         return [f"{UNKNOWN}: the network was not traced"]
-    rows = _traffic_rows(node)
+    rows = _traffic_rows(plan, node)
     return table(rows, right=(3, 4), head=TRAFFIC) if rows else ["none: nothing is exchanged"]
 
 

@@ -159,12 +159,16 @@ class StepNode:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """`layers`, `stages`, `ranks` are empty for a user's own network that was not traced; its numbers are None."""
+    """`layers`, `stages`, `ranks` are empty for a user's own network that was not traced; its numbers are None.
+
+    `shards` ranks of the data and context axes, neighbours along them, have one copy of the parameters between them.
+    """
 
     version: int
     job: str
     topology: TopologyNode
     axes: tuple[AxisNode, ...]
+    shards: int
     parameters: int | None
     layers: tuple[LayerPlan, ...]
     stages: tuple[StageNode, ...]

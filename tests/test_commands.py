@@ -192,3 +192,11 @@ def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path: Path, arguments
     made = dslc(*arguments, cwd=tmp_path)
     assert made.returncode == 2 and made.stderr.startswith("dslc: ") and len(made.stderr.splitlines()) == 1
     assert ("nowhere/mine" if "nowhere" in arguments[-1] + arguments[1] else "mine.plt") in made.stderr
+
+
+def test_a_plan_in_a_pipe_is_not_cut(tmp_path: Path) -> None:
+    name = "a_name_of_a_network_that_is_far_longer_than_a_line_of_a_terminal_" * 3
+    (tmp_path / f"{name}.plt").write_text(DIGITS.read_text())
+    plan = dslc("plan", tmp_path / f"{name}.plt")
+    assert plan.returncode == 0 and plan.stdout.splitlines()[0].startswith(f"{name}  plan ")
+    assert not any(line.endswith("…") for line in plan.stdout.splitlines())

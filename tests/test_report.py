@@ -82,6 +82,32 @@ def test_ranks_that_differ_have_lines_of_their_own() -> None:
     assert "all time of a step unknown 2 ms" in lines
 
 
+def test_a_table_in_a_pipe_is_not_cut() -> None:
+    """However wide it is: here a line of many ranks beside numbers, in columns that rich would make narrow."""
+    memory = {"predicted": None, "measured": None}
+    ranks = [
+        {
+            "rank": number,
+            "memory": memory,
+            "collectives": [
+                {
+                    "operation": "reduce_scatter",
+                    "predicted": {"count": 938_271_605, "bytes": 8},
+                    "measured": {"count": 938_271_605 + number % 2, "bytes": 8},
+                }
+            ],
+            "recorded": [4],
+            "steady": True,
+        }
+        for number in range(40)
+    ]
+    screen = io.StringIO()
+    show_report({"ranks": ranks, "step_time": {"predicted": None, "measured": 0.002}}, screen)
+    assert "…" not in screen.getvalue()
+    (even,) = [line for line in screen.getvalue().splitlines() if line.startswith("0, 2, ")]
+    assert even.split()[-3:] == ["938271605", "938271605", "none"] and "36, 38  reduce_scatter: count" in even
+
+
 LATE = """
 import torch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 
 from dslc.compiler.compile import Compiled, compile_plan
@@ -34,10 +35,15 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(plan.text())
     elif arguments.rank is not None:
-        print(explain_rank(plan, arguments.rank).rstrip())
+        print(explain_rank(plan, arguments.rank, _width()).rstrip())
     else:
-        print(explain(plan).rstrip())
+        print(explain(plan, _width()).rstrip())
     return GOOD
+
+
+def _width() -> int | None:
+    """Of the terminal; a file or a pipe takes lines of any length."""
+    return max(100, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
 
 
 def _origins(arguments: argparse.Namespace) -> int:

@@ -56,7 +56,7 @@ def test_lines_keep_to_the_width(make: Callable[[], Plan], width: int) -> None:
 
 @pytest.mark.parametrize("make", MADE, ids=lambda f: f.__name__)
 def test_no_number_is_cut_at_the_usual_width(make: Callable[[], Plan]) -> None:
-    assert "…\n" not in explain(make())
+    assert "…\n" not in explain(make(), 100)
 
 
 def test_coordinates_are_those_of_the_layout() -> None:
