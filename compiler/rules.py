@@ -224,6 +224,17 @@ def _warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, 
             job.parallelism.at("microbatches"),
             help="`layer_norm` or `rms_norm` do not depend on how a batch is cut",
         )
+    if model.traced is not None and model.traced.changed and layout.microbatches > 1:
+        first, more = model.traced.changed[0], len(model.traced.changed) - 1
+        report.add(
+            "W0437",
+            f"the forward pass changes the buffer `{first}`, and so {layout.microbatches} times in a step, once for "
+            "each micro-batch: where anything depends on it, the training is not that of a whole batch",
+            job.parallelism.at("microbatches"),
+            label=f"and {more} more such buffers" if more > 1 else "and one more such buffer" if more else "",
+            notes=[Note(message="the network", span=job.model.at("network"))],
+            help="`microbatches = 1`, or a buffer that forward passes leave as it is",
+        )
     if model.unsynced_batch_norm and data > 1:
         report.add(
             "W0607",

@@ -76,7 +76,7 @@ def trace_model(
     cut = Cut(model)
     first = _Count(model, cut, fake, input, SMALL)
     try:
-        with _normalised(model) as values:
+        with _normalised(model) as values, _writing(model, first) as written:
             output = first.forward()
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         message = f"its forward reads numbers out of tensors (`{error.func}`), and here they have none"
@@ -105,6 +105,7 @@ def trace_model(
         batch_norm=any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules()),
         batch_norm_values=min(values, default=None),
         noise=first.noise,
+        changed=tuple(written),
         unused=unused,
         dtypes=tuple((name, _name(p.dtype)) for name, p in named if p.dtype != torch.float32),
         without_reset=tuple(
@@ -183,6 +184,28 @@ def _normalised(model: nn.Module) -> Iterator[list[int]]:
         yield found
 
 
+@contextmanager
+def _writing(model: nn.Module, run: _Count) -> Iterator[list[str]]:
+    """The buffers that the forward pass within writes in place or puts others in the place of; not the statistics of
+    batch norm, which are told apart."""
+    import torch
+
+    def kept() -> dict[str, int]:
+        return {
+            f"{path}.{name}".lstrip("."): storage(buffer)
+            for path, module in model.named_modules()
+            if not isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        }
+
+    found: list[str] = []
+    before = kept()
+    yield found
+    after = kept()
+    found += [name for name, where in before.items() if where in run.written or after.get(name, where) != where]
+
+
 def seen(dtype: torch.dtype) -> DType:
     """The dtype in which the model sees numbers of this one: whole numbers as int64, others as float32."""
     return "float32" if dtype.is_floating_point else "int64"
@@ -256,6 +279,7 @@ class _Count(Run):
         self.order: list[str] = []
         self.astray: set[str] = set()  # parameters that are used outside of their layer
         self.noise = False
+        self.written: set[int] = set()  # the memory that operations write in place
         self.vocab: int | None = None
         self._alive: list[torch.Tensor] = []  # so that no storage is freed and its identity used again
         self._entered: set[int] = set()  # what layers were given
@@ -302,6 +326,7 @@ class _Count(Run):
             if self.now not in layers:
                 self.astray.add(name)
         self._look(func, args)
+        self._note_written(func, args, kwargs)
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         if (key := storage(tensor)) not in self._held:
@@ -321,6 +346,12 @@ class _Count(Run):
         if func is aten.embedding.default and storage(args[1]) == storage(self.input):
             rows = args[0].shape[0]
             self.vocab = rows if self.vocab is None else min(self.vocab, rows)
+
+    def _note_written(self, func: Any, args: Any, kwargs: Any) -> None:
+        for n, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given = args[n] if n < len(args) else kwargs.get(argument.name)
+                self.written.update(storage(tensor) for tensor in tensors_of(given))
 
     def _note(self, path: str) -> None:
         if path not in self.order:

@@ -90,6 +90,7 @@ class ModelFacts:
     output: TensorFact
     batch_norm: bool
     noise: bool  # dropout and its like
+    changed: tuple[str, ...] = ()  # buffers that a forward pass writes, but for batch statistics
     unused: tuple[str, ...]  # parameters that the output does not depend on
     dtypes: tuple[tuple[str, str], ...] = ()  # of the parameters that are not float32
     without_reset: tuple[str, ...] = ()  # modules with tensors of their own and no `reset_parameters`
