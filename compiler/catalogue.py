@@ -7,8 +7,13 @@
     network = "400Gbps"       # to another node, for each device
     efficiency = 0.5          # the share of its FLOP/s that products reach; 1, so that estimates are bounds
 
-A kind of dslc's own keeps what its table leaves out. Units are those of the job language. What is wrong is said with
-its place in the file: E0421 where it cannot be read or is no TOML, E0422 for a table or a figure in it.
+    [cpu]                     # what a job with `devices.cpus` runs on; another name wants `device = "cpu"`
+    fp32    = "0.4TFLOPS"    # of one process, as measured with as many beside it
+    link    = "2GBps"         # between two processes
+
+A kind of dslc's own keeps what its table leaves out; of `cpu` it has no figures. Units are those of the job language.
+What is wrong is said with its place in the file: E0421 where it cannot be read or is no TOML, E0422 for a table or a
+figure in it.
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ KEYS: dict[str, tuple[str, Dimension]] = {
     "link": ("link", "bandwidth"),
     "network": ("network", "bandwidth"),
 }
+_OTHER_KEYS = ("efficiency", "device")
 
 
 def read_catalogue(path: str | None, where: Span | None, report: Report) -> dict[str, Hardware]:
@@ -70,27 +76,31 @@ def _kind(kind: str, table: Any, source: Source, report: Report) -> Hardware | N
     if not isinstance(table, dict):
         report.add("E0422", f"`{kind}` stands outside of a table", _span(source, kind, None), help=_EXAMPLE)
         return None
-    if kind in ("cpu", "gpu"):
+    if kind == "gpu":
         report.add(
             "E0422",
-            f"`{kind}` stands for any {kind.upper()}, of which nothing is known beforehand",
+            "`gpu` stands for any GPU, of which nothing is known beforehand",
             _span(source, kind, None),
-            help=f"another name, and `devices.kind = {kind}_of_mine`",
+            help="another name, and `devices.kind = gpu_of_mine`",
         )
         return None
+    base = CATALOGUE.get(kind, Hardware(kind=kind))
     figures: dict[str, Any] = {}
     for key, value in table.items():
         span = _span(source, kind, key)
         if key == "efficiency":
             figures[key] = _share(value, span, report)
             continue
+        if key == "device":
+            figures["cpu"] = _is_cpu(value, base, span, report)
+            continue
         if key not in KEYS:
-            close = near(key, (*KEYS, "efficiency"))
+            close = near(key, (*KEYS, *_OTHER_KEYS))
             report.add(
                 "E0422",
                 f"`{key}` is not a figure of a device",
                 span,
-                help=f"did you mean `{close}`?" if close else f"one of {', '.join(KEYS)}, efficiency",
+                help=f"did you mean `{close}`?" if close else f"one of {', '.join((*KEYS, *_OTHER_KEYS))}",
             )
             continue
         field, dimension = KEYS[key]
@@ -105,7 +115,19 @@ def _kind(kind: str, table: Any, source: Source, report: Report) -> Hardware | N
             )
             continue
         figures[field] = number
-    return replace(CATALOGUE.get(kind, Hardware(kind=kind)), **figures)
+    return replace(base, **figures)
+
+
+def _is_cpu(value: object, base: Hardware, span: Span, report: Report) -> bool:
+    """Whether a table is about CPUs. Of dslc's own kinds it says what they are."""
+    known = base.kind in CATALOGUE
+    wanted = ("cpu" if base.cpu else "gpu",) if known else ("cpu", "gpu")
+    if value not in wanted:
+        choice = " or ".join(f'`device = "{each}"`' for each in wanted)
+        what = f"`{base.kind}` is one" if known else "it is one of them"
+        report.add("E0422", f"`device` says whether a kind is a CPU or a GPU; {what}", span, help=choice)
+        return base.cpu
+    return value == "cpu"
 
 
 def _share(value: object, span: Span, report: Report) -> float:

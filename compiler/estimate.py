@@ -15,7 +15,8 @@ and twice that to reduce and hand back. Where its ranks are on several nodes, th
 others: with k of them on a node, k network ports carry it. The slower of both ways is what it takes.
 
 Limits: a bound. Neither memory's speed (norms, activations, the optimizer's update) nor latencies, nor what starts a
-kernel, is in it; links do not contend. None where the catalogue knows no speed (CPUs).
+kernel, is in it; links do not contend. None where the catalogue lacks a figure that it takes, as of CPUs it does before
+the user's own says them (`missing_figures`).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def estimate(staging: Staging, costs: tuple[RankCost, ...]) -> Estimate:
     """The estimate of a step; `costs` are by pipeline coordinate."""
     job, layout, schedule, placement = staging.job, staging.layout, staging.schedule, staging.placement
     peak = layout.hardware.flops(job.train.precision.word)
-    if peak is None or layout.hardware.link is None or layout.hardware.network is None:
+    if peak is None or missing_figures(layout, job.train.precision.word):
         return Estimate(step_time=None, mfu=None)
     links = _Links(job, layout)
     inside = [sum(links.seconds(t) for t in cost.traffic if t.axis in ("tensor", "context")) for cost in costs]
@@ -84,6 +85,17 @@ def estimate(staging: Staging, costs: tuple[RankCost, ...]) -> Estimate:
         exposed=exposed[last],
         links=links.bytes_by_link(costs),
     )
+
+
+def missing_figures(layout: Layout, precision: str) -> tuple[str, ...]:
+    """What the catalogue would have to say of the devices for an estimate, and does not."""
+    hardware = layout.hardware
+    needed = {
+        "fp32": hardware.flops(precision) is None,
+        "link": hardware.link is None and layout.processes > 1,
+        "network": hardware.network is None and layout.nodes > 1,
+    }
+    return tuple(figure for figure, lacks in needed.items() if lacks)
 
 
 def _stage_times(staging: Staging, rate: float) -> tuple[list[float], list[float]]:

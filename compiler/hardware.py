@@ -8,7 +8,8 @@ Sources: NVIDIA data sheets "V100" (2020), "A10" (2021), "A100 80GB" (2021), "L4
 "H200" (2024), "HGX B200" (2024); NVIDIA "Ampere GA102" (2021) and "Ada" (2022) white papers for the RTX cards; AMD
 "Instinct MI300X" data sheet (2023). Fp32 is outside of tensor cores, as torch computes it unless it is told otherwise.
 
-A user's own file (`devices.catalogue`, see catalogue.py) adds kinds, or replaces figures of these.
+A user's own file (`devices.catalogue`, see catalogue.py) adds kinds, or replaces figures of these. Of CPUs nothing is
+known before it says so: what one process reaches depends on its share of the cores and on how memory is attached.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Hardware:
     """One kind of device. None: not known beforehand, or not there."""
 
     kind: str
+    cpu: bool = False  # a process on the CPU, with its share of the cores, is the device; else a GPU
     memory: int | None = None  # bytes
     flops_fp32: float | None = None  # FLOP/s
     flops_tf32: float | None = None  # of matrix products in float32 with rounded factors
@@ -88,7 +90,7 @@ def _gpu(
 CATALOGUE: dict[str, Hardware] = {
     h.kind: h
     for h in (
-        Hardware(kind="cpu"),
+        Hardware(kind="cpu", cpu=True),
         Hardware(kind="gpu"),
         #    kind        memory    fp32   tf32   bf16   fp16    link  network
         _gpu("v100", 32 * GiB, 15.7, None, None, 125, 150, 12.5),

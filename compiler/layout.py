@@ -184,16 +184,25 @@ def _hardware(devices: DevicesSpec, processes: int | None, report: Report) -> Ha
             devices.at("catalogue"),
             help=f"a table `[{kind}]` in it, or the `kind` that it is about",
         )
-    if (kind == "cpu") != (devices.gpus is None):
-        other = "gpus" if devices.gpus is not None else "cpus"
-        report.add(
-            "E0408",
-            f"`devices.kind` is `{kind}`, but the job asks for {other}",
-            devices.at("kind"),
-            notes=[Note(message=f"`devices.{other}` is set here", span=devices.named(other))],
-            help="leave `kind` out, or ask for the other" if devices.is_set(other) else f"add `gpus = …` for {kind}",
-        )
+    if found.cpu != (devices.gpus is None):
+        _report_other_device(devices, found, report)
     return found
+
+
+def _report_other_device(devices: DevicesSpec, hardware: Hardware, report: Report) -> None:
+    kind, asked, other = hardware.kind, "cpu", "gpu"
+    if devices.gpus is not None:
+        asked, other = other, asked
+    remedy = "leave `kind` out, or ask for the other" if devices.is_set(f"{asked}s") else f"add `gpus = …` for {kind}"
+    if kind not in CATALOGUE:
+        remedy = f'`device = "{asked}"` in its table of the catalogue, or `{other}s = …` here'
+    report.add(
+        "E0408",
+        f"`devices.kind` is `{kind}`, a kind of {other.upper()}, but the job asks for {asked}s",
+        devices.at("kind"),
+        notes=[Note(message=f"`devices.{asked}s` is set here", span=devices.named(f"{asked}s"))],
+        help=remedy,
+    )
 
 
 def _check_backend(devices: DevicesSpec, device: str, report: Report) -> None:

@@ -16,6 +16,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from dslc.compiler.account import MemoryNode
+from dslc.compiler.estimate import missing_figures
 from dslc.compiler.sharding import low_copy, low_precision
 from dslc.compiler.traffic import handed_in
 from dslc.compiler.units import byte_text, percent_text, time_text
@@ -313,9 +314,7 @@ def check_promises(analysis: Analysis, again: Analyse, report: Report) -> None:
                 "W0503",
                 f"`{promise.name}` cannot be told for this job, so the promise is not checked",
                 promise.span,
-                help="name a `devices.kind` of the catalogue"
-                if promise.name in ("step_time", "mfu")
-                else "`dslc check --trace` looks into `python(…)` models",
+                help=_unknown(analysis, promise),
             )
         elif not _holds(promise, value):
             text = _TEXT.get(promise.name, _number)
@@ -326,6 +325,20 @@ def check_promises(analysis: Analysis, again: Analyse, report: Report) -> None:
                 label=_found(analysis, promise, text(value)),
                 help=_help(analysis, promise, again),
             )
+
+
+def _unknown(analysis: Analysis, promise: Promise) -> str:
+    """How what a promise speaks of becomes known."""
+    layout = analysis.layout
+    lacks = missing_figures(layout, analysis.job.train.precision.word)
+    if promise.name not in ("step_time", "mfu") or not lacks:
+        return "`dslc check --trace` looks into `python(…)` models"
+    figures = " and ".join(f"`{figure}`" for figure in lacks)
+    if layout.hardware.kind == "gpu":
+        return "name a `devices.kind` of the catalogue"
+    if analysis.job.devices.catalogue is not None:
+        return f"{figures} in the table `[{layout.hardware.kind}]` of the catalogue"
+    return f"`devices.catalogue`, a file with a table `[{layout.hardware.kind}]` that says {figures} of one process"
 
 
 def _holds(promise: Promise, value: float) -> bool:

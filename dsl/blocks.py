@@ -84,7 +84,7 @@ class DevicesSpec(Block):
     cpus: int | None = arg(_COUNT, "processes for each node on the CPU", default=None, shown="1")
     kind: str | None = arg(Name(), "from the hardware catalogue", default=None, shown="found")
     catalogue: str | None = arg(
-        Path("read"), "a TOML file of further kinds, with their memory, speeds and links", default=None, shown="none"
+        Path("read"), "a TOML file of further kinds, or of `cpu`: memory, speeds and links", default=None, shown="none"
     )
     backend: str | None = arg(
         word("nccl", "gloo", "mpi"), "what carries the collectives", default=None, shown="by device"

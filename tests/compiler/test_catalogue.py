@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dslc.compiler.analyse import analyse
+from dslc.compiler.analyse import Analysis, analyse
 from dslc.compiler.catalogue import read_catalogue
 from dslc.compiler.facts import Facts
 from dslc.compiler.hardware import CATALOGUE, CUDA_CONTEXT, framework_bytes, workspace_bytes
@@ -86,6 +86,8 @@ def test_a_kind_of_dslcs_own_keeps_what_is_left_out(tmp_path: Path) -> None:
         ('[b]\n\n[a]\nmemroy = "1GB"\n', "E0422", 4, "`memroy`"),
         ('kind = "1GB"\n', "E0422", 1, "outside of a table"),
         ('[gpu]\nmemory = "1GB"\n', "E0422", 1, "stands for any GPU"),
+        ('[a]\ndevice = "tpu"\n', "E0422", 2, "a CPU or a GPU"),
+        ('[h100]\ndevice = "cpu"\n', "E0422", 2, "`h100` is one"),
         ("[a\n", "E0421", 0, "is no TOML"),
     ],
 )
@@ -94,6 +96,65 @@ def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, code: st
     (error,) = report.errors
     assert error.code == code and words in error.message
     assert (error.span.source.position(error.span.start)[0] if error.span else 0) == line
+
+
+CPU_JOB = JOB.replace("  gpus      = 2\n  kind      = lab_card\n", "  cpus      = 2\n").replace("bf16", "fp32")
+
+
+def analysed(folder: Path, job: str, cards: str, *settings: str) -> tuple[Analysis | None, Report]:
+    (folder / "cards.toml").write_text(cards)
+    (folder / "made.plt").write_text(job)
+    loaded = load(str(folder / "made.plt"), list(settings))
+    assert loaded.job is not None, loaded.report.found
+    report = Report()
+    return analyse(loaded.job, Facts(), report), report
+
+
+@pytest.mark.parametrize(
+    ("table", "settings"),
+    [
+        ('[cpu]\nfp32 = "0.2TFLOPS"\nlink = "2GBps"\n', ()),
+        ('[cpu]\nfp32 = "0.2TFLOPS"\nlink = "2GBps"\n', ("devices.kind=cpu",)),
+        ('[cpu]\ndevice = "cpu"\nfp32 = "0.2TFLOPS"\nlink = "2GBps"\n', ()),
+        ('[epyc]\ndevice = "cpu"\nfp32 = "0.2TFLOPS"\nlink = "2GBps"\n', ("devices.kind=epyc",)),
+    ],
+)
+def test_a_step_on_cpus_is_predicted_with_figures_of_the_users_own(
+    tmp_path: Path, table: str, settings: tuple[str, ...]
+) -> None:
+    analysis, report = analysed(tmp_path, CPU_JOB, table, *settings, "expect.step_time<=1s")
+    assert analysis is not None and not report.found, report.found
+    assert analysis.model is not None and analysis.estimate is not None and analysis.layout.device == "cpu"
+    flops = 32 * (analysis.model.forward_flops + analysis.model.backward_flops)
+    assert analysis.estimate.arithmetic == pytest.approx(flops / 0.2e12)
+    assert analysis.estimate.step_time is not None and analysis.estimate.step_time >= analysis.estimate.arithmetic
+
+
+def test_what_is_said_of_cpus_leads_to_a_prediction(tmp_path: Path) -> None:
+    """Each remedy in turn, from a job whose catalogue is about something else to one whose step time is known."""
+    _, report = analysed(tmp_path, CPU_JOB, CARDS, "expect.step_time<=1s")
+    assert [(d.code, d.help) for d in report.found] == [
+        ("W0423", "a table `[cpu]` in it, or the `kind` that it is about"),
+        ("W0503", "`fp32` and `link` in the table `[cpu]` of the catalogue"),
+    ]
+    _, report = analysed(tmp_path, CPU_JOB, CARDS, "devices.kind=lab_card")
+    (error,) = report.errors
+    assert error.code == "E0408" and '`device = "cpu"` in its table' in error.help
+    of_cpus = CARDS + 'device = "cpu"\n'
+    analysis, report = analysed(tmp_path, CPU_JOB, of_cpus, "devices.kind=lab_card", "expect.step_time<=1s")
+    assert analysis is not None and not report.found
+    _, report = analysed(tmp_path, CPU_JOB, CARDS + '[cpu]\nfp32 = "1TFLOPS"\n', "expect.step_time<=1s")
+    assert [(d.code, d.help) for d in report.found] == [("W0503", "`link` in the table `[cpu]` of the catalogue")]
+    without = CPU_JOB.replace('  catalogue = "cards.toml"\n', "")
+    _, report = analysed(tmp_path, without, CARDS, "expect.step_time<=1s")
+    advice = "`devices.catalogue`, a file with a table `[cpu]` that says `fp32` and `link` of one process"
+    assert [(d.code, d.help) for d in report.found] == [("W0503", advice)]
+
+
+def test_cpus_and_gpus_are_not_taken_for_one_another(tmp_path: Path) -> None:
+    _, report = analysed(tmp_path, JOB, CARDS + 'device = "cpu"\n')
+    (error,) = report.errors
+    assert error.code == "E0408" and '`device = "gpu"` in its table' in error.help
 
 
 def test_a_catalogue_without_the_kind_that_is_used_is_without_effect(tmp_path: Path) -> None:
