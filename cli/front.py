@@ -6,10 +6,11 @@ import importlib.util
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from dslc.compiler.analyse import Analysis, analyse, context_of
 from dslc.compiler.facts import Facts, MachineFacts, SourceFacts, TensorFact
@@ -26,6 +27,8 @@ from dslc.dsl.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.load import Loaded, load
 from dslc.dsl.registry import Range
 from dslc.dsl.show import render
+from dslc.dsl.source import Span
+from dslc.leftovers import end_own, in_words, supervise
 
 if TYPE_CHECKING:
     from dslc.compiler.traced_facts import ModelFacts
@@ -223,6 +226,7 @@ def _used(
         return use(load_function(named))
 
     answer = in_child(work)
+    _tell_what_is_left(f"`{call.function}`", answer, call.at("function"), report)
     if "made" in answer:
         return answer["made"]
     report.add(
@@ -234,6 +238,18 @@ def _used(
         or "the function is called once before any process starts; run it alone to see the whole traceback",
     )
     return None
+
+
+def _tell_what_is_left(what: str, answer: dict[str, Any], where: Span | None, report: Report) -> None:
+    left = answer.get("left")
+    if left:
+        report.add(
+            "W0438",
+            f"{what} leaves {left} running, which `dslc` has ended",
+            where,
+            help="let it wait for what it starts, or start threads with `daemon = True`: a rank that ends waits for no "
+            "other process",
+        )
 
 
 def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts) -> ModelFacts:
@@ -334,6 +350,7 @@ def _traced_transformers(
         return to_json(_told(job, make, source))
 
     answer = in_child(work)
+    _tell_what_is_left(f"`{network.path}`", answer, network.at("path"), report)
     if "made" in answer:
         from dslc.compiler.traced_facts import ModelFacts
 
@@ -348,33 +365,50 @@ def _traced_transformers(
 
 
 def in_child(work: Callable[[], Any]) -> dict[str, Any]:
-    """`{"made": work()}` from a forked child, or what it raised: `error`, `where`, `argument` and `remedy`.
+    """`{"made": work()}` from a forked child, or what it raised: `error`, `where`, `argument` and `remedy`; `left` says
+    in words what `work` left running, which is ended.
 
     In a program that has used torch on a machine with GPUs, whose children may not, the work is done here.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read)
-        _hush_libraries()
-        answer = {"barred": True} if _torch_is_barred() else _attempt(work, BaseException)
-        with os.fdopen(write, "w") as pipe:
-            json.dump(answer, pipe)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        text = pipe.read()
-    _, status = os.waitpid(child, 0)
-    if not text:
-        ended = os.waitstatus_to_exitcode(status)
-        return {"error": f"the process ended with status {ended}", "where": "", "argument": "", "remedy": ""}
-    answer = json.loads(text)
-    assert isinstance(answer, dict)
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as file:  # a pipe would stay open with what the child leaves
+
+        def tell(status: int, left: Sequence[int]) -> None:
+            _write({"status": status, "processes": left}, file)
+
+        child = os.fork()
+        if child == 0:
+            supervise(lambda: _answer(work, file), tell)
+        os.waitpid(child, 0)
+        file.seek(0)
+        answers = [json.loads(line) for line in file]
+    answer, ended = answers[0], answers[-1]
+    if answer is ended:  # the child said nothing
+        said = f"the process ended with status {ended['status']}"
+        answer = {"error": said, "where": "", "argument": "", "remedy": "", "threads": [], "processes": []}
+    answer["left"] = in_words(answer["threads"], [*answer["processes"], *ended["processes"]])
     return _attempt_here(work) if "barred" in answer else answer
+
+
+def _answer(work: Callable[[], Any], file: TextIO) -> NoReturn:
+    """Writes the answer of a child, and ends it, whatever `work` has left running."""
+    here = os.getpid()
+    _hush_libraries()
+    try:
+        answer = {"barred": True} if _torch_is_barred() else _attempt(work, BaseException)
+        if os.getpid() == here:  # else `work` forked, and this is the process that it forked
+            threads, processes = end_own()
+            _write(answer | {"threads": threads, "processes": processes}, file)
+            sys.stdout.flush()
+            sys.stderr.flush()
+    finally:
+        os._exit(0)
+
+
+def _write(said: dict[str, Any], file: TextIO) -> None:
+    file.write(json.dumps(said) + "\n")
+    file.flush()
 
 
 def _hush_libraries() -> None:

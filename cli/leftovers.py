@@ -1,0 +1,99 @@
+"""Ends and names what user code leaves running in a child process: threads and processes.
+
+Model: the code runs in a worker below a supervisor. The worker ends by `os._exit`, which waits for no thread; the
+supervisor adopts what descends from it (`PR_SET_CHILD_SUBREAPER`) and kills what is still there when the worker has
+ended, in whatever way. So nothing goes on that would hold the terminal or a pipe open.
+
+Limits: other processes than those that `multiprocessing` started are found on Linux alone, through /proc.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures.thread import _threads_queues
+from pathlib import Path
+from typing import NoReturn
+
+_PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+_HELPERS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")  # which end with what they serve
+_SHOWN = 3  # names that a message lists
+
+
+def supervise(work: Callable[[], NoReturn], tell: Callable[[int, Sequence[int]], None]) -> NoReturn:
+    """Runs `work` in a worker and ends this process. `tell` is given the worker's exit code, as `subprocess` has it,
+    and the processes that it had left, which are killed."""
+    try:
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError, AttributeError):
+                ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        worker = os.fork()
+        if worker == 0:
+            work()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker takes it, and what it leaves is still to be ended
+        _, status = os.waitpid(worker, 0)
+        tell(os.waitstatus_to_exitcode(status), _kill_descendants())
+    finally:
+        os._exit(0)
+
+
+def end_own() -> tuple[list[str], list[int]]:
+    """Ends what `multiprocessing` started in this process. Returns the names of the threads that would keep Python from
+    ending, and the processes that it would wait for: not daemons, nor the idle threads of an executor."""
+    threads = [
+        thread.name
+        for thread in threading.enumerate()
+        if thread is not threading.main_thread() and not thread.daemon and thread not in _threads_queues
+    ]
+    started = multiprocessing.active_children()
+    for process in started:
+        process.kill()
+        process.join()
+    return threads, [process.pid for process in started if process.pid is not None and not process.daemon]
+
+
+def in_words(threads: Sequence[str], processes: Sequence[int]) -> str:
+    """`a thread (`loader`) and 2 processes (71, 72)`; "" for nothing."""
+    parts = []
+    for what, many, names in (
+        ("thread", "threads", [f"`{name}`" for name in threads]),
+        ("process", "processes", [str(process) for process in processes]),
+    ):
+        shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+        if names:
+            parts.append(f"a {what} ({shown})" if len(names) == 1 else f"{len(names)} {many} ({shown})")
+    return " and ".join(parts)
+
+
+def _kill_descendants() -> list[int]:
+    found = _descendants(os.getpid())
+    for process in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    for process in found:  # parents first: with them gone their children are this process's own
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(process, 0)
+    return found
+
+
+def _descendants(process: int) -> list[int]:
+    """The processes that run below this one, parents first, but for helpers of `multiprocessing`."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            # After the name, which is in brackets and may hold any character: the state and the parent.
+            state, parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
+            helps = any(name in (entry / "cmdline").read_bytes() for name in _HELPERS)
+            if state not in (b"Z", b"X") and not helps:
+                children[int(parent)].append(int(entry.name))
+    found = [process]
+    for one in found:
+        found += children[one]
+    return found[1:]
