@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import prod
@@ -28,7 +27,6 @@ from dslc.dsl.load import Loaded, load
 from dslc.dsl.registry import Range
 from dslc.dsl.show import render
 from dslc.dsl.source import Span
-from dslc.leftovers import end_own, in_words, supervise
 
 if TYPE_CHECKING:
     from dslc.compiler.traced_facts import ModelFacts
@@ -234,10 +232,27 @@ def _used(
         f"`{call.function}` cannot be used as a {what}: {answer['error']}",
         call.at("function"),
         label=answer["where"],
-        help=answer["remedy"]
-        or "the function is called once before any process starts; run it alone to see the whole traceback",
+        help=answer["remedy"] or _remedy(call, what, answer),
     )
     return None
+
+
+_WANTED = {
+    "source": "a data set has `len` and indexing, and a sample of it is a pair (input, target)",
+    "model": "it is called once, without data, and returns a `torch.nn.Module` that takes one tensor and gives one",
+    "loss": "it takes (output, target) and gives one number for each sample or token",
+}
+
+
+def _remedy(call: PythonSource | PythonNetwork | PythonLoss, what: str, answer: dict[str, Any]) -> str:
+    """Which line of whose is to be corrected; of what raised nothing, what is wanted."""
+    where, module = answer["where"], answer["module"]
+    if where or module:
+        place = f"{where}, where it calls the module {module}" if where and module else where or f"the module {module}"
+        return f"correct {place}: `dslc` calls `{call.function}` once before any process starts"
+    if answer["absent"]:
+        return "the folder of the job is searched first, then where Python looks; `folder/module:function` is elsewhere"
+    return _WANTED[what]
 
 
 def _tell_what_is_left(what: str, answer: dict[str, Any], where: Span | None, report: Report) -> None:
@@ -365,11 +380,15 @@ def _traced_transformers(
 
 
 def in_child(work: Callable[[], Any]) -> dict[str, Any]:
-    """`{"made": work()}` from a forked child, or what it raised: `error`, `where`, `argument` and `remedy`; `left` says
-    in words what `work` left running, which is ended.
+    """`{"made": work()}` from a forked child, or what it raised: `error`, `where`, `module`, `absent`, `argument` and
+    `remedy`; `left` says in words what `work` left running, which is ended.
 
     In a program that has used torch on a machine with GPUs, whose children may not, the work is done here.
     """
+    import tempfile  # here, as most checks need no child
+
+    from dslc.leftovers import in_words, supervise
+
     sys.stdout.flush()
     sys.stderr.flush()
     with tempfile.TemporaryFile("w+", encoding="utf-8") as file:  # a pipe would stay open with what the child leaves
@@ -386,13 +405,16 @@ def in_child(work: Callable[[], Any]) -> dict[str, Any]:
     answer, ended = answers[0], answers[-1]
     if answer is ended:  # the child said nothing
         said = f"the process ended with status {ended['status']}"
-        answer = {"error": said, "where": "", "argument": "", "remedy": "", "threads": [], "processes": []}
+        told = ("where", "argument", "remedy", "module", "absent")
+        answer = {"error": said, "threads": [], "processes": []} | dict.fromkeys(told, "")
     answer["left"] = in_words(answer["threads"], [*answer["processes"], *ended["processes"]])
     return _attempt_here(work) if "barred" in answer else answer
 
 
 def _answer(work: Callable[[], Any], file: TextIO) -> NoReturn:
     """Writes the answer of a child, and ends it, whatever `work` has left running."""
+    from dslc.leftovers import end_own
+
     here = os.getpid()
     _hush_libraries()
     try:
@@ -428,7 +450,8 @@ def _attempt(work: Callable[[], Any], *caught: type[BaseException]) -> dict[str,
         return {"made": work()}
     except caught as error:  # handed on, to be reported
         own = {name: getattr(error, name, "") for name in ("argument", "remedy")}
-        return {"error": _first_line(error), "where": _where(error), **own}
+        place = {"where": _where(error), "module": _module(error), "absent": isinstance(error, ImportError)}
+        return {"error": _first_line(error), **place, **own}
 
 
 def _torch_is_barred() -> bool:
@@ -463,10 +486,27 @@ def _first_line(error: BaseException) -> str:
     return text if plain and text else f"{kind}: {text}" if text else kind
 
 
+def _module(error: BaseException) -> str:
+    """Which module of a network was called when its forward pass raised this: "`out` (Linear)"; "" where none was."""
+    import traceback
+
+    torch = sys.modules.get("torch")
+    calls = traceback.walk_tb((error.__cause__ or error).__traceback__)
+    called = [frame.f_locals.get("self") for frame, _ in calls]
+    modules = [each for each in called if torch is not None and isinstance(each, torch.nn.Module)]
+    if not modules:
+        return ""
+    names = {id(module): name for name, module in modules[0].named_modules()}
+    name = names.get(id(modules[-1]), "")
+    return f"`{name}` ({type(modules[-1]).__name__})" if name else ""
+
+
 def _where(error: BaseException) -> str:
     """The deepest line of the traceback that is the user's own."""
     import traceback
 
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{os.path.basename(error.filename)}, line {error.lineno}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "dslc" not in f.name and f.filename[0] != "<"]
     own = [f for f in frames if "site-packages" not in f.filename and f"{os.sep}lib{os.sep}python" not in f.filename]
     house = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))

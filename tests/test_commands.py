@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from commands import dslc
+from trained import load_what_traces
 
+from dslc.commands.check import check_one
 from dslc.main import build_parser
 
 ROOT = Path(__file__).parent.parent
@@ -200,3 +202,73 @@ def test_a_plan_in_a_pipe_is_not_cut(tmp_path: Path) -> None:
     plan = dslc("plan", tmp_path / f"{name}.plt")
     assert plan.returncode == 0 and plan.stdout.splitlines()[0].startswith(f"{name}  plan ")
     assert not any(line.endswith("…") for line in plan.stdout.splitlines())
+
+
+OWN_JOB = """
+model {
+  network = python("net:network")
+  loss    = cross_entropy()
+}
+data {
+  source = digits()
+  batch  = 8
+}
+train {
+  steps     = 1
+  optimizer = sgd()
+}
+"""
+OWN_NET = """
+from torch import nn
+
+def network():
+    return nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(64, 32), nn.ReLU()), nn.Linear(16, 10))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into, self.out = nn.Linear(64, 32), nn.Linear(16, 10)
+
+    def forward(self, x):
+        x = self.into(x.flatten(1))
+        return self.out(x)
+
+def misspelt():
+    return nn.Linaer(64, 10)
+
+def nothing():
+    return None
+"""
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize(
+    ("function", "label", "help"),
+    [
+        (
+            "net:Net",
+            "net.py, line 14",
+            "correct net.py, line 14, where it calls the module `out` (Linear): `dslc`",
+        ),
+        ("net:network", "", "correct the module `2` (Linear): `dslc`"),
+        ("net:misspelt", "net.py, line 17", "correct net.py, line 17: `dslc` calls `net:misspelt` once"),
+        ("net:nothing", "", "it is called once, without data, and returns a `torch.nn.Module`"),
+        ("net:nowhere", "", "the folder of the job is searched first"),
+        ("broken:network", "broken.py, line 3", "correct broken.py, line 3: `dslc`"),
+    ],
+)
+def test_help_on_a_users_function_names_module_line_and_remedy(
+    tmp_path: Path, function: str, label: str, help: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(OWN_NET)
+    (tmp_path / "broken.py").write_text("import torch\n\ndef network(:\n")
+    (tmp_path / "job.plt").write_text(OWN_JOB.replace("net:network", function))
+    (error,) = check_one("job.plt", [], trace=True)[0].errors
+    assert (error.code, error.label) == ("E0802", label)
+    assert error.help.startswith(help) and "traceback" not in error.help
+
+
+@pytest.fixture(scope="module")
+def loaded() -> None:
+    load_what_traces()
