@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from dslc.compiler.analyse import Analysis, analyse, context_of
@@ -27,6 +26,7 @@ from dslc.dsl.load import Loaded, load
 from dslc.dsl.registry import Range
 from dslc.dsl.show import render
 from dslc.dsl.source import Span
+from dslc.unseen import can_be_tried, tell_of_network
 
 if TYPE_CHECKING:
     from dslc.compiler.traced_facts import ModelFacts
@@ -86,8 +86,6 @@ def inspect(loaded: Loaded, report: Report, *, trace: bool = False, run: bool = 
 
 # ------------------------------------------------------------------------------------------------------------ facts
 
-TRIED = 10**7  # numbers of a sample with which a user's loss is tried out
-
 
 def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
     """What the job does not say: of its data, of the user's own functions (only with `trace`), of this machine."""
@@ -97,18 +95,23 @@ def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
     model: ModelFacts | None = None
     if trace and isinstance(job.data.source, PythonSource):
         source = _traced_source(job, job.data.source, report) or source
-    if trace and source.input is not None:
-        if isinstance(job.model.network, PythonNetwork):
-            model = _traced_model(job, job.model.network, source, report)
-        elif isinstance(job.model.network, TransformersNetwork) and _is_here(job.model.network, job.folder):
-            model = _traced_transformers(job, job.model.network, source, report, run)
+    network = job.model.network
+    if trace and isinstance(network, PythonNetwork):
+        model = _traced_model(job, network, source, report)
+    elif trace and isinstance(network, TransformersNetwork) and _is_here(network, job.folder):
+        model = _traced_transformers(job, network, source, report, run)
+    made = isinstance(network, PythonNetwork | TransformersNetwork) and _is_here(network, job.folder)
+    if trace and not run and made and source.input is None and not report.errors:
+        tell_of_network(job, source, report)
     if trace and isinstance(job.model.loss, PythonLoss):
         _try_loss(job, job.model.loss, source, model, report)
     return Facts(source=source, model=model, machine=_machine(job) if run else None)
 
 
-def _is_here(network: TransformersNetwork, folder: str) -> bool:
+def _is_here(network: PythonNetwork | TransformersNetwork, folder: str) -> bool:
     """Whether there is a configuration to build the network from; that there is none is a rule's to say."""
+    if isinstance(network, PythonNetwork):
+        return True
     file = configuration_file(network, folder)
     return file is None or os.path.exists(file)
 
@@ -180,7 +183,12 @@ def _traced_model(job: JobSpec, call: PythonNetwork, source: SourceFacts, report
     from dslc.compiler.program import from_json, to_json
     from dslc.compiler.traced_facts import ModelFacts
 
-    made = _used(job, call, "model", lambda make: to_json(_told(job, make, source)), report)
+    def use(make: Callable[..., Any]) -> Any:
+        from dslc.compiler.trace import try_to_make
+
+        return to_json(_told(job, make, source)) if source.input is not None else try_to_make(make)
+
+    made = _used(job, call, "model", use, report)
     return made and from_json(ModelFacts, made)
 
 
@@ -192,7 +200,7 @@ def _try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, model: ModelF
     output, target = made.output if made is not None else None, source.target
 
     def use(function: Callable[..., Any]) -> None:
-        if output is not None and target is not None and prod(output.shape) + prod(target.shape) <= TRIED:
+        if output is not None and target is not None and can_be_tried(output, target):
             from dslc.runtime.losses import try_out
 
             layout = lay_out(job, Report())
@@ -350,13 +358,15 @@ def _traced_transformers(
         import torch
 
         from dslc.compiler.trace import TraceError
-        from dslc.runtime.transformers_model import build_transformers, longest
+        from dslc.runtime.transformers_model import build_transformers, check_configuration, longest
 
         torch.set_num_threads(1)
-        assert source.input is not None
+        step = transformers_step(network, source, job.folder)
+        if source.input is None:
+            return check_configuration(step)
 
         def make() -> torch.nn.Module:
-            model = build_transformers(transformers_step(network, source, job.folder))
+            model = build_transformers(step)
             most, length = longest(model), source.input.shape[0] if source.input and source.input.shape else 0
             if source.input and source.input.dtype == "int64" and most is not None and most < length:
                 raise TraceError(f"it has positions for {most} tokens, and the data's sequences have {length}")
@@ -369,7 +379,7 @@ def _traced_transformers(
     if "made" in answer:
         from dslc.compiler.traced_facts import ModelFacts
 
-        return from_json(ModelFacts, answer["made"])
+        return answer["made"] and from_json(ModelFacts, answer["made"])
     report.add(
         "E0805",
         f"`{network.path}` cannot be used as a model: {answer['error']}",

@@ -5,7 +5,7 @@ fits, as a training does with `checkpoint.resume`. Where one does, those before 
 thing that keeps the newest whole one from fitting is an error at the field of the job that it is about.
 
 Limits: what the compiler does not know of a job (a `python(…)` model that was not traced, data that is not here) is not
-compared.
+compared, which is said as a warning.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from dslc.runtime.checkpoint_files import (
     misfitting_tensors,
     states_of,
 )
+from dslc.unseen import tell_of_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,7 @@ def check_resume(analysis: Analysis, place: str, report: Report) -> str:
         if not found.damage and not found.misfits:
             report.extend(each.as_warning() for other in seen for each in _reasons(other, analysis))
             assert found.manifest is not None
+            tell_of_checkpoint(analysis, _short(path), report)
             return f"it would go on after step {found.manifest.step:,}, from {_short(path)}"
         seen.append(found)
     whole = [each for each in seen if not each.damage]

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from dslc.compiler.facts import SourceFacts, TensorFact
-from dslc.compiler.traced import TraceError, seen, trace_model, try_low_copy
+from dslc.compiler.traced import TraceError, seen, trace_model, try_low_copy, try_to_make
 
-__all__ = ["TraceError", "trace_model", "trace_source", "try_low_copy"]
+__all__ = ["TraceError", "trace_model", "trace_source", "try_low_copy", "try_to_make"]
 
 
 TWICE = 4  # samples that are asked for twice

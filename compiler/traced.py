@@ -119,6 +119,13 @@ def trace_model(
     return facts if tensor == 1 else with_shares(facts, model, cut, fake, input, tensor, tensor_plan)
 
 
+def try_to_make(make: Callable[[], Any]) -> None:
+    """Makes the module, without memory, and leaves it. Raises TraceError where it is none."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    _made(make, FakeTensorMode(allow_non_fake_inputs=True))
+
+
 def try_low_copy(model: nn.Module, input: TensorFact, dtype: str, units: Sequence[str]) -> None:
     """A forward pass as O2 does it, of a module that was traced: its parameters are of `dtype`, and so is what it and
     its `units` are given; buffers stay as they are. Raises TraceError where that fails."""

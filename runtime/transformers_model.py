@@ -96,6 +96,12 @@ def preload(step: TransformersStep) -> None:
         getattr(transformers, _AUTO[kind])._model_mapping.get(type(config), None)
 
 
+def check_configuration(step: TransformersStep) -> None:
+    """Makes the configuration alone, which takes neither data nor time. Raises as `build_transformers` does."""
+    with _quiet():
+        _config(step)
+
+
 def longest(model: nn.Module) -> int | None:
     """The longest sequence that the model has learnt positions for; None where it computes them."""
     length = getattr(model.config, "max_position_embeddings", None)

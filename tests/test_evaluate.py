@@ -196,6 +196,16 @@ def test_whether_it_would_be_gone_on_from(folder: Path) -> None:
     run = dslc("check", "job.plt", "--resume", run_of(folder), cwd=folder)
     assert run.returncode == 0, run.stderr
     assert "it would go on after step 15, from runs/job/" in run.stdout
+    (folder / "net.py").write_text(
+        "from torch import nn\n\ndef network():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    )
+    other = ("--resume", run_of(folder), "--set", 'model.network=python("net:network")')
+    run = dslc("check", "job.plt", *other, cwd=folder)
+    assert run.returncode == 0, "what was not looked at is said, and is no error"
+    assert "warning[W0439]: whether the tensors of " in run.stderr and "`--trace` calls the function" in run.stderr
+    assert "good as far as can be seen without its network (`--trace` looks at it)" in run.stdout
+    run = dslc("check", "job.plt", "--trace", *other, cwd=folder)
+    assert run.returncode == 1 and "error[E0903]" in run.stderr and "W0439" not in run.stderr
     own = f"checkpoint.dir={run_of(folder) / 'checkpoints'}"
     run = dslc("check", "job.plt", "--resume", run_of(folder), "--set", own, cwd=folder)
     assert "0811" not in run.stderr, "that it holds checkpoints already is what is asked for"

@@ -12,6 +12,7 @@ from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.show import to_json
 from dslc.front import inspect, load_each, show
 from dslc.main import GOOD, JOB_AT_FAULT
+from dslc.unseen import unseen
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -25,7 +26,7 @@ def main(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             show(report)
             if not report.errors and analysis:
-                so_far = "" if analysis.model else " as far as can be seen without its network (`--trace` looks at it)"
+                so_far = unseen(analysis, trace=arguments.trace)
                 print(f"{path} is good{so_far}: {_summary(analysis)}" + (f"; {goes_on}" if goes_on else ""))
     if arguments.json:
         json.dump(to_json(found), sys.stdout, indent=2)

@@ -1,0 +1,88 @@
+"""Says what `dslc check` could not look at, so that "good" never stands for more than was seen.
+
+Model: a check without `--trace` calls no function of the user's, and what follows from data that is missing is not
+known. `unseen` puts it into the words that follow "is good"; `tell_of_network` and `tell_of_checkpoint` are the warning
+W0439, where a person asked for just that (`--trace`, `--resume`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from dslc.compiler.analyse import Analysis
+from dslc.compiler.facts import SourceFacts, TensorFact
+from dslc.compiler.weights_file import file_of
+from dslc.dsl.calls import PythonLoss, PythonSource
+from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.job import JobSpec
+from dslc.dsl.layers import PythonNetwork, TransformersNetwork
+
+TRIED = 10**7  # numbers of a sample with which a user's loss is tried out
+
+
+def can_be_tried(output: TensorFact | None, target: TensorFact | None) -> bool:
+    """Whether a loss can be called with such a sample: it is known, and not large."""
+    return output is not None and target is not None and prod(output.shape) + prod(target.shape) <= TRIED
+
+
+def unseen(analysis: Analysis, *, trace: bool) -> str:
+    """` as far as can be seen without its network (`--trace` looks at it)`; "" where all was looked at."""
+    found = list(_unseen(analysis, trace))
+    if not found:
+        return ""
+    *before, last = [what for what, _ in found]
+    names = f"{', '.join(before)} and {last}" if before else last
+    traced = [what for what, by_tracing in found if by_tracing]
+    more = f" (`--trace` looks at {'it' if len(traced) == 1 else 'them'})" if traced == [n for n, _ in found] else ""
+    if traced and not more:
+        more = f" (`--trace` looks at {' and '.join(traced)})"
+    return f" as far as can be seen without {names}{more}"
+
+
+def _unseen(analysis: Analysis, trace: bool) -> Iterator[tuple[str, bool]]:
+    """What was not looked at, and whether `--trace` would."""
+    job, source, model = analysis.job, analysis.source, analysis.model
+    untraced_source = isinstance(job.data.source, PythonSource) and not trace
+    if source.missing or untraced_source:
+        yield "its data", untraced_source
+    known = source.input is not None or untraced_source
+    if model is None:
+        yield "its network", isinstance(job.model.network, PythonNetwork | TransformersNetwork) and known and not trace
+    if isinstance(job.model.loss, PythonLoss):
+        if not trace:
+            yield "its loss", True
+        elif model is None or not can_be_tried(model.output, source.target):
+            yield "its loss", False
+    if job.model.weights is not None and not file_of(job.model.weights).endswith(".safetensors"):
+        yield "its weights, which torch alone reads", False
+
+
+def tell_of_network(job: JobSpec, source: SourceFacts, report: Report) -> None:
+    """W0439 for a network that was made, and could not be called."""
+    report.add(
+        "W0439",
+        "the network was made, but not called: what a sample is, is not known while the data is missing",
+        job.model.at("network"),
+        notes=[Note(message="the data", span=job.data.at("source"))],
+        help=source.help,
+    )
+
+
+def tell_of_checkpoint(analysis: Analysis, name: str, report: Report) -> None:
+    """W0439 for what of a checkpoint was not compared with the job."""
+    job = analysis.job
+    if analysis.model is None:
+        own = isinstance(job.model.network, PythonNetwork | TransformersNetwork) and analysis.source.input is not None
+        report.add(
+            "W0439",
+            f"whether the tensors of {name} fit the network is not looked at",
+            job.model.at("network"),
+            help="`--trace` calls the function that makes it, and compares them" if own else "",
+        )
+    if analysis.workload.train is None:
+        report.add(
+            "W0439",
+            f"whether {name} was made with as many samples is not looked at: how many there are is not known",
+            job.data.at("source"),
+        )
