@@ -77,14 +77,14 @@ def analyse(
     if fine("model", "data", "train", "evaluate", "parallelism"):
         rules.check_job(job, layout, workload, source, model, report)
     pipeline = _pipeline(job, layout, workload, model, report) if layout and model else None
-    uneven = layout is not None and layout.sizes["data"] % job.parallelism.replicas
+    plan = tensor_plan(job, layout.sizes["tensor"], model) if layout and model else None
+    uneven = (layout is not None and layout.sizes["data"] % job.parallelism.replicas) or (plan and plan.uneven)
     if layout is None or workload is None or uneven or (model is not None and pipeline is None):
         rules.check_supported(job, report)
         return None
     costs: tuple[RankCost, ...] = ()
     estimated = staging = None
-    if model is not None and pipeline is not None:
-        plan = tensor_plan(job, layout.sizes["tensor"], model)
+    if model is not None and pipeline is not None and plan is not None:
         staging = Staging(
             job=job,
             layout=layout,
@@ -145,8 +145,8 @@ def _model(job: JobSpec, layout: Layout | None, facts: Facts, source: SourceFact
     ranks, pieces = (layout.sizes["tensor"], layout.sizes["context"]) if layout else (1, 1)
     if graph is None or ranks * pieces == 1:
         return graph
-    styles = tensor_plan(job, ranks, graph).styles if ranks > 1 else ()
-    return share_out(graph, job.model, source, styles, ranks, pieces)
+    plan = tensor_plan(job, ranks, graph)
+    return graph if plan.uneven else share_out(graph, job.model, source, plan.styles, ranks, pieces)
 
 
 def _pipeline(

@@ -208,7 +208,7 @@ def _data(analysis: Analysis) -> DataNode:
         batch=workload.batch,
         shares=dealt(workload.batch),
         last=workload.last,
-        last_shares=dealt(workload.last or 0),
+        last_shares=dealt(workload.last_trained or 0),
         microbatch=workload.microbatch,
         microbatches=analysis.layout.microbatches,
         steps_per_epoch=workload.steps_per_epoch,

@@ -210,7 +210,8 @@ def _data(plan: Plan) -> list[str]:
     if data.last is None:
         rows.append(("last batch", UNKNOWN))
     elif data.last:
-        rows.append(("last batch", f"{data.last} samples, kept"))
+        unseen = "" if data.last_shares else ", but the training ends before it"
+        rows.append(("last batch", f"{data.last} samples, kept{unseen}"))
     elif data.train is not None and data.train % data.batch:
         rows.append(("last batch", f"{data.train % data.batch} samples of each epoch are dropped"))
     rows += [

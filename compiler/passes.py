@@ -50,7 +50,7 @@ def place_stages(plan: PlanGraph) -> None:
 def deal_samples(plan: PlanGraph) -> None:
     """Shares of a batch on the data ranks; they enter at the process of the first stage."""
     workload = plan.analysis.workload
-    for batch, samples in (("full", workload.batch), ("last", workload.last or 0)):
+    for batch, samples in (("full", workload.batch), ("last", workload.last_trained or 0)):
         for first, ranks, size in shares(samples, plan.analysis.layout.sizes["data"]):
             name = f"share {batch} {first}"
             plan.graph.add_node(name, kind="share", batch=batch, first_rank=first, ranks=ranks, samples=size)

@@ -75,7 +75,7 @@ def layers(view: View) -> str:
 def samples(view: View) -> str:
     plan = view.plan
     workload, ranks = plan.analysis.workload, plan.analysis.layout.sizes["data"]
-    for batch, dealt in (("full", workload.batch), ("last", workload.last or 0)):
+    for batch, dealt in (("full", workload.batch), ("last", workload.last_trained or 0)):
         runs = sorted(
             (data["first_rank"], data["ranks"], data["samples"])
             for _, data in plan.of_kind("share")

@@ -69,8 +69,8 @@ def _check_batch_norm(job: JobSpec, layout: Layout, workload: Workload, model: M
     if model.batch_norm_values is None:
         return
     smallest = workload.share // layout.microbatches
-    if workload.last:
-        smallest = min(smallest, workload.last // layout.sizes["data"])
+    if workload.last_trained:
+        smallest = min(smallest, workload.last_trained // layout.sizes["data"])
     alone = model.unsynced_batch_norm or layout.sizes["data"] == 1
     numbers = model.batch_norm_values * max(1, smallest) * (1 if alone else layout.sizes["data"])
     if numbers < 2:
@@ -192,7 +192,7 @@ def _check_axes(job: JobSpec, layout: Layout, source: SourceFacts, model: ModelG
             help="leave it out, or use more data-parallel ranks",
         )
     if sizes["tensor"] > 1:
-        check_tensor(job, layout, model, report)
+        check_tensor(job, layout, source, model, report)
     if sizes["context"] > 1:
         check_context(job, layout, source, model, report)
 

@@ -9,7 +9,7 @@ from dslc.compiler.facts import SourceFacts
 from dslc.compiler.layout import Layout
 from dslc.compiler.model import ModelGraph
 from dslc.compiler.nodes import LayerNode
-from dslc.compiler.rules_styles import check_styles, report_uneven
+from dslc.compiler.rules_styles import check_styles, report_scores, report_uneven
 from dslc.compiler.tensor_plan import TensorPlan, needs_whole, tensor_plan
 from dslc.dsl.diagnostics import Note, Report, division
 from dslc.dsl.job import JobSpec
@@ -18,28 +18,32 @@ from dslc.dsl.registry import Call
 from dslc.dsl.source import Span
 
 
-def check_tensor(job: JobSpec, layout: Layout, model: ModelGraph | None, report: Report) -> None:
+def check_tensor(job: JobSpec, layout: Layout, source: SourceFacts, model: ModelGraph | None, report: Report) -> None:
     """Whether the network can be cut over the tensor axis, into equal parts."""
     ranks, span = layout.sizes["tensor"], job.parallelism.at("tensor")
     if own_network(job):
-        check_styles(job, ranks, model, report)
+        check_styles(job, ranks, source, model, report)
         return
-    seen = set()
+    seen = set()  # of each place the numbers that are told: a table and the head of one `gpt` are one number
     for block in _attention(job):
-        for name in ("heads", "width", "vocab"):
-            value = getattr(block, name, None)
-            if value is not None and value % ranks:
-                seen.add((name, value))
-                report_uneven(name, value, ranks, block.at(name), job, report)
+        if block.heads % ranks:
+            seen.add((block.span, block.heads))
+            _report_heads(block, ranks, job, report)
+        vocab = getattr(block, "vocab", None)
+        if vocab is not None and vocab % ranks:
+            seen.add((block.span, vocab))
+            report_uneven("vocab", vocab, ranks, block.at("vocab"), job, report, at_least=source.vocab)
     if model is None or model.root is None:
         return
     plan = tensor_plan(job, ranks, model)
     _check_known(job, model, plan, report)
     for module, name, value in plan.uneven:
-        if (name, value) not in seen:
-            seen.add((name, value))
-            layer = _layer_of(model, module)
-            report_uneven(name, value, ranks, (layer.span if layer else None) or job.model.at("network"), job, report)
+        layer = _layer_of(model, module)
+        where = (layer.span if layer else None) or job.model.at("network")
+        # Without heads to share there is nothing wrong with the widths of attention but what its own rules say.
+        if (where, value) not in seen and name not in ("heads", "width"):
+            seen.add((where, value))
+            _report_features(job, source, model, module, (name, value), ranks, where, report)
     for module in plan.noisy[:1]:
         layer = _layer_of(model, module)
         report.add(
@@ -51,6 +55,37 @@ def check_tensor(job: JobSpec, layout: Layout, model: ModelGraph | None, report:
             help="`sequence = false`, so that all of them draw alike",
         )
     _check_pieces(layout, model, plan, span, report)
+
+
+def _report_heads(block: GPT | ViT | Attention | TransformerBlock, ranks: int, job: JobSpec, report: Report) -> None:
+    """E0417 of heads. They share the width, which may have to be another one with them."""
+    heads, width = block.heads, getattr(block, "width", None)
+    near = [n for n in (heads // ranks * ranks, -(-heads // ranks) * ranks) if n]
+    remedies = [f"`heads = {n}`" for n in near]
+    if width is not None:
+        fitting = [(n, max(1, round(width / n)) * n) for n in near]
+        remedies = [f"`heads = {n}`" + (f" with `width = {w}`" if w != width else "") for n, w in fitting]
+    report_uneven("heads", heads, ranks, block.at("heads"), job, report, help=", or ".join(remedies))
+
+
+def _report_features(
+    job: JobSpec,
+    source: SourceFacts,
+    model: ModelGraph,
+    module: str,
+    counted: tuple[str, int],
+    ranks: int,
+    where: Span | None,
+    report: Report,
+) -> None:
+    """E0417 of a table's rows or a dense layer's features; of those that the data asks for, no fewer are advised."""
+    name, value = counted
+    last = model.layers[-1]
+    if name == "features" and (module == last.name or module.startswith(f"{last.name}.")):
+        report_scores(name, value, ranks, where, job, source, report)
+    else:
+        at_least = source.vocab if name == "vocab" else None
+        report_uneven(name, value, ranks, where, job, report, at_least=at_least)
 
 
 def _check_known(job: JobSpec, model: ModelGraph, plan: TensorPlan, report: Report) -> None:

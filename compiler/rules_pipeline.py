@@ -11,8 +11,10 @@ from dslc.compiler.rules_axes import own_network
 from dslc.compiler.schedules import SPLITS_BACKWARD, ScheduleTable, accepted_microbatches, demands
 from dslc.compiler.sharding import offloaded, sharding_of, trained
 from dslc.compiler.stages import holders, unsendable
+from dslc.compiler.workload import fitting_pieces
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec
+from dslc.dsl.source import Span
 
 TABLE_ACTIONS = 400_000  # a schedule with more is too large to be planned
 
@@ -93,7 +95,9 @@ def check_schedule(job: JobSpec, layout: Layout, report: Report) -> bool:
         blamed = next(
             (f for f in ("microbatches", "virtual_stages", "schedule", "pipeline") if parallelism.is_set(f)), ""
         )
-        close = accepted_microbatches(arguments[0], arguments[1], arguments[3], arguments[2])
+        shared = job.data.batch % layout.sizes["data"] == 0
+        close = tuple(fitting_pieces(job, layout)) if shared else ()
+        close = close or accepted_microbatches(arguments[0], arguments[1], arguments[3], arguments[2])
         report.add(
             "E0412",
             demand,
@@ -139,23 +143,7 @@ def check_stages(
                 span,
                 help="fewer stages, or others by hand: `stages = […]`",
             )
-    for stage in stages[:-1]:
-        last, reason = model.layers[stage[-1]], unsendable(model, stage[-1])
-        if reason and model.traced is None:
-            report.add(
-                "E0432",
-                f"a stage cannot end with `{last.name}`: {reason}",
-                span,
-                help="the embedding belongs to the same stage",
-            )
-        elif reason:
-            report.add(
-                "E0435",
-                f"a stage cannot end with {_name(last)}, before {_name(model.layers[stage[-1] + 1])}: {reason}",
-                span,
-                notes=[Note(message="the network", span=job.model.at("network"))],
-                help=_places(model),
-            )
+    _check_ends(job, model, stages, span, report)
     if "optimizer" in (moved := offloaded(job, layout)) and "parameters" not in moved:
         who = holders(model, stages, schedule)
         for name in [name for name in who if len(who[name]) > 1 and name in names][:1]:
@@ -168,12 +156,39 @@ def check_stages(
             )
 
 
+def _check_ends(job: JobSpec, model: ModelGraph, stages: Sequence[range], span: Span | None, report: Report) -> None:
+    """What stages end with can be sent. The first that cannot is told, and how many more there are."""
+    wrong = [stage[-1] for stage in stages[:-1] if unsendable(model, stage[-1])]
+    if not wrong:
+        return
+    last, reason = model.layers[wrong[0]], unsendable(model, wrong[0])
+    others = [_name(model.layers[n]) for n in wrong[1:]]
+    label = f"nor with {_some(others)}" if others else ""
+    if model.traced is None:
+        report.add(
+            "E0432",
+            f"a stage cannot end with `{last.name}`: {reason}",
+            span,
+            label=label,
+            help="the embedding belongs to the same stage",
+        )
+        return
+    report.add(
+        "E0435",
+        f"a stage cannot end with {_name(last)}, before {_name(model.layers[wrong[0] + 1])}: {reason}",
+        span,
+        label=label,
+        notes=[Note(message="the network", span=job.model.at("network"))],
+        help=_places(model),
+    )
+
+
 def _places(model: ModelGraph) -> str:
     """Where a traced module can be cut."""
     ends = [_name(layer) for n, layer in enumerate(model.layers[:-1]) if not unsendable(model, n)]
     if not ends:
         return "no cut of it is possible: make it a sequence of blocks, with one tensor between them"
-    return f"stages can end with {', '.join(ends[:6])}" + (f" and {len(ends) - 6} more" if len(ends) > 6 else "")
+    return f"stages can end with {_some(ends, 6)}"
 
 
 def _named(stages: Sequence[range], model: ModelGraph) -> str:
@@ -181,8 +196,11 @@ def _named(stages: Sequence[range], model: ModelGraph) -> str:
         for stage in stages:
             yield from (_name(model.layers[n]) for n in stage)
 
-    every = list(names())
-    return ", ".join(every[:3]) + (f" and {len(every) - 3} more" if len(every) > 3 else "")
+    return _some(list(names()))
+
+
+def _some(names: Sequence[str], shown: int = 3) -> str:
+    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
 
 
 def _name(layer: LayerNode) -> str:

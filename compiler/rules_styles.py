@@ -6,11 +6,15 @@ modules, which tracing tells.
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from dslc.compiler.facts import SourceFacts
 from dslc.compiler.nodes import ModelGraph
 from dslc.compiler.rules_training import entry_at, likely_patterns
 from dslc.compiler.tensor_patterns import Chosen, Fault, chosen, read
+from dslc.dsl.calls import CrossEntropy
 from dslc.dsl.diagnostics import Note, Report, division
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import TransformersNetwork
@@ -21,11 +25,10 @@ from dslc.dsl.suggest import near
 if TYPE_CHECKING:
     from dslc.compiler.traced_facts import ModelFacts, ShareFacts
 
-_EXAMPLE = '`tensor_plan = ["blocks.*.up: column", "blocks.*.down: row"]`'
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 
 
-def check_styles(job: JobSpec, ranks: int, model: ModelGraph | None, report: Report) -> None:
+def check_styles(job: JobSpec, ranks: int, source: SourceFacts, model: ModelGraph | None, report: Report) -> None:
     """Whether the plan of `job`, or of the library, cuts the network into equal parts that compute the same."""
     plan = job.parallelism.tensor_plan
     span = job.parallelism.at("tensor")
@@ -33,7 +36,7 @@ def check_styles(job: JobSpec, ranks: int, model: ModelGraph | None, report: Rep
     facts = model.traced if model else None
     if plan is None and (not library or (facts is not None and not facts.published)):
         what = "this model of `transformers`, which publishes no plan," if library else "a network of your own"
-        report.add("E0415", f"how is {what} split over the tensor axis?", span, help=_EXAMPLE)
+        report.add("E0415", f"how is {what} split over the tensor axis?", span, help=example_plan(facts))
         return
     if facts is None:
         for parts in map(read, plan or ()):
@@ -46,8 +49,8 @@ def check_styles(job: JobSpec, ranks: int, model: ModelGraph | None, report: Rep
     if found.faults:
         return
     if not found.styles:
-        report.add("E0416", "`parallelism.tensor_plan` cuts nothing", _place(job), help=_EXAMPLE)
-    _check_counts(job, ranks, found, facts, report)
+        report.add("E0416", "`parallelism.tensor_plan` cuts nothing", _place(job), help=example_plan(facts))
+    _check_counts(job, ranks, source, found, facts, report)
     if facts.shares is not None and facts.shares.ranks == ranks and facts.shares.fault:
         _report_shares(job, ranks, facts, facts.shares, report)
 
@@ -56,7 +59,7 @@ def _report_fault(job: JobSpec, fault: Fault, facts: ModelFacts | None, report: 
     where = entry_at(job.parallelism.at("tensor_plan"), fault.entry) if fault.entry else job.parallelism.at("tensor")
     advice = fault.help
     if fault.code == "E0427":
-        advice = f"a plan of your own: {_EXAMPLE}"
+        advice = f"a plan of your own: {example_plan(facts)}"
     elif fault.unknown and facts is not None:
         names = [module.name for module in facts.modules if module.plain]
         meant = near(fault.unknown, likely_patterns(names))
@@ -70,22 +73,29 @@ def _report_fault(job: JobSpec, fault: Fault, facts: ModelFacts | None, report: 
     )
 
 
-def _check_counts(job: JobSpec, ranks: int, found: Chosen, facts: ModelFacts, report: Report) -> None:
+def _check_counts(
+    job: JobSpec, ranks: int, source: SourceFacts, found: Chosen, facts: ModelFacts, report: Report
+) -> None:
     """Features and rows that the ranks cannot share; each count once."""
-    seen: set[tuple[str, int]] = set()
+    seen: set[int] = set()
     names = {count: name for name, count in reversed(facts.counts)}
     for module, what, count in found.uneven:
-        if (what, count) not in seen:
-            seen.add((what, count))
+        if count not in seen:  # the rows of one module are the columns of the next
+            seen.add(count)
             name = names.get(count)
-            report_uneven(f"{name or what} of `{module}`", count, ranks, _written(job, name), job, report)
+            said, where = f"{name or what} of `{module}`", _written(job, name)
+            if facts.layers and module == facts.layers[-1].name:
+                report_scores(said, count, ranks, where, job, source, report)
+            else:
+                at_least = source.vocab if what == "vocab" else None
+                report_uneven(said, count, ranks, where, job, report, at_least=at_least)
 
 
 def _report_shares(job: JobSpec, ranks: int, facts: ModelFacts, shares: ShareFacts, report: Report) -> None:
     heads = next(((name, count) for name, count in facts.counts if name in _HEADS and count % ranks), None)
     if heads is not None:  # of which the rest follows
         name, count = heads
-        report_uneven(name, count, ranks, _written(job, name), job, report)
+        report_uneven(name, count, ranks, _written(job, name), job, report, help=_heads(facts, name, count, ranks))
         return
     report.add(
         "E0428",
@@ -96,17 +106,64 @@ def _report_shares(job: JobSpec, ranks: int, facts: ModelFacts, shares: ShareFac
     )
 
 
-def report_uneven(what: str, value: int, ranks: int, where: Span | None, job: JobSpec, report: Report) -> None:
-    """E0417."""
+def _heads(facts: ModelFacts, name: str, count: int, ranks: int) -> str:
+    """Which numbers of heads go with the others: those of keys and values divide those of queries."""
+    below, counts = count // ranks * ranks, dict(facts.counts)
+    near, queries = [n for n in (below, below + ranks) if n], counts.get(_HEADS[0])
+    if name == _HEADS[0]:
+        return f"use {' or '.join(map(str, near))}, and a `hidden_size` that they share out"
+    near = [n for n in near if queries is None or queries % n == 0]
+    return f"use {' or '.join(map(str, near))}" if near else f"as many as `{_HEADS[0]}`, a multiple of {ranks}"
+
+
+def report_uneven(
+    what: str,
+    value: int,
+    ranks: int,
+    where: Span | None,
+    job: JobSpec,
+    report: Report,
+    *,
+    at_least: int | None = None,
+    help: str = "",
+) -> None:
+    """E0417. Fewer than `at_least` are not advised; `help` takes the place of the nearest multiples."""
     below = value // ranks * ranks
+    near = [n for n in (below, below + ranks) if n and n >= (at_least or 0)]
     report.add(
         "E0417",
         f"{value} ({what}) cannot be shared out over {ranks} tensor-parallel ranks",
         where,
         label=division(value, ranks),
         notes=[Note(message="`parallelism.tensor` is set here", span=job.parallelism.at("tensor"))],
-        help=f"use {below} or {below + ranks}" if below else f"use {ranks}",
+        help=help or f"use {' or '.join(map(str, near))}",
     )
+
+
+def report_scores(
+    what: str, value: int, ranks: int, where: Span | None, job: JobSpec, source: SourceFacts, report: Report
+) -> None:
+    """E0417 of what comes out of a network: no fewer than there are classes; as many numbers as the data has."""
+    if isinstance(job.model.loss, CrossEntropy):
+        classes = source.classes if source.classes is not None else source.vocab
+        report_uneven(what, value, ranks, where, job, report, at_least=classes)
+    else:
+        remedy = f"the data asks for {value}: a tensor axis that divides it, or other layers after this one"
+        report_uneven(what, value, ranks, where, job, report, help=remedy)
+
+
+def example_plan(facts: ModelFacts | None) -> str:
+    """How a plan is written, with modules of the network: two dense layers beside one another, wide between them."""
+    form = '`tensor_plan = ["<module>: column", "<other>: row"]`, with modules as `named_modules` calls them'
+    if facts is None:
+        return f"{form}; `--trace` proposes some"
+    linears = [module for module in facts.modules if module.plain == "Linear"]
+    for one, other in pairwise(linears):
+        beside = one.name.rpartition(".")[0] == other.name.rpartition(".")[0]
+        if beside and one.weight[0] > one.weight[1] and one.weight == other.weight[::-1]:
+            first, second = (re.sub(r"\b\d+\b(?=\.)", "*", each.name) for each in (one, other))
+            return f'for instance `tensor_plan = ["{first}: column", "{second}: row"]`'
+    return form
 
 
 def _place(job: JobSpec) -> Span | None:

@@ -25,12 +25,13 @@ from dslc.compiler.schedules import ScheduleTable
 from dslc.compiler.sharding import low_copy, low_dtype, sharding_of, trained
 from dslc.compiler.staging import Staging
 from dslc.compiler.workload import Workload
-from dslc.dsl.diagnostics import Report
+from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec
 
 Cut = tuple[range, ...]
 Allowed = Callable[[int, int, int], bool]  # (stage, its first layer, the layer after its last)
 Needs = Callable[[int, int, int], float]
+SHOWN = 12  # layers that a message names
 TRIES = 8  # cuts that are held against the account
 
 
@@ -64,16 +65,26 @@ def cut(
         whole = (range(layers),)
         return whole if stages == 1 else _balanced(job, layout, model, stages, workload, schedule)
     if len(wanted) != stages or sum(wanted) != layers:
+        likely = _balanced(job, layout, model, stages, workload, schedule)
         report.add(
             "E0411",
             f"`parallelism.stages` names {len(wanted)} stages with {sum(wanted)} layers in all, "
             f"but there are {stages} stages and {layers} layers",
             job.parallelism.at("stages"),
-            help="one count for each stage, or `balanced`",
+            notes=[Note(message=_counted(model), span=job.model.at("network"))],
+            help=f"one count for each stage, as in `stages = {[len(stage) for stage in likely]}`, or `balanced`",
         )
         return None
     starts = [sum(wanted[:i]) for i in range(stages)]
     return tuple(range(start, start + count) for start, count in zip(starts, wanted, strict=True))
+
+
+def _counted(model: ModelGraph) -> str:
+    """The layers by their names, of many the first ones and the last."""
+    names = [f"`{layer.name}`" if layer.name else "what belongs to no layer" for layer in model.layers]
+    if len(names) > SHOWN:
+        names = [*names[: SHOWN - 2], "…", names[-1]]
+    return f"the layers are {', '.join(names)}"
 
 
 def equal_counts(layers: int, stages: int) -> Cut:

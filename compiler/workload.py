@@ -6,10 +6,13 @@ out has no size: E03xx.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
+from dslc.compiler.epochs import Epoch, either, near_divisors
 from dslc.compiler.facts import SourceFacts
 from dslc.compiler.layout import Layout
+from dslc.compiler.schedules import demands
 from dslc.dsl import calls as c
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.job import JobSpec
@@ -34,28 +37,41 @@ class Workload:
     steps_per_epoch: int | None
     steps: int | None
 
+    @property
+    def last_trained(self) -> int | None:
+        """`last`, but 0 where the training ends before the first such batch."""
+        ends = self.steps is not None and self.train is not None and self.steps <= self.train // self.batch
+        return 0 if ends else self.last
+
 
 def measure_out(job: JobSpec, layout: Layout, source: SourceFacts, report: Report) -> Workload | None:
     """The workload, or None with the reason in the report."""
     before = len(report.errors)
     _missing(job, source, report)
-    _check_shares(job, layout, report)
     train, validation, split = _split(job, source, report)
-    if len(report.errors) > before:
-        return None
     data = job.data
     ranks = layout.sizes["data"]
-    last: int | None = None
+    epoch = Epoch(
+        train=train if len(report.errors) == before else None,
+        ranks=ranks,
+        pieces=layout.microbatches,
+        staged=layout.sizes["pipeline"] > 1,
+        keep=data.last_batch == "keep",
+        steps=job.train.steps,
+    )
+    if data.batch % ranks:
+        _report_share(job, epoch, report)
+    else:
+        _check_pieces(job, layout, epoch, report)
+        _check_epoch(job, epoch, report)
+    if len(report.errors) > before:
+        return None
+    last: int | None = None if epoch.keep else 0
     per_epoch: int | None = None
     if train is not None:
         full, rest = divmod(train, data.batch)
-        last = rest if data.last_batch == "keep" else 0
+        last = rest if epoch.keep else 0
         per_epoch = full + (1 if last else 0)
-        _check_epoch(job, layout, train, full, last, report)
-    elif data.last_batch == "drop":
-        last = 0
-    if len(report.errors) > before:
-        return None
     steps = job.train.steps
     if steps is None and job.train.epochs is not None and per_epoch is not None:
         steps = job.train.epochs * per_epoch
@@ -89,38 +105,54 @@ def _missing(job: JobSpec, source: SourceFacts, report: Report) -> None:
         report.extend([found.as_warning() if elsewhere else found])
 
 
-def _check_shares(job: JobSpec, layout: Layout, report: Report) -> None:
-    batch, ranks = job.data.batch, layout.sizes["data"]
+def _report_share(job: JobSpec, epoch: Epoch, report: Report) -> None:
+    batch, ranks = job.data.batch, epoch.ranks
     where = job.parallelism.named("data") if job.parallelism.is_set("data") else _devices_span(job)
     what = "`parallelism.data` is set here" if job.parallelism.is_set("data") else "the ranks come from `devices`"
-    if batch % ranks:
-        each = ranks * (layout.microbatches if job.parallelism.is_set("microbatches") else 1)
-        below = batch // each * each
-        report.add(
-            "E0301",
-            f"a global batch of {batch} cannot be shared out over {ranks} data-parallel ranks",
-            job.data.at("batch"),
-            label=division(batch, ranks),
-            notes=[Note(message=what, span=where)],
-            help=f"use {below} or {below + each}" if below else f"use {each}, or fewer ranks",
-        )
-        return
+    near = epoch.near(batch)
+    remedies = [f"use {either(near)}"] if near else []
+    if not any(b < batch for b in near):
+        remedies.append("fewer ranks")
+    report.add(
+        "E0301",
+        f"a global batch of {batch} cannot be shared out over {ranks} data-parallel ranks",
+        job.data.at("batch"),
+        label=division(batch, ranks),
+        notes=[Note(message=what, span=where)],
+        help=", or ".join(remedies),
+    )
+
+
+def _check_pieces(job: JobSpec, layout: Layout, epoch: Epoch, report: Report) -> None:
+    batch, ranks, pieces = job.data.batch, epoch.ranks, epoch.pieces
     share = batch // ranks
-    if layout.sizes["pipeline"] > 1 and share % layout.microbatches == 0:
+    if share % pieces == 0:
         return
-    if share % layout.microbatches:
-        written = job.parallelism.is_set("microbatches")
-        divisors = [m for m in range(1, share + 1) if share % m == 0]
-        close = sorted(sorted(divisors, key=lambda m: abs(m - layout.microbatches))[:2])
-        report.add(
-            "E0302",
-            f"a share of {share} samples cannot be cut into {layout.microbatches} equal micro-batches",
-            job.parallelism.at("microbatches") if written else job.data.at("batch"),
-            label=f"{batch} / {ranks} = {share}" if ranks > 1 else "",
-            notes=[Note(message="the global batch is set here", span=job.data.at("batch"))] if written else (),
-            help=f"`microbatches = {' or '.join(map(str, close))}`, or a batch that is a multiple of "
-            f"{ranks * layout.microbatches}",
-        )
+    written = job.parallelism.is_set("microbatches")
+    near = epoch.near(batch)
+    remedies = [
+        f"`microbatches = {either(close)}`" if (close := fitting_pieces(job, layout)) else "",
+        f"a batch of {either(near)}" if near else "",
+    ]
+    report.add(
+        "E0302",
+        f"a share of {share} samples cannot be cut into {pieces} equal micro-batches",
+        job.parallelism.at("microbatches") if written else job.data.at("batch"),
+        label=f"{batch} / {ranks} = {share}" if ranks > 1 else "",
+        notes=[Note(message="the global batch is set here", span=job.data.at("batch"))] if written else (),
+        help=", or ".join(filter(None, remedies)) or "another batch, or another number of ranks",
+    )
+
+
+def fitting_pieces(job: JobSpec, layout: Layout) -> list[int]:
+    """The numbers of micro-batches nearest to the job's, at most two, that cut its shares and suit its schedule."""
+    share, stages = job.data.batch // layout.sizes["data"], layout.sizes["pipeline"]
+    schedule = (job.parallelism.schedule, stages)
+
+    def suits(pieces: int) -> bool:
+        return stages == 1 or not demands(*schedule, pieces, layout.virtual_stages)
+
+    return sorted(islice(filter(suits, near_divisors(share, layout.microbatches)), 2))
 
 
 def _devices_span(job: JobSpec) -> Span | None:
@@ -153,37 +185,53 @@ def _split(job: JobSpec, source: SourceFacts, report: Report) -> tuple[int | Non
             f"{ratio:.4g} of {source.samples} samples: {left}",
             job.data.at("validation"),
             label=f"{source.samples} x {ratio:.4g} = {source.samples * ratio:.3g}",
-            help=f"a share between {1 / source.samples:.2g} and {1 - 1 / source.samples:.4g}, or more data",
+            help=_shares_between(source.samples),
         )
     return source.samples - held, held, split
 
 
-def _check_epoch(job: JobSpec, layout: Layout, train: int, full: int, last: int, report: Report) -> None:
-    ranks = layout.sizes["data"]
-    if full == 0 and job.data.last_batch == "drop":
+def _shares_between(samples: int) -> str:
+    """The shares that hold out a sample and leave one."""
+    if samples < 2:
+        return "more data"
+    digits = len(str(samples)) + 1  # so many that neither is rounded to nothing, or to all
+    return f"a share between {1 / samples:.{digits}f} and {1 - 1 / samples:.{digits}f}, or more data"
+
+
+def _check_epoch(job: JobSpec, epoch: Epoch, report: Report) -> None:
+    batch, train, ranks, fault = job.data.batch, epoch.train, epoch.ranks, epoch.fault(job.data.batch)
+    if not fault or train is None:
+        return
+    full, last = divmod(train, batch)
+    near, other = either(epoch.near(batch)), "drop" if epoch.keep else "keep"
+    remedies = [f"`last_batch = {other}`"] if not replace(epoch, keep=not epoch.keep).fault(batch) else []
+    if fault == "E0303":
         report.add(
             "E0303",
-            f"an epoch of {train} samples holds no full batch of {job.data.batch}, and what is left is dropped",
+            f"an epoch of {train} samples holds no full batch of {batch}, and what is left is dropped",
             job.data.at("batch"),
-            help=f"a batch of {max(ranks, train // ranks * ranks)} or less, or `last_batch = keep`",
+            help=", or ".join([f"use {near}", *remedies] if near else remedies) or "fewer ranks, or more data",
         )
-    elif 0 < last < ranks:
+        return
+    remedies += [f"a batch of {near}"] if near else []
+    counted = f"{train} = {full} x {batch} + {last}"
+    if fault == "E0304":
         report.add(
             "E0304",
             f"the last batch of an epoch holds {last} of {train} samples: "
             f"{ranks - last} of {ranks} data-parallel ranks would have none",
             job.data.at("last_batch"),
-            label=f"{train} = {full} x {job.data.batch} + {last}",
+            label=counted,
             notes=[Note(message="the global batch is set here", span=job.data.at("batch"))],
-            help="`last_batch = drop`, another batch, or fewer ranks",
+            help=", or ".join([*remedies, "fewer ranks"]),
         )
-    elif last and layout.sizes["pipeline"] > 1:
+    else:
         report.add(
             "E0307",
             f"a pipeline needs micro-batches of one shape, and the last batch of an epoch holds {last} samples",
             job.data.at("last_batch"),
-            label=f"{train} = {full} x {job.data.batch} + {last}",
-            help="`last_batch = drop`, or a batch that divides the epoch",
+            label=counted,
+            help=", or ".join(remedies) or "another batch",
         )
 
 

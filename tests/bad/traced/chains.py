@@ -89,6 +89,8 @@ class Counting(nn.Module):
     """Counts its forward passes, writes a mean of what it was given anew, and leaves a third buffer as it is."""
 
     calls: Tensor
+    mean: Tensor
+    shift: Tensor
 
     def __init__(self) -> None:
         super().__init__()

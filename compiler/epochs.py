@@ -1,0 +1,66 @@
+"""Which global batches go with an epoch: what decides it, and those nearest to one that does not.
+
+Model: a batch is shared out evenly over the data-parallel ranks, each share into equal micro-batches. What is left of
+an epoch is dropped or kept; where it is kept it is a short batch, of which every rank needs a sample and a pipeline
+needs micro-batches of one shape. A training that ends before its first short batch never sees one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal
+
+TRIED = 10_000  # multiples that are looked at to either side
+Fault = Literal["", "E0303", "E0304", "E0307"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """`train` samples (None: not known) for `ranks` data-parallel ranks with `pieces` micro-batches each."""
+
+    train: int | None
+    ranks: int
+    pieces: int
+    staged: bool  # there is a pipeline
+    keep: bool  # what is left over is a batch
+    steps: int | None  # of the training, where the job says them
+
+    def short(self, batch: int) -> int:
+        """Samples of the short batch that the training comes to; 0 where there is none, or that is not known."""
+        if not self.keep or self.train is None:
+            return 0
+        full, rest = divmod(self.train, batch)
+        return rest if self.steps is None or self.steps > full else 0
+
+    def fault(self, batch: int) -> Fault:
+        """The rule that a batch breaks which can be shared out."""
+        if self.train is None:
+            return ""
+        if batch > self.train and not self.keep:
+            return "E0303"
+        short = self.short(batch)
+        if 0 < short < self.ranks:
+            return "E0304"
+        return "E0307" if short and self.staged else ""
+
+    def near(self, batch: int) -> tuple[int, ...]:
+        """The batches nearest to this one, below and above, that can be shared out and break no rule."""
+        each = self.ranks * self.pieces
+        most = max(batch, self.train) if self.train is not None else batch + TRIED * each
+        first = batch // each * each
+        below = range(first if first < batch else first - each, 0, -each)[:TRIED]
+        above = range(first + each, most + 1, each)[:TRIED]
+        found = (next((b for b in side if not self.fault(b)), None) for side in (below, above))
+        return tuple(b for b in found if b is not None)
+
+
+def near_divisors(share: int, count: int) -> list[int]:
+    """Divisors of `share`, the nearest to `count` first, those within `TRIED` of it."""
+    around = chain.from_iterable((count - d, count + d) for d in range(TRIED))
+    return [m for m in dict.fromkeys(around) if 1 <= m <= share and share % m == 0]
+
+
+def either(numbers: tuple[int, ...] | list[int]) -> str:
+    """`62 or 64`"""
+    return " or ".join(map(str, numbers))
