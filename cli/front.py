@@ -19,6 +19,7 @@ from dslc.compiler.rules_training import configuration_file
 from dslc.compiler.sharding import low_copy, low_precision, units
 from dslc.compiler.sources import source_facts
 from dslc.dsl.calls import Datasets, Parquet, PythonLoss, PythonSource
+from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import PythonNetwork, TransformersNetwork
@@ -369,7 +370,9 @@ def _traced_transformers(
             model = build_transformers(step)
             most, length = longest(model), source.input.shape[0] if source.input and source.input.shape else 0
             if source.input and source.input.dtype == "int64" and most is not None and most < length:
-                raise TraceError(f"it has positions for {most} tokens, and the data's sequences have {length}")
+                raise TraceError(
+                    f"it has positions for {plural(most, 'token')}, and the data's sequences have {length}"
+                )
             return model
 
         return to_json(_told(job, make, source))

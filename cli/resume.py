@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from dslc.checkpoints import tensors_of
 from dslc.compiler.analyse import Analysis
 from dslc.compiler.emit import TORCH_OPTIMIZERS, optimizer_step
+from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.source import Span
 from dslc.runtime.checkpoint_files import (
@@ -134,12 +135,12 @@ def _misfits(path: str, manifest: Manifest, analysis: Analysis) -> Iterator[Diag
             found = True
             yield wrong("E0905", f"its {what} is {_text(theirs)}, and the job's {_text(ours)}", span, help)
     if not found and workload.steps_per_epoch is not None and workload.steps_per_epoch != fit.steps_per_epoch:
-        what = f"its epochs are of {fit.steps_per_epoch:,} steps, and the job's of {workload.steps_per_epoch:,}"
+        what = f"its epochs are of {plural(fit.steps_per_epoch, 'step')}, and the job's of {workload.steps_per_epoch:,}"
         yield wrong("E0905", what, job.data.at("last_batch"), "the same `last_batch`")
     if workload.steps is not None and manifest.step > workload.steps:
         span = job.train.at("epochs") if job.train.epochs is not None else job.train.at("steps")
         what = f"it is at step {manifest.step:,}, and the job ends after {workload.steps:,}"
-        yield wrong("E0906", what, span, f"more than {manifest.step:,} steps, or an older checkpoint")
+        yield wrong("E0906", what, span, f"more than {plural(manifest.step, 'step')}, or an older checkpoint")
 
 
 def _text(value: int | bool) -> str:

@@ -35,6 +35,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from dslc.compiler.program import JobProgram
+from dslc.dsl.describe import plural
 
 if TYPE_CHECKING:
     from dslc.runtime.observe import Observation, Seen
@@ -231,7 +232,9 @@ def _samples(plan: Observation, one: Observation, finding: Finding) -> None:
         if finding.broken:
             return
         taken += len(ours.samples)
-    finding.texts.append(f"{taken:,} in {len(one.ranks[0])} steps, each once, with the numbers it has in one process")
+    finding.texts.append(
+        f"{taken:,} in {plural(len(one.ranks[0]), 'step')}, each once, with the numbers it has in one process"
+    )
 
 
 def _content(ours: Seen, theirs: Sequence[Seen], finding: Finding) -> None:
@@ -240,7 +243,7 @@ def _content(ours: Seen, theirs: Sequence[Seen], finding: Finding) -> None:
     for rank, seen in enumerate(theirs):
         if len(seen.digests) != len(seen.samples):
             finding.breaks(
-                f"step {seen.step}: rank {rank} was given {len(seen.digests)} samples in the place of "
+                f"step {seen.step}: rank {rank} was given {plural(len(seen.digests), 'sample')} in the place of "
                 f"{len(seen.samples)}"
             )
             continue

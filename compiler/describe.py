@@ -13,6 +13,7 @@ from dslc.compiler.facts import DTYPE_BYTES, TensorFact
 from dslc.compiler.plan import AxisNode, LayerPlan, Plan, RankNode, ShareNode, StageNode
 from dslc.compiler.traffic import TrafficNode
 from dslc.compiler.units import byte_text, count_text, percent_text, time_text
+from dslc.dsl.describe import plural
 
 UNKNOWN = "unknown"
 WHY = {  # an axis lies where it does
@@ -27,11 +28,6 @@ ORDER = "ranks are numbered tensor first, then context, data, pipeline: what wai
 def span_text(first: int, last: int) -> str:
     """`0–7`, or `3` for one."""
     return str(first) if first == last else f"{first}–{last}"
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 node`, `2 nodes`, `2 batches`."""
-    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith(('ch', 's', 'x')) else 's'}"
 
 
 # ----------------------------------------------------------------------------------------------------------- ranks
@@ -80,7 +76,7 @@ def link_text(plan: Plan, axis: AxisNode) -> str:
         return "within a node"
     near, rest = divmod(plan.topology.processes, axis.stride)
     even = near > 1 and not rest and axis.size % near == 0
-    return f"between nodes, {near} ranks on each" if even else "between nodes"
+    return f"between nodes, {plural(near, 'rank')} on each" if even else "between nodes"
 
 
 def exchanged(node: RankNode | None, axis: str) -> list[TrafficNode]:

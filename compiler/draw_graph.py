@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 
-from dslc.compiler.describe import axis_of, exchanged, handed_on, members, plural, reach, span_text, stage_layers
+from dslc.compiler.describe import axis_of, exchanged, handed_on, members, reach, span_text, stage_layers
 from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, SKY, Canvas, fitted
 from dslc.compiler.draw_legend import HEADING, heading
 from dslc.compiler.draw_parts import WORDS, summed_text
@@ -20,6 +20,7 @@ from dslc.compiler.plan import Plan, RankNode, StageNode
 from dslc.compiler.schedule_cost import timeline
 from dslc.compiler.schedules import table
 from dslc.compiler.units import byte_text
+from dslc.dsl.describe import plural
 
 MOST_ACTIONS = 40  # drawn one by one
 MOST_STAGES = 6

@@ -16,7 +16,6 @@ from dslc.compiler.describe import (
     entries_of,
     exchanged,
     groups_text,
-    plural,
     reach,
     span_text,
 )
@@ -33,6 +32,7 @@ from dslc.compiler.draw_parts import (
 )
 from dslc.compiler.plan import Plan, RankNode
 from dslc.compiler.units import byte_text
+from dslc.dsl.describe import plural
 
 A_LINE = 8  # columns side by side
 BOX = 176  # width of a device

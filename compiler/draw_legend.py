@@ -16,7 +16,6 @@ from dslc.compiler.describe import (
     members,
     mesh_text,
     of_all_dtypes,
-    plural,
     rate_text,
     reach,
     span_text,
@@ -24,6 +23,7 @@ from dslc.compiler.describe import (
 from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, MEMORY_COLOURS, Canvas
 from dslc.compiler.plan import Plan, RankNode
 from dslc.compiler.units import byte_text, percent_text, time_text
+from dslc.dsl.describe import plural
 
 HEADING = 62  # height of a heading
 CLASSES = 6  # columns of the table of memory

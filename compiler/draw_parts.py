@@ -9,7 +9,6 @@ from dslc.compiler.account import KINDS
 from dslc.compiler.describe import (
     known,
     limit_of,
-    plural,
     stage_layers,
     stages_of,
 )
@@ -17,6 +16,7 @@ from dslc.compiler.draw_canvas import FAINT, MEMORY_COLOURS, SKY, Canvas
 from dslc.compiler.plan import Plan, RankNode
 from dslc.compiler.traffic import TrafficNode
 from dslc.compiler.units import byte_text, percent_text
+from dslc.dsl.describe import plural
 
 WORDS = {"all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter", "all_gather": "all-gather"}
 

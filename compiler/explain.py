@@ -35,7 +35,6 @@ from dslc.compiler.describe import (
     mesh_text,
     of_all_dtypes,
     parts,
-    plural,
     rate_text,
     reach,
     replica,
@@ -47,6 +46,7 @@ from dslc.compiler.describe import (
 from dslc.compiler.plan import Plan, RankNode, ScheduleNode
 from dslc.compiler.stages import equal_counts
 from dslc.compiler.units import byte_text, count_text, flop_text, percent_text, time_text
+from dslc.dsl.describe import plural
 
 MOST_LAYERS = 40  # lines of the layer table
 MOST_CLASSES = 16  # lines of tables by pipeline coordinate
@@ -203,7 +203,7 @@ def _data(plan: Plan) -> list[str]:
         rows.append(("validation", known(data.validation, "samples") + f", {held.get(data.split, data.split)}"))
     share = max((s.samples for s in data.shares), default=0)
     rows += [
-        ("batch", f"{data.batch:,} samples a step"),
+        ("batch", f"{plural(data.batch, 'sample')} a step"),
         ("share", f"{data.batch:,} = {plural(ranks, 'data rank')} x {share}"),
         ("micro-batch", f"{share} = {data.microbatches} x {data.microbatch}{_accumulation(plan)}"),
     ]
@@ -211,9 +211,9 @@ def _data(plan: Plan) -> list[str]:
         rows.append(("last batch", UNKNOWN))
     elif data.last:
         unseen = "" if data.last_shares else ", but the training ends before it"
-        rows.append(("last batch", f"{data.last} samples, kept{unseen}"))
+        rows.append(("last batch", f"{plural(data.last, 'sample')}, kept{unseen}"))
     elif data.train is not None and data.train % data.batch:
-        rows.append(("last batch", f"{data.train % data.batch} samples of each epoch are dropped"))
+        rows.append(("last batch", f"{plural(data.train % data.batch, 'sample')} of each epoch dropped"))
     rows += [
         ("steps", f"{known(data.steps_per_epoch)} an epoch, {known(data.steps)} in all"),
     ]
@@ -259,7 +259,7 @@ def _layers(plan: Plan) -> list[str]:
     flops, kept = sum(layer.flops for layer in plan.layers), sum(layer.kept for layer in plan.layers)
     return [
         *lines,
-        f"{known_count(plan.parameters)} parameters ({known(plan.parameters)})",
+        f"{known_count(plan.parameters)} parameter{'s' * (plan.parameters != 1)} ({known(plan.parameters)})",
         f"one sample: {flop_text(flops)} forward and backward, {byte_text(kept)} kept for the backward pass",
     ]
 

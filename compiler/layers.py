@@ -13,6 +13,7 @@ from typing import TypeAlias
 from dslc.compiler.tape import Tape, Value, describe, layer, say
 from dslc.compiler.working import Store
 from dslc.dsl import layers as s
+from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Note, division
 from dslc.dsl.registry import Call
 
@@ -61,11 +62,11 @@ def convolution(spec: AnyConv, x: Value, t: Tape) -> Value:
     dims = 1 if isinstance(spec, s.Conv1d) else 2
     wants_channels(spec, x, t, dims)
     channels = x.shape[0]
-    for argument, count, what in (("groups", channels, "come in"), ("channels", spec.channels, "come out")):
+    for argument, count, what in (("groups", channels, "at the input"), ("channels", spec.channels, "at the output")):
         if count % spec.groups:
             t.fail(
                 "E0204",
-                f"{count} channels {what}, which {spec.groups} groups cannot share",
+                f"{plural(count, 'channel')} {what}, which {spec.groups} groups cannot share",
                 spec,
                 argument if spec.is_set(argument) else "groups",
                 label=division(count, spec.groups),
@@ -103,7 +104,7 @@ def wants_channels(spec: Call, x: Value, t: Tape, dims: int) -> None:
     if x.sequence:
         t.warn(
             "W0203",
-            f"`{spec.word}` works on {wanted}, and takes the {x.shape[0]} positions of {x} for channels",
+            f"`{spec.word}` works on {wanted}, and takes the {plural(x.shape[0], 'position')} of {x} for channels",
             spec,
         )
 

@@ -14,6 +14,7 @@ from dslc.compiler.hardware import CATALOGUE, Hardware
 from dslc.compiler.schedules import default_microbatches, default_virtual_stages
 from dslc.dsl.blocks import DevicesSpec, ParallelismSpec
 from dslc.dsl.calls import Free
+from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec
 from dslc.dsl.registry import Call, Range
@@ -234,13 +235,14 @@ def _axes(job: JobSpec, nodes: int, processes: int, report: Report) -> dict[str,
     product = data * others if parallelism.data is not None else others
     blamed = given[0] if given else "data"
     field = "gpus" if job.devices.gpus is not None else "cpus"
-    where = f"{processes} {field}" if nodes == 1 else f"{nodes} nodes of {processes} {field}"
+    unit = field.removesuffix("s").upper()
+    where = plural(processes, unit) if nodes == 1 else f"{plural(nodes, 'node')} of {plural(processes, unit)}"
     if parallelism.data is not None:
-        says = f"the axes make {product} ranks ({shown}), but there are {world} devices"
+        says = f"the axes make {plural(product, 'rank')} ({shown}), but the job has {plural(world, 'device')}"
         fitting = world // others if world % others == 0 else 0
         remedy = f"`data = {fitting}`, or leave it out" if fitting else f"{_devices_for(product, nodes, field)}"
     else:
-        says = f"{world} devices cannot be shared out over {shown}"
+        says = f"{plural(world, 'device')} cannot be shared out over {shown}"
         remedy = _devices_for(others * max(1, -(-world // others)), nodes, field)
     report.add(
         "E0401",
@@ -249,7 +251,7 @@ def _axes(job: JobSpec, nodes: int, processes: int, report: Report) -> dict[str,
         label=f"{shown} = {product}" if len(given) > 1 else "",
         notes=[
             Note(
-                message=f"{where} are asked for here",
+                message=f"the job asks for {where} here",
                 span=job.devices.at(field if job.devices.is_set(field) else "nodes"),
             )
         ],
@@ -261,7 +263,7 @@ def _axes(job: JobSpec, nodes: int, processes: int, report: Report) -> dict[str,
 def _devices_for(world: int, nodes: int, field: str) -> str:
     if world % nodes == 0:
         return f"`devices.{field} = {world // nodes}` would fit"
-    return f"{world} devices would fit: change `devices.nodes` or an axis"
+    return f"{plural(world, 'device')} would fit: change `devices.nodes` or an axis"
 
 
 def _micro_batches(parallelism: ParallelismSpec) -> tuple[int, int]:

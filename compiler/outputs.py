@@ -11,6 +11,7 @@ from dslc.compiler.nodes import LayerNode
 from dslc.compiler.tape import Value, say
 from dslc.dsl import calls as c
 from dslc.dsl.blocks import ModelSpec
+from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.registry import Call
 from dslc.dsl.source import Span
@@ -77,19 +78,20 @@ def _check_classes(
     if classes is None:
         return
     features = output.shape[-1]
+    comes = f"{plural(features, 'number')} {'comes' if features == 1 else 'come'}"
     if features < classes:
         report.add(
             "E0210",
-            f"{features} numbers come out for {classes} classes",
+            f"{comes} out for {plural(classes, 'class')}",
             where,
             label=f"{features} < {classes}",
             notes=[_of_loss(model)],
-            help=f"the data's targets are 0 to {classes - 1}: {classes} numbers must come out",
+            help=f"the data's targets are 0 to {classes - 1}: make it {plural(classes, 'number')}",
         )
     elif features > classes:
         report.add(
             "W0202",
-            f"{features} numbers come out for {classes} classes: {features - classes} of them are never right",
+            f"{comes} out for {plural(classes, 'class')}: {features - classes} more than can ever be right",
             where,
             label=f"{features} > {classes}",
             notes=[_of_loss(model)],

@@ -18,6 +18,7 @@ from dslc.compiler.rules_pipeline import check_pipeline
 from dslc.compiler.rules_training import check_training
 from dslc.compiler.workload import Workload, in_steps
 from dslc.dsl import calls as c
+from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.job import JobSpec
 from dslc.dsl.registry import Quantity
@@ -129,7 +130,7 @@ def _check_length(job: JobSpec, workload: Workload | None, report: Report) -> No
         if steps is not None and steps > workload.steps:
             report.add(
                 "E0602",
-                f"a warm-up of {steps} steps does not fit a training of {workload.steps}",
+                f"a warm-up of {plural(steps, 'step')} does not fit a training of {workload.steps}",
                 train.lr_schedule.at("warmup"),
                 help="a shorter warm-up, as in `warmup = 5%`",
             )
@@ -142,9 +143,9 @@ def _check_length(job: JobSpec, workload: Workload | None, report: Report) -> No
             half = max(1, workload.steps // 2)
             report.add(
                 "W0603",
-                f"the training ends after {workload.steps} steps, before the first {what} at step {steps}",
+                f"the training ends after {plural(workload.steps, 'step')}, before the first {what} at step {steps}",
                 blk.at("every"),
-                help=f"`every = {half} step{'s' * (half > 1)}`",
+                help=f"`every = {plural(half, 'step')}`",
             )
 
 

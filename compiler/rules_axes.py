@@ -11,6 +11,7 @@ from dslc.compiler.model import ModelGraph
 from dslc.compiler.nodes import LayerNode
 from dslc.compiler.rules_styles import check_styles, report_scores, report_uneven
 from dslc.compiler.tensor_plan import TensorPlan, needs_whole, tensor_plan
+from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Note, Report, division
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import GPT, Attention, PythonNetwork, TransformerBlock, TransformersNetwork, ViT
@@ -123,7 +124,7 @@ def _check_pieces(layout: Layout, model: ModelGraph, plan: TensorPlan, span: Spa
         if length % ranks:
             report.add(
                 "E0419",
-                f"sequences of {length} positions cannot be shared out over {ranks} tensor-parallel ranks",
+                f"sequences of {plural(length, 'position')} cannot be shared out over {ranks} tensor-parallel ranks",
                 span,
                 label=division(length, ranks),
                 help=f"`sequence = false`, or a length that is a multiple of {ranks * context}",
@@ -155,7 +156,7 @@ def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: Mode
     if length is not None and length % ranks:
         report.add(
             "E0419",
-            f"sequences of {length} tokens cannot be shared out over {ranks} context-parallel ranks",
+            f"sequences of {plural(length, 'token')} cannot be shared out over {ranks} context-parallel ranks",
             span,
             label=division(length, ranks),
             help=f"a context that is a multiple of {ranks}",

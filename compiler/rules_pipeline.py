@@ -12,6 +12,7 @@ from dslc.compiler.schedules import SPLITS_BACKWARD, ScheduleTable, accepted_mic
 from dslc.compiler.sharding import offloaded, sharding_of, trained
 from dslc.compiler.stages import holders, unsendable
 from dslc.compiler.workload import fitting_pieces
+from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec
 from dslc.dsl.source import Span
@@ -113,9 +114,9 @@ def check_schedule(job: JobSpec, layout: Layout, report: Report) -> bool:
     if 2 * layout.microbatches * stages > TABLE_ACTIONS:
         report.add(
             "E0413",
-            f"a schedule of {layout.microbatches} micro-batches over {stages} stages is too large to plan",
+            f"a schedule of {plural(layout.microbatches, 'micro-batch')} over {stages} stages is too large to plan",
             parallelism.at("microbatches"),
-            help=f"at most {TABLE_ACTIONS // 2 // stages} micro-batches",
+            help=f"at most {plural(TABLE_ACTIONS // 2 // stages, 'micro-batch')}",
         )
         return False
     return True

@@ -16,6 +16,7 @@ from dslc.compiler.sharding import offloaded, recomputed, sharding_of, splits_ba
 from dslc.compiler.steps import ModuleStep
 from dslc.compiler.weights_file import TensorEntry, Unreadable, entries, file_of
 from dslc.dsl import calls as c
+from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import TransformersNetwork
@@ -54,7 +55,7 @@ def _check_patterns(job: JobSpec, model: ModelGraph, report: Report) -> None:
     if job.model.freeze and not training:
         report.add(
             "E0711",
-            f"every one of the {len(names)} parameters is frozen: there is nothing to train",
+            f"`model.freeze` leaves none of {plural(len(names), 'parameter')} to train",
             job.model.at("freeze"),
             help="leave out the layers that are to learn",
         )

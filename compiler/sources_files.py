@@ -25,6 +25,7 @@ from typing import Any
 from dslc.compiler.facts import SourceFacts, TensorFact
 from dslc.compiler.sources_look import Absent, Broken, folders_in, size_of
 from dslc.dsl import calls as c
+from dslc.dsl.describe import plural
 
 # ------------------------------------------------------------------------------------------------------- tokens
 
@@ -85,7 +86,9 @@ def _token_header(file: str, size: int) -> tuple[str, int, int, int]:
     magic, version, held, vocab = struct.unpack("<4i", head) if len(head) == 16 else (0, 0, 0, 0)
     if magic not in [known for known, _ in FORMS]:
         if size % 2:
-            raise Broken(f"{file} holds {size} bytes, and tokens of 16 bits take an even number", "`dslc tokens FILE…`")
+            raise Broken(
+                f"{file} holds {plural(size, 'byte')}, and tokens of 16 bits take an even number", "`dslc tokens FILE…`"
+            )
         return "uint16", 0, size // 2, 0
     item = FORMS.get((magic, version))
     if item is None:
@@ -94,8 +97,9 @@ def _token_header(file: str, size: int) -> tuple[str, int, int, int]:
         )
     expected = HEADER + held * ITEM_BYTES[item]
     if size != expected:
+        speaks = f"its header speaks of {plural(held, 'token')}, which take {expected:,}"
         raise Broken(
-            f"{file} holds {size} bytes, and its header speaks of {held} tokens, which take {expected}",
+            f"{file} holds {plural(size, 'byte')}, and {speaks}",
             "a whole file: it may have been cut off in a copy",
         )
     return item, HEADER, held, vocab
@@ -238,7 +242,7 @@ def _mnist_shape(images: str, labels: str) -> tuple[int, ...]:
     shape, held = _idx_shape(images, 3), _idx_shape(labels, 1)
     if shape[:1] != held:
         raise Broken(
-            f"{images} holds {shape[0]} images, and {labels} {held[0]} labels",
+            f"{images} holds {plural(shape[0], 'image')}, and {labels} {plural(held[0], 'label')}",
             _mnist_help(os.path.dirname(images)),
         )
     return shape
@@ -266,7 +270,7 @@ def _idx_shape(file: str, dims: int) -> tuple[int, ...]:
     shape = struct.unpack(f">{dims}I", head[4:])
     expected = length + prod(shape)
     if size != expected:
-        raise Broken(f"{file} holds {size} bytes, and its header speaks of {expected}", help)
+        raise Broken(f"{file} holds {plural(size, 'byte')}, and its header speaks of {expected:,}", help)
     return shape
 
 
@@ -315,7 +319,9 @@ def _cifar_rows(file: str) -> int:
     size = size_of(file)
     if file.endswith(".bin"):
         if size % (1 + CIFAR_ROW) or not size:
-            raise Broken(f"{file} holds {size} bytes, which are no whole number of images of {1 + CIFAR_ROW}", help)
+            raise Broken(
+                f"{file} holds {plural(size, 'byte')}, which is no whole number of images of {1 + CIFAR_ROW}", help
+            )
         return size // (1 + CIFAR_ROW)
     rows = _pickled_rows(file)
     if not rows or size < rows * CIFAR_ROW:

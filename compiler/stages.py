@@ -25,6 +25,7 @@ from dslc.compiler.schedules import ScheduleTable
 from dslc.compiler.sharding import low_copy, low_dtype, sharding_of, trained
 from dslc.compiler.staging import Staging
 from dslc.compiler.workload import Workload
+from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec
 
@@ -53,7 +54,7 @@ def cut(
     if stages > layers:
         report.add(
             "E0410",
-            f"{layers} layers cannot fill {stages} stages",
+            f"{plural(layers, 'layer')} cannot fill {plural(stages, 'stage')}",
             job.parallelism.at("pipeline"),
             label=f"{layout.sizes['pipeline']} ranks x {layout.virtual_stages} stages"
             if layout.virtual_stages > 1
@@ -68,8 +69,8 @@ def cut(
         likely = _balanced(job, layout, model, stages, workload, schedule)
         report.add(
             "E0411",
-            f"`parallelism.stages` names {len(wanted)} stages with {sum(wanted)} layers in all, "
-            f"but there are {stages} stages and {layers} layers",
+            f"`parallelism.stages` names {plural(len(wanted), 'stage')} with {plural(sum(wanted), 'layer')} in all, "
+            f"and the job has {plural(stages, 'stage')} and {plural(layers, 'layer')}",
             job.parallelism.at("stages"),
             notes=[Note(message=_counted(model), span=job.model.at("network"))],
             help=f"one count for each stage, as in `stages = {[len(stage) for stage in likely]}`, or `balanced`",

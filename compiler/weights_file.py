@@ -10,6 +10,8 @@ import json
 import os
 from dataclasses import dataclass
 
+from dslc.dsl.describe import plural
+
 NAME = "weights.safetensors"  # of a run directory
 _LONGEST_HEADER = 100_000_000  # bytes; what the format's own library allows
 
@@ -49,5 +51,5 @@ def entries(path: str) -> dict[str, TensorEntry]:
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise Unreadable(f"{path} is not a safetensors file") from error
     if size < 8 + length + end:
-        raise Unreadable(f"{path} is cut off: it has {size:,} bytes of {8 + length + end:,}")
+        raise Unreadable(f"{path} is cut off: it has {plural(size, 'byte')} of {8 + length + end:,}")
     return found

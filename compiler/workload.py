@@ -14,6 +14,7 @@ from dslc.compiler.facts import SourceFacts
 from dslc.compiler.layout import Layout
 from dslc.compiler.schedules import demands
 from dslc.dsl import calls as c
+from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.job import JobSpec
 from dslc.dsl.registry import Quantity
@@ -136,7 +137,7 @@ def _check_pieces(job: JobSpec, layout: Layout, epoch: Epoch, report: Report) ->
     ]
     report.add(
         "E0302",
-        f"a share of {share} samples cannot be cut into {pieces} equal micro-batches",
+        f"a share of {plural(share, 'sample')} cannot be cut into {pieces} equal micro-batches",
         job.parallelism.at("microbatches") if written else job.data.at("batch"),
         label=f"{batch} / {ranks} = {share}" if ranks > 1 else "",
         notes=[Note(message="the global batch is set here", span=job.data.at("batch"))] if written else (),
@@ -182,7 +183,7 @@ def _split(job: JobSpec, source: SourceFacts, report: Report) -> tuple[int | Non
         left = "nothing is held out" if held == 0 else "nothing is left to train on"
         report.add(
             "E0305",
-            f"{ratio:.4g} of {source.samples} samples: {left}",
+            f"{ratio:.4g} of {plural(source.samples, 'sample')}: {left}",
             job.data.at("validation"),
             label=f"{source.samples} x {ratio:.4g} = {source.samples * ratio:.3g}",
             help=_shares_between(source.samples),
@@ -208,7 +209,7 @@ def _check_epoch(job: JobSpec, epoch: Epoch, report: Report) -> None:
     if fault == "E0303":
         report.add(
             "E0303",
-            f"an epoch of {train} samples holds no full batch of {batch}, and what is left is dropped",
+            f"an epoch of {plural(train, 'sample')} holds no full batch of {batch}, and the rest is dropped",
             job.data.at("batch"),
             help=", or ".join([f"use {near}", *remedies] if near else remedies) or "fewer ranks, or more data",
         )
@@ -228,7 +229,7 @@ def _check_epoch(job: JobSpec, epoch: Epoch, report: Report) -> None:
     else:
         report.add(
             "E0307",
-            f"a pipeline needs micro-batches of one shape, and the last batch of an epoch holds {last} samples",
+            f"a pipeline needs micro-batches of one shape, and an epoch's last batch holds {plural(last, 'sample')}",
             job.data.at("last_batch"),
             label=counted,
             help=", or ".join(remedies) or "another batch",

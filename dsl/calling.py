@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dslc.dsl import tree
-from dslc.dsl.describe import CATEGORIES, category, describe, form
+from dslc.dsl.describe import CATEGORIES, category, describe, form, plural
 from dslc.dsl.diagnostics import Note
 from dslc.dsl.evaluate import BAD, Bad, Evaluator
 from dslc.dsl.layering import Setting
@@ -98,7 +98,7 @@ def _too_many(ev: Evaluator, declaration: type[Call], declared: list[Field], arg
     elif count == 0:
         message = f"`{declaration.word}` takes no arguments"
     else:
-        message = f"`{declaration.word}` takes {count} argument{'s' if count > 1 else ''} at most"
+        message = f"`{declaration.word}` takes {plural(count, 'argument')} at most"
     ev.fail("E0134", message, argument.span, help=f"they are {listed(f.word for f in declared)}" if count else "")
     return False
 

@@ -40,6 +40,11 @@ def article(noun: str) -> str:
     return f"{'an' if noun.lstrip('`')[0].lower() in 'aeio' else 'a'} {noun}"
 
 
+def plural(count: int, noun: str) -> str:
+    """`1 node`, `2 nodes`, `1,797 batches`."""
+    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith(('ch', 's', 'x')) else 's'}"
+
+
 def category(name: str) -> str:
     """`an optimizer`."""
     return article(CATEGORIES.get(name, name.replace("_", " ")))

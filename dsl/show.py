@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.source import Span
 
@@ -71,8 +72,7 @@ def _end(span: Span | None) -> dict[str, Any]:
 def _count(found: list[Diagnostic]) -> str:
     errors = sum(diagnostic.severity == "error" for diagnostic in found)
     warnings = len(found) - errors
-    counted = [f"{n} {what}{'s' if n > 1 else ''}" for n, what in ((errors, "error"), (warnings, "warning")) if n]
-    return ", ".join(counted)
+    return ", ".join(plural(n, what) for n, what in ((errors, "error"), (warnings, "warning")) if n)
 
 
 class _Paint:

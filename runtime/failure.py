@@ -255,12 +255,14 @@ def _shown(value: object) -> str:
 def _bounded(text: str) -> str:
     """At most so many lines, and so many letters of each."""
     lines = text[: _LINES * _READ].rstrip().splitlines()
-    more = [f"… ({text.count(chr(10)) + 1 - _LINES:,} lines more)"] if len(lines) > _LINES else []
+    over = text.count("\n") + 1 - _LINES
+    more = [f"… ({over:,} line{'s' * (over > 1)} more)"] if len(lines) > _LINES else []
     return "\n".join([_narrow(line) for line in lines[:_LINES]] + more)
 
 
 def _narrow(line: str) -> str:
-    return line if len(line) <= _WIDE else f"{line[:_WIDE]}… ({len(line) - _WIDE:,} letters more)"
+    over = len(line) - _WIDE
+    return line if over <= 0 else f"{line[:_WIDE]}… ({over:,} letter{'s' * (over > 1)} more)"
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep

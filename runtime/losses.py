@@ -131,7 +131,7 @@ def _python(step: LossStep) -> LossSum:
         losses = function(output, target)
         expected = count(step, target)
         if not isinstance(losses, Tensor) or losses.numel() != expected:
-            found = f"{losses.numel()} losses" if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
+            found = f"{losses.numel()}" if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
             raise LossError(
                 f"{step.line or named.line}: `{named.function}` has to give one loss for each {what} ({expected}), "
                 f"and it gave {found}"

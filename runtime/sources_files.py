@@ -87,7 +87,7 @@ def token_stream(file: str, item: str, offset: int, held: int, line: str) -> np.
 def _hold_size(step: DataStep, file: str, planned: int) -> None:
     size = os.stat(file).st_size
     if size != planned:
-        raise SourceError(f"{step.line}: {file} holds {size} bytes, and the plan was made for {planned}")
+        raise SourceError(f"{step.line}: {file} has a size of {size}, and the plan was made for {planned} bytes")
 
 
 # ------------------------------------------------------------------------------------------- MNIST and CIFAR-10
@@ -153,7 +153,7 @@ def _cifar_batch(file: str, line: str) -> PixelSamples:
     except (pickle.UnpicklingError, KeyError, TypeError, ValueError, EOFError) as error:
         raise SourceError(f"{line}: {file} is no batch of CIFAR-10: {error}") from error
     if pixels.ndim != 2 or pixels.shape != (len(labels), 3072):
-        raise SourceError(f"{line}: {file} holds pixels of shape {pixels.shape} for {len(labels)} labels")
+        raise SourceError(f"{line}: {file} holds pixels of shape {pixels.shape} and labels of shape {labels.shape}")
     return PixelSamples(_mapped(file, pixels).reshape(-1, 3, 32, 32), labels)
 
 

@@ -8,6 +8,7 @@ import json
 import sys
 
 from dslc.compiler.analyse import Analysis
+from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.show import to_json
 from dslc.front import inspect, load_each, show
@@ -65,11 +66,12 @@ def _summary(analysis: Analysis) -> str:
     from dslc.compiler.units import byte_text, count_text
 
     world = analysis.layout.world_size
-    parts = [f"{world} {'rank' if world == 1 else 'ranks'}"]
+    parts = [plural(world, "rank")]
     if analysis.model:
-        parts.append(f"{count_text(analysis.model.parameters)} parameters")
+        count = analysis.model.parameters
+        parts.append(f"{count_text(count)} parameter{'s' * (count != 1)}")
     if analysis.costs:
         parts.append(f"peak {byte_text(max(cost.memory.peak for cost in analysis.costs))} a rank")
     if analysis.workload.steps is not None:
-        parts.append(f"{analysis.workload.steps:,} steps")
+        parts.append(plural(analysis.workload.steps, "step"))
     return ", ".join(parts)

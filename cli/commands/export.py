@@ -7,6 +7,7 @@ import os
 import sys
 
 from dslc.checkpoints import Misfit, hold_against
+from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Report
 from dslc.front import inspect, load_each, show
 from dslc.main import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
@@ -45,5 +46,5 @@ def main(arguments: argparse.Namespace) -> int:
         print(f"dslc: {error}", file=sys.stderr)
         return TRAINING_FAILED
     size = os.path.getsize(arguments.output)
-    print(f"{arguments.output}: {count} tensors, {size:,} bytes, of {taken}")
+    print(f"{arguments.output}: {plural(count, 'tensor')}, {plural(size, 'byte')}, of {taken}")
     return GOOD

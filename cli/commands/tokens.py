@@ -7,6 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from dslc.dsl.describe import plural
 from dslc.main import GOOD, WRONG_USAGE
 
 if TYPE_CHECKING:
@@ -44,6 +45,6 @@ def main(arguments: argparse.Namespace) -> int:
         return WRONG_USAGE
     ended = f", `{made.end}` behind each text" if made.end else ""
     bits = made.item.removeprefix("uint")
-    print(f"{made.file}: {made.tokens:,} tokens of {bits} bits, vocabulary {made.vocab:,}{ended}")
+    print(f"{made.file}: {plural(made.tokens, 'token')} of {bits} bits, vocabulary {made.vocab:,}{ended}")
     print(f'\ndata {{\n  source     = tokens("{made.file}")\n  validation = 5%\n}}')
     return GOOD

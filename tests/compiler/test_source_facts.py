@@ -200,7 +200,9 @@ def test_a_vocabulary_is_known_where_every_header_says_it(tmp_path: Path) -> Non
 def test_files_of_tokens_that_are_not_right(tmp_path: Path) -> None:
     whole = made_data.llm_c(tmp_path / "a.bin", np.arange(90, dtype="<u2"), 90).read_bytes()
     (tmp_path / "a.bin").write_bytes(whole[:-10])
-    assert re.search(r"a.bin holds 1194 bytes, .* 90 tokens, which take 1204", said(c.Tokens, tmp_path, files="*.bin"))
+    assert re.search(
+        r"a.bin holds 1,194 bytes, .* 90 tokens, which take 1,204", said(c.Tokens, tmp_path, files="*.bin")
+    )
     made_data.llm_c(tmp_path / "a.bin", np.arange(90, dtype="<u2"), version=3)
     assert "of version 3" in said(c.Tokens, tmp_path, files="*.bin")
     (tmp_path / "a.bin").write_bytes(bytes(31))
@@ -240,7 +242,7 @@ def test_files_of_mnist_that_are_not_right(files: Path) -> None:
     images, labels = (files / "mnist" / f"t10k-{name}-ubyte" for name in ("images-idx3", "labels-idx1"))
     whole = images.read_bytes()
     images.write_bytes(whole[:-1])
-    assert "and its header speaks of 7856" in said(c.MNIST, files, dir="mnist")
+    assert "and its header speaks of 7,856" in said(c.MNIST, files, dir="mnist")
     images.write_bytes(labels.read_bytes())
     assert "is no IDX file of images" in said(c.MNIST, files, dir="mnist")
     images.write_bytes(whole)
