@@ -7,9 +7,10 @@ the update. At each stop stand the activations that earlier layers keep, what th
     parameters      float32, a rank's share of them
     gradients       float32: buckets of DistributedDataParallel, which stay, and beside them what micro-batches make
                     before the exchange; else made in the backward pass, whole until `fully_shard` has scattered them
-    optimizer       float32 state, by optimizer; under ZeRO-1 of the rank that is dealt the most
+    optimizer       float32 state, by optimizer, and its counts of steps; under ZeRO-1 of the rank dealt the most
     activations     what autograd keeps of the micro-batches in flight, under `recompute`, copies that autocast makes of
-                    weights, and what a layer takes while it works; of a stage also what it gives; on a GPU the samples
+                    weights, and what a layer takes while it works, gradients among it that are made to be added to
+                    others; of a stage also what it gives; on a GPU the samples
     buffers         batch statistics and the like
     communication   what `fully_shard` gathers, and hands to a reduce-scatter; what a stage receives into
     framework       the CUDA context, NCCL's buffers, and what cuBLAS works in; on a CPU nothing that is a tensor
@@ -58,6 +59,7 @@ from dslc.dsl.job import JobSpec
 from dslc.dsl.registry import Call
 
 MOST_LAYERS = 3  # named at the peak
+RANDOM_STATE = 5056  # bytes of the CPU's random numbers, as torch keeps where they have come to
 KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "communication", "framework")
 
 
@@ -130,6 +132,11 @@ def state_per_parameter(optimizer: Call) -> int:
             return 1 + int(optimizer.momentum > 0) + int(optimizer.centered)
         case _:
             return 2
+
+
+def counts_steps(optimizer: Call) -> bool:
+    """Whether an optimizer keeps, of each parameter, how often it was updated: one float32."""
+    return not isinstance(optimizer, c.SGD)
 
 
 # --------------------------------------------------------------------------------------------- one layer by itself
@@ -293,7 +300,7 @@ class _Account:
         again = set(recomputed(job, model))
         self._mine = [n for stage in mine for n in stages[stage]]
         self._layers = with_copies([model.of_a_rank[n] for n in self._mine])
-        self._bytes = [layer_bytes(job, layer, layer.name in again, self._samples) for layer in self._layers]
+        self._bytes = [self._layer_bytes(layer, layer.name in again) for layer in self._layers]
         self._moved = set(job.memory.offload) if layout.device == "cuda" else set()
         # What other micro-batches in flight keep here, and other stages of this rank: before there are gradients, and
         # beside these. And all that the rank holds while it makes gradients of weights alone, of layers computed again.
@@ -312,12 +319,29 @@ class _Account:
         self._updated = 0  # numbers that the optimizer of the rank changes
         self._most = -1
 
+    def _layer_bytes(self, layer: LayerNode, again: bool) -> LayerBytes:
+        found, state = layer_bytes(self._job, layer, again, self._samples), self._state_of_noise(again)
+        if not state:
+            return found
+        return replace(
+            found,
+            kept=found.kept + state,
+            forward=found.forward + state,
+            again=found.again + 2 * state,  # and where the random numbers are that it is not to disturb
+            backward=tuple(replace(moment, bytes=moment.bytes + state) for moment in found.backward),
+        )
+
+    def _state_of_noise(self, again: bool) -> int:
+        """What a layer keeps that is computed again and may draw random numbers, as any of a user's own may."""
+        noise = self._model.noise or self._model.traced is not None
+        return RANDOM_STATE if again and noise and self._layout.device == "cpu" else 0
+
     def _fly(self, staging: Staging, schedule: ScheduleTable, again: set[str], pipeline: int) -> None:
         job, layers = self._job, self._model.of_a_rank
         # Each micro-batch has its own masks and copies of weights, and a stage holds on to what it gives.
         each = [
             self._samples * _kept(job, layer, layer.name in again)
-            + (0 if layer.name in again else _masks(job, layer) + _copies(job, layer))
+            + (self._state_of_noise(True) if layer.name in again else _masks(job, layer) + _copies(job, layer))
             for layer in layers
         ]
         kept = [sum(each[n] for n in stage) + self._given(stage[-1]) for stage in staging.stages]
@@ -352,11 +376,14 @@ class _Account:
         shards = sharding.shards if sharding.engine == "fsdp" else 1
         parameters = 4 * sum(_share(q, shards) for q in own)
         rank, self._updated = 0, self._numbers(own, shards, self._used)
+        counted = sum(q.name in self._used for q in own)
         if sharding.engine == "zero1":
             dealt = self._dealt()
             rank = max(range(len(dealt)), key=dealt.__getitem__)
-            self._updated = dealt[rank]
+            self._updated, counted = dealt[rank]
         optimizer = 4 * state_per_parameter(job.train.optimizer) * self._updated
+        if counts_steps(job.train.optimizer) and layout.device == "cpu":
+            optimizer += 4 * counted
         if "parameters" in self._moved:
             parameters = optimizer = 0
         workspace = workspace_bytes(layout.device, layout.hardware)
@@ -379,14 +406,16 @@ class _Account:
         each = self._model.input
         return self._samples_of_a_step * each.bytes * (2 if each.dtype == "int64" else 1)
 
-    def _dealt(self) -> list[int]:
-        """The numbers whose state each data rank keeps under ZeRO-1."""
+    def _dealt(self) -> list[tuple[int, int]]:
+        """The numbers whose state each data rank keeps under ZeRO-1, and of how many parameters they are."""
         groups = optimizer_groups(self._job, self._model, self._trained)
         sizes = [[q.count for q in group] for group in groups]
-        totals = [0] * self._sharding.shards
+        totals = [(0, 0)] * self._sharding.shards
         for group, owners in zip(groups, zero1_partition(sizes, self._sharding.shards), strict=True):
             for parameter, owner in zip(group, owners, strict=True):
-                totals[owner] += parameter.count if parameter.name in self._used else 0
+                if parameter.name in self._used:
+                    numbers, parameters = totals[owner]
+                    totals[owner] = numbers + parameter.count, parameters + 1
         return totals
 
     def _numbers(self, parameters: Iterable[ParameterNode], shards: int, names: frozenset[str]) -> int:
@@ -479,7 +508,8 @@ class _Account:
                 self._stop(when, n, gradients, engine.communication + passing, held + layer.kept + layer.output)
             for moment in layer.backward:
                 when = f"backward pass of {self._name(n)}"
-                self._stop(when, n, engine.backward(n, moment), engine.communication, held + moment.bytes)
+                made = engine.backward(n, moment)
+                self._stop(when, n, made, engine.communication, held + moment.bytes + engine.beside)
             if layer.again:
                 when = f"forward pass of {self._name(n)}, again"
                 self._stop(when, n, gradients, engine.communication, held + layer.again)

@@ -2,7 +2,8 @@
 
 Both engines are entered and left layer by layer: `forward(n)`, then `backward(n, moment)` and `leave(n)` from the last
 layer to the first; each gives the bytes of gradients that are there. `communication` and `passing` are bytes of what is
-gathered and scattered at that moment, the latter only while a collective is under way.
+gathered and scattered at that moment, the latter only while a collective is under way; `beside` those of gradients that
+are made to be added to others, or copied.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Whole:
     held: bool  # a micro-batch after which nothing is exchanged
 
     communication = passing = 0
+    beside = 0
 
     def __post_init__(self) -> None:
         self._all = 4 * sum(self.trains)
@@ -40,10 +42,12 @@ class Whole:
         """The same in a moment of the layer's backward pass."""
         # Under autocast it is there in 16 bits besides; the weight's own copy, as large, has gone by then.
         if not self.earlier and (self.held or not self.buckets):
-            return self._all * self.buckets + self._made + 4 * (moment.made + moment.copies)
+            self.beside = 4 * moment.copies
+            return self._all * self.buckets + self._made + 4 * moment.made
         # A gradient is made beside what it is copied into, or added to; what the buckets have taken is gone.
         taken = self._made if self.earlier and self.buckets and not self.held else 0
-        return self._all * (self.buckets + self.earlier) - taken + 4 * (moment.weights + moment.copies)
+        self.beside = 4 * (moment.weights + moment.copies)
+        return self._all * (self.buckets + self.earlier) - taken
 
     def leave(self, layer: int) -> Iterator[int]:
         """Leaves a layer in the backward pass; gradients while what it completes is scattered."""
@@ -82,6 +86,7 @@ class Sharded:
     staged: bool = False  # a stage of a pipeline
 
     def __post_init__(self) -> None:
+        self.beside = 0
         self.passing = 0  # what a collective takes while it is under way
         self._root = len(self.whole) - 1
         self._gathered = {self._root}

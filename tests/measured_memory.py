@@ -57,6 +57,7 @@ NETWORKS = {
     "convnet": ("convnet(channels = [32, 64])", "digits()"),
     "mlp": ("mlp(widths = [1024, 1024])", "digits()"),
     "resnet": ("resnet(depth = 18, width = 16, stem = small)", "digits()"),
+    "tiny": ("vit(layers = 3, width = 16, heads = 2, patch = 4, dropout = 0.1)", "digits()"),
     "vit": ("vit(layers = 4, width = 128, heads = 4, patch = 2)", "digits()"),
 }
 

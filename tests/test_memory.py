@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import statistics
+from dataclasses import replace
 
 import pytest
 from gang import gang
@@ -45,6 +46,21 @@ def test_kinds_at_rest_are_those_of_the_account() -> None:
     found = measure(Case(ranks=2).text)
     for kind in ("parameters", "gradients", "optimizer", "buffers"):
         assert found.at_rest[kind] == pytest.approx(getattr(found.predicted, kind), rel=0.001), kind
+
+
+TINY = Case(network="tiny", batch=4, recompute="full")
+
+
+@pytest.mark.parametrize(
+    "case", [replace(TINY, microbatches=2), replace(TINY, ranks=2, zero=1), replace(TINY, recompute="none")], ids=str
+)
+def test_what_a_tiny_job_has_besides_its_tensors(case: Case) -> None:
+    """Of each block that draws random numbers and is computed again, where they had come to; the steps of Adam."""
+    found = measure(case.text)
+    assert found.rest == found.predicted.rest
+    assert abs(found.error) <= 0.005, (found.predicted, found.at_peak, found.when)
+    for kind, size in found.at_peak.items():
+        assert size == pytest.approx(found.predicted.kinds[kind], abs=100), kind
 
 
 def _sees_what_is_made(rank: int) -> list[dict[str, int]]:
