@@ -10,9 +10,9 @@ from dslc.dsl.describe import CATEGORIES, category, describe, form, plural
 from dslc.dsl.diagnostics import Note
 from dslc.dsl.evaluate import BAD, Bad, Evaluator
 from dslc.dsl.layering import Setting
-from dslc.dsl.registry import CALLS, Anything, Call, CallOf, Either, Field, Node, Place, fields
+from dslc.dsl.registry import CALLS, Anything, Bool, Call, CallOf, Either, Field, Node, Place, fields
 from dslc.dsl.source import Span
-from dslc.dsl.suggest import RESERVED, for_argument, for_word, listed, words_of
+from dslc.dsl.suggest import RESERVED, for_argument, for_call, for_path, listed, words_of
 
 EXTRA = "arguments"  # the field of an open call that keeps its further arguments
 
@@ -44,7 +44,6 @@ def unknown_call(ev: Evaluator, expr: tree.Expr, name: str, span: Span, kind: Ca
         return ev.fail("E0121", f"`{name}` is a param and cannot be called", span)
     wanted = describe(kind)
     choices = [word for c in kind.categories for word in CALLS[c]]
-    found = for_word(name, choices)
     others = [c for c, calls in CALLS.items() if name in calls]
     if others:
         inside = "layer" in others and "network" in kind.categories
@@ -55,7 +54,7 @@ def unknown_call(ev: Evaluator, expr: tree.Expr, name: str, span: Span, kind: Ca
         )  # fmt: skip
     return ev.fail(
         "E0130", f"there is no {wanted.partition(' ')[2]} `{name}`", span,
-        help=f"did you mean `{found}`?" if found else f"there is {listed(choices, 12)}",
+        help=for_call(name, choices),
     )  # fmt: skip
 
 
@@ -72,6 +71,9 @@ def _arguments(
         if argument.name is None:
             if position >= len(declared):
                 sound = _too_many(ev, declaration, declared, argument)
+                continue
+            if position and _is_size(argument.value) and isinstance(declared[position].kind, Bool):
+                sound = _second_size(ev, declaration, declared, argument)
                 continue
             name, name_span = declared[position].word, argument.span
             position += 1
@@ -103,6 +105,19 @@ def _too_many(ev: Evaluator, declaration: type[Call], declared: list[Field], arg
     return False
 
 
+def _is_size(value: tree.Expr) -> bool:
+    return isinstance(value, tree.Number) and value.value > 1
+
+
+def _second_size(ev: Evaluator, declaration: type[Call], declared: list[Field], argument: tree.Argument) -> bool:
+    """`linear(64, 10)`, as torch has it."""
+    ev.fail(
+        "E0134", f"`{declaration.word}` takes one size, `{declared[0].word}`: what comes in is known", argument.span,
+        help=f"write `{declaration.word}({argument.span.text()})`",
+    )  # fmt: skip
+    return False
+
+
 def _unknown_argument(ev: Evaluator, declaration: type[Call], name: str, span: Span) -> bool:
     own = words_of(declaration)
     if name in RESERVED:
@@ -115,7 +130,7 @@ def _unknown_argument(ev: Evaluator, declaration: type[Call], name: str, span: S
     elif having:
         help = f"{listed(having)} has one; `{declaration.word}` has {listed(own) if own else 'none'}"
     else:
-        help = f"it has {listed(own) if own else 'none'}"
+        help = for_path(name).said or f"it has {listed(own) if own else 'none'}"
     ev.fail("E0131", f"`{declaration.word}` has no argument `{name}`", span, help=help)
     return False
 

@@ -47,7 +47,8 @@ _FIELDS = (
     ("parallelism.context", "", "cp cp_size context_parallel context_parallel_size context_parallel_degree "
      "sequence_parallel_size ulysses_degree sp_size"),
     ("parallelism.sequence", "", "sequence_parallel"),
-    ("parallelism.zero", "", "zero_stage stage zero_optimization fsdp fsdp_config sharding_strategy "
+    ("parallelism.zero", "1 shards optimizer state, 2 gradients too, 3 parameters too",
+     "zero_stage stage zero_optimization fsdp fsdp_config sharding_strategy "
      "fsdp_sharding_strategy reshard_after_forward fsdp_reshard_after_forward deepspeed deepspeed_config_file"),
     ("parallelism.replicas", "", "hybrid_shard dp_replicate data_parallel_replicate_degree "
      "zero_hpz_partition_size mics_shard_size"),
@@ -220,6 +221,8 @@ _ABSENT = (
     ("the commands are `dslc run`, `dslc evaluate` and `dslc predict`", "do_train do_predict"),
     ("there is no such switch; `train.deterministic` chooses algorithms that repeat",
      "benchmark cudnn_benchmark detect_anomaly"),
+    ("there are no conditionals and no loops: a job varies by `import`, params, `--set` and `sweep`",
+     "if else elif for while match"),
     ("nothing is fetched or uploaded", "push_to_hub hub_model_id hub_token hub_strategy hub_private_repo "
      "trust_remote_code use_auth_token cache_dir"),
 )  # fmt: skip
@@ -289,9 +292,10 @@ _VALUES = (
     ("zero_bubble", "zb zbh1 interleavedzerobubble zb1p"),
     ("zbv", "zbvzerobubble"),
     ("dualpipev", "dualpipe"),
+    ("all", "cuda gpu gpus auto"),
     ("full", "all uniform block true"),
     ("auto", "latest last newest true"),
-    ("optimizer", "optimizerstate optimizerstates"),
+    ("optimizer", "optimizerstate optimizerstates cpu host"),
     ("slurm", "srun sbatch"),
     ("mpi", "mpirun openmpi"),
     ("local", "standard localhost"),
@@ -300,11 +304,20 @@ _VALUES = (
     ("allreduce", "mean average sum"),
 )  # fmt: skip
 
+# (what to say; the names of calls, spelt likewise)
+_ABSENT_VALUES = (
+    ("a network is a list of layers, as in `[flatten(), linear(10)]`", "sequential modulelist list"),
+    ("no schedule follows a metric", "reducelronplateau plateau"),
+    ("`python(…)` takes a loss of your own", "smoothl1loss smoothl1 huber huberloss kldivloss kldiv ctcloss "
+     "tripletmarginloss hingeloss focalloss dice diceloss cosineembeddingloss"),
+)  # fmt: skip
+
 # By name: the block that is meant by one; where the same is said here, and what differs; what is said of a name that is
 # not here; and, by the spelling of a value, the words and calls that may be meant.
 BLOCKS = {name: block for block, names in _BLOCKS for name in names.split()}
 FIELDS = {name: (place, note) for place, note, names in _FIELDS for name in names.split()}
 ABSENT = {name: said for said, names in _ABSENT for name in names.split()}
+ABSENT_VALUES = {name: said for said, names in _ABSENT_VALUES for name in names.split()}
 VALUES: dict[str, list[str]] = {}
 for _word, _names in _VALUES:
     for _name in _names.split():

@@ -105,8 +105,9 @@ def with_unit(found: int | float, kind: Measure) -> str:
             return f"`{written}GiB`, `{written}MiB` or another unit"
         case "time":
             return f"`{written}s`, `{written}min` or `{written}h`"
-        case "steps" | "epochs" as dimension:
-            return f"`{units.write(found, dimension)}`"
+        case "steps" | "epochs":
+            counted = [dimension for dimension in kind.dimensions if dimension in ("steps", "epochs")]
+            return " or ".join(f"`{units.write(found, dimension)}`" for dimension in counted)
         case dimension:
             return f"it as `{units.EXAMPLES[dimension]}` is written"
 

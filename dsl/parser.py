@@ -97,12 +97,13 @@ def parse_setting(source: Source, report: Report) -> Setting | None:
     equals = text.find("=")
     mistakes = Mistakes(source, report)
     if equals < 0:
+        name, _, meant = text.strip().partition(":")
         mistakes.add(
             "E0013",
             "`--set` takes `name=value`, and here is no `=`",
             0,
             len(text),
-            help=f"write `{text.strip() or 'name'}=…`",
+            help=f"write `{name.strip() or 'name'}={meant.strip() or '…'}`",
         )
         return None
     left = Source(source.name, text[:equals])

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from dslc.dsl import elsewhere
-from dslc.dsl.elsewhere import ABSENT, FIELDS, VALUES
+from dslc.dsl.elsewhere import ABSENT, ABSENT_VALUES, FIELDS, VALUES
 from dslc.dsl.registry import BLOCKS, CALLS, CallOf, Either, Kind, ListOf, Node, fields
 
 RESERVED = frozenset({"expert", "ema", "lora", "fp8", "wandb"})
@@ -127,8 +127,20 @@ def for_word(word: str, choices: Iterable[str]) -> str | None:
 
 def said_here(word: str, choices: Iterable[str]) -> str | None:
     """The choice that says what others say by `word`."""
-    meant = VALUES.get("".join(char for char in word.lower() if char not in "_-. "), [])
+    meant = VALUES.get(_spelling(word), [])
     return next((choice for choice in choices if choice in meant), None)
+
+
+def for_call(name: str, choices: list[str]) -> str:
+    """What to say to someone who wrote a call that is none of the choices."""
+    found = for_word(name, choices)
+    if found:
+        return f"did you mean `{found}`?"
+    return ABSENT_VALUES.get(_spelling(name), f"there is {listed(choices, 12)}")
+
+
+def _spelling(word: str) -> str:
+    return "".join(char for char in word.lower() if char not in "_-. ")
 
 
 def for_path(name: str) -> Meant:
@@ -153,6 +165,8 @@ def _at(place: str, note: str, inside: str = "") -> Meant:
     block, _, rest = path.partition(".")
     field, _, argument = rest.partition(".")
     after = f" ({note})" if note else ""
+    if not field and block == inside:
+        return Meant(f"`{block}` has {listed(words_of(BLOCKS[block]))}")
     if not field:
         return Meant(f"that is the block `{block}` here{after}", block)
     if argument:

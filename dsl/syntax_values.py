@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from dslc.dsl.registry import BLOCKS
 from dslc.dsl.syntax_place import (
     BEGINS_VALUE,
     COMPARISONS,
@@ -137,7 +138,11 @@ def _is_call(place: Place, bracket: Token) -> bool:
 
 
 def comma(place: Place) -> bool:
-    if place.token.kind != "COMMA" or place.in_body or place.bracket():
+    bracket = place.bracket()
+    if place.token.kind == "COMMA" and bracket and bracket.kind == "LPAR" and not _is_call(place, bracket):
+        message = "brackets without a name hold one value, and here is a comma"
+        return place.report("E0017", message, place.token, help="several values are a list: `[a, b]`")
+    if place.token.kind != "COMMA" or place.in_body or bracket:
         return False
     if place.one_value:
         return place.report(
@@ -163,8 +168,13 @@ def comparison(place: Place) -> bool:
 def equals_inside(place: Place) -> bool:
     token, bracket = place.token, place.bracket()
     if token.kind == "DOT" and place.before and place.before.kind == "NAME":
-        name = place.before.text
-        return place.report("E0030", f"a value has no parts: `{name}.…`", token, help="text stands in quotes")
+        name, after = place.before.text, place.tokens[place.at + 1 : place.at + 3]
+        help = "text stands in quotes"
+        if [part.kind for part in after] == ["NAME", "LPAR"]:
+            help = f"a call is one name, without its module: `{after[0].text}(…)`"
+        elif name in BLOCKS:
+            help = "a field is no part of a value: give both fields a `param`"
+        return place.report("E0030", f"a value has no parts: `{name}.…`", token, help=help)
     if token.kind != "EQUAL":
         return False
     if bracket and bracket.kind == "LSQB":
