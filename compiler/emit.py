@@ -19,7 +19,7 @@ from dslc.compiler.sharding import low_copy, low_dtype, recomputed, sharding_of,
 from dslc.compiler.sources import source_key
 from dslc.compiler.stages import sent
 from dslc.compiler.tensor_plan import tensor_plan
-from dslc.compiler.workload import counts_kept, in_steps
+from dslc.compiler.workload import counted, ignored, in_steps
 from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import PythonNetwork, TransformersNetwork
@@ -261,26 +261,15 @@ def transformers_step(network: TransformersNetwork, source: SourceFacts, folder:
 
 
 def loss_step(job: JobSpec, source: SourceFacts) -> p.LossStep:
-    loss, target = job.model.loss, source.target
-    line = short_line(job.model.at("loss"))
-    if isinstance(loss, c.PythonLoss):
-        tokens = target is not None and target.dtype == "int64" and len(target.shape) > 0
-        return p.LossStep(
-            kind="python",
-            counts="tokens" if tokens else "samples",
-            python=python_function(loss, job.folder),
-            line=line,
-        )
-    if isinstance(loss, c.CrossEntropy):
-        per_token = target is not None and len(target.shape) > 0
-        return p.LossStep(
-            kind="cross_entropy",
-            arguments={"label_smoothing": loss.label_smoothing},
-            counts="kept" if counts_kept(job) else "tokens" if per_token else "samples",
-            ignore=loss.ignore,
-            line=line,
-        )
-    return p.LossStep(kind=loss.word, counts="samples", line=line)  # type: ignore[arg-type]
+    loss = job.model.loss
+    return p.LossStep(
+        kind=loss.word,  # type: ignore[arg-type]
+        arguments={"label_smoothing": loss.label_smoothing} if isinstance(loss, c.CrossEntropy) else {},
+        counts=counted(job, source),
+        ignore=ignored(job, source),
+        python=python_function(loss, job.folder) if isinstance(loss, c.PythonLoss) else None,
+        line=short_line(job.model.at("loss")),
+    )
 
 
 def _data(analysis: Analysis) -> p.DataStep:
@@ -308,18 +297,20 @@ def _data(analysis: Analysis) -> p.DataStep:
 
 
 def _limits(analysis: Analysis) -> dict[str, Any]:
-    """What the numbers of files have to stay below, where the files do not say what they hold."""
+    """What the numbers of files and of a user's data set have to stay below, which do not say what they hold. A loss of
+    a user's own may take targets for something else than classes: there `outputs` is for the message if it fails."""
     job, model, source = analysis.job, analysis.model, analysis.source
-    if model is None or not isinstance(job.data.source, c.Tokens | c.Parquet | c.Datasets | c.Arrays):
+    if model is None or not isinstance(job.data.source, c.Tokens | c.Parquet | c.Datasets | c.Arrays | c.PythonSource):
         return {}
     embedding = model.root and next((m for m in _modules(model.root) if m.kind == "Embedding"), None)
     tokens = source.input is not None and source.input.dtype == "int64"
-    loss = job.model.loss
-    classes = isinstance(loss, c.CrossEntropy) and model.output.shape
+    outputs = model.output.shape[-1] if model.output.shape else None
+    ignore = ignored(job, source)
     return {
         "model_vocab": embedding.arguments["num_embeddings"] if embedding and tokens else None,
-        "model_classes": model.output.shape[-1] if classes else None,
-        "ignore": loss.ignore if isinstance(loss, c.CrossEntropy) else -100,
+        "model_classes": outputs if isinstance(job.model.loss, c.CrossEntropy) else None,
+        "outputs": outputs if isinstance(job.model.loss, c.PythonLoss) else None,
+        "ignore": -100 if ignore is None else ignore,
     }
 
 

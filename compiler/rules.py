@@ -20,6 +20,7 @@ from dslc.compiler.workload import Workload, in_steps
 from dslc.dsl import calls as c
 from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
+from dslc.dsl.effects import changed, no_effect
 from dslc.dsl.job import JobSpec
 from dslc.dsl.registry import Quantity
 from dslc.dsl.source import Span
@@ -38,6 +39,7 @@ def check_job(
     _check_length(job, workload, report)
     _check_optimizer(job, report)
     _check_metrics(job, source, report)
+    _check_ignored(job, source, report)
     _warn_of_samples(job, source, report)
     check_checkpoints(job, report)
     check_training(job, layout, model, report)
@@ -199,6 +201,13 @@ def _check_axes(job: JobSpec, layout: Layout, source: SourceFacts, model: ModelG
 
 
 # ------------------------------------------------------------------------------------------------------ invariants
+
+
+def _check_ignored(job: JobSpec, source: SourceFacts, report: Report) -> None:
+    loss, target = job.model.loss, source.target
+    if isinstance(loss, c.PythonLoss) and changed(loss, "ignore") and target is not None and target.dtype != "int64":
+        why = "the data's targets are no whole numbers, and all of them count"
+        report.extend([no_effect("model.loss.ignore", why, loss.named("ignore"))])
 
 
 def _warn_of_samples(job: JobSpec, source: SourceFacts, report: Report) -> None:

@@ -49,7 +49,6 @@ from dslc.compiler.stages import holders, sent
 from dslc.compiler.staging import Staging
 from dslc.compiler.tensor_plan import TensorPlan, shape_on_a_rank
 from dslc.compiler.tensor_traffic import Exchanged, TensorTraffic
-from dslc.compiler.workload import counts_kept
 from dslc.dsl.job import JobSpec
 
 FIRST_BUCKET_BYTES = 2**20  # DistributedDataParallel's first bucket is small, so that it goes early
@@ -133,7 +132,7 @@ def _data(operation: str, what: str, sizes: Sequence[int], dtype: str = "float32
 
 
 def _over_data(place: Coordinate) -> Iterator[TrafficNode]:
-    job, layout, sharding = place.job, place.layout, place.sharding
+    layout, sharding = place.layout, place.sharding
     if layout.sizes["data"] * layout.sizes["context"] == 1:
         return
     if sharding.engine == "fsdp":
@@ -142,7 +141,7 @@ def _over_data(place: Coordinate) -> Iterator[TrafficNode]:
         yield from _ddp(place)
     if not place.model.unsynced_batch_norm:
         yield _data("all_reduce", "batch statistics", _statistics(place) * layout.microbatches, "float64")
-    if counts_kept(job) and layout.sizes["data"] > 1:
+    if place.workload.counts == "kept" and layout.sizes["data"] > 1:
         yield _data("all_reduce", "count of what is kept", [8], "int64")
 
 

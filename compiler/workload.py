@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Literal
 
 from dslc.compiler.epochs import Epoch, either, near_divisors
 from dslc.compiler.facts import SourceFacts
@@ -20,6 +21,7 @@ from dslc.dsl.job import JobSpec
 from dslc.dsl.registry import Quantity
 from dslc.dsl.source import Span
 
+Counts = Literal["samples", "tokens", "kept"]  # see `LossStep`
 # Sources whose targets are known to be classes from 0 up.
 _CLASSES_FROM_0 = c.Digits | c.Stdlib | c.Text | c.Tokens | c.Images | c.MNIST | c.CIFAR10 | c.Synthetic
 
@@ -37,6 +39,7 @@ class Workload:
     last: int | None  # samples of an epoch's last, partial batch that is kept; 0 if there is none
     steps_per_epoch: int | None
     steps: int | None
+    counts: Counts  # by the count of which the losses of a step are divided
 
     @property
     def last_trained(self) -> int | None:
@@ -87,7 +90,33 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts, report: Repor
         last=last,
         steps_per_epoch=per_epoch,
         steps=steps,
+        counts=counted(job, source),
     )
+
+
+def ignored(job: JobSpec, source: SourceFacts) -> int | None:
+    """The target that does not count; None where all do."""
+    match job.model.loss:
+        case c.CrossEntropy(ignore=target):
+            return target
+        case c.PythonLoss(ignore=target):
+            return target if source.target is not None and source.target.dtype == "int64" else None
+        case _:
+            return None
+
+
+def counted(job: JobSpec, source: SourceFacts) -> Counts:
+    """By the count of what the losses of a step are divided.
+
+    The ranks have to agree in each step on how many targets are kept, unless all are classes from 0 up and none of
+    these is ignored: then their count is arithmetic.
+    """
+    ignore = ignored(job, source)
+    if ignore is None:
+        return "samples"
+    if not isinstance(job.data.source, _CLASSES_FROM_0) or ignore >= 0:
+        return "kept"
+    return "tokens" if source.target is not None and source.target.shape else "samples"
 
 
 def in_steps(every: Quantity, workload: Workload) -> int | None:
@@ -234,12 +263,3 @@ def _check_epoch(job: JobSpec, epoch: Epoch, report: Report) -> None:
             label=counted,
             help=", or ".join(remedies) or "another batch",
         )
-
-
-def counts_kept(job: JobSpec) -> bool:
-    """Whether the ranks have to agree, in each step, on how many targets are not ignored.
-
-    Where all targets are classes from 0 up and none of these is ignored, their count is arithmetic.
-    """
-    loss = job.model.loss
-    return isinstance(loss, c.CrossEntropy) and not (isinstance(job.data.source, _CLASSES_FROM_0) and loss.ignore < 0)

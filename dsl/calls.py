@@ -67,9 +67,10 @@ class Contrastive(Call):
 
 @call("loss", "python", open=True)
 class PythonLoss(Call):
-    """`f(output, target)` of yours, giving one loss for each sample or token."""
+    """`f(output, target)` of yours, giving one loss for each sample or token, in the order of the targets."""
 
     function: str = arg(FUNCTION, FUNCTION_DOC)
+    ignore: int = arg(Int(), "the target that does not count, where targets are whole numbers", default=-100)
     arguments: tuple[tuple[str, Any], ...] = arg(Anything(), _ARGUMENTS_DOC, default=())
 
 
@@ -480,7 +481,7 @@ class Kubernetes(Call):
 
 @call("metric", "loss")
 class LossMetric(Call):
-    """The mean of the loss."""
+    """The mean of the loss over the targets that count; `null` in `metrics.jsonl` where none does."""
 
 
 @call("metric")

@@ -5,9 +5,9 @@ tokens) of one micro-batch. The sum of these over the micro-batches and ranks, d
 mean of the global batch, whatever the shares.
 
 Contract: outputs have shape (n, …, classes) for cross entropy and the shape of the target for `mse`, `l1` and `bce`,
-which average over each sample's own numbers. Ignored targets add nothing to the sum and nothing to a count of `kept`.
-With label smoothing the sum over the kept targets divided by their number is what torch calls the mean. Losses are
-taken in float32 at least, under autocast or not.
+which average over each sample's own numbers. Ignored targets add nothing to the sum and nothing to a count of `kept`,
+also where a loss of the user's own gives a number for them. With label smoothing the sum over the kept targets divided
+by their number is what torch calls the mean. Losses are taken in float32 at least, under autocast or not.
 
 Limits: a target that is not ignored and is no class is an error on the CPU, and an assertion of the kernel on a GPU.
 """
@@ -125,17 +125,20 @@ def _python(step: LossStep) -> LossSum:
     assert step.python is not None
     named = step.python
     function = load_function(named)
-    what = "sample" if step.counts == "samples" else "token"
+    ignore = step.ignore if step.counts == "kept" else None
+    what = "target" if step.counts == "kept" else step.counts.removesuffix("s")
 
     def total(output: Tensor, target: Tensor) -> Tensor:
         losses = function(output, target)
-        expected = count(step, target)
+        expected = target.shape[0] if step.counts == "samples" else target.numel()
         if not isinstance(losses, Tensor) or losses.numel() != expected:
             found = f"{losses.numel()}" if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
             raise LossError(
                 f"{step.line or named.line}: `{named.function}` has to give one loss for each {what} ({expected}), "
                 f"and it gave {found}"
             )
+        if ignore is not None:
+            losses = losses.reshape(-1).masked_fill(target.reshape(-1).eq(ignore), 0)
         return losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32))
 
     return total

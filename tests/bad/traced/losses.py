@@ -1,0 +1,18 @@
+"""Targets that are numbers, not classes, and a loss for them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Numbers:
+    def __len__(self) -> int:
+        return 1800
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.full((1, 8, 8), index / 1800), torch.tensor([index / 7])
+
+
+def distance(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).abs().flatten()
