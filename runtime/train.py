@@ -5,11 +5,13 @@ written down, evaluation and checkpoints.
 
 Contract: the host reads no number back from the device but in the steps that are logged: the first, the last, and every
 `log_every`. The loss that is logged is the mean over the global batch before the step's update. On rank 0 records go to
-metrics.jsonl.
+metrics.jsonl. Where no target of the batch counts, there is no loss (nan, null in the file), as in an evaluation. Such
+a step updates all the same, with a gradient of 0: momentum and weight decay do what they do.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -148,7 +150,8 @@ class _Told:
         if job.world_size > 1:
             dist.all_reduce(together)
         summed, *said = together.tolist()
-        self.loss = summed / max(1.0, float(number))
+        counted = float(number)
+        self.loss = summed / counted if counted else math.nan
         self.late = bool(job.checkpoint.seconds and said.pop(0))
         self.guarded = int(said[0]) if said else 0
 
