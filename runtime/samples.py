@@ -171,6 +171,7 @@ class Checked:
     classes: int | None  # targets are 0 <= n < classes, or `ignore`
     ignore: int
     place: Callable[[Tensor], list[str]]  # the files of some samples
+    part: str = ""  # what stands before `sample`, where there are two data sets
 
     @property
     def by_process(self) -> bool:
@@ -182,25 +183,35 @@ class Checked:
     def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         inputs, targets = self.samples.batch(indices, epoch)
         if self.vocab is not None:
-            self._hold(indices, inputs, self.vocab, "the network has a vocabulary of")
+            said = "the token", f"the network has a vocabulary of {self.vocab}: 0 to {self.vocab - 1}"
+            self._hold(indices, beyond(inputs, self.vocab), said)
         if self.classes is not None:
-            self._hold(indices, targets, self.classes, "the numbers that the network gives are", self.ignore)
+            said = "the target", f"the network gives {self.classes} numbers: classes are 0 to {self.classes - 1}"
+            self._hold(indices, beyond(targets, self.classes, self.ignore), said)
         return inputs, targets
 
-    def _hold(self, indices: Tensor, seen: Tensor, limit: int, what: str, ignore: int | None = None) -> None:
-        if not seen.numel() or seen.is_floating_point():
+    def _hold(self, indices: Tensor, wrong: tuple[int, int] | None, said: tuple[str, str]) -> None:
+        if wrong is None:
             return
-        low, high = torch.aminmax(seen)
-        if low >= 0 and high < limit:
-            return
-        wrong = (seen < 0) | (seen >= limit)
-        if ignore is not None:
-            wrong &= seen != ignore
-        if not wrong.any():
-            return
-        at = int(wrong.flatten(1).any(1).nonzero()[0]) if wrong.dim() > 1 else int(wrong.nonzero()[0])
-        number = int(seen[at][wrong[at]].flatten()[0])
-        raise SourceError(f"{self.line}: {self.place(indices[at : at + 1])[0]} holds {number}, and {what} {limit}")
+        at, number = wrong
+        (place,), (what, why) = self.place(indices[at : at + 1]), said
+        raise SourceError(f"{self.line}: {self.part}sample {indices[at]} of {place} has {what} {number}, and {why}")
+
+
+def beyond(seen: Tensor, limit: int, ignore: int | None = None) -> tuple[int, int] | None:
+    """The first number that is not 0 <= n < limit, nor `ignore`, and its place along the first dimension."""
+    if not seen.numel() or seen.is_floating_point():
+        return None
+    low, high = torch.aminmax(seen)
+    if low >= 0 and high < limit:
+        return None
+    wrong = (seen < 0) | (seen >= limit)
+    if ignore is not None:
+        wrong &= seen != ignore
+    if not wrong.any():
+        return None
+    at = int(wrong.flatten(1).any(1).nonzero()[0]) if wrong.dim() > 1 else int(wrong.nonzero()[0])
+    return at, int(seen[at][wrong[at]].flatten()[0])
 
 
 def as_seen(tensor: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ def open_source(step: DataStep) -> Splits:
     """
     opened = _open(step)
     if isinstance(opened, tuple):
-        splits = Splits(*(_checked(step, part) for part in opened))
+        splits = Splits(_checked(step, opened[0]), _checked(step, opened[1], "validation "))
     else:
         opened = _checked(step, opened)
         _check(step, "samples", len(opened), step.train_samples + step.validation_samples)
@@ -94,13 +94,14 @@ def _open(step: DataStep) -> Samples | tuple[Samples, Samples]:
     raise SourceError(f"{step.line}: there is no source `{step.source}` in this version")
 
 
-def _checked(step: DataStep, samples: Samples) -> Samples:
+def _checked(step: DataStep, samples: Samples, part: str = "") -> Samples:
     """With the numbers held against what the network takes, where the plan says what that is."""
     vocab, classes = step.arguments.get("model_vocab"), step.arguments.get("model_classes")
     if vocab is None and classes is None:
         return samples
-    place = getattr(samples, "place", None) or (lambda indices: [f"`{step.source}`"] * len(indices))
-    return Checked(samples, step.line, vocab, classes, step.arguments["ignore"], place)
+    name = step.python.function if step.python is not None else step.source
+    place = getattr(samples, "place", None) or (lambda indices: [f"`{name}`"] * len(indices))
+    return Checked(samples, step.line, vocab, classes, step.arguments["ignore"], place, part)
 
 
 def _check(step: DataStep, what: str, found: int, planned: int) -> None:

@@ -37,12 +37,12 @@ import torch
 import torch.distributed as dist
 
 from dslc.compiler.program import JobProgram, RankPlace
-from dslc.runtime import failure, gloo, random_numbers, stop, tasks, unpickling
+from dslc.runtime import failure, gloo, out_of_range, random_numbers, stop, tasks, unpickling
 from dslc.runtime.assemble import Parts, assemble
 from dslc.runtime.lifetime import end_with
 from dslc.runtime.meeting import Meeting
 from dslc.runtime.rendezvous import store_at
-from dslc.runtime.sources import open_source
+from dslc.runtime.sources import Splits, open_source
 from dslc.runtime.tensor_parallel import noise_rank
 from dslc.runtime.train import End, train
 
@@ -66,6 +66,7 @@ def work(
     place, board = places[int(os.environ["RANK"])], meeting.board
     board.arrive(place.rank)
     parts: Parts | None = None
+    splits: Splits | None = None
     try:
         _print_to(failure.log_path(run_dir, place.rank), goes_on=job.checkpoint.resume != "none")
         meeting.begin()
@@ -84,6 +85,8 @@ def work(
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     except BaseException as error:
+        if splits is not None:
+            out_of_range.explain(error, job, place, splits, board.step(place.rank))
         model = parts.plain if parts is not None else None
         told = failure.record(run_dir, place.rank, board.step(place.rank), error, job, model)
         failure.say(board, place.rank, told)

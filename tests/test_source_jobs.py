@@ -143,7 +143,7 @@ def test_a_number_that_the_network_does_not_know_is_named_with_its_file(launcher
     assert ready is not None
     outcome, _ = launcher.launch(ready.program, ready.places, tmp_path / "run")
     assert not outcome.done
-    assert f"{tmp_path}/b.bin holds 998, and the network has a vocabulary of 30" in str(outcome.failure)
+    assert f" of {tmp_path}/b.bin has the token 998, and the network has a vocabulary of 30" in str(outcome.failure)
 
 
 # ------------------------------------------------------------------------------------------ what is said beforehand
