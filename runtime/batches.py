@@ -36,7 +36,7 @@ from dslc.runtime.sampler import (
     steps_per_epoch,
     validation_indices,
 )
-from dslc.runtime.samples import Samples, Splits
+from dslc.runtime.samples import Samples, SourceError, Splits
 
 GATHERED = 1 << 20  # bytes, of several steps; a single step may take more
 AHEAD = 2  # steps, or micro-batches of a worker, prepared before they are asked for
@@ -164,8 +164,11 @@ class _Batched(Dataset[Any]):
     def __init__(self, samples: Samples) -> None:
         self.samples = samples
 
-    def __getitems__(self, asked: tuple[Tensor, int]) -> Pair:
-        return self.samples.batch(*asked)
+    def __getitems__(self, asked: tuple[Tensor, int]) -> Pair | SourceError:
+        try:
+            return self.samples.batch(*asked)
+        except SourceError as error:
+            return error  # to be raised in the rank: torch would put its text into a traceback of the worker's
 
 
 class _Order:
@@ -205,7 +208,10 @@ def _loader(step: DataStep, samples: Samples, place: RankPlace, order: Any, devi
         multiprocessing_context=_context(),
         worker_init_fn=functools.partial(_begin, os.getpid()),
     )
-    for inputs, targets in loader:
+    for made in loader:
+        if isinstance(made, SourceError):
+            raise made
+        inputs, targets = made
         yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
 
