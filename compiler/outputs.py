@@ -6,7 +6,7 @@ shape; a last dim of 1 more or less is no difference.
 
 from __future__ import annotations
 
-from dslc.compiler.facts import SourceFacts
+from dslc.compiler.facts import SourceFacts, TensorFact
 from dslc.compiler.nodes import LayerNode
 from dslc.compiler.tape import Value, say
 from dslc.dsl import calls as c
@@ -59,7 +59,7 @@ def _check_classes(
             "E0215",
             "`cross_entropy` wants classes for targets, and the data's are real numbers",
             model.loss.span or model.at("loss"),
-            help="use `mse()` or `l1()`",
+            help=_of_numbers(output, target),
         )
         return
     if not output.shape or (target is not None and output.shape[:-1] != target.shape):
@@ -96,6 +96,16 @@ def _check_classes(
             label=f"{features} > {classes}",
             notes=[_of_loss(model)],
         )
+
+
+def _of_numbers(output: Value, target: TensorFact) -> str:
+    """Targets like the output may be classes written one-hot, which cross entropy takes as their indices."""
+    if target.shape[-1:] > (1,) and target.shape == output.shape:
+        return (
+            "one-hot targets: have the data give the indices of the classes, `target.argmax(-1)`; "
+            "real numbers: use `mse()` or `l1()`"
+        )
+    return "use `mse()` or `l1()`; if they are classes, have the data give them as whole numbers"
 
 
 def _where(model: ModelSpec, last: LayerNode | None) -> Span | None:

@@ -27,7 +27,7 @@ from dslc.dsl.registry import (
 _COUNT = Int(min=1)
 _COLUMNS = ListOf(Str(), min_length=1, single=True)
 _SIZE_DOC = "the height and width to which pictures are brought"
-FUNCTION = Str(r"(.*/)?[\w.]+:[\w.]+", '"module:function"')
+FUNCTION = Str(r"(.*/)?(?![^/]*\.py:)[\w.]+:[\w.]+", '"module:function"')
 FUNCTION_DOC = "where it is; the folder of the job is searched first, or with `folder/module:function` that one"
 _ARGUMENTS_DOC = "what it is called with"
 

@@ -41,7 +41,7 @@ from dslc.dsl.registry import (
     Word,
 )
 from dslc.dsl.source import Span
-from dslc.dsl.suggest import RESERVED, did_you_mean, for_word, listed, near
+from dslc.dsl.suggest import RESERVED, can_be_none, did_you_mean, for_word, function_meant, listed, near
 
 
 class Bad:
@@ -368,6 +368,8 @@ class Evaluator:
                 help = f"did you mean `{shown.removeprefix('-')}`?"
             must = limits(low, high, above, below).strip()
             must = must.removeprefix("of ")
+            if found == 0 and can_be_none(path):
+                help = "leave it out for none"
             return self.fail("E0125", f"`{path}` is {shown}, and must be {must}", expr.span, help=help)
         return found
 
@@ -387,7 +389,11 @@ class Evaluator:
         if not isinstance(expr, tree.Text):
             return self.mismatch(expr, kind, path)
         if kind.pattern and not re.fullmatch(kind.pattern, expr.value):
-            return self.fail("E0135", f"`{path}` takes {describe(kind)}", expr.span, label="has another form")
+            meant = function_meant(expr.value)
+            help = f'did you mean `"{meant}"`?' if re.fullmatch(kind.pattern, meant) else ""
+            return self.fail(
+                "E0135", f"`{path}` takes {describe(kind)}", expr.span, label="has another form", help=help
+            )
         return expr.value
 
     def file(self, expr: tree.Expr, kind: Path, path: str) -> str | Bad:

@@ -48,6 +48,19 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     return f"did you mean `{found}`?" if found else ""
 
 
+def function_meant(text: str) -> str:
+    """`odd.tensor` and `odd.py:tensor` as `odd:tensor`, the form in which a job names a function."""
+    module, _, function = text.rpartition(":" if ":" in text else ".")
+    return f"{module.removesuffix('.py')}:{function}"
+
+
+def can_be_none(path: str) -> bool:
+    """Whether a field of a block, `train.clip`, has no value where it is left out."""
+    block, _, name = path.partition(".")
+    found = BLOCKS.get(block)
+    return found is not None and any(f.word == name and f.default is None and f.shown == "none" for f in fields(found))
+
+
 def listed(choices: Iterable[str], limit: int = 16) -> str:
     """`a`, `b` or `c`."""
     quoted = [f"`{choice}`" for choice in choices]

@@ -110,7 +110,7 @@ def test_a_users_function_that_fails_is_named(tmp_path: Path) -> None:
     net.write_text(net.read_text().replace("nn.Linear(2, width)", "nn.Linear(2, widht)"))
     untraced = dslc("check", "mine.plt", cwd=tmp_path)
     assert untraced.returncode == 0, "nothing of the user's is run"
-    assert "as far as can be seen without its network (`--trace` looks at it)" in untraced.stdout
+    assert "as far as can be seen without its data and its network (`--trace` looks at them)" in untraced.stdout
     run = dslc("check", "mine.plt", "--trace", cwd=tmp_path)
     assert run.returncode == 1
     assert "error[E0802]" in run.stderr
