@@ -126,7 +126,7 @@ def _processes(
     if needed > there:
         report.add(
             "E0420",
-            f"the job asks for {f'GPU {needed - 1}' if named else f'{needed} GPUs'}, and this machine has {there}",
+            f"the job asks for {f'GPU {needed - 1}' if named else plural(needed, 'GPU')}, and this machine has {there}",
             devices.at("gpus"),
             help="`cpus = 2` runs anywhere" if not there else f"at most {there}",
         )
@@ -199,7 +199,7 @@ def _report_other_device(devices: DevicesSpec, hardware: Hardware, report: Repor
         remedy = f'`device = "{asked}"` in its table of the catalogue, or `{other}s = …` here'
     report.add(
         "E0408",
-        f"`devices.kind` is `{kind}`, a kind of {other.upper()}, but the job asks for {asked}s",
+        f"`devices.kind` is `{kind}`, a kind of {other.upper()}, but the job asks for {asked.upper()}s",
         devices.at("kind"),
         notes=[Note(message=f"`devices.{asked}s` is set here", span=devices.named(f"{asked}s"))],
         help=remedy,

@@ -61,7 +61,7 @@ def _check_context(job: JobSpec, report: Report) -> None:
     if not hasattr(network, "context"):
         report.add(
             "E0310",
-            f"how long is a sequence? neither `{source.word}` nor the network says",
+            f"neither `{source.word}` nor the network says how long a sequence is",
             job.data.at("source"),
             help=f"`{source.word}(context = 128, …)`",
         )
@@ -79,7 +79,7 @@ def _check_batch_norm(job: JobSpec, layout: Layout, workload: Workload, model: M
     if numbers < 2:
         report.add(
             "E0314",
-            "batch norm takes the statistics of one number for each channel",
+            "batch norm would take its statistics from a single number for each channel",
             job.parallelism.at("microbatches") if layout.microbatches > 1 else job.data.at("batch"),
             label="one sample at a time",
             notes=[Note(message="the network", span=job.model.at("network"))],

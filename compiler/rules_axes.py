@@ -49,7 +49,7 @@ def check_tensor(job: JobSpec, layout: Layout, source: SourceFacts, model: Model
         layer = _layer_of(model, module)
         report.add(
             "E0424",
-            "this dropout works on what every tensor-parallel rank has, and the ranks would drop other numbers",
+            "this dropout works on what every tensor-parallel rank has whole, and each would drop different numbers",
             (layer.span if layer else None) or job.model.at("network"),
             label="beside layers that have a piece of the sequence each",
             notes=[Note(message="`parallelism.tensor` is set here", span=span)],
@@ -106,7 +106,7 @@ def _check_known(job: JobSpec, model: ModelGraph, plan: TensorPlan, report: Repo
         layer = _layer_of(model, name)
         report.add(
             "E0416",
-            f"`{layer.kind if layer else name}` does not know how to be split over the tensor axis",
+            f"dslc cannot split `{layer.kind if layer else name}` over the tensor axis",
             span,
             notes=[Note(message="the layer", span=(layer.span if layer else None) or job.model.at("network"))],
             help=advice,
@@ -148,7 +148,7 @@ def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: Mode
     if length is None and source.input is not None:
         report.add(
             "E0418",
-            "the context axis shares out sequences of tokens, and the samples are none",
+            "the context axis shares out sequences of tokens, and these samples are not sequences",
             span,
             help="use the data axis",
         )

@@ -312,7 +312,7 @@ def check_promises(analysis: Analysis, again: Analyse, report: Report) -> None:
         if value is None:
             report.add(
                 "W0503",
-                f"`{promise.name}` cannot be told for this job, so the promise is not checked",
+                f"`{promise.name}` cannot be computed for this job, so the promise is not checked",
                 promise.span,
                 help=_unknown(analysis, promise),
             )

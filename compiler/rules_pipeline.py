@@ -63,8 +63,8 @@ def check_pipeline(job: JobSpec, layout: Layout, model: ModelGraph | None, repor
     if split and job.memory.recompute == "selective":
         report.add(
             "E0431",
-            f"`{parallelism.schedule}` splits the backward pass in two, and torch computes again but once what "
-            "`selective` has dropped",
+            f"`{parallelism.schedule}` splits the backward pass in two, and torch recomputes what "
+            "`selective` dropped only once",
             job.memory.at("recompute"),
             notes=[schedule],
             help="`recompute = none`, which takes less here than `full`, or another schedule",
@@ -150,10 +150,10 @@ def check_stages(
         for name in [name for name in who if len(who[name]) > 1 and name in names][:1]:
             report.add(
                 "E0716",
-                f"the optimizer cannot be moved alone with `{name}`, whose gradient two stages add up",
+                f"the optimizer's state cannot be offloaded alone with `{name}`, whose gradient two stages add up",
                 job.memory.at("offload"),
                 notes=[Note(message="the stages are asked for here", span=span)],
-                help="`offload = [optimizer, parameters]` can",
+                help="`offload = [optimizer, parameters]` works",
             )
 
 

@@ -36,7 +36,7 @@ def check_styles(job: JobSpec, ranks: int, source: SourceFacts, model: ModelGrap
     facts = model.traced if model else None
     if plan is None and (not library or (facts is not None and not facts.published)):
         what = "this model of `transformers`, which publishes no plan," if library else "a network of your own"
-        report.add("E0415", f"how is {what} split over the tensor axis?", span, help=example_plan(facts))
+        report.add("E0415", f"nothing says how {what} is split over the tensor axis", span, help=example_plan(facts))
         return
     if facts is None:
         for parts in map(read, plan or ()):

@@ -257,10 +257,10 @@ def _check_offload(job: JobSpec, layout: Layout, report: Report) -> None:
     for what, where in _not_alone(job, layout):
         report.add(
             "E0716",
-            f"the optimizer cannot be moved alone with {what}",
+            f"the optimizer's state cannot be offloaded alone with {what}",
             span,
             notes=[Note(message="it is asked for here", span=where)],
-            help="`offload = [optimizer, parameters]` can",
+            help="`offload = [optimizer, parameters]` works",
         )
 
 

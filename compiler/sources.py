@@ -95,7 +95,7 @@ def _datasets(source: c.Datasets, context: int | None) -> SourceFacts:
     """Only what can be said without the library."""
     if dict(source.arguments).get("streaming"):
         return SourceFacts(
-            missing="a data set that is streamed has no number of samples, nor could a resumed run take up the next",
+            missing="a streamed data set has no length, and a resumed run could not go on at its next sample",
             help="leave `streaming` out: files are mapped into memory, and no more is read than what a step asks for",
             code="E0315",
         )

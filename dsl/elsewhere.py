@@ -47,7 +47,7 @@ _FIELDS = (
     ("parallelism.context", "", "cp cp_size context_parallel context_parallel_size context_parallel_degree "
      "sequence_parallel_size ulysses_degree sp_size"),
     ("parallelism.sequence", "", "sequence_parallel"),
-    ("parallelism.zero", "1 shards optimizer state, 2 gradients too, 3 parameters too",
+    ("parallelism.zero", "from 1, optimizer state alone, to 3, parameters too",
      "zero_stage stage zero_optimization fsdp fsdp_config sharding_strategy "
      "fsdp_sharding_strategy reshard_after_forward fsdp_reshard_after_forward deepspeed deepspeed_config_file"),
     ("parallelism.replicas", "", "hybrid_shard dp_replicate data_parallel_replicate_degree "

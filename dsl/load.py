@@ -79,7 +79,7 @@ def _load(source: Source, full: str, settings: Sequence[str], report: Report) ->
     try:
         found = resolve(merged, report, name, os.path.dirname(full))
     except RecursionError:  # one value is at most a hundred deep; only a chain of params gets here
-        report.add("E0143", "the params lean on one another too deeply", None, help="give some of them a plain value")
+        report.add("E0143", "the params depend on one another too deeply", None, help="give some of them a plain value")
         return Loaded(report=report, document=document, files=tuple(reader.files))
     return Loaded(
         report=report, job=found.job, document=document, origins=found.origins, combinations=found.combinations,

@@ -107,7 +107,7 @@ def resolve(merged: Merged, report: Report, name: str, folder: str) -> Resolved:
                 "E0145",
                 f"the runs of the sweep over {swept} would all write their checkpoints into {checkpoint.dir}",
                 checkpoint.at("dir"),
-                help="leave it out: each run has a folder of its own",
+                help="leave `checkpoint.dir` out: each run has a folder of its own",
             )
     origins = _origins(merged, base)
     return Resolved(
