@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 from made_jobs import make_job
 
-from dslc.compiler.facts import SourceFacts
+from dslc.compiler.analyse import analyse
+from dslc.compiler.compile import compile_plan
+from dslc.compiler.facts import Facts, SourceFacts
 from dslc.compiler.layout import lay_out
 from dslc.compiler.workload import Workload, in_steps, measure_out
 from dslc.dsl import calls as c
 from dslc.dsl.blocks import DataSpec, DevicesSpec, ParallelismSpec, TrainSpec
 from dslc.dsl.diagnostics import Report
+from dslc.dsl.load import load_text
 from dslc.dsl.registry import Quantity
 
 
@@ -63,6 +66,47 @@ def test_the_held_out_share_is_rounded_to_samples() -> None:
 )
 def test_what_cannot_be_shared_out(samples: int, data: DataSpec, cpus: int, microbatches: int, code: str) -> None:
     assert workload_of(samples, data, cpus, microbatches) == (None, [code])
+
+
+@pytest.mark.parametrize(("axis", "code"), [({"data": 2}, "E0304"), ({"pipeline": 2}, "E0307")])
+@pytest.mark.parametrize(("length", "comes"), [("steps = 2", False), ("steps = 3", True), ("epochs = 1", True)])
+def test_a_short_batch_that_does_not_come_is_no_fault(
+    axis: dict[str, int], code: str, length: str, comes: bool
+) -> None:
+    axes = ", ".join(f"{name} = {size}" for name, size in axis.items())
+    loaded = load_text(
+        f"""
+        model {{ network = [linear(4), relu(), linear(2)], loss = cross_entropy() }}
+        data {{ source = synthetic(shape = [4], samples = 25), batch = 12, last_batch = keep }}
+        devices {{ cpus = 2 }}
+        parallelism {{ {axes} }}
+        train {{ {length}, optimizer = sgd() }}
+        """
+    )
+    assert loaded.job is not None
+    report = Report()
+    analysis = analyse(loaded.job, Facts(), report)
+    assert [d.code for d in report.errors] == ([code] if comes else [])
+    if analysis is not None:
+        assert (analysis.workload.last, analysis.workload.last_trained, analysis.workload.steps_per_epoch) == (1, 0, 3)
+        plan = compile_plan(analysis).plan  # which is proved: no share of it is empty
+        assert plan.data.last == 1 and not plan.data.last_shares
+
+
+def test_micro_batches_do_not_hide_the_short_batch() -> None:
+    loaded = load_text(
+        """
+        model { network = [linear(4), relu(), linear(2)], loss = cross_entropy() }
+        data { source = synthetic(shape = [4], samples = 25), batch = 10, last_batch = keep }
+        devices { cpus = 2 }
+        parallelism { pipeline = 2, microbatches = 3 }
+        train { epochs = 1, optimizer = sgd() }
+        """
+    )
+    assert loaded.job is not None
+    report = Report()
+    analyse(loaded.job, Facts(), report)
+    assert {d.code for d in report.errors} == {"E0302", "E0307"}
 
 
 def test_times_in_steps() -> None:
