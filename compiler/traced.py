@@ -96,13 +96,16 @@ def trace_model(
             raise TraceError(f"under autocast its forward fails: {str(error).strip().split(chr(10))[0]}") from error
         bytes_low = bytes
     named = list(model.named_parameters())
+    # After a forward pass, which may itself put some of them into evaluation mode.
+    norms = {path: m for path, m in model.named_modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)}
     facts = ModelFacts(
         parameters=tuple((name, tuple(p.shape), p.requires_grad) for name, p in named),
         buffers=tuple((name, tuple(b.shape), _name(b.dtype)) for name, b in model.named_buffers()),
         ties=_ties(model),
         layers=_layers(cut, first, bytes, bytes_low),
         output=fact(output, SMALL),
-        batch_norm=any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules()),
+        batch_norm=any(module.training for module in norms.values()),
+        still=tuple(path for path, module in norms.items() if not module.training),
         batch_norm_values=min(values, default=None),
         noise=first.noise,
         changed=tuple(written),
@@ -176,13 +179,14 @@ def try_low_copy(model: nn.Module, input: TensorFact, dtype: str, units: Sequenc
 
 @contextmanager
 def _normalised(model: nn.Module) -> Iterator[list[int]]:
-    """How many numbers each batch norm is given for a channel, of each of `SMALL` samples."""
+    """How many numbers each batch norm that takes statistics is given for a channel, of each of `SMALL` samples."""
     import torch
 
     found: list[int] = []
 
     def note(module: nn.Module, args: Any) -> None:
-        found.append(args[0].numel() // args[0].shape[1] // SMALL)
+        if module.training:
+            found.append(args[0].numel() // args[0].shape[1] // SMALL)
 
     with ExitStack() as around:
         for module in model.modules():

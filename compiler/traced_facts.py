@@ -88,13 +88,14 @@ class ModelFacts:
     ties: tuple[tuple[str, str], ...] = ()  # (parameter, the parameter whose tensor it is)
     layers: tuple[LayerFacts, ...]  # in the order of their first call
     output: TensorFact
-    batch_norm: bool
+    batch_norm: bool  # some that takes statistics
     noise: bool  # dropout and its like
     changed: tuple[str, ...] = ()  # buffers that a forward pass writes, but for batch statistics
     unused: tuple[str, ...]  # parameters that the output does not depend on
     dtypes: tuple[tuple[str, str], ...] = ()  # of the parameters that are not float32
     without_reset: tuple[str, ...] = ()  # modules with tensors of their own and no `reset_parameters`
     batch_norm_values: int | None = None  # the fewest numbers that a batch norm has for a channel, of each sample
+    still: tuple[str, ...] = ()  # batch norms that the module keeps in evaluation mode
     vocab: int | None = None  # the input's numbers are looked up in tables of so many rows
     seams: tuple[SeamFacts, ...] = ()  # before each layer but the first, where the job has a pipeline
     uncut: tuple[str, str] | None = None  # why the forward pass cannot be cut at all, and at which line

@@ -242,11 +242,14 @@ def _statistics(place: Coordinate) -> list[int]:
     """
     found: list[int] = []
     again = set(recomputed(place.job, place.model))
+    still = place.model.traced.still if place.model.traced is not None else ()
     for stage, layers in zip(place.mine, place.held, strict=True):
         flows = stage > 0  # what comes from another stage has a gradient
         for layer in layers:
             for norm in (b for b in layer.buffers if b.name.endswith("running_mean")):
                 path, channels = norm.name.removesuffix("running_mean"), norm.shape[0]
+                if path.removesuffix(".") in still:
+                    continue
                 own = [q.name for q in layer.parameters]
                 last = max((n for n, name in enumerate(own) if name.startswith(path)), default=-1)
                 backward = flows or any(name in place.names for name in own[: last + 1])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from launcher import Launcher
-from trained import Trained, agree, ready, train_job
+from trained import Trained, agree, exchanges_as_planned, ready, train_job
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
@@ -76,6 +76,12 @@ def test_a_batch_norm_that_its_network_keeps_in_evaluation_mode_stays_in_it(job:
         kept = train_job(launcher, job, f"model.network.mode={mode}")
         assert set(statistics(kept)) == {0.0}, mode
         assert kept.losses()[-1] < kept.losses()[0]
+
+
+def test_what_ranks_exchange_of_a_batch_norm_that_is_kept_still_is_as_planned(
+    job: Path, launcher: Launcher, tmp_path: Path
+) -> None:
+    exchanges_as_planned(launcher, tmp_path, job, "model.network.mode=override", *TWO)
 
 
 def test_its_noise_is_warned_of(job: Path) -> None:
