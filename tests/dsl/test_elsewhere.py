@@ -132,3 +132,31 @@ def test_what_stands_in_a_misspelt_block_is_read() -> None:
     loaded = load_text(GOOD, settings=["devises.cpus=3"])
     assert [d.code for d in loaded.report.errors] == ["E0106"]
     assert loaded.job is not None and loaded.job.devices.cpus == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "corpus/a-b.txt",
+        "/data/x-1/y.txt",
+        "~/x.txt",
+        "runs/a-b/1",
+        "./a*b.txt",
+        "a-b",
+        "org/name-7b",
+        "2*k",
+        "a.b.c",
+        "x:y",
+    ],
+)
+def test_text_that_is_no_expression_is_taken_as_it_is(text: str) -> None:
+    """Where the target takes a string: a param that holds one or has no value, a path, an argument of a call."""
+    good = GOOD.replace("source = digits()", "source = text(file)").replace("10)]", "1)], weights = was")
+    job = 'param file = "a.txt"\nparam was\n' + good
+    loaded = load_text(job, settings=[f"file={text}", f"was={text}"])
+    assert not loaded.report.errors and loaded.job is not None
+    name = text.rpartition("/")[2]
+    assert getattr(loaded.job.data.source, "file", "").endswith(name)
+    assert loaded.job.model.weights is not None and loaded.job.model.weights.endswith(name)
+    loaded = load_text(job, settings=[f"data.source.file={text}", f"model.weights={text}"])
+    assert [d.code for d in loaded.report.errors] == ["E0129"]  # `was` has no value
