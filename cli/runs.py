@@ -65,7 +65,7 @@ def start_drawing(folder: str) -> subprocess.Popen[bytes]:
     plan, picture = os.path.join(folder, "plan.json"), os.path.join(folder, "plan.svg")
     with open(os.path.join(folder, "logs", "draw.log"), "wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "dslc.commands.render", plan, picture],
+            [sys.executable, "-P", "-m", "dslc.commands.render", plan, picture],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

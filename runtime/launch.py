@@ -329,7 +329,9 @@ def run_in_subprocess(program: JobProgram, places: tuple[RankPlace, ...], run_di
         json.dump({"job": to_json(program), "places": to_json(places)}, file)
     _hand_over(program, os.path.join(run_dir, _FUNCTIONS))
     reading, writing = os.pipe()
-    command = [sys.executable, "-m", "dslc.runtime.launch", run_dir, f"--parent={os.getpid()}", f"--report={writing}"]
+    # -P: no module of the current folder stands before those of Python and torch.
+    command = [sys.executable, "-P", "-m", "dslc.runtime.launch", run_dir]
+    command += [f"--parent={os.getpid()}", f"--report={writing}"]
     child = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -338,7 +340,7 @@ def run_in_subprocess(program: JobProgram, places: tuple[RankPlace, ...], run_di
         text=True,
         encoding="utf-8",
         errors="replace",
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(_search_path())},
         pass_fds=(writing,),
         start_new_session=True,  # Ctrl-C reaches it through us alone
     )
@@ -357,6 +359,11 @@ def run_in_subprocess(program: JobProgram, places: tuple[RankPlace, ...], run_di
     if not told:
         raise RuntimeError(f"the process that runs the training left with status {child.returncode}")
     return from_json(Outcome, json.loads(told))
+
+
+def _search_path() -> list[str]:
+    """Where this process finds modules; the current folder, which a notebook looks into first, last of all."""
+    return [path for path in sys.path if path] + ([os.getcwd()] if "" in sys.path else [])
 
 
 def _pass_through(child: subprocess.Popen[str]) -> None:

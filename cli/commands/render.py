@@ -1,4 +1,4 @@
-"""`dslc render`: the plan as a picture. `python -m dslc.commands.render PLAN.json FILE` draws a plan that was kept."""
+"""`dslc render`: the plan as a picture. `python -P -m dslc.commands.render PLAN.json FILE` draws one that was kept."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from dslc.compiler.draw import draw
 from dslc.compiler.picture import write
 from dslc.compiler.plan import load_plan
+from dslc.dsl.plain import plain
 from dslc.main import GOOD, JOB_AT_FAULT, WRONG_USAGE
 
 
@@ -16,13 +17,13 @@ def main(arguments: argparse.Namespace) -> int:
     from dslc.commands.plan import compiled_or_shown
 
     if os.path.splitext(arguments.output)[1] not in (".svg", ".png", ".dot", ".html"):
-        print(f"dslc: {arguments.output}: a picture is .svg, .png, .dot or .html", file=sys.stderr)
+        print(f"dslc: {plain(arguments.output)}: a picture is .svg, .png, .dot or .html", file=sys.stderr)
         return WRONG_USAGE
     compiled = compiled_or_shown(arguments.job, arguments.settings, trace=arguments.trace)
     if compiled is None:
         return JOB_AT_FAULT
     write(draw(compiled.plan, arguments.view), arguments.output)
-    print(f"{arguments.output} written", file=sys.stderr)
+    print(plain(f"{arguments.output} written"), file=sys.stderr)
     return GOOD
 
 
