@@ -18,9 +18,10 @@ from dslc.compiler.opaque import opaque
 from dslc.compiler.rules_training import configuration_file
 from dslc.compiler.sharding import low_copy, low_precision, units
 from dslc.compiler.sources import source_facts
+from dslc.dsl.bounds import LAYERS_LOOKED_AT, LOOKS, MISTAKES
 from dslc.dsl.calls import Datasets, Parquet, PythonLoss, PythonSource
 from dslc.dsl.describe import plural
-from dslc.dsl.diagnostics import Diagnostic, Note, Report
+from dslc.dsl.diagnostics import Diagnostic, Full, Note, Report
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.load import Loaded, load
@@ -54,18 +55,13 @@ def presented(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     return [*kept, replace(later[0], notes=notes, label=label)]
 
 
-def unreadable(path: str, error: Exception) -> None:
-    reason = error.strerror if isinstance(error, OSError) else error
-    print(f"dslc: {path} cannot be read: {reason}", file=sys.stderr)
-
-
 def load_each(path: str, settings: Sequence[str]) -> tuple[Loaded, list[Loaded]]:
     """The job, and one job for each combination of its `sweep` (the job itself where there is none)."""
     loaded = load(path, settings)
     if loaded.job is None or loaded.report.errors or not loaded.combinations:
         return loaded, [loaded]
     chosen = [load(path, [*settings, *(f"{name}={text}" for name, text in c)]) for c in loaded.combinations]
-    return loaded, chosen
+    return loaded, [replace(each, looks=len(chosen)) for each in chosen]
 
 
 def inspect(loaded: Loaded, report: Report, *, trace: bool = False, run: bool = False) -> Analysis | None:
@@ -73,16 +69,59 @@ def inspect(loaded: Loaded, report: Report, *, trace: bool = False, run: bool = 
 
     An elastic job is analysed for each admissible count of nodes, the largest last.
     """
-    report.extend(loaded.report.found)
-    job = loaded.job
-    if job is None:
+    try:
+        report.extend(loaded.report.found)
+        return None if loaded.job is None else _inspect(loaded, loaded.job, report, trace=trace, run=run)
+    except Full:
+        return None
+
+
+def over(report: Report) -> bool:
+    """Whether a bound was met after which no further combination of a sweep is looked at."""
+    return any(d.code in (MISTAKES.code, LOOKS.code) for d in report.errors)
+
+
+def _inspect(loaded: Loaded, job: JobSpec, report: Report, *, trace: bool, run: bool) -> Analysis | None:
+    nodes = job.devices.nodes
+    counts = range(nodes.first, nodes.last) if isinstance(nodes, Range) else range(0)
+    if not _can_look(job, loaded.looks * (len(counts) + 1), report):
         return None
     facts = gather(job, report, trace=(trace or run) and not report.errors, run=run)
-    nodes = job.devices.nodes
-    if isinstance(nodes, Range):
-        for count in range(nodes.first, nodes.last):
-            analyse(replace(job, devices=replace(job.devices, nodes=count)), facts, report, loaded.broken)
-    return analyse(job, facts, report, loaded.broken)
+    looks = loaded.looks * (len(counts) + 1)
+    for count in counts:
+        found = analyse(replace(job, devices=replace(job.devices, nodes=count)), facts, report, loaded.broken)
+        if _too_much(job, found, looks, report):
+            return None
+    found = analyse(job, facts, report, loaded.broken)
+    return None if _too_much(job, found, looks, report) else found
+
+
+def _can_look(job: JobSpec, looks: int, report: Report) -> bool:
+    """Whether each count of nodes of an elastic job, in each combination of the sweep, can be looked at."""
+    if looks <= LOOKS.most:
+        return True
+    report.add(
+        LOOKS.code,
+        f"an elastic job is checked for each count of its nodes, in each combination of its sweep: {looks:,} times",
+        job.devices.at("nodes"),
+        help=f"{LOOKS.most} are the most: a shorter range",
+    )
+    return False
+
+
+def _too_much(job: JobSpec, found: Analysis | None, looks: int, report: Report) -> bool:
+    """Whether so many looks at a network of this size are too many; then that is reported."""
+    layers = len(found.model.layers) if found and found.model else 0
+    if looks == 1 or looks * layers <= LAYERS_LOOKED_AT.most:
+        return False
+    report.add(
+        LAYERS_LOOKED_AT.code,
+        f"the network of {layers:,} layers would be looked at {looks:,} times: for each combination of the sweep and "
+        "each count of nodes",
+        job.model.at("network"),
+        help=f"{LAYERS_LOOKED_AT.most:,} layers in all are the most: sweep less at once, or fewer counts of nodes",
+    )
+    return True
 
 
 # ------------------------------------------------------------------------------------------------------------ facts

@@ -206,6 +206,7 @@ def _told(error: OSError, command: str) -> int:
     """Says what of the system's is in the way, and gives the exit status. Raises `error` where that says nothing."""
     import errno
 
+    from dslc.dsl.plain import plain
     from dslc.runtime import screen
 
     if error.filename is None:
@@ -214,7 +215,7 @@ def _told(error: OSError, command: str) -> int:
         if error.filename == called:
             screen.drop(getattr(sys, name))
     reason = error.strerror or str(error)  # a folder that is not there, is a file, or may not be written to
-    _say(f"dslc: {error.filename}: {reason[:1].lower()}{reason[1:]}")
+    _say(plain(f"dslc: {error.filename}: {reason[:1].lower()}{reason[1:]}"))
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return TRAINING_FAILED if full and command == "run" else WRONG_USAGE
 

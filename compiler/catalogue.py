@@ -25,7 +25,9 @@ from typing import Any
 
 from dslc.compiler.hardware import CATALOGUE, Hardware
 from dslc.dsl import units
+from dslc.dsl.bounds import CATALOGUE as CATALOGUE_BYTES
 from dslc.dsl.diagnostics import Report
+from dslc.dsl.files import read_bytes
 from dslc.dsl.registry import Dimension
 from dslc.dsl.source import Source, Span
 from dslc.dsl.suggest import near
@@ -50,14 +52,13 @@ def read_catalogue(path: str | None, where: Span | None, report: Report) -> dict
 
     name = os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
+        text = read_bytes(path, CATALOGUE_BYTES.most).decode()
         tables = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
         report.add("E0421", f"the catalogue `{name}` cannot be read: {reason}", where, help="a TOML file")
         return CATALOGUE
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:  # a number, or brackets, without end
         report.add("E0421", f"the catalogue `{name}` is no TOML: {error}", where, help=_EXAMPLE)
         return CATALOGUE
     source = Source(name, text)
@@ -147,6 +148,8 @@ def _measured(value: object, dimension: Dimension) -> float | int | None:
         re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?) ?([A-Za-z]+)\s*", value) if isinstance(value, str) else None
     )
     if found is None:
+        return None
+    if len(found[1]) > 30:
         return None
     number = float(found[1]) if re.search(r"[.eE]", found[1]) else int(found[1])
     quantity = units.measured(number, found[2])

@@ -13,6 +13,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Literal
 
+from dslc.dsl.plain import plain
+
 FONT = "Helvetica"
 INK, FAINT, PAPER, GROUND = "#222222", "#8a8a8a", "#ffffff", "#f4f4f2"
 BLUE, ORANGE, GREEN, YELLOW = "#0072b2", "#e69f00", "#009e73", "#f0e442"
@@ -37,8 +39,8 @@ def quote(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """A name of the user's, so that its backslashes and line ends are shown."""
-    return text.replace("\\", "\\\\").replace("\n", " ")
+    """A name of the user's, so that its backslashes, line ends and control characters are shown."""
+    return plain(text.replace("\n", " ")).replace("\\", "\\\\")
 
 
 def fitted(text: str, width: float, size: float) -> str:

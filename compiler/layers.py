@@ -49,7 +49,7 @@ def linear(spec: s.Linear, x: Value, t: Tape) -> Value:
         )
     width, features = x.shape[-1], spec.features
     t.module("Linear", in_features=width, out_features=features, bias=spec.bias)
-    bound = 1 / sqrt(width)
+    bound = 1 / sqrt(max(1, width))
     t.parameter("weight", (features, width), "uniform", -bound, bound)
     if spec.bias:
         t.parameter("bias", (features,), "uniform", -bound, bound)

@@ -6,6 +6,7 @@ pipeline is the outermost. rank = ((p * data + d) * context + c) * tensor + t, a
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from dslc.compiler.catalogue import read_catalogue
@@ -13,6 +14,7 @@ from dslc.compiler.facts import MachineFacts
 from dslc.compiler.hardware import CATALOGUE, Hardware
 from dslc.compiler.schedules import default_microbatches, default_virtual_stages
 from dslc.dsl.blocks import DevicesSpec, ParallelismSpec
+from dslc.dsl.bounds import DEVICES
 from dslc.dsl.calls import Free
 from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Note, Report
@@ -84,6 +86,8 @@ def lay_out(job: JobSpec, report: Report, machine: MachineFacts | None = None) -
     hardware = _hardware(devices, processes, report)
     device = "cuda" if devices.gpus is not None else "cpu"
     _check_backend(devices, device, report)
+    if processes is not None and counts[-1] * processes > DEVICES.most:
+        _too_many(devices, counts[-1] * processes, report)
     if processes is None or len(report.errors) > before:
         return None
     sizes = _axes(job, counts[-1], processes, report)
@@ -104,6 +108,16 @@ def lay_out(job: JobSpec, report: Report, machine: MachineFacts | None = None) -
         sizes=sizes,
         microbatches=microbatches,
         virtual_stages=virtual,
+    )
+
+
+def _too_many(devices: DevicesSpec, world: int, report: Report) -> None:
+    field = "nodes" if devices.is_set("nodes") else "gpus" if devices.gpus is not None else "cpus"
+    report.add(
+        DEVICES.code,
+        f"the job asks for {world:,} devices",
+        devices.at(field),
+        help=f"{DEVICES.most:,} are the most that are planned",
     )
 
 
@@ -147,9 +161,9 @@ def _asked(devices: DevicesSpec, report: Report) -> tuple[tuple[int, ...], int |
     if isinstance(gpus, Call):
         return (), gpus.count if isinstance(gpus, Free) else None
     if isinstance(gpus, tuple):
-        twice = sorted({g for g in gpus if gpus.count(g) > 1})
-        if twice:
-            report.add("E0405", f"GPU {twice[0]} is named twice", span, help="name each GPU once")
+        twice = min((g for g, count in Counter(gpus).items() if count > 1), default=None)
+        if twice is not None:
+            report.add("E0405", f"GPU {twice} is named twice", span, help="name each GPU once")
         if any(g < 0 for g in gpus):
             report.add("E0406", "a GPU has a number below zero", span, help="`gpus = all` takes every GPU")
         return gpus, len(gpus)

@@ -21,11 +21,12 @@ from dslc.compiler.networks import Expansion, expand
 from dslc.compiler.nodes import BufferNode, LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.outputs import check_output
 from dslc.compiler.steps import ModuleStep
-from dslc.compiler.tape import Misfit, Surroundings, Value, entry, record, unroll
+from dslc.compiler.tape import Misfit, Surroundings, Value, entry, record, too_many, unroll
 from dslc.compiler.tensor_plan import TensorPlan, calls_by_layer, shape_on_a_rank
 from dslc.compiler.working import Halves, Moment, Working
 from dslc.dsl import layers as s
 from dslc.dsl.blocks import ModelSpec
+from dslc.dsl.bounds import LAYERS
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.registry import Call
 
@@ -189,8 +190,10 @@ def _run_list(network: Sequence[Call], x: Value, around: Surroundings) -> Value:
 
 
 def _run_named(layers: Sequence[tuple[str, Call]], x: Value, around: Surroundings) -> Value:
-    for name, spec in layers:
+    for name, spec in layers[: LAYERS.most]:
         x = record(around, name, spec, x)
+    if len(layers) > LAYERS.most:
+        raise Misfit(too_many(layers[0][1].span))
     return x
 
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from dslc.compiler.facts import SourceFacts
 from dslc.compiler.layers_sequence import added
-from dslc.compiler.tape import Initialise, Misfit, Tape, Value, at, layer
+from dslc.compiler.tape import Initialise, Misfit, Tape, Value, at, layer, too_many
 from dslc.dsl import layers as s
+from dslc.dsl.bounds import LAYERS
 from dslc.dsl.diagnostics import Diagnostic
 from dslc.dsl.record import record
 from dslc.dsl.registry import Call
@@ -32,7 +33,12 @@ class Expansion:
 
 def expand(network: Call, source: SourceFacts) -> Expansion:
     """The layers of a library network. Raises Misfit where a size cannot be told, KeyError for a user's own network."""
-    return NETWORKS[type(network)](network, source)
+    make = NETWORKS[type(network)]
+    for name in ("layers", "widths", "channels"):
+        asked = getattr(network, name, 0)
+        if (asked if isinstance(asked, int) else len(asked)) > LAYERS.most:
+            raise Misfit(too_many(network.at(name)))
+    return make(network, source)
 
 
 def _classes(network: Any, source: SourceFacts) -> int:

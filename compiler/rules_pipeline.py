@@ -12,12 +12,11 @@ from dslc.compiler.schedules import SPLITS_BACKWARD, ScheduleTable, accepted_mic
 from dslc.compiler.sharding import offloaded, sharding_of, trained
 from dslc.compiler.stages import holders, unsendable
 from dslc.compiler.workload import fitting_pieces
+from dslc.dsl.bounds import ACTIONS
 from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec
 from dslc.dsl.source import Span
-
-TABLE_ACTIONS = 400_000  # a schedule with more is too large to be planned
 
 
 def check_pipeline(job: JobSpec, layout: Layout, model: ModelGraph | None, report: Report) -> None:
@@ -111,12 +110,12 @@ def check_schedule(job: JobSpec, layout: Layout, report: Report) -> bool:
     if unmet:
         return False
     stages = ranks * layout.virtual_stages
-    if 2 * layout.microbatches * stages > TABLE_ACTIONS:
+    if 2 * layout.microbatches * stages > ACTIONS.most:
         report.add(
             "E0413",
             f"a schedule of {plural(layout.microbatches, 'micro-batch')} over {stages} stages is too large to plan",
             parallelism.at("microbatches"),
-            help=f"at most {plural(TABLE_ACTIONS // 2 // stages, 'micro-batch')}",
+            help=f"at most {plural(ACTIONS.most // 2 // stages, 'micro-batch')}",
         )
         return False
     return True

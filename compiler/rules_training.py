@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from itertools import islice
 
 from dslc.compiler.layout import Layout
 from dslc.compiler.model import ModelGraph
@@ -70,8 +71,9 @@ def _check_patterns(job: JobSpec, model: ModelGraph, report: Report) -> None:
 
 def _unmatched(field: str, block: Block, patterns: Sequence[str], names: Sequence[str], report: Report) -> list[str]:
     found = [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)]
-    for pattern in found:
-        meant = near(pattern, likely_patterns(names))
+    likely = list(islice(likely_patterns(names), LIKELY)) if found else []
+    for number, pattern in enumerate(found):
+        meant = near(pattern, likely) if number < MEANT else None
         report.add(
             "E0710",
             f"`{type(block).word}.{field}`: no parameter is called `{pattern}`",
@@ -79,6 +81,10 @@ def _unmatched(field: str, block: Block, patterns: Sequence[str], names: Sequenc
             help=f"did you mean `{meant}`?" if meant else f"the parameters are called {_listed(_quoted(names))}",
         )
     return found
+
+
+LIKELY = 2_000  # patterns that one without a match is held against,
+MEANT = 20  # and how many of those are
 
 
 def _matches(patterns: Iterable[str], name: str) -> bool:
@@ -194,7 +200,7 @@ def _renamed(missing: Sequence[str], over: Sequence[str]) -> str:
         longer = next((other for other in over if other.endswith(f".{name}")), None)
         if longer is not None:
             return f"`{name}` may be `{longer}`: take `{longer.removesuffix(name)}` off the names of the file"
-        other = near(name, over)
+        other = near(name, over[:LIKELY])
         if other is not None:
             return f"`{name}` may be `{other}` of the file"
     return ""

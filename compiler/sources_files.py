@@ -19,6 +19,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 from math import prod
 from typing import Any
 
@@ -277,6 +278,7 @@ def _idx_shape(file: str, dims: int) -> tuple[int, ...]:
 # ------------------------------------------------------------------------------------------------------ CIFAR-10
 
 CIFAR_ROW = 3 * 32 * 32
+OPERATIONS = 200_000  # of a pickle that are looked at: a batch has some ten thousand before its shape
 _CIFAR_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 _CIFAR_NAMES = (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")
 
@@ -336,11 +338,11 @@ def _pickled_rows(file: str) -> int:
     before: tuple[object, object] = (None, None)
     try:
         with open(file, "rb") as stream:
-            for operation, argument, _ in pickletools.genops(stream):
+            for operation, argument, _ in islice(pickletools.genops(stream), OPERATIONS):
                 if operation.name == "TUPLE2" and before[1] == CIFAR_ROW and isinstance(before[0], int):
                     return before[0]
                 if operation.name not in ("MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"):
                     before = before[1], argument
-    except (OSError, ValueError, UnicodeDecodeError, struct.error):
+    except (OSError, ValueError, MemoryError, OverflowError, struct.error):
         return 0
     return 0

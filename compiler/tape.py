@@ -23,13 +23,13 @@ from dslc.compiler.facts import SourceFacts, TensorFact
 from dslc.compiler.nodes import BufferNode, LayerNode, ParameterNode, PartNode
 from dslc.compiler.steps import InitStep, ModuleStep
 from dslc.compiler.working import Operation, Store, working
+from dslc.dsl.bounds import LAYERS as MOST_LAYERS
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.layers import Repeat
 from dslc.dsl.registry import Call
 from dslc.dsl.source import Span
 
 Shape = tuple[int, ...]
-MOST_LAYERS = 10_000
 # (name, shape, kind, a, b) -> (kind, a, b): how a library network initialises what torch's defaults would do otherwise.
 Initialise = Callable[[str, Shape, str, float, float], tuple[str, float, float]]
 
@@ -497,8 +497,8 @@ def unroll(around: Surroundings, layers: Iterable[Call], x: Value, run: Callable
     for spec in layers:
         if not isinstance(spec, Repeat):
             around.layers += 1
-            if around.layers > MOST_LAYERS:
-                raise Misfit(_too_many(spec.span))
+            if around.layers > MOST_LAYERS.most:
+                raise Misfit(too_many(spec.span))
             x = run(spec, x)
             continue
         for number in range(spec.count):
@@ -522,10 +522,10 @@ def _next_round(spec: Call, number: int, before: Value, cause: Diagnostic) -> Di
     )
 
 
-def _too_many(span: Span | None) -> Diagnostic:
+def too_many(span: Span | None) -> Diagnostic:
     return Diagnostic(
         code="E0221",
-        message=f"the network has more than {MOST_LAYERS} layers",
+        message=f"the network has more than {MOST_LAYERS.most:,} layers",
         span=span,
-        help="a smaller `count` of `repeat`",
+        help="fewer layers, or a smaller `count` of `repeat`",
     )

@@ -10,10 +10,11 @@ import json
 import os
 from dataclasses import dataclass
 
+from dslc.dsl.bounds import HEADER
 from dslc.dsl.describe import plural
+from dslc.dsl.files import open_file
 
 NAME = "weights.safetensors"  # of a run directory
-_LONGEST_HEADER = 100_000_000  # bytes; what the format's own library allows
 
 
 class Unreadable(Exception):
@@ -34,22 +35,35 @@ def file_of(path: str) -> str:
 def entries(path: str) -> dict[str, TensorEntry]:
     """The tensors of a safetensors file by name. Raises Unreadable."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
-            if not 2 <= length <= min(size - 8, _LONGEST_HEADER):
+            if not 2 <= length <= size - 8:
                 raise Unreadable(f"{path} is not a safetensors file")
+            if length > HEADER.most:
+                raise Unreadable(f"{path} has a header of {length:,} bytes: {HEADER.most:,} are the most")
             header = json.loads(file.read(length))
-            found = {
-                name: TensorEntry(dtype=entry["dtype"], shape=tuple(entry["shape"]))
-                for name, entry in header.items()
-                if name != "__metadata__"
-            }
-            end = max((entry["data_offsets"][1] for name, entry in header.items() if name in found), default=0)
+            found = {name: _entry(entry) for name, entry in header.items() if name != "__metadata__"}
+            end = max((_whole(entry["data_offsets"][1]) for name, entry in header.items() if name in found), default=0)
     except OSError as error:
         raise Unreadable(f"{path}: {error.strerror}" if os.path.exists(path) else f"there is no {path}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise Unreadable(f"{path} is not a safetensors file") from error
     if size < 8 + length + end:
         raise Unreadable(f"{path} is cut off: it has {plural(size, 'byte')} of {8 + length + end:,}")
     return found
+
+
+def _entry(entry: object) -> TensorEntry:
+    """One tensor of the header. Raises ValueError, TypeError or KeyError where it is not as the format has it."""
+    if not isinstance(entry, dict) or not isinstance(entry["dtype"], str):
+        raise ValueError("a tensor has a dtype")
+    if not isinstance(entry["shape"], list):
+        raise ValueError("a tensor has a shape")
+    return TensorEntry(dtype=entry["dtype"], shape=tuple(map(_whole, entry["shape"])))
+
+
+def _whole(number: object) -> int:
+    if not isinstance(number, int) or not 0 <= number < 2**63:
+        raise ValueError("sizes and places are whole numbers of 64 bits")
+    return number

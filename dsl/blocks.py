@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dslc.dsl import calls as c
+from dslc.dsl.bounds import PATTERN, PATTERNS
 from dslc.dsl.layers import Layers
 from dslc.dsl.registry import (
     Block,
@@ -28,7 +29,7 @@ from dslc.dsl.registry import (
 )
 
 _COUNT = Int(min=1)
-_NAMES = ListOf(Str())
+_PATTERNS = ListOf(Str(max_length=PATTERN.most), max_length=PATTERNS.most)
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zero_bubble", "zbv", "dualpipev")
 
 
@@ -42,7 +43,7 @@ class ModelSpec(Block):
     )
     loss: Call = arg(calls("loss"), "what is made small")
     weights: str | None = arg(Path("read"), "a file of weights to start from", default=None)
-    freeze: tuple[str, ...] = arg(_NAMES, "patterns of parameters that do not train", default=(), shown="none")
+    freeze: tuple[str, ...] = arg(_PATTERNS, "patterns of parameters that do not train", default=(), shown="none")
 
 
 @block
@@ -74,7 +75,7 @@ class DevicesSpec(Block):
             calls("gpus"),
             word("all"),
             ListOf(Int(min=0), min_length=1),
-            Str(r"\s*-?\d+\s*(,\s*\d+\s*)*", 'numbers of GPUs, as in "0, 2"'),
+            Str(r"\s*-?\d+\s*(,\s*\d+\s*)*", 'numbers of GPUs, as in "0, 2"', max_length=2000),
             Int(min=-1),
             words='a count, numbers of GPUs such as `[0, 2]` or `"0, 2"`, `all`, or `free(4)`',
         ),
@@ -120,7 +121,7 @@ class ParallelismSpec(Block):
     )
     sequence: bool = arg(Bool(), "sequence parallelism with `tensor`", default=True)
     tensor_plan: tuple[str, ...] | None = arg(
-        _NAMES,
+        _PATTERNS,
         'the styles of modules, by pattern, in a `python(…)` or `transformers(…)` network: `"blocks.*.up: column"`; '
         "`column`, `row`, `gathered`, `row_of_whole`, `vocabulary`, `summed`",
         default=None,
@@ -158,7 +159,7 @@ class TrainSpec(Block):
     optimizer: Call = arg(calls("optimizer"), "the rule of an update")
     lr_schedule: Call = arg(calls("lr_schedule"), "the learning rate over time", default=c.Constant(), shown="constant")
     scale_lr: Call | None = arg(calls("lr_scale"), "the learning rate follows the batch", default=None, shown="none")
-    no_decay: tuple[str, ...] = arg(_NAMES, "patterns of parameters without weight decay", default=(), shown="none")
+    no_decay: tuple[str, ...] = arg(_PATTERNS, "patterns of parameters without weight decay", default=(), shown="none")
     clip: float | None = arg(Float(above=0), "the largest global norm of the gradients", default=None, shown="none")
     precision: Call = arg(calls("precision"), "of the arithmetic", default=c.Fp32(), shown="fp32")
     on_nonfinite: str = arg(

@@ -7,10 +7,11 @@ another mistake is not reported: a value that could not be resolved is simply ab
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from dslc.dsl.bounds import MISTAKES
 from dslc.dsl.source import Span
 
 Severity = Literal["error", "warning"]
@@ -53,12 +54,23 @@ class Diagnostic:
         """The same as a warning, whose code has the same number."""
         return replace(self, code=f"W{self.code[1:]}")
 
+    def said(self) -> Hashable:
+        """What a reader sees of it: two that say the same at the same place are one."""
+        place = (self.span.source.name, self.span.start, self.span.end) if self.span else None
+        return (self.code, self.severity, self.message, place, self.label, self.help)
+
+
+class Full(Exception):
+    """A report holds as many mistakes as anyone would read: nothing more is looked for. What was found is in it."""
+
 
 @dataclass
 class Report:
-    """The diagnostics found so far, in the order of the file."""
+    """The diagnostics found so far, in the order of the file. Raises `Full` after so many mistakes (`MISTAKES`)."""
 
     found: list[Diagnostic] = field(default_factory=list)
+    _said: set[Hashable] = field(default_factory=set, init=False, repr=False, compare=False)
+    _mistakes: int = field(default=0, init=False, repr=False, compare=False)
 
     def add(
         self,
@@ -75,8 +87,16 @@ class Report:
 
     def extend(self, diagnostics: Iterable[Diagnostic]) -> None:
         for diagnostic in diagnostics:
-            if diagnostic not in self.found:
-                self.found.append(diagnostic)
+            said = diagnostic.said()
+            if said in self._said:
+                continue
+            if diagnostic.severity == "error" and diagnostic.code != MISTAKES.code:
+                if self._mistakes == MISTAKES.most:
+                    self.extend([_FULL])
+                    raise Full
+                self._mistakes += 1
+            self._said.add(said)
+            self.found.append(diagnostic)
 
     @property
     def errors(self) -> list[Diagnostic]:
@@ -93,6 +113,14 @@ class Report:
 
     def __bool__(self) -> bool:
         return bool(self.found)
+
+
+_FULL = Diagnostic(
+    code=MISTAKES.code,
+    message=f"the job has more than {MISTAKES.most} mistakes: the rest is not looked for",
+    span=None,
+    help="mend these first",
+)
 
 
 class JobError(Exception):

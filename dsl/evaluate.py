@@ -5,21 +5,23 @@ param stands for its expression, which is read anew under the kind of each use; 
 as well as a number. A value that cannot be had is `BAD`: what is wrong is in the report, and whoever meets it says
 nothing more. Mistakes point at the expression that holds the value, also inside a param, with the use in a note.
 
-Limits: evaluation recurses with the nesting of the text; `load` turns a depth that Python refuses into a diagnostic.
+Limits: evaluation recurses with the nesting of the text, that of params included: as deep as `OPENED` has it. Params
+that stand for more and more of one another are read as often as they are used, at most `VALUES` times in all.
 """
 
 from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
 from dslc.dsl import arithmetic, tree, units
 from dslc.dsl.arithmetic import Amount, Impossible
+from dslc.dsl.bounds import OPENED, VALUES
 from dslc.dsl.describe import describe, form, limits
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.diagnostics import Full, Note, Report
 from dslc.dsl.forms import accepts, bare_words, fits, inside, numeric, rewrite, spelt, with_unit, words_in
 from dslc.dsl.layering import Merged, names_in
 from dslc.dsl.registry import (
@@ -61,6 +63,7 @@ class Evaluator:
         self.paths: dict[Span, str] = {}  # texts that were taken as paths, by their place
         self.origins: dict[str, str] = {}
         self.broken: set[str] = set()
+        self.depth = self.values = 0  # how deep inside one value; how many were evaluated so far
         self.circular = self._circles()
 
     # ------------------------------------------------------------------------------------------------- reporting
@@ -110,37 +113,43 @@ class Evaluator:
 
     def _circles(self) -> set[str]:
         """The params that cannot be evaluated: those that need themselves, and those without a value."""
-        state: dict[str, int] = {}
+        done: set[str] = set()
         lost: set[str] = set()
-
-        def visit(name: str, chain: list[tuple[str, Span]]) -> None:
-            if state.get(name) == 1:
-                start = next(i for i, (n, _) in enumerate(chain) if n == name)
-                circle = chain[start:]
-                lost.update(n for n, _ in circle)
-                notes = [Note(message=f"`{n}` is needed here", span=span) for n, span in circle[1:]]
-                shown = " -> ".join(f"`{n}`" for n, _ in circle)
-                self.report.add("E0128", f"param `{name}` needs itself: {shown}", circle[0][1], notes=notes)
-                return
-            if state.get(name) == 2:
-                return
-            state[name] = 1
-            setting = self.params[name].setting
-            if setting is None:
-                lost.add(name)
-                self.report.add(
-                    "E0129", f"param `{name}` has no value", self.params[name].declared,
-                    help=f"give it one: `--set {name}=…`",
-                )  # fmt: skip
-            else:
-                for inner in names_in(setting.value):
-                    if inner.name in self.params:
-                        visit(inner.name, [*chain, (inner.name, inner.span)])
-            state[name] = 2
-
         for name, param in self.params.items():
-            visit(name, [(name, param.declared)])
+            # Depth first, without recursion: `chain` holds the params now being looked into, `left` what each names.
+            chain: dict[str, Span] = {}
+            left: list[Iterator[tree.Name]] = [iter([tree.Name(span=param.declared, name=name)])]
+            while left:
+                found = next(left[-1], None)
+                if found is None:
+                    left.pop()
+                    done.update(chain.popitem()[:1] if chain else ())
+                elif found.name in chain:
+                    lost.update(self._circle(chain, found))
+                elif found.name in self.params and found.name not in done:
+                    chain[found.name] = found.span
+                    left.append(self._named_by(found.name, lost))
         return lost
+
+    def _named_by(self, param: str, lost: set[str]) -> Iterator[tree.Name]:
+        setting = self.params[param].setting
+        if setting is not None:
+            return names_in(setting.value)
+        lost.add(param)
+        self.report.add(
+            "E0129", f"param `{param}` has no value", self.params[param].declared,
+            help=f"give it one: `--set {param}=…`",
+        )  # fmt: skip
+        return iter(())
+
+    def _circle(self, chain: Mapping[str, Span], again: tree.Name) -> list[str]:
+        """Reports that the last param of the chain names one before it; all from that on."""
+        circle = list(chain)[list(chain).index(again.name) :]
+        places = [*((n, chain[n]) for n in circle[1:]), (again.name, again.span)]
+        notes = [Note(message=f"`{n}` is needed here", span=span) for n, span in places]
+        shown = " -> ".join(f"`{n}`" for n in [*circle, again.name])
+        self.report.add("E0128", f"param `{again.name}` needs itself: {shown}", chain[again.name], notes=notes)
+        return circle
 
     @contextmanager
     def opened(self, name: tree.Name) -> Iterator[tree.Expr | None]:
@@ -155,6 +164,23 @@ class Evaluator:
             yield setting.value
         finally:
             self.trail.pop()
+
+    def enter(self, expr: tree.Expr) -> bool:
+        """Counts one value more, inside those now being evaluated. False, with the reason reported, where it lies too
+        deep; who was let in leaves by `depth -= 1`. Raises Full where there are too many in all."""
+        self.values += 1
+        place = self.trail[0][1] if self.trail else expr.span
+        if self.values > VALUES.most:
+            message = f"the params of the job stand for more than {VALUES.most:,} values"
+            help = "each use of a param counts as all that it stands for: use fewer of them inside one another"
+            self.report.add(VALUES.code, message, place, help=help)
+            raise Full
+        if self.depth >= OPENED.most:
+            message = f"this value is nested more than {OPENED.most} deep, in params that name params"
+            self.report.add(OPENED.code, message, place, help="give some of them a plain value")
+            return False
+        self.depth += 1
+        return True
 
     def behind(self, expr: tree.Expr) -> tree.Expr:
         """What stands behind params and parentheses, for a look at its form."""
@@ -177,6 +203,14 @@ class Evaluator:
 
     def value(self, expr: tree.Expr, kind: Kind, path: str) -> Any:
         """What the expression is as a value of this kind, or BAD."""
+        if not self.enter(expr):
+            return BAD
+        try:
+            return self._value(expr, kind, path)
+        finally:
+            self.depth -= 1
+
+    def _value(self, expr: tree.Expr, kind: Kind, path: str) -> Any:
         if isinstance(expr, tree.Broken):
             return BAD
         if isinstance(expr, tree.Group):
@@ -191,7 +225,7 @@ class Evaluator:
         match kind:
             case Either():
                 chosen = self.choose(expr, kind)
-                return self.mismatch(expr, kind, path) if chosen is None else self.value(expr, chosen, path)
+                return self.mismatch(expr, kind, path) if chosen is None else self._value(expr, chosen, path)
             case Int():
                 return self.whole(expr, kind, path)
             case Float():
@@ -239,6 +273,14 @@ class Evaluator:
 
     def amount(self, expr: tree.Expr) -> Amount | Bad:
         """A number or a quantity; anything else is a mistake."""
+        if not self.enter(expr):
+            return BAD
+        try:
+            return self._amount(expr)
+        finally:
+            self.depth -= 1
+
+    def _amount(self, expr: tree.Expr) -> Amount | Bad:
         match expr:
             case tree.Number():
                 return self._computed(expr, lambda: arithmetic.finite(expr.value))
@@ -388,6 +430,9 @@ class Evaluator:
     def text(self, expr: tree.Expr, kind: Str, path: str) -> str | Bad:
         if not isinstance(expr, tree.Text):
             return self.mismatch(expr, kind, path)
+        if kind.max_length is not None and len(expr.value) > kind.max_length:
+            return self.fail("E0135", f"`{path}` takes at most {kind.max_length} characters", expr.span,
+                             label=f"here are {len(expr.value):,}")  # fmt: skip
         if kind.pattern and not re.fullmatch(kind.pattern, expr.value):
             meant = function_meant(expr.value)
             help = f'did you mean `"{meant}"`?' if re.fullmatch(kind.pattern, meant) else ""
@@ -440,8 +485,10 @@ class Evaluator:
             return BAD if isinstance(item, Bad) else (item,)
         if not isinstance(expr, tree.List):
             return self.mismatch(expr, kind, path)
+        count = len(expr.items)
+        if kind.max_length is not None and count > kind.max_length:
+            return self.fail("E0136", f"`{path}` takes at most {kind.max_length:,} values, not {count:,}", expr.span)
         items = [self.value(item, kind.item, f"{path}[{i}]") for i, item in enumerate(expr.items)]
-        count = len(items)
         if kind.length is not None and count != kind.length:
             return self.fail("E0136", f"`{path}` takes {kind.length} values, not {count}", expr.span)
         if count < kind.min_length:

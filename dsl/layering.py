@@ -53,19 +53,20 @@ class Merged:
     sweeps: dict[tuple[str, ...], Setting] = field(default_factory=dict)
     spoken: set[str] = field(default_factory=set)  # every name that stands in some value, overridden or not
     complete: bool = True  # false where a file could not be read to its end: what seems missing may be there
+    words: int = 0  # in all files
 
     def copy(self) -> Merged:
         """A copy that `put` may change."""
         return Merged(
             main=self.main, folders=self.folders, params=dict(self.params), fields=dict(self.fields),
             headers=dict(self.headers), promises=dict(self.promises), sweeps=dict(self.sweeps), spoken=self.spoken,
-            complete=self.complete,
+            complete=self.complete, words=self.words,
         )  # fmt: skip
 
 
 def merge(documents: list[tree.Document], main: tree.Document, folders: dict[int, str], report: Report) -> Merged:
     """The files, in the order in which they count."""
-    merged = Merged(main=main, folders=folders)
+    merged = Merged(main=main, folders=folders, words=sum(document.words for document in documents))
     for document in documents:
         _add(merged, document, report)
     return merged

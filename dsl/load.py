@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from dslc.dsl import tree
-from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.bounds import BYTES, IMPORT_DEPTH, IMPORTS, SETTING_BYTES, SETTINGS, WORDS
+from dslc.dsl.diagnostics import Full, Note, Report
+from dslc.dsl.files import TooLarge, read_bytes
 from dslc.dsl.forms import accepts, words_in
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layering import Merged, Setting, block_meant, merge, names_in, put, put_promise
@@ -38,7 +41,8 @@ class Loaded:
     `origins` maps every field (`data.batch`), every argument that was written (`train.optimizer.lr`) and every param to
     what set it: `digits.plt:14`, `<--set 1>` or `default`. `combinations` are those of a sweep, each as settings
     (path, text) to be laid over the job with `--set`; the job itself is the first of them. `files` are those read,
-    absolute, the main one last.
+    absolute, the main one last. `looks` is how many jobs of its kind are looked at together: the combinations of the
+    sweep that it is one of.
     """
 
     report: Report
@@ -48,16 +52,17 @@ class Loaded:
     combinations: tuple[Combination, ...] = ()
     broken: frozenset[str] = frozenset()
     files: tuple[str, ...] = ()
+    looks: int = 1
 
 
 def load(path: str, settings: Sequence[str] = ()) -> Loaded:
     """The job in the file at `path`, with `settings` laid over it. Never raises for what is wrong with a job."""
     full = os.path.abspath(os.path.expanduser(path))
     report = Report()
-    text = _read(full, path, None, report)
-    if text is None:
+    source = read_source(full, path, path, None, report)
+    if source is None:
         return Loaded(report=report)
-    return _load(Source(path, text), full, settings, report)
+    return _load(source, full, settings, report)
 
 
 def load_text(text: str, name: str = "job.plt", folder: str = "", settings: Sequence[str] = ()) -> Loaded:
@@ -68,18 +73,18 @@ def load_text(text: str, name: str = "job.plt", folder: str = "", settings: Sequ
 
 def _load(source: Source, full: str, settings: Sequence[str], report: Report) -> Loaded:
     reader = _Reader(report)
-    document = reader.take(source, full, [])
-    if document is None:
-        return Loaded(report=report, files=tuple(reader.files))
-    merged = merge(reader.documents, document, reader.folders, report)
-    merged.complete = reader.complete
-    for number, text in enumerate(settings, 1):
-        _set(merged, Source(f"<--set {number}>", text), report)
-    name = os.path.basename(full).removesuffix(".plt")
+    document: tree.Document | None = None
     try:
+        document = reader.take(source, full, [])
+        if document is None or not _few(settings, report):
+            return Loaded(report=report, document=document, files=tuple(reader.files))
+        merged = merge(reader.documents, document, reader.folders, report)
+        merged.complete = reader.complete
+        for number, text in enumerate(settings, 1):
+            _set(merged, Source(f"<--set {number}>", text), report)
+        name = os.path.basename(full).removesuffix(".plt")
         found = resolve(merged, report, name, os.path.dirname(full))
-    except RecursionError:  # one value is at most a hundred deep; only a chain of params gets here
-        report.add("E0143", "the params depend on one another too deeply", None, help="give some of them a plain value")
+    except Full:
         return Loaded(report=report, document=document, files=tuple(reader.files))
     return Loaded(
         report=report, job=found.job, document=document, origins=found.origins, combinations=found.combinations,
@@ -99,16 +104,19 @@ class _Reader:
         self.folders: dict[int, str] = {}
         self.files: list[str] = []
         self.read: set[str] = set()
+        self.bytes = self.words = 0  # of all files so far
         self.complete = True  # false where something could not be read, and so may only seem to be missing
 
     def take(self, source: Source, full: str, chain: list[tuple[str, Span]]) -> tree.Document | None:
         """Parses a text and all it imports. `chain` holds the files that led here, each with its import."""
         self.read.add(os.path.realpath(full))
         self.folders[id(source)] = os.path.dirname(full)
-        document = parse(source, self.report)
+        self.bytes += len(source.text)
+        document = parse(source, self.report, WORDS.most - self.words)
         if document is None:
             self.complete = False
             return None
+        self.words += document.words
         self.complete = self.complete and document.complete
         early = True
         for statement in document.statements:
@@ -142,33 +150,105 @@ class _Reader:
             return
         if real in self.read:
             return
-        text = _read(target, statement.path, statement.path_span, self.report)
-        if text is None:
+        found: Source | None = None
+        if self.may_follow(statement, here):
+            shown = given if os.path.isabs(given) else os.path.join(os.path.dirname(source.name), given)
+            name, left = os.path.normpath(shown), BYTES.most - self.bytes
+            found = read_source(target, name, statement.path, statement.path_span, self.report, left)
+        if found is None:
             self.complete = False
         else:
-            shown = given if os.path.isabs(given) else os.path.join(os.path.dirname(source.name), given)
-            self.take(Source(os.path.normpath(shown), text), target, here)
+            self.take(found, target, here)
+
+    def may_follow(self, statement: tree.Import, chain: list[tuple[str, Span]]) -> bool:
+        """Whether a job may import so deep, and so many files."""
+        message = ""
+        if len(chain) > IMPORT_DEPTH.most:
+            message = f"imports of imports go more than {IMPORT_DEPTH.most} deep"
+        elif len(self.read) > IMPORTS.most:
+            message = f"the job imports more than {IMPORTS.most} files"
+        if message:
+            first = chain[0][1] if len(chain) > 1 else None
+            notes = [Note(message="the first of them is here", span=first)] if first else []
+            self.report.add(IMPORTS.code, message, statement.path_span, notes=notes, help="put some of them together")
+        return not message
 
 
-def _read(full: str, shown: str, span: Span | None, report: Report) -> str | None:
-    """The text of a file, without a byte-order mark and with plain line ends; why there is none is reported."""
+def read_source(
+    full: str, name: str, shown: str, span: Span | None, report: Report, most: int = BYTES.most
+) -> Source | None:
+    """A file, without a byte-order mark and with plain line ends; why there is none is reported.
+
+    Messages call the file `shown` where `span` names it, and `name` where they point into it.
+    """
+    text = read_text(full, name, shown, span, report, most)
+    if text is None:
+        return None
+    text = text.removeprefix("\ufeff")
+    return Source(name, text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text)
+
+
+def read_text(
+    full: str, name: str, shown: str, span: Span | None, report: Report, most: int = BYTES.most
+) -> str | None:
+    """The text of a file as it stands; None with the reason in the report."""
     help = ""
     try:
-        with open(full, encoding="utf-8-sig") as file:
-            return file.read()
-    except UnicodeDecodeError:
-        reason = "it is not text in UTF-8"
+        return decoded(read_bytes(full, most, piped=span is None), name, shown, span, report)
+    except TooLarge:
+        _too_large(shown, span, report)
+        return None
     except FileNotFoundError:
         reason = "there is no such file"
-        folder = os.path.dirname(full)
+        folder = os.path.dirname(os.path.abspath(full))
         if os.path.isdir(folder):
-            help = did_you_mean(os.path.basename(full), (n for n in os.listdir(folder) if n.endswith(".plt")))
+            help = did_you_mean(os.path.basename(full), islice(_jobs_in(folder), 1000))
         else:
             help = f"there is no folder `{folder}`"
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or "it has no such name").lower()
     report.add("E0101", f"`{shown}` cannot be read: {reason}", span, help=help)
     return None
+
+
+def decoded(found: bytes, name: str, shown: str, span: Span | None, report: Report) -> str | None:
+    """The bytes as text; None with the reason in the report."""
+    if len(found) > BYTES.most:
+        _too_large(shown, span, report)
+        return None
+    try:
+        return found.decode("utf-8")
+    except UnicodeDecodeError as error:
+        _no_text(name, found, error, span, report)
+        return None
+
+
+def _too_large(shown: str, span: Span | None, report: Report) -> None:
+    report.add(
+        BYTES.code,
+        f"`{shown}` is too large for a job: {BYTES.most:,} bytes are the most, with all that is imported",
+        span,
+        help="a job is written by hand; what it is about (data, weights) stands in files that it names",
+    )
+
+
+def _jobs_in(folder: str) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        yield from (entry.name for entry in entries if entry.name.endswith(".plt"))
+
+
+def _no_text(name: str, found: bytes, error: UnicodeDecodeError, span: Span | None, report: Report) -> None:
+    """Points at the first byte that is no UTF-8, in the file itself."""
+    source = Source(name, found.decode("utf-8", "replace"))
+    at = len(found[: error.start].decode("utf-8"))
+    report.add(
+        "E0101",
+        f"`{name}` cannot be read: it is not text in UTF-8",
+        Span(source, at, at + 1),
+        label=f"the byte 0x{found[error.start]:02x}",
+        notes=[Note(message="it is imported here", span=span)] if span else [],
+        help="save it in UTF-8",
+    )
 
 
 def _language(statement: tree.Language, report: Report) -> None:
@@ -187,6 +267,19 @@ def _languages(document: tree.Document, report: Report) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- settings
+
+
+def _few(settings: Sequence[str], report: Report) -> bool:
+    """Whether the command line holds no more than can be meant."""
+    if len(settings) <= SETTINGS.most and sum(map(len, settings)) <= SETTING_BYTES.most:
+        return True
+    report.add(
+        BYTES.code,
+        f"the command line sets {len(settings):,} values in {sum(map(len, settings)):,} characters",
+        None,
+        help=f"{SETTINGS.most:,} and {SETTING_BYTES.most:,} are the most; write a file that imports the job",
+    )
+    return False
 
 
 def _set(merged: Merged, source: Source, report: Report) -> None:

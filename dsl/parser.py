@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dslc.dsl import tree
+from dslc.dsl.bounds import NESTING, WORDS
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.parser_build import MAX_DEPTH, Builder, path_of
+from dslc.dsl.parser_build import Builder, path_of
 from dslc.dsl.parser_layout import Laid, Unit, lay_out
 from dslc.dsl.parser_table import load
 from dslc.dsl.parser_tokens import UNREAD, Token, lex
@@ -44,25 +45,25 @@ class Setting:
     mistakes: Report
 
 
-def parse(source: Source, report: Report) -> tree.Document | None:
+def parse(source: Source, report: Report, words: int = WORDS.most) -> tree.Document | None:
     """The tree of a job file, or None where the text is no job at all. Mistakes go into `report`.
 
-    After mistakes the document is what could be read: a value that could not is `tree.Broken`, and `complete` is false
-    where something was left out.
+    It may have so many `words`, signs and comments. After mistakes the document is what could be read: a value that
+    could not is `tree.Broken`, and `complete` is false where something was left out.
     """
     mistakes = Mistakes(source, report)
     try:
-        return _document(source, mistakes)
+        return _document(source, mistakes, words)
     except GaveUp:
         return None
 
 
-def _document(source: Source, mistakes: Mistakes) -> tree.Document | None:
+def _document(source: Source, mistakes: Mistakes, words: int) -> tree.Document | None:
     if "\0" in source.text:
         at = source.text.index("\0")
         mistakes.add("E0001", "this is not a text file", at, at + 1, label="a zero byte stands here")
         return None
-    lexed = lex(source, mistakes)
+    lexed = lex(source, mistakes, words=words)
     if not any(token.kind != "_NL" for token in lexed.tokens):
         if not mistakes.offsets:
             what = "nothing but comments" if lexed.comments else "empty"
@@ -81,6 +82,7 @@ def _document(source: Source, mistakes: Mistakes) -> tree.Document | None:
         statements=tuple(statements),
         comments=tuple(lexed.comments),
         complete=laid.complete and run.complete and run.builder.complete,
+        words=len(lexed.tokens) + len(lexed.comments),
     )
 
 
@@ -235,7 +237,7 @@ class _Run:
             else:
                 children.append(part.what)
         span = self.mistakes.span(start, end)
-        if depth >= MAX_DEPTH and origin in ("value", "sum", "product", "unary", "power", "atom"):
+        if depth >= NESTING.most and origin in ("value", "sum", "product", "unary", "power", "atom"):
             return _Made(self.builder.too_deep(span), start, end, 0)
         return _Made(self.make[callback](children, span), start, end, depth + 1)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from dslc.dsl import tree
+from dslc.dsl.bounds import NESTING
 from dslc.dsl.parser_tokens import NUMBER_PART, UNREAD, Token
 from dslc.dsl.source import Span
 from dslc.dsl.syntax_place import ENVIRONMENT, OTHER_LITERALS, Mistakes
@@ -20,7 +21,6 @@ Child = Token | tree.Node
 Made = tree.Node | list[Any] | None
 
 ESCAPES = {'"': '"', "\\": "\\", "n": "\n", "t": "\t"}
-MAX_DEPTH = 100  # of a value: so that whoever walks the tree may do so by recursion
 
 
 class Builder:
@@ -167,7 +167,7 @@ class Builder:
         return tree.Binary(span=span, operator=children[1].text, left=children[0], right=children[2])
 
     def too_deep(self, span: Span) -> tree.Broken:
-        message = f"this value is nested more than {MAX_DEPTH} deep"
+        message = f"this value is nested more than {NESTING.most} deep"
         self.mistakes.add("E0028", message, span.start, span.start, help="take parts of it out into a `param`")
         return tree.Broken(span=span)
 

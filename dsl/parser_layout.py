@@ -77,6 +77,7 @@ class _Layout:
         self.open: list[Open] = []
         self.complete = True
         self.closed_at = mistakes.start  # where the last block ended
+        self.looked = 0  # how much of what is kept was looked through for a name that a stray `}` belongs to
         self.ended_early = False  # a `}` came before a bracket was closed
         self.end = read[-1].end if read else mistakes.start
 
@@ -106,7 +107,7 @@ class _Layout:
         else:
             if token.kind in PAIRS:
                 self.open.append(Open(token, len(self.kept), at))
-            elif token.kind == "NAME" and self.ends_entry() and self.sets(at):
+            elif token.kind == "NAME" and self.sets(at) and self.ends_entry():
                 self.missing_comma(token)
             self.kept.append(token)
         return at + 1
@@ -193,16 +194,14 @@ class _Layout:
 
     def missing_brace(self, closer: Token) -> bool:
         """Whether a brace closes what a name alone on its line was meant to open; then it is opened there."""
-        kinds = ["_NL", *(token.kind for token in self.kept), "_NL"]
-        last = max((i for i, kind in enumerate(kinds) if kind == "RBRACE"), default=0)
-        alone = [
-            i
-            for i in range(last + 1, len(kinds) - 1)
-            if kinds[i - 1 : i + 2] in (["_NL", "NAME", "_NL"], ["RBRACE", "NAME", "_NL"])
-        ]
-        if not alone or self.kept[alone[0] - 1].text == UNREAD:
+        # What an earlier closer looked through in vain is not looked through again.
+        first = min(self.looked, max(0, len(self.kept) - 1))
+        last = max((i for i in range(first, len(self.kept)) if self.kept[i].kind == "RBRACE"), default=first - 1)
+        at = next((i for i in range(last + 1, len(self.kept)) if self.is_alone(i)), None)
+        if at is None or self.kept[at].text == UNREAD:
+            self.looked = max(first, len(self.kept) - 1)
             return False
-        name = self.kept[alone[0] - 1]
+        name = self.kept[at]
         self.mistakes.add(
             "E0019",
             f"`{{` is missing after `{name.text}`",
@@ -211,9 +210,17 @@ class _Layout:
             help=f"write `{name.text} {{`",
             notes=[Note(message="the block is closed here", span=self.mistakes.span(closer.start, closer.end))],
         )
-        self.kept.insert(alone[0], Token("LBRACE", "{", name.end, name.end))
+        self.kept.insert(at + 1, Token("LBRACE", "{", name.end, name.end))
         self.kept.append(closer)
         return True
+
+    def is_alone(self, at: int) -> bool:
+        """Whether a name stands alone on its line, or behind the end of a block."""
+        if self.kept[at].kind != "NAME":
+            return False
+        before = self.kept[at - 1].kind if at else "_NL"
+        after = self.kept[at + 1].kind if at + 1 < len(self.kept) else "_NL"
+        return before in ("_NL", "RBRACE") and after == "_NL"
 
     def fits_after(self, at: int, entries: list[Open]) -> bool:
         """Whether these brackets are closed rightly from `at` on."""

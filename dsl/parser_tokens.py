@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
+from dslc.dsl.bounds import WORDS
 from dslc.dsl.parser_table import load
 from dslc.dsl.source import Source, Span
-from dslc.dsl.syntax_place import Mistakes
+from dslc.dsl.syntax_place import GaveUp, Mistakes
 from dslc.dsl.tree import Comment
 
 MAX_DIGITS = 400  # more than any float has, and far below where int() gives up
@@ -40,7 +41,7 @@ WRITTEN_NUMBER = re.compile(r"[0-9][0-9A-Za-z_]*(\.(?!\.)[0-9A-Za-z_]*)*")
 NUMBER_PART = re.compile(r"[0-9]+(_[0-9]+)*(\.[0-9]+(_[0-9]+)*)?([eE][+-]?[0-9]+)?")
 # The rest is compiled where a mistake calls for it: that is not at the start of every command.
 OTHER_BASE = r"0[xXoObB][0-9A-Fa-f_]+"
-SINGLE_QUOTED = r"'([^'\\\n]|\\[^\n])*'"
+SINGLE_QUOTED = r"'([^'\\\n]++|\\[^\n])*+'"
 SMART_QUOTED = '[“”„‟«»‘’‚]([^“”„‟«»‘’‚"\n]*)[“”‟«»‘’"]'
 TRIPLE_QUOTED = r'(?s:"""(.*?)("""|\Z)|\'\'\'(.*?)(\'\'\'|\Z))'
 OTHER_COMMENT = r"(?s://[^\n]*|/\*.*?(\*/|\Z)|--[^\n]*)"
@@ -67,9 +68,12 @@ SPACES = {
 }  # fmt: skip
 
 
-def lex(source: Source, mistakes: Mistakes, start: int = 0) -> Lexed:
-    """The tokens of a text from `start` on: every line end is one, comments and spaces are none."""
-    return _Lexer(source, mistakes).run(start)
+def lex(source: Source, mistakes: Mistakes, start: int = 0, words: int = WORDS.most) -> Lexed:
+    """The tokens of a text from `start` on: every line end is one, comments and spaces are none.
+
+    Raises GaveUp, with what is wrong reported, where there are more `words` (tokens and comments) than that.
+    """
+    return _Lexer(source, mistakes).run(start, words)
 
 
 def _rare(pattern: str) -> re.Pattern[str]:
@@ -89,14 +93,27 @@ class _Lexer:
         self.comments: list[Comment] = []
         self.depth = 0  # of round and square brackets
 
-    def run(self, start: int) -> Lexed:
+    def run(self, start: int, words: int) -> Lexed:
         at, text = start, self.text
         if text.startswith("\ufeff", at):
             at += 1
         while at < len(text):
             found = self.match(text, at)
             at = self.other(at) if found is None else self.known(found)
+            if len(self.tokens) + len(self.comments) > words:
+                self.too_many(at)
         return Lexed(self.tokens, self.comments)
+
+    def too_many(self, at: int) -> NoReturn:
+        self.mistakes.add(
+            WORDS.code,
+            f"the job is too long: more than {WORDS.most:,} words and signs, with all that it imports",
+            at - 1,
+            at,
+            label="up to here",
+            help="a list that is made by a program belongs into a file that a `python(…)` source reads",
+        )
+        raise GaveUp
 
     def known(self, found: re.Match[str]) -> int:
         """Takes what the grammar knows; returns where to go on."""
@@ -115,9 +132,9 @@ class _Lexer:
             if following > "\x7f" and following.isalnum():
                 return self.odd_word(start)
         elif kind in ("SLASH", "DOUBLE_SLASH", "MINUS"):
-            other = _rare(OTHER_COMMENT).match(self.text, start)
-            if other and (other.group().startswith("/*") or self.comment_may_begin(other.group()[:2])):
-                return self.other_comment(other)
+            mark = self.text[start : start + 2]
+            if mark == "/*" or (mark in ("//", "--") and self.comment_may_begin(mark)):
+                return self.other_comment(start)
         elif kind == "DOT" and "0" <= following <= "9" and not self.follows_value(start):
             return self.leading_dot(start, end)
         return self.take(kind, start, end)
@@ -274,7 +291,9 @@ class _Lexer:
         line = self.text[at + 1 :].partition("\n")[0]
         return self.take("STRING", at, at + 1 + len(line.rstrip(")]}, \t\r")), '""')
 
-    def other_comment(self, found: re.Match[str]) -> int:
+    def other_comment(self, start: int) -> int:
+        found = _rare(OTHER_COMMENT).match(self.text, start)
+        assert found
         mark = found.group()[:2]
         self.mistakes.add("E0009", f"a comment begins with `#`, not with `{mark}`", found.start(), found.start() + 2)
         return found.end()

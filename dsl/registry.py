@@ -92,10 +92,12 @@ class Bool(Kind):
 
 @positional
 class Str(Kind):
-    """Text in quotes. `pattern` is a regular expression it must match, `hint` says so in words."""
+    """Text in quotes. `pattern` is a regular expression it must match, `hint` says so in words; `max_length` is in
+    characters."""
 
     pattern: str = ""
     hint: str = ""
+    max_length: int | None = None
 
 
 @positional
@@ -145,6 +147,7 @@ class ListOf(Kind):
     item: Kind
     min_length: int = 0
     length: int | None = None
+    max_length: int | None = None
     single: bool = False
 
 
@@ -288,10 +291,16 @@ class Field:
         return self.default is REQUIRED
 
 
+_FIELDS: dict[type[Node], tuple[Field, ...]] = {}  # of the declarations that were asked for
+
+
 def fields(declaration: type[Node]) -> tuple[Field, ...]:
     """The declared fields in order; a call's positional arguments follow this order."""
-    return tuple(
-        Field(f.name, f.metadata["kind"], f.metadata["doc"], f.default, f.metadata["shown"])
-        for f in dataclasses.fields(declaration)
-        if "kind" in f.metadata
-    )
+    found = _FIELDS.get(declaration)
+    if found is None:
+        found = _FIELDS[declaration] = tuple(
+            Field(f.name, f.metadata["kind"], f.metadata["doc"], f.default, f.metadata["shown"])
+            for f in dataclasses.fields(declaration)
+            if "kind" in f.metadata
+        )
+    return found

@@ -9,14 +9,15 @@ wrong with it alone is reported at it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dslc.dsl import blocks, tree, units  # noqa: F401  (`blocks` fills the registry)
+from dslc.dsl.bounds import LOOKS, WORDS_LOOKED_AT
 from dslc.dsl.calling import build, end_of, origin
 from dslc.dsl.describe import quoted
-from dslc.dsl.diagnostics import Report
+from dslc.dsl.diagnostics import Full, Report
 from dslc.dsl.effects import EFFECTS
 from dslc.dsl.evaluate import Bad, Evaluator
 from dslc.dsl.job import JobSpec, Promise
@@ -46,7 +47,6 @@ PROMISE_DOCS = {
     "mfu": "the share of the devices' FLOP/s that the model's own arithmetic uses",
 }
 
-MOST = 10_000  # combinations of a sweep
 Combination = tuple[tuple[str, str], ...]
 
 
@@ -78,22 +78,19 @@ def resolve(merged: Merged, report: Report, name: str, folder: str) -> Resolved:
     for path, items in lists.items():
         put(first, path, Setting(name=merged.sweeps[path].name, value=items[0]), report)
     attempts = [_attempt(first)]
+    if lists and _too_many(lists, merged, attempts[0].evaluator.values, report):
+        lists = {}
     for path, items in lists.items():
         for item in items[1:]:
             other = first.copy()
             put(other, path, Setting(name=merged.sweeps[path].name, value=item), report)
             attempts.append(_attempt(other))
     base = attempts[0]
-    count = math.prod(len(items) for items in lists.values())
-    if count > MOST:
-        span = merged.sweeps[next(iter(lists))].name
-        message = f"the sweep has {count:,} combinations, and {MOST:,} are the most"
-        report.add("E0142", message, span, help="sweep fewer paths at once")
-        lists = {}
     # A mistake of one alternative is a mistake; a field without effect in one of them has one in another.
     for attempt in attempts:
         report.extend(d for d in attempt.report.found if d.severity == "error" or d.code != "W0103")
-    report.extend(d for d in base.report.found if all(d in attempt.report.found for attempt in attempts))
+    common = set.intersection(*({d.said() for d in attempt.report.found} for attempt in attempts))
+    report.extend(d for d in base.report.found if d.said() in common)
     paths = {span: path for attempt in attempts for span, path in attempt.evaluator.paths.items()}
     texts = {".".join(path): tuple(_text(item, paths) for item in items) for path, items in lists.items()}
     job = None
@@ -115,10 +112,47 @@ def resolve(merged: Merged, report: Report, name: str, folder: str) -> Resolved:
     )
 
 
+def _too_many(
+    lists: Mapping[tuple[str, ...], Sequence[tree.Expr]], merged: Merged, values: int, report: Report
+) -> bool:
+    """Whether a sweep has more combinations than are looked at; each is the whole job again, of so many `values`."""
+    longest = max(len(items) for items in lists.values())
+    count = math.prod(len(items) for items in lists.values()) if max(longest, len(lists)) <= LOOKS.most else 0
+    each = merged.words + values
+    if 0 < count <= LOOKS.most and count * each <= WORDS_LOOKED_AT.most:
+        return False
+    if 0 < count <= LOOKS.most:
+        said, most = f"{count:,} combinations of a job of {each:,} words and values", WORDS_LOOKED_AT.most // each
+    else:
+        huge = not 0 < count < 10**12
+        said = f"{len(lists):,} paths, of up to {longest:,} alternatives" if huge else f"{count:,} combinations"
+        most = LOOKS.most
+    span = merged.sweeps[next(iter(lists))].name
+    message = f"the sweep has {said}, and {most:,} combinations are the most"
+    report.add(LOOKS.code, message, span, help="sweep fewer paths at once")
+    return True
+
+
 def _attempt(merged: Merged) -> _Attempt:
+    """What can be made of the job; after too many mistakes, what was made so far."""
     report = Report()
     evaluator = Evaluator(merged, report)
     made: dict[str, Any] = {}
+    promises: tuple[Promise, ...] = ()
+    try:
+        _blocks(evaluator, report, made)
+        promises = _promises(evaluator)
+        if not any(isinstance(block, Bad) for block in made.values()):
+            for effect in EFFECTS:
+                report.extend(effect(made, evaluator.broken))
+    except Full:
+        made = dict.fromkeys(BLOCKS, Bad())
+    return _Attempt(blocks=made, promises=promises, evaluator=evaluator, report=report)
+
+
+def _blocks(evaluator: Evaluator, report: Report, made: dict[str, Any]) -> None:
+    """Puts each block of the job into `made`; `Bad` where there can be none."""
+    merged = evaluator.merged
     _unknown(evaluator, report)
     for word, declaration in BLOCKS.items():
         settings = {name: setting for (block, name), setting in merged.fields.items() if block == word}
@@ -138,12 +172,6 @@ def _attempt(merged: Merged) -> _Attempt:
             made[word] = Bad()
             continue
         made[word] = build(evaluator, declaration, settings, word, merged.headers.get(word))
-    promises = _promises(evaluator)
-    if not any(isinstance(block, Bad) for block in made.values()):
-        for effect in EFFECTS:
-            for diagnostic in effect(made, evaluator.broken):
-                report.extend([diagnostic])
-    return _Attempt(blocks=made, promises=promises, evaluator=evaluator, report=report)
 
 
 def _missing_block(evaluator: Evaluator, word: str, required: list[str]) -> None:

@@ -3,7 +3,8 @@
 `render` prints each with the line it is about, carets under the exact characters, and the notes and the help below;
 `to_json` gives the same as plain data, one object each. Both take them in the order given: a `Report` iterates in the
 order of the file. Nothing in a job or a file name reaches the terminal as a control sequence: control characters are
-shown as `\\x1b`, in messages as in the lines shown.
+shown as `\\x1b`, in messages as in the lines shown. Nothing in a job makes them long either: of a longer text the
+middle is left out, of a longer line what is far from the marked characters, and of more diagnostics the last.
 
 Limits: columns are counted in characters, as editors do; the width on the screen is guessed from Unicode's East Asian
 width and combining class, which is right for everything but some emoji sequences.
@@ -16,10 +17,16 @@ from typing import Any
 
 from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Diagnostic, Note
+from dslc.dsl.plain import escaped, is_shown, plain
 from dslc.dsl.source import Span
 
 TAB = 4
 MAX_LINES = 6  # of a span over several lines; the middle of a longer one is left out
+MAX_SHOWN = 150  # diagnostics
+MAX_TEXT = 600  # characters of a message or a help
+MAX_NOTES = 12
+MAX_LINE = 200  # characters of a line of the job, and of what is marked in it
+BEFORE = 40  # of them, those that stand before what is marked
 
 BOLD, RED, YELLOW, CYAN, GREEN, BLUE, RESET = (
     "\33[1m",
@@ -39,7 +46,9 @@ def render(diagnostics: Iterable[Diagnostic], *, color: bool) -> str:
     if not found:
         return ""
     paint = _Paint(color)
-    return "\n\n".join(["\n".join(_one(diagnostic, paint)) for diagnostic in found] + [_count(found)]) + "\n"
+    told = ["\n".join(_one(diagnostic, paint)) for diagnostic in found[:MAX_SHOWN]]
+    left = f", the first {MAX_SHOWN} shown" if len(found) > MAX_SHOWN else ""
+    return "\n\n".join([*told, _count(found) + left]) + "\n"
 
 
 def to_json(diagnostics: Iterable[Diagnostic]) -> list[dict[str, Any]]:
@@ -49,11 +58,11 @@ def to_json(diagnostics: Iterable[Diagnostic]) -> list[dict[str, Any]]:
         {
             "code": diagnostic.code,
             "severity": diagnostic.severity,
-            "message": diagnostic.message,
+            "message": _brief(diagnostic.message),
             **_start(diagnostic.span),
             **_end(diagnostic.span),
-            "notes": [{"message": note.message, **_start(note.span)} for note in diagnostic.notes],
-            "help": diagnostic.help,
+            "notes": [{"message": _brief(note.message), **_start(note.span)} for note in diagnostic.notes[:MAX_NOTES]],
+            "help": _brief(diagnostic.help),
         }
         for diagnostic in diagnostics
     ]
@@ -86,34 +95,36 @@ class _Paint:
 def _one(diagnostic: Diagnostic, paint: _Paint) -> list[str]:
     color = SEVERITY[diagnostic.severity]
     head = paint(color, f"{diagnostic.severity}[{diagnostic.code}]")
-    lines = [head + paint(BOLD, f": {_plain(diagnostic.message)}")]
+    lines = [head + paint(BOLD, f": {plain(_brief(diagnostic.message))}")]
     width = 1
     if diagnostic.span:
         first, last = _rows(diagnostic.span)
         width = len(str(last))
         lines.append(_arrow(diagnostic.span, width, paint))
         lines.append(paint(BLUE, f"{'':{width}} |"))
-        label = _plain(diagnostic.label)
+        label = plain(_brief(diagnostic.label))
         shown = _single_line if first == last else _several_lines
         lines.extend(shown(diagnostic.span, label, width, paint, color))
         if diagnostic.notes or diagnostic.help:
             lines.append(paint(BLUE, f"{'':{width}} |"))
-    for note in diagnostic.notes:
+    for note in diagnostic.notes[:MAX_NOTES]:
         lines.extend(_note(note, width, paint))
+    if len(diagnostic.notes) > MAX_NOTES:
+        lines.append(paint(CYAN, "note") + f": and {len(diagnostic.notes) - MAX_NOTES} more")
     if diagnostic.help:
-        said, *remedies = diagnostic.help.split("\n")  # a list of remedies has a line for each
-        lines.append(paint(GREEN, "help") + f": {_plain(said)}")
-        lines.extend(f"  {_plain(remedy)}" for remedy in remedies)
+        said, *remedies = _brief(diagnostic.help).split("\n")  # a list of remedies has a line for each
+        lines.append(paint(GREEN, "help") + f": {plain(said)}")
+        lines.extend(f"  {plain(remedy)}" for remedy in remedies)
     return lines
 
 
 def _note(note: Note, width: int, paint: _Paint) -> list[str]:
-    lines = [paint(CYAN, "note") + f": {_plain(note.message)}"]
+    lines = [paint(CYAN, "note") + f": {plain(_brief(note.message))}"]
     return [*lines, _arrow(note.span, width, paint)] if note.span else lines
 
 
 def _arrow(span: Span, width: int, paint: _Paint) -> str:
-    return f"{'':{width}}{paint(BLUE, '-->')} {_plain(str(span))}"
+    return f"{'':{width}}{paint(BLUE, '-->')} {plain(str(span))}"
 
 
 def _rows(span: Span) -> tuple[int, int]:
@@ -129,7 +140,8 @@ def _single_line(span: Span, label: str, width: int, paint: _Paint, color: str) 
     row, column = span.source.position(span.start)
     line = span.source.line(row)
     marked = line[column - 1 : column - 1 + max(0, span.end - span.start)].rstrip("\r")
-    indent = _columns(line[: column - 1])
+    line, before, marked = _window(line.rstrip("\r"), column - 1, marked)
+    indent = _columns(before)
     carets = "^" * max(1, _columns(marked, indent))
     under = f"{'':{indent}}{paint(color, f'{carets} {label}'.rstrip())}"
     gutter = paint(BLUE, f"{row:>{width}} |")
@@ -148,10 +160,10 @@ def _several_lines(span: Span, label: str, width: int, paint: _Paint, color: str
             continue
         edge = paint(color, "/" if row == first else "|")
         gutter = paint(BLUE, f"{row:>{width}} |")
-        lines.append(f"{gutter} {edge} {_line(span.source.line(row))}".rstrip())
+        lines.append(f"{gutter} {edge} {_line(_window(span.source.line(row), 0, '')[0])}".rstrip())
     text = span.source.line(last)
     end_row, end_column = span.source.position(span.end)
-    marked = text[: end_column - 1] if end_row == last else text
+    marked = _window(text, 0, text[: end_column - 1] if end_row == last else text)[2]
     under = f"|{'_' * max(1, _columns(marked.rstrip(chr(13))))}^ {label}".rstrip()
     return [*lines, f"{paint(BLUE, f'{chr(32) * width} |')} {paint(color, under)}"]
 
@@ -159,33 +171,32 @@ def _several_lines(span: Span, label: str, width: int, paint: _Paint, color: str
 # ------------------------------------------------------------------------------------------------------ characters
 
 
+def _brief(text: str) -> str:
+    """The text, of a long one its beginning and its end."""
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT * 2 // 3]} … {text[-MAX_TEXT // 3 :]}"
+
+
+def _window(line: str, start: int, marked: str) -> tuple[str, str, str]:
+    """What is shown of a line in which `marked` begins at `start`; what of that stands before, and what is marked."""
+    if len(line) <= MAX_LINE:
+        return line, line[:start], marked
+    first = max(0, min(start - BEFORE, len(line) - MAX_LINE))
+    last = first + MAX_LINE
+    left, right = "…" if first else "", "…" if last < len(line) else ""
+    return f"{left}{line[first:last]}{right}", left + line[first:start], marked[: last - start]
+
+
 def _line(text: str) -> str:
     """A line as it is shown: tabs as spaces, control characters as escapes."""
     text = text.rstrip("\r")
     if "\t" not in text:
-        return _plain(text)
+        return plain(text)
     shown, at = [], 0
     for char in text:
-        piece = " " * (TAB - at % TAB) if char == "\t" else _plain(char)
+        piece = " " * (TAB - at % TAB) if char == "\t" else plain(char)
         at += _columns(char, at)
         shown.append(piece)
     return "".join(shown)
-
-
-def _plain(text: str) -> str:
-    """Without control characters, nor those that turn the direction of writing."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(char if _is_shown(char) else _escape(char) for char in text)
-
-
-def _is_shown(char: str) -> bool:
-    return char.isprintable() or char in "\u3000\u00a0\u200d"
-
-
-def _escape(char: str) -> str:
-    code = ord(char)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def _columns(text: str, start: int = 0) -> int:
@@ -198,8 +209,8 @@ def _columns(text: str, start: int = 0) -> int:
     for char in text:
         if char == "\t":
             at += TAB - at % TAB
-        elif not _is_shown(char):
-            at += len(_escape(char))
+        elif not is_shown(char):
+            at += len(escaped(char))
         elif unicodedata.combining(char) or char == "\u200d":
             continue
         else:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Literal
 
 from dslc.dsl.record import Record, record
@@ -196,9 +197,11 @@ class Document(Node):
     """A file, in the order in which it was written.
 
     `complete` is false where a syntax mistake left statements or entries out: what seems to be missing may be there.
+    `words` is how many words, signs and comments were read.
     """
 
     source: Source
     statements: tuple[Statement, ...]
     comments: tuple[Comment, ...]
     complete: bool = True
+    words: int = dataclasses.field(default=0, compare=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,23 @@ def test_fmt_writes_one_layout(tmp_path: Path) -> None:
     assert job.read_text() == "data {\n  batch  = 64\n  source = digits()\n}  # mine\n"
     assert dslc("fmt", "-", input="a{b=1}").stdout == "a {\n  b = 1\n}\n"
     assert dslc("fmt", "-", input="a{b=").returncode == 1
+
+
+def test_fmt_writes_to_what_a_link_leads_to_and_keeps_its_mode(tmp_path: Path) -> None:
+    kept, link = tmp_path / "kept" / "job.plt", tmp_path / "job.plt"
+    kept.parent.mkdir()
+    kept.write_text("a{x=1}\n")
+    kept.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(kept, 12345, 23456)
+    link.symlink_to(Path("kept") / "job.plt")
+    before = kept.stat()
+    assert dslc("fmt", link, cwd=tmp_path).returncode == 0
+    after = kept.stat()
+    assert link.is_symlink() and kept.read_text() == "a {\n  x = 1\n}\n"
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+    assert after.st_ino != before.st_ino, "it is replaced as a whole"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["job.plt", "job.plt", "kept"]
 
 
 def test_explain() -> None:

@@ -10,8 +10,9 @@ import sys
 from dslc.compiler.analyse import Analysis
 from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Diagnostic, Report
+from dslc.dsl.plain import plain
 from dslc.dsl.show import to_json
-from dslc.front import inspect, load_each, show
+from dslc.front import inspect, load_each, over, show
 from dslc.main import GOOD, JOB_AT_FAULT
 from dslc.unseen import unseen
 
@@ -28,7 +29,7 @@ def main(arguments: argparse.Namespace) -> int:
             show(report)
             if not report.errors and analysis:
                 so_far = unseen(analysis, trace=arguments.trace)
-                print(f"{path} is good{so_far}: {_summary(analysis)}" + (f"; {goes_on}" if goes_on else ""))
+                print(plain(f"{path} is good{so_far}: {_summary(analysis)}" + (f"; {goes_on}" if goes_on else "")))
     if arguments.json:
         json.dump(to_json(found), sys.stdout, indent=2)
         print()
@@ -42,6 +43,8 @@ def check_one(path: str, settings: list[str], *, trace: bool = False) -> tuple[R
     report.extend(loaded.report.found)
     for chosen in combinations:
         analysis = inspect(chosen, report, trace=trace)
+        if over(report):
+            break
     return report, analysis
 
 
@@ -58,6 +61,8 @@ def check_with(path: str, settings: list[str], trace: bool, resume: str | None) 
         analysis = inspect(chosen, report, trace=trace)
         if analysis is not None:
             goes_on = check_resume(analysis, resume, report)
+        if over(report):
+            break
     report.found = [d for d in report.found if d.code != "W0811"]  # that the folder holds some is what is asked for
     return report, analysis, goes_on
 

@@ -4,52 +4,70 @@ from __future__ import annotations
 
 import argparse
 import os
+import stat
 import sys
 
+from dslc.dsl.bounds import BYTES
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.format import format_document
+from dslc.dsl.load import decoded, read_text
 from dslc.dsl.parser import parse
+from dslc.dsl.plain import plain
 from dslc.dsl.source import Source
-from dslc.front import show, unreadable
+from dslc.front import show
 from dslc.main import GOOD, JOB_AT_FAULT
 
 
 def main(arguments: argparse.Namespace) -> int:
     status = GOOD
     for path in arguments.jobs:
-        try:
-            text = sys.stdin.read() if path == "-" else _read(path)
-        except (OSError, UnicodeDecodeError) as error:
-            unreadable(path, error)
+        if not _format(path, check=arguments.check):
             status = JOB_AT_FAULT
-            continue
-        report = Report()
-        document = parse(Source("<stdin>" if path == "-" else path, text), report)
-        if report.errors or document is None:
-            show(report)
-            status = JOB_AT_FAULT
-            continue
-        made = format_document(document)
-        if path == "-":
-            sys.stdout.write(made)
-        elif made != text:
-            if arguments.check:
-                print(f"{path} is not formatted: `dslc fmt {path}` does it", file=sys.stderr)
-                status = JOB_AT_FAULT
-            else:
-                _replace(path, made)
-                print(f"{path} formatted", file=sys.stderr)
     return status
 
 
-def _read(path: str) -> str:
-    with open(path, encoding="utf-8", newline="") as file:
-        return file.read()
+def _format(path: str, *, check: bool) -> bool:
+    """Brings one job into the layout, or says why not; whether all is well with it."""
+    report = Report()
+    text = _text(path, report)
+    document = parse(Source("<stdin>" if path == "-" else path, text), report) if text is not None else None
+    if report.errors or document is None:
+        show(report)
+        return False
+    made = format_document(document)
+    if path == "-":
+        sys.stdout.write(made)
+    elif made != text and check:
+        print(plain(f"{path} is not formatted: `dslc fmt {path}` does it"), file=sys.stderr)
+        return False
+    elif made != text:
+        _replace(path, made)
+        print(plain(f"{path} formatted"), file=sys.stderr)
+    return True
+
+
+def _text(path: str, report: Report) -> str | None:
+    """The job as it stands, line ends and all; None with the reason in the report."""
+    if path != "-":
+        return read_text(path, path, path, None, report)
+    return decoded(sys.stdin.buffer.read(BYTES.most + 1), "<stdin>", "<stdin>", None, report)
 
 
 def _replace(path: str, text: str) -> None:
-    """Writes beside the file and renames, so that a crash never leaves half a job."""
-    beside = f"{path}.{os.getpid()}.tmp"
-    with open(beside, "w", encoding="utf-8", newline="") as file:
-        file.write(text)
-    os.replace(beside, path)
+    """Writes beside the file and renames, so that a crash never leaves half a job. What a link leads to is written,
+    and keeps its mode, its owner and its group."""
+    target = os.path.realpath(path)
+    kept = os.stat(target)
+    beside = f"{target}.{os.getpid()}.tmp"
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        made = os.stat(beside)
+        if (kept.st_uid, kept.st_gid) != (made.st_uid, made.st_gid):
+            os.chown(beside, kept.st_uid, kept.st_gid)
+        os.chmod(beside, stat.S_IMODE(kept.st_mode))
+        os.replace(beside, target)
+    except BaseException:
+        os.unlink(beside)
+        raise

@@ -10,6 +10,7 @@ from dslc.compiler.compile import Compiled, compile_plan
 from dslc.compiler.explain import explain, explain_rank
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
+from dslc.dsl.plain import plain, plain_lines
 from dslc.front import inspect, show
 from dslc.main import GOOD, JOB_AT_FAULT, WRONG_USAGE
 
@@ -35,9 +36,9 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(plan.text())
     elif arguments.rank is not None:
-        print(explain_rank(plan, arguments.rank, _width()).rstrip())
+        print(plain_lines(explain_rank(plan, arguments.rank, _width()).rstrip()))
     else:
-        print(explain(plan, _width()).rstrip())
+        print(plain_lines(explain(plan, _width()).rstrip()))
     return GOOD
 
 
@@ -53,5 +54,5 @@ def _origins(arguments: argparse.Namespace) -> int:
         return JOB_AT_FAULT
     width = max(map(len, loaded.origins), default=0)
     for path, origin in sorted(loaded.origins.items()):
-        print(f"{path:{width}}  {origin}")
+        print(plain(f"{path:{width}}  {origin}"))
     return GOOD

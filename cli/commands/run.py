@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from dslc.dsl.diagnostics import Report
-from dslc.front import load_each, show
+from dslc.front import load_each, over, show
 from dslc.main import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 from dslc.run_folder import Occupied, claimed, make_folder, refuse_others, refuse_run
 from dslc.runs import Ready, finish_drawing, folders_of, lay_down, prepare, report_on, start_drawing
@@ -20,7 +20,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 def main(arguments: argparse.Namespace) -> int:
     loaded, combinations = load_each(arguments.job, arguments.settings)
     report = Report()
-    ready = [prepare(chosen, report, profile=arguments.profile) for chosen in combinations]
+    ready = [prepare(chosen, report, profile=arguments.profile) for chosen in combinations if not over(report)]
     show(report)
     if report.errors or loaded.job is None:
         return JOB_AT_FAULT

@@ -87,11 +87,11 @@ def test_a_file_that_cannot_be_read_is_a_diagnostic(tmp_path: Path) -> None:
         loaded = load(str(tmp_path / name))
         assert loaded.job is None
         (found,) = loaded.report
-        assert found.code == "E0101" and found.span is None
-        return f"{found.message} {found.help}"
+        assert found.code == "E0101" and (found.span is None) is (name != "latin.plt")
+        return f"{found.span} {found.message} {found.help}"
 
     assert "no such file" in said("jib.plt") and "did you mean `job.plt`?" in said("jib.plt")
-    assert "UTF-8" in said("latin.plt")
+    assert "UTF-8" in said("latin.plt") and "latin.plt:1:6" in said("latin.plt")
     assert "directory" in said("")
     assert "no folder" in said("nowhere/job.plt")
     assert "cannot be read" in said("a\0b")

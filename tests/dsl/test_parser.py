@@ -22,6 +22,7 @@ from texts import JOBS, job_texts, mutated
 
 import dslc.grammar
 from dslc.dsl import tree
+from dslc.dsl.bounds import ALL
 from dslc.dsl.codes import FOLDER, explain, titles
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.parser import Setting, parse, parse_expression, parse_setting
@@ -212,7 +213,8 @@ def test_a_malformed_snippet_gets_the_message_it_deserves(snippet: Path) -> None
 
 def test_every_code_is_shown_by_a_snippet_and_explained() -> None:
     shown = "".join(snippet.with_suffix(".txt").read_text(encoding="utf-8") for snippet in MALFORMED)
-    codes = [code for code in titles() if code.startswith("E00")]
+    others = {bound.code for bound in ALL} - {"E0028"}  # what is too much of anything: test_hostile.py
+    codes = [code for code in titles() if code.startswith("E00") and code not in others]
     assert [code for code in codes if f"[{code}]" not in shown] == []
     written = "".join(path.read_text() for path in Path(lex.__code__.co_filename).parent.glob("*.py"))
     assert [code for code in codes if f'"{code}"' not in written] == []

@@ -1,0 +1,42 @@
+"""The most that a job may ask of `dslc check`: so that no text, however it was made, makes it slow, large or talkative.
+
+`dslc check` stands in front of other people's jobs. Each bound is far above what a training needs, and each has a
+diagnostic that says what it is and what to do. Within all of them a check takes less than 2 s of one core and 300 MB;
+`tests/test_hostile.py` holds that.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Bound(NamedTuple):
+    """`most` of something; `code` is what is reported above it."""
+
+    most: int
+    code: str
+    what: str
+
+
+BYTES = Bound(2**20, "E0031", "bytes of text, in the job and all files that it imports")
+WORDS = Bound(50_000, "E0032", "words and signs in them: names, numbers, brackets, line ends, comments")
+SETTINGS = Bound(1_000, "E0031", "settings of the command line (`--set`)")
+SETTING_BYTES = Bound(2**16, "E0031", "characters in all of them")
+IMPORTS = Bound(500, "E0033", "files that a job imports")
+IMPORT_DEPTH = Bound(50, "E0033", "imports between the job and a file")
+NESTING = Bound(100, "E0028", "brackets, calls, lists and operations inside one another, in one value")
+OPENED = Bound(120, "E0143", "the same, with what the params in it stand for")
+VALUES = Bound(30_000, "E0034", "values that all fields hold when each param is written out where it is used")
+MISTAKES = Bound(100, "E0035", "mistakes that are told of one job")
+DEVICES = Bound(2**20, "E0036", "devices of a job")
+ACTIONS = Bound(2**17, "E0413", "forward and backward passes in a pipeline's step: 2 x stages x micro-batches")
+LOOKS = Bound(250, "E0037", "combinations of a sweep, and counts of nodes of an elastic job, together")
+WORDS_LOOKED_AT = Bound(400_000, "E0037", "words and values of the job, times the combinations of its sweep")
+LAYERS = Bound(2_000, "E0221", "layers of a network, with `repeat` written out")
+LAYERS_LOOKED_AT = Bound(6_000, "E0037", "layers of the network, times the combinations and the counts of nodes")
+PATTERNS = Bound(200, "E0136", "patterns of one field (`freeze`, `no_decay`, `tensor_plan`)")
+PATTERN = Bound(200, "E0135", "characters of a pattern")
+HEADER = Bound(8 * 2**20, "E0712", "bytes in the header of a `.safetensors` file of weights")
+CATALOGUE = Bound(2**20, "E0421", "bytes in a hardware catalogue")
+
+ALL = tuple(value for value in dict(globals()).values() if isinstance(value, Bound))

@@ -1,0 +1,44 @@
+"""Files that others wrote, read without trusting them: only regular ones, and never more of one than is wanted.
+
+A device, a pipe or a folder is refused before a byte is read, so that none keeps its reader waiting; a file that says
+it is small and is not (`/proc`) is read to the bound and no further.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import BinaryIO
+
+
+class TooLarge(OSError):
+    """The file holds more than its reader wants."""
+
+
+def read_bytes(path: str, most: int, *, piped: bool = False) -> bytes:
+    """The bytes of a regular file; with `piped`, of what the command was given as `/dev/stdin` or `/dev/fd/63` too.
+
+    Raises OSError where it cannot be read, TooLarge where it holds more than `most`.
+    """
+    with open_file(path, piped=piped) as file:
+        found: bytes | None = file.read(most + 1)
+    if found is None:  # of a file that would keep its reader waiting
+        raise OSError(errno.EAGAIN, "it cannot be read at once", path)
+    if len(found) > most:
+        raise TooLarge(errno.EFBIG, f"it has more than {most:,} bytes", path)
+    return found
+
+
+def open_file(path: str, *, piped: bool = False) -> BinaryIO:
+    """A regular file, open to be read. Raises OSError."""
+    handed = piped and path.startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/"))
+    # Opening a pipe without a writer would wait for one.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if handed else os.O_NONBLOCK))
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode) or (handed and stat.S_ISFIFO(mode)):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise OSError(errno.EINVAL, "it is a device or a pipe, not a file", path)
