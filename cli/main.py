@@ -88,12 +88,15 @@ def _on_jobs(command: _Command) -> None:
 
     verify = command(
         "verify",
-        "train some steps under the plan and in one process, and compare",
+        "train some steps under the plan, in one process and in a plain loop of torch, and compare",
         "dslc verify gpt_cpu.plt --set parallelism.zero=3",
     )
     _job_arguments(verify)
     verify.add_argument("--steps", metavar="N", type=int, default=5, help="how many (default: 5)")
     verify.add_argument("--shrink", action="store_true", help="a narrow copy of a library network, that fits a laptop")
+    verify.add_argument(
+        "--noise", action="store_true", help="keep dropout on, which is off otherwise; compares coarsely"
+    )
     verify.add_argument("--out", metavar="DIR", help="keep the run directories of the trainings here")
 
 

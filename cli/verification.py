@@ -17,10 +17,18 @@ Tolerances, the largest difference that is let pass (`Tolerance`):
 
 A loss is taken relative to one or to itself, whichever is more, a norm relative to itself, a parameter like a loss.
 
+A fifth finding holds the one process itself against a loop that is written with torch alone (runtime/plain_loop.py), as
+what the plan and the one process share, their optimizer, decay, schedule and clipping, would show in neither. Where the
+model can be, both are trained in float64, and agree to `EXACT`, of which nothing is lost to rounding; else as above.
+
 Where this does not hold in fp32, the one process is trained again, in float64, if its model can be, and with the
 samples of each batch in other orders: what float32 itself rounds, times `ROUNDING`, is let pass as well. Deep networks
 with batch statistics over few numbers need the one; Adam needs the other, where a gradient is a sum that cancels, as
 of `l1`.
+
+With noise kept on (`--noise`) no two ranks draw the same, and what trainings in one process with the samples in other
+orders, and so with other noise, are apart is let pass, times `NOISE`: a coarse comparison, which finds noise that is of
+another size. The plain loop draws what the one process draws.
 
 Limits: noise that is left when dropout is off, statistics that are taken per rank or per micro-batch, and steps that
 fp16 skips in one training alone, differ by nature: what depends on them is shown and said, and not judged.
@@ -32,6 +40,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
 from dslc.compiler.program import JobProgram
@@ -42,7 +51,8 @@ if TYPE_CHECKING:
 
 Status = Literal["holds", "broken", "not compared"]
 TITLES = ("same samples", "same start", "same scale", "same state")
-ROUNDING = 10.0
+PLAIN = "plain torch"  # the fifth finding
+ROUNDING, NOISE = 10.0, 4.0
 KEYS = ("qkv.bias", "c_attn.bias")  # softmax takes the same from all scores of a query: it does not see this bias
 _NAMED = 3  # of what differs, how many a message names
 
@@ -90,17 +100,18 @@ class Finding:
 
 @dataclass
 class Verdict:
-    """The steps side by side, the four invariants in order, and what has to be said besides."""
+    """The steps side by side, the four invariants in order, the plain loop, and what has to be said besides."""
 
     rows: list[Row] = field(default_factory=list)
     findings: tuple[Finding, Finding, Finding, Finding] = field(
         default_factory=lambda: (Finding(), Finding(), Finding(), Finding())
     )
+    plain: Finding = field(default_factory=Finding)
     notes: list[str] = field(default_factory=list)
 
     @property
     def only_numbers(self) -> bool:
-        """Whether what breaks may be a matter of rounding."""
+        """Whether what breaks of the invariants may be a matter of rounding."""
         return bool(self.broken) and not (self.findings[0].broken or self.findings[1].broken)
 
     @property
@@ -110,24 +121,25 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Rounding:
-    """How far trainings in one process are from one another that differ in what float32 rounds, as the differences are
-    taken: up to each step, of each tensor."""
+    """How far trainings in one process are from one another that differ in what float32 rounds, or in their noise, as
+    the differences are taken: up to each step, of each tensor. So many `times` of it is let pass."""
 
     losses: Sequence[float] = ()
     norms: Sequence[float] = ()
     parameters: Mapping[str, float] = field(default_factory=dict)
+    times: float = ROUNDING
 
     def loss(self, step: int) -> float:
-        return ROUNDING * max(self.losses[:step], default=0.0)
+        return self.times * max(self.losses[:step], default=0.0)
 
     def norm(self, step: int) -> float:
-        return ROUNDING * max(self.norms[:step], default=0.0)
+        return self.times * max(self.norms[:step], default=0.0)
 
     def parameter(self, name: str) -> float:
-        return ROUNDING * self.parameters.get(name, 0.0)
+        return self.times * self.parameters.get(name, 0.0)
 
 
-def rounding_of(one: Observation, others: Sequence[Observation]) -> Rounding:
+def rounding_of(one: Observation, others: Sequence[Observation], times: float = ROUNDING) -> Rounding:
     """`others` are the training of `one` in float64, or in other orders of its samples."""
     rows = [_rows(one, other) for other in others]
     parameters: dict[str, float] = {}
@@ -138,8 +150,11 @@ def rounding_of(one: Observation, others: Sequence[Observation]) -> Rounding:
         return [max(map(apart, step)) for step in zip(*rows, strict=True)]
 
     return Rounding(
-        largest(lambda row: _apart(*row.losses, 1.0)), largest(lambda row: _apart(*row.norms, 0.0)), parameters
+        largest(lambda row: _apart(*row.losses, 1.0)), largest(lambda row: _apart(*row.norms, 0.0)), parameters, times
     )
+
+
+EXACT = Tolerance(loss=1e-9, norm=1e-9, parameter=1e-9)  # of two trainings in float64
 
 
 def tolerance_of(job: JobProgram, rates: Sequence[float]) -> Tolerance:
@@ -166,8 +181,11 @@ def compare(
     samples, start, scale, state = verdict.findings
     _samples(plan, one, samples)
     _start(plan, one, start)
-    if any(seen.noise for ranks in (plan.ranks, one.ranks) for steps in ranks for seen in steps):
-        verdict.notes.append("the model draws random numbers of its own, and no two ranks draw the same")
+    if noisy(plan) or noisy(one):
+        if not job.noise:
+            verdict.notes.append("the model draws random numbers of its own, and no two ranks draw the same")
+        elif job.precision.dtype != "float32":
+            verdict.notes.append("noise is kept on, and in low precision is not told from rounding")
     reason = ""
     if samples.broken or start.broken:
         reason = "what goes into the steps differs"
@@ -185,6 +203,65 @@ def compare(
     else:
         _leave(state, "the steps that lead there differ")
     return verdict
+
+
+def noisy(seen: Observation) -> bool:
+    """Whether random numbers were drawn in a step."""
+    return any(each.noise for steps in seen.ranks for each in steps)
+
+
+def compare_plain(job: JobProgram, one: Observation, plain: Observation, *, exact: bool) -> Finding:
+    """How the training of one process stands to that of the plain loop; `exact`: both in float64.
+
+    Of the first step, where they begin alike, what is not the same names what is at fault: the rate, the loss, the norm
+    of the gradient or, where these agree, the update.
+    """
+    finding = Finding()
+    _start(one, plain, finding)
+    tolerance = EXACT if exact else tolerance_of(job, [seen.lr for seen in plain.ranks[0]])
+    for ours, theirs in zip(one.ranks[0], plain.ranks[0], strict=True):
+        _step_of_plain(job, ours, theirs, tolerance, finding)
+        if exact and not finding.broken and ours.step == 1:
+            _update_of_plain(job, one, plain, finding)
+        if finding.broken:
+            return finding
+    finding.texts = []
+    _state(one, plain, tolerance, Rounding(), finding, "")
+    if not finding.broken:
+        how = "both in float64: " if exact else ""
+        finding.texts.insert(
+            0, f"{how}learning rates, losses and norms of {len(one.ranks[0])} steps are the plain loop's"
+        )
+    return finding
+
+
+def _step_of_plain(job: JobProgram, ours: Seen, theirs: Seen, tolerance: Tolerance, finding: Finding) -> None:
+    said = "in one process", "in the plain loop"
+    if (ours.samples, ours.digests) != (theirs.samples, theirs.digests):
+        finding.breaks(f"step {ours.step}: the samples are not those of the plain loop")
+    if abs(ours.lr - theirs.lr) > 1e-9 * job.optimizer.lr:
+        pair = f"{ours.lr:.9g} {said[0]} and {theirs.lr:.9g} {said[1]}"
+        finding.breaks(f"step {ours.step}: the learning rate is {pair} (`train.lr_schedule`)")
+    if finding.broken:
+        return
+    losses = _loss([ours]), _loss([theirs])
+    if not _alike(*losses, tolerance.loss, 1.0):
+        finding.breaks(f"step {ours.step}: the loss is {_against(losses, tolerance.loss, *said)}")
+    elif not _alike(ours.norm, theirs.norm, tolerance.norm, 0.0):
+        shown = _against((ours.norm, theirs.norm), tolerance.norm, *said)
+        finding.breaks(f"step {ours.step}: the norm of the gradient is {shown}")
+
+
+def _update_of_plain(job: JobProgram, one: Observation, plain: Observation, finding: Finding) -> None:
+    found = list(_differences(one, plain, "first", finding))
+    wrong = [each for each in found if not each.excess <= EXACT.of(each.name)]
+    for each in _worst(wrong):
+        finding.breaks(
+            f"step 1: the gradient agrees, and its update does not: `{each.name}` is {each.largest:.3g} away"
+        )
+    patterns = job.optimizer.no_decay
+    if patterns and wrong and all(any(fnmatchcase(each.name, p) for p in patterns) for each in wrong):
+        finding.breaks("all of these are parameters that `train.no_decay` names")
 
 
 def compare_resumed(
@@ -296,8 +373,8 @@ def _differences(plan: Observation, one: Observation, when: str, finding: Findin
             if not ours.size or not (parameter or np.issubdtype(ours.dtype, np.floating)):
                 continue
             way = ours.astype(np.float64) - (before[name][1][part] if part else before[name][1])
-            apart = np.abs(theirs.astype(np.float64) - ours)
-            apart[np.isnan(theirs) & np.isnan(ours) | (theirs == ours)] = 0.0
+            alike = np.isnan(theirs) & np.isnan(ours) | (theirs == ours)
+            apart = np.where(alike, 0.0, np.abs(theirs.astype(np.float64) - ours))  # also of a number without dims
             relative = apart / np.maximum(1.0, np.abs(ours))
             yield _Difference(
                 name=name,
@@ -445,5 +522,7 @@ def _alike(a: float, b: float, allowed: float, least: float) -> bool:
     return _apart(a, b, least) <= allowed
 
 
-def _against(pair: tuple[float, float], allowed: float) -> str:
-    return f"{pair[0]:.7g} under the plan and {pair[1]:.7g} in one process ({allowed:.0e} is allowed)"
+def _against(
+    pair: tuple[float, float], allowed: float, one: str = "under the plan", other: str = "in one process"
+) -> str:
+    return f"{pair[0]:.7g} {one} and {pair[1]:.7g} {other} ({allowed:.0e} is allowed)"

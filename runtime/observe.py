@@ -6,12 +6,15 @@ gradient, and whether the step drew random numbers. Before the first step and af
 that it holds of every tensor of the model, and where that part lies in the whole.
 
     observed/rank-N.json                the steps
-    observed/start-N.safetensors        the tensors before the first step; `end-N` after the last
+    observed/start-N.safetensors        the tensors before the first step; `end-N` after the last; `first-N` after the
+                                        first, where the training is in float64
 
-Contract: dropout is switched off in the modules of torch that do it, since no two ranks draw the same; noise that is
-left shows as `noise`. On a GPU convolutions in float32 keep all their bits. All else is the training as it is.
+Contract: unless the job says `noise`, dropout is switched off in the modules of torch that do it, since no two ranks
+draw the same; noise that is left shows as `noise` of a step. On a GPU convolutions in float32 keep all their bits. All
+else is the training as it is.
 
-Limits: the host waits for the device in every step. Each rank writes what it holds twice, in float32 or its integers.
+Limits: the host waits for the device in every step. Each rank writes what it holds twice, in float32 (float64 where it
+trains in that) or its integers.
 """
 
 from __future__ import annotations
@@ -29,7 +32,6 @@ from torch import Tensor, nn
 
 from dslc.compiler.program import JobProgram, RankPlace, from_json, to_json
 from dslc.runtime import random_numbers
-from dslc.runtime.assemble import Parts
 from dslc.runtime.batches import StepBatch
 from dslc.runtime.initial_weights import Part, own_part
 from dslc.runtime.sampler import micro_batches, steps_per_epoch
@@ -57,18 +59,28 @@ class Seen:
 class Observer:
     """The observation of one rank. To be made after the model has its first values, and before the first step."""
 
-    def __init__(self, job: JobProgram, place: RankPlace, parts: Parts, run_dir: str, step: int) -> None:
-        self._job, self._place, self._parts, self._step = job, place, parts, step
-        self._tensors = named_tensors(parts.plain)
+    def __init__(
+        self,
+        job: JobProgram,
+        place: RankPlace,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        run_dir: str,
+        step: int,
+    ) -> None:
+        self._job, self._place, self._optimizer, self._device, self._step = job, place, optimizer, device, step
+        self._tensors = named_tensors(model)
         alone = {axis: number for axis, number in place.coordinates.items() if axis != "data"}
         self._first, self._leads = not any(alone.values()), not alone.get("tensor", 0)
         self._folder = os.path.join(run_dir, _FOLDER)
         self._seen: list[Seen] = []
         os.makedirs(self._folder, exist_ok=True)
-        _silence(parts.plain)
+        if not job.noise:
+            _silence(model)
         if job.exact:
             assert job.gradients.kind == "none" and job.precision.dtype == "float32", "plain tensors alone"
-            parts.plain.double()  # in place: the optimizer has made no state yet
+            model.double()  # in place: the optimizer has made no state yet
         torch.backends.cudnn.allow_tf32 = False  # 10 bits, which round otherwise for each shape
         self._write_tensors("start")
 
@@ -82,10 +94,12 @@ class Observer:
                 batch = replace(batch, micro=[(_wide(input), _wide(target)) for input, target in batch.micro])
             if self._job.reorder:
                 batch = replace(batch, micro=[self._reordered(*pair) for pair in batch.micro])
-            before = random_numbers.state(self._parts.device)
-            groups = self._parts.optimizer.param_groups
+            before = random_numbers.state(self._device)
+            groups = self._optimizer.param_groups
             done = work(batch)
-            after = random_numbers.state(self._parts.device)
+            if self._job.exact and not self._seen:
+                self._write_tensors("first")
+            after = random_numbers.state(self._device)
             assert done.norm is not None
             data, number = self._job.data, self._step
             taken = micro_batches(data, self._place, self._job.microbatches, *divmod(number, steps_per_epoch(data)))
@@ -99,7 +113,7 @@ class Observer:
                     number=float(done.number),
                     norm=float(done.norm),
                     lr=float(groups[0]["lr"]),
-                    noise=any(not torch.equal(before[name], after[name]) for name in before),
+                    noise=any(before[name].numpy().tobytes() != after[name].numpy().tobytes() for name in before),
                 )
             )
             return done
@@ -122,9 +136,10 @@ class Observer:
         from safetensors.torch import save_file
 
         found, places = {}, {}
+        kept = torch.float64 if self._job.exact else torch.float32
         for name, tensor in self._tensors.items():
             local, part = own_part(tensor)
-            wide = local.cpu().float() if local.is_floating_point() else local.cpu()
+            wide = local.cpu().to(kept) if local.is_floating_point() else local.cpu()
             found[name] = wide.clone(memory_format=torch.contiguous_format)
             places[name] = [(each.start, each.stop) for each in part]
         parameters = [name for name, tensor in self._tensors.items() if isinstance(tensor, nn.Parameter)]
@@ -173,7 +188,7 @@ class Observation:
         return tuple(from_json(Seen, each) for each in told)
 
     def tensors(self, when: str, rank: int) -> Mapping[str, tuple[Part, Array, bool]]:
-        """By name, of `start` or `end`: what `rank` holds, where that lies in the whole, whether it is a parameter."""
+        """By name, of `start`, `first` or `end`: what `rank` holds, where in the whole, whether it is a parameter."""
         return _Tensors(_tensor_file(self._folder, when, rank))
 
 

@@ -59,8 +59,9 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
     measure = Measure(job, place, parts, start.step)
     looks = Looks(loss=guard.loss, between=told.between, norm=guard.norm)
     work = measure.around((pipeline_step.stepper if job.pipeline else stepper)(job, place, parts, looks))
-    observer = Observer(job, place, parts, run_dir, start.step) if job.observe else None
-    if observer is not None:
+    observer: Observer | None = None
+    if job.observe:
+        observer = Observer(job, place, parts.plain, parts.optimizer, parts.device, run_dir, start.step)
         work = observer.around(work)
     seen, step, began = start.samples, start.step, time.monotonic() - start.seconds
     for batch in batches(job.data, splits, place, job.microbatches, start.step, job.steps, parts.device):

@@ -37,7 +37,7 @@ import torch
 import torch.distributed as dist
 
 from dslc.compiler.program import JobProgram, RankPlace
-from dslc.runtime import failure, gloo, out_of_range, random_numbers, stop, tasks, unpickling
+from dslc.runtime import failure, gloo, out_of_range, plain_loop, random_numbers, stop, tasks, unpickling
 from dslc.runtime.assemble import Parts, assemble
 from dslc.runtime.lifetime import end_with
 from dslc.runtime.meeting import Meeting
@@ -75,13 +75,16 @@ def work(
         device = _prepare(job, place)
         _open_group(job, place, store)
         splits = open_source(job.data)
-        parts = assemble(job, device)
-        random_numbers.begin(job.seed, noise_rank(job, place.rank))
-        if job.task == "train":
-            end = train(job, place, parts, splits, board, run_dir)
+        if job.task == "plain":
+            end = End(steps=plain_loop.train(job, place, splits, device, run_dir))
         else:
-            tasks.work_off(job, place, parts, splits, run_dir)
-            end = End(steps=0)
+            parts = assemble(job, device)
+            random_numbers.begin(job.seed, noise_rank(job, place.rank))
+            if job.task == "train":
+                end = train(job, place, parts, splits, board, run_dir)
+            else:
+                tasks.work_off(job, place, parts, splits, run_dir)
+                end = End(steps=0)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     except BaseException as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,98 @@ def test_what_breaks_an_invariant_is_named(tmp_path: Path, broken: dict[str, str
     assert "broken" in found
     assert said in found
     assert f"does not train as one process does: {title} broken" in run.stdout, "and of what follows nothing is said"
+
+
+# A parameter and a buffer without dims; `{}` is what is added to the buffer.
+WITHOUT_DIMS = {
+    "net": 'self.scale = nn.Parameter(torch.tensor(1.5)); self.register_buffer("shift", torch.tensor(0.5))',
+    "forward": "self.shift.add_({} * self.training); x = x * self.scale",
+}
+
+
+def test_tensors_without_dims_are_compared(tmp_path: Path) -> None:
+    forward = WITHOUT_DIMS["forward"].format("0.1") + " + self.shift"
+    run = verify(tmp_path, JOB, "--steps=1", net=WITHOUT_DIMS["net"], forward=forward)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "6 tensors begin with the same values" in line_of(run.stdout, "same start")
+    assert "holds" in line_of(run.stdout, "same state")
+
+
+def test_of_tensors_without_dims_the_one_that_differs_is_named(tmp_path: Path) -> None:
+    forward = WITHOUT_DIMS["forward"].format('0.1 * int(os.environ.get("RANK", 0))')
+    run = verify(tmp_path, JOB, "--steps=1", net=WITHOUT_DIMS["net"], forward=forward)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "`shift` ends on rank 1 0.1 away" in line_of(run.stdout, "same state")
+
+
+# A training of one process, and `dslc verify` of it in a process in which something of the runtime is not as it was.
+DECAYED = """
+model {
+  network = [linear(16), relu(), dropout(0.2), linear(4)]
+  loss    = cross_entropy()
+}
+data {
+  source = synthetic(samples = 64, shape = [6], classes = 4)
+  batch  = 16
+}
+train {
+  steps       = 10
+  optimizer   = adamw(lr = 1e-2, weight_decay = 0.1)
+  lr_schedule = warmup_cosine(warmup = 2 steps)
+  no_decay    = ["*.bias"]
+  clip        = 0.5
+}
+"""
+FAULTY = """
+import dataclasses, sys
+from dslc.runtime import learning_rate, optimizers, stepper
+if "FAULT" == "rate":
+    factor = learning_rate.factor
+    learning_rate.factor = lambda step, s: factor(step, s) if s < 2 else 0.99 * factor(step, s)
+elif "FAULT" == "no_decay":
+    groups = optimizers._groups
+    optimizers._groups = lambda step, model: groups(dataclasses.replace(step, no_decay=()), model)
+elif "FAULT" == "clip":
+    clipped = stepper.clipped
+    stepper.clipped = lambda parameters, counted, limit, shards: clipped(parameters, counted, None, shards)
+from dslc.main import main
+sys.exit(main(["verify", "job.plt", "--steps=3", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("rate", "step 3: the learning rate is 0.0099 in one process and 0.01 in the plain loop (`train.lr_schedule`)"),
+        ("no_decay", "all of these are parameters that `train.no_decay` names"),
+        ("clip", "step 1: the gradient agrees, and its update does not: `"),
+    ],
+)
+def test_what_both_trainings_share_is_held_against_plain_torch(tmp_path: Path, fault: str, said: str) -> None:
+    (tmp_path / "job.plt").write_text(DECAYED.replace("adamw(lr = 1e-2, weight_decay = 0.1)", OPTIMIZERS[fault]))
+    command = [sys.executable, "-c", FAULTY.replace("FAULT", fault)]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert said in line_of(run.stdout, "plain torch")
+    assert "broken" not in line_of(run.stdout, "same scale") + line_of(run.stdout, "same state")
+    assert "one process does not train as a plain loop of torch does" in run.stdout
+
+
+OPTIMIZERS = {
+    "rate": "adamw(lr = 1e-2, weight_decay = 0.1)",
+    "no_decay": "adamw(lr = 1e-2, weight_decay = 0.1)",
+    "clip": "sgd(lr = 1e-2, momentum = 0.9)",  # what Adam does is the same for any size of a gradient
+}
+
+
+@pytest.mark.parametrize("forward", ["pass", 'x = x * (8.0 if os.environ.get("WORLD_SIZE") == "2" else 1.0)'])
+def test_noise_may_be_kept_on(tmp_path: Path, forward: str) -> None:
+    """Trainings are then as near as other noise leaves them; and the plain loop has the noise of the one process."""
+    run = verify(tmp_path, JOB, "--steps=2", "--noise", forward=forward)
+    assert run.returncode == (0 if forward == "pass" else 1), run.stdout + run.stderr
+    assert ("holds" if forward == "pass" else "broken") in line_of(run.stdout, "same scale")
+    assert "switched off" not in run.stdout and "noise is kept on: what other noise makes of one process" in run.stdout
+    assert "holds" in line_of(run.stdout, "plain torch")
 
 
 def test_noise_is_said_and_not_judged(tmp_path: Path) -> None:

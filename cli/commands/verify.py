@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.program import CheckpointStep, JobProgram
 from dslc.dsl.diagnostics import Diagnostic, Report
@@ -21,7 +21,7 @@ from dslc.runs import Ready, prepare
 
 if TYPE_CHECKING:
     from dslc.runtime.observe import Observation
-    from dslc.verification import Verdict
+    from dslc.verification import Finding, Verdict
 
 _ORDERS = 3  # other ones of the samples of a batch, in which one process is trained to see what float32 rounds
 
@@ -55,7 +55,7 @@ def main(arguments: argparse.Namespace) -> int:
     folder = os.path.abspath(arguments.out) if arguments.out else tempfile.mkdtemp(prefix="dslc-verify-")
     status = GOOD
     try:
-        status = _verify(*pair, arguments.steps, folder)
+        status = _verify(*pair, arguments.steps, folder, noise=arguments.noise)
     finally:
         if not arguments.out and status != TRAINING_FAILED:  # which has logs to be read
             shutil.rmtree(folder)
@@ -107,8 +107,10 @@ def _by_nature(report: Iterable[Diagnostic]) -> list[str]:
     return [_BY_NATURE[each.code] for each in report if each.code in _BY_NATURE]
 
 
-def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: str) -> int:
-    from dslc.verification import Rounding, compare, compare_resumed, rounding_of
+def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: str, *, noise: bool) -> int:
+    from dslc.verification import NOISE, Rounding, compare, compare_resumed, noisy, rounding_of
+
+    plan, one = (replace(each, program=replace(each.program, noise=noise)) for each in (plan, one))
 
     steps = min(steps, plan.program.steps)
     saved = steps // 2
@@ -122,6 +124,9 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
     resumed: Observation | None = None
     rounding: Rounding | None = None
     again: list[Observation] = []
+    if noise and noisy(alone) and plan.program.precision.dtype == "float32":
+        again = _again(one, steps, folder)
+        rounding = rounding_of(alone, again, NOISE)
     while True:
         verdict = compare(plan.program, under_plan, alone, by_nature, rounding or Rounding())
         if verdict.findings[3].status == "holds" and saved:
@@ -136,17 +141,49 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
             break
         again = _again(one, steps, folder)
         rounding = rounding_of(alone, again)
-    if rounding:
+    if rounding and noise:
+        verdict.notes.append(
+            f"noise is kept on: what other noise makes of one process, times {NOISE:g}, is let pass under the plan"
+        )
+    elif rounding:
         exact = "in float64 and " if len(again) > _ORDERS else ""
         verdict.notes.append(
             f"one process was trained again, {exact}with the samples of each batch in {_ORDERS} other orders, to see "
             "what of this float32 rounds"
         )
     model = plan.compiled.analysis.model
-    if model is not None and model.noise:
-        verdict.notes.append("dropout is switched off in both trainings, as no two ranks draw the same")
+    if model is not None and model.noise and not noise:
+        verdict.notes.append(
+            "dropout is switched off in both trainings, as no two ranks draw the same: `--noise` keeps it"
+        )
+    plain = _held_plain(one, alone, steps, folder)
+    if plain is None:
+        return TRAINING_FAILED
+    verdict.plain = plain
     _show(verdict)
-    return JOB_AT_FAULT if verdict.broken else GOOD
+    return JOB_AT_FAULT if verdict.broken or plain.broken else GOOD
+
+
+def _held_plain(one: Ready, alone: Observation, steps: int, folder: str) -> Finding | None:
+    """The one process against the plain loop, in float64 where the model can be; None where that training fails."""
+    from dslc.verification import Finding, compare_plain
+
+    program = _observed(one.program, steps)
+    if program.precision.level == "O2":
+        return Finding(
+            status="not compared", texts=["at level O2 parameters are kept twice, which a plain loop does not"]
+        )
+
+    def train(what: str, quiet: bool = False, **changed: Any) -> Observation | None:
+        return _train(one, replace(program, **changed), os.path.join(folder, what), what, quiet=quiet)
+
+    if program.precision.dtype == "float32":
+        wide = train("one process in float64", quiet=True, exact=True)
+        plain = wide and train("plain loop in float64", quiet=True, exact=True, task="plain")
+        if wide and plain:
+            return compare_plain(program, wide, plain, exact=True)
+    plain = train("plain loop", task="plain")
+    return compare_plain(program, alone, plain, exact=False) if plain else None
 
 
 def _again(one: Ready, steps: int, folder: str) -> list[Observation]:
@@ -215,10 +252,10 @@ def _shown(ready: Ready) -> str:
 
 
 def _show(verdict: Verdict) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    from dslc.verification import TITLES
+    from dslc.tables import console
+    from dslc.verification import PLAIN, TITLES
 
     steps = Table(box=None, pad_edge=False)
     for column in ("step", "samples", "loss", "one process", "apart", "norm", "one process", "apart"):
@@ -227,23 +264,26 @@ def _show(verdict: Verdict) -> None:
         numbers = (f"{row.losses[0]:.6f}", f"{row.losses[1]:.6f}", _apart(row.losses))
         norms = (f"{row.norms[0]:.6g}", f"{row.norms[1]:.6g}", _apart(row.norms))
         steps.add_row(str(row.step), str(row.samples), *numbers, *norms)
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(steps)
-    console.print()
+    shown = console()
+    shown.print(steps)
+    shown.print()
     colour: Callable[[str], str] = {"holds": "green", "broken": "red", "not compared": "yellow"}.__getitem__
-    for number, (title, finding) in enumerate(zip(TITLES, verdict.findings, strict=True), 1):
+    titled = zip((*TITLES, PLAIN), (*verdict.findings, verdict.plain), strict=True)
+    for number, (title, finding) in enumerate(titled, 1):
         head = f"{number} {title:<13} {finding.status:<14}"
         for text in finding.texts:
-            console.print(head, style=colour(finding.status), end="", markup=False)
-            console.print(text, markup=False)
+            shown.print(head, style=colour(finding.status), end="", markup=False)
+            shown.print(text, markup=False)
             head = " " * len(head)
     for note in verdict.notes:
-        console.print(f"note: {note}", markup=False)
+        shown.print(f"note: {note}", markup=False)
     if verdict.broken:
-        console.print(f"the plan does not train as one process does: {', '.join(verdict.broken)} broken")
+        shown.print(f"the plan does not train as one process does: {', '.join(verdict.broken)} broken")
     else:
         part = any(finding.status != "holds" for finding in verdict.findings)
-        console.print("the plan trains as one process does" + (", as far as it can be compared" if part else ""))
+        shown.print("the plan trains as one process does" + (", as far as it can be compared" if part else ""))
+    if verdict.plain.broken:
+        shown.print("one process does not train as a plain loop of torch does: a fault of dslc, not of the job")
 
 
 def _apart(pair: tuple[float, float]) -> str:

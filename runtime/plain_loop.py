@@ -1,0 +1,169 @@
+"""A training as one would write it by hand with torch, for `dslc verify` to hold the runtime's own against.
+
+Model: one process, one loop: forward, a mean loss, backward, clip, `optimizer.step()`, `scheduler.step()`. The
+optimizer is torch's, by a plain loop over the tensors (neither fused nor `foreach`); parameters without decay are a
+group; the schedule is put together from `torch.optim.lr_scheduler`; the norm is that of `clip_grad_norm_`.
+
+Contract: nothing that is done here is done by what steps in a training (stepper.py, optimizers.py, learning_rate.py,
+losses.py, precision.py, frozen.py), so that a fault in any of these shows. It leaves what observe.py writes.
+
+Limits: the model and its first values, and the samples of each batch, are those of the runtime; the invariants hold
+them. No O2, which keeps a low copy of the parameters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+
+from dslc.compiler.program import JobProgram, LearningRateStep, LossStep, ModelStep, OptimizerStep, RankPlace
+from dslc.runtime import initial_weights, random_numbers
+from dslc.runtime.batches import StepBatch, batches
+from dslc.runtime.model import build_model
+from dslc.runtime.observe import Observer
+from dslc.runtime.sources import Splits
+from dslc.runtime.stepper import Done
+from dslc.runtime.user_code import load_function
+
+MeanLoss = Callable[[Tensor, Tensor], Tensor]
+
+
+def train(job: JobProgram, place: RankPlace, splits: Splits, device: torch.device, run_dir: str) -> int:
+    """Trains for `job.steps` steps in this process, observed, and returns how many they were."""
+    assert job.world_size == 1 and job.microbatches == 1 and job.precision.level == "O1"
+    model = build_model(job.model, device)
+    initial_weights.load(job.model, model)
+    _freeze(job.model, model)
+    model.train()
+    optimizer = _optimizer(job.optimizer, model)
+    scheduler = _scheduler(job.learning_rate, optimizer)
+    work = _step(job, model, optimizer, device)
+    random_numbers.begin(job.seed, 0)
+    observer = Observer(job, place, model, optimizer, device, run_dir, 0)
+    watched = observer.around(work)
+    for batch in batches(job.data, splits, place, 1, 0, job.steps, device):
+        watched(batch)
+        scheduler.step()
+    observer.leave()
+    return job.steps
+
+
+def _step(
+    job: JobProgram, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+) -> Callable[[StepBatch], Done]:
+    mean = _mean_loss(job.loss)
+    scaler = torch.amp.GradScaler(device.type, enabled=job.precision.dtype == "float16")
+    limit = float("inf") if job.clip is None else job.clip
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def step(batch: StepBatch) -> Done:
+        ((input, target),) = batch.micro
+        low = job.precision.dtype != "float32"
+        with torch.autocast(device.type, getattr(torch, job.precision.dtype)) if low else contextlib.nullcontext():
+            loss = mean(model(input), target)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(trained, limit, foreach=False)
+        scaler.step(optimizer)
+        scaler.update()
+        number = _number(job.loss, target)
+        return Done(loss.detach() * number, number, norm)
+
+    return step
+
+
+def _freeze(step: ModelStep, model: nn.Module) -> None:
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if any(fnmatchcase(name, pattern) for pattern in step.frozen):
+            parameter.requires_grad = False
+
+
+def _optimizer(step: OptimizerStep, model: nn.Module) -> torch.optim.Optimizer:
+    spared = [
+        parameter
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if any(fnmatchcase(name, pattern) for pattern in step.no_decay)
+    ]
+    known = {id(parameter) for parameter in spared}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    decayed = [parameter for parameter in trained if id(parameter) not in known]
+    others = [parameter for parameter in trained if id(parameter) in known]
+    groups = [{"params": decayed}] * bool(decayed) + [{"params": others, "weight_decay": 0.0}] * bool(others)
+    kind = {name.lower(): kind for name, kind in vars(torch.optim).items() if isinstance(kind, type)}[step.kind.lower()]
+    made: torch.optim.Optimizer = kind(groups, lr=step.lr, foreach=False, **step.arguments)
+    return made
+
+
+def _scheduler(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    """As `LearningRateStep` says, from torch's own schedulers."""
+    after = max(1, step.steps - step.warmup)
+    rate = optimizer.param_groups[0]["lr"]
+    then: lr_scheduler.LRScheduler
+    match step.kind:
+        case "constant":
+            then = lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+        case "cosine":
+            then = lr_scheduler.CosineAnnealingLR(optimizer, after, eta_min=rate * step.floor)
+        case "linear":
+            then = lr_scheduler.LinearLR(optimizer, 1.0, step.floor, after)
+        case "step":
+            then = lr_scheduler.StepLR(optimizer, step.every, step.factor)
+        case "exponential":
+            then = lr_scheduler.ExponentialLR(optimizer, step.factor ** (1 / step.every))
+    if step.warmup < 2:  # a warm-up of one step is none
+        return lr_scheduler.SequentialLR(optimizer, [_flat(optimizer), then], [1]) if step.warmup else then
+    warmup = lr_scheduler.LinearLR(optimizer, 1 / step.warmup, 1.0, step.warmup - 1)
+    return lr_scheduler.SequentialLR(optimizer, [warmup, then], [step.warmup])
+
+
+def _flat(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    return lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+
+
+def _mean_loss(step: LossStep) -> MeanLoss:
+    """The mean over the samples, or over the tokens that are not ignored, as torch takes it."""
+    given = step.arguments
+    match step.kind:
+        case "cross_entropy":
+            ignored = -100 if step.ignore is None else step.ignore
+            smoothing = float(given.get("label_smoothing", 0.0))
+            return lambda output, target: F.cross_entropy(
+                output.flatten(0, -2), target.flatten(), ignore_index=ignored, label_smoothing=smoothing
+            )
+        case "mse":
+            return lambda output, target: F.mse_loss(output, target.reshape(output.shape).to(output.dtype))
+        case "l1":
+            return lambda output, target: F.l1_loss(output, target.reshape(output.shape).to(output.dtype))
+        case "bce":
+            return lambda output, target: F.binary_cross_entropy_with_logits(
+                output, target.reshape(output.shape).to(output.dtype)
+            )
+        case "python":
+            assert step.python is not None
+            function = load_function(step.python)
+
+            def own(output: Tensor, target: Tensor) -> Tensor:
+                losses: Tensor = function(output, target)
+                if step.counts == "kept" and losses.shape == target.shape:
+                    losses = losses[target.ne(-100 if step.ignore is None else step.ignore)]
+                return losses.sum() / _number(step, target)
+
+            return own
+
+
+def _number(step: LossStep, target: Tensor) -> int:
+    """Over how many samples or tokens the mean is taken."""
+    match step.counts:
+        case "samples":
+            return len(target)
+        case "tokens":
+            return target.numel()
+        case "kept":
+            return int(target.ne(-100 if step.ignore is None else step.ignore).sum())
