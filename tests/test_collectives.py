@@ -217,6 +217,8 @@ MORE: list[dict[str, str]] = [
     {"tensor": "2", "network": "vit", "precision": "bf16"},
     {"tensor": "2", "sequence": "false", "recompute": "full", "network": "tied"},
     {"tensor": "2", "network": "buffered", "tensor_plan": OWN_PLAN, "microbatches": "2", "clip": "1.0"},
+    {"tensor": "2", "network": "unused", "tensor_plan": OWN_PLAN, "ranks": "4", "zero": "3", "clip": "1.0"},
+    {"context": "2", "network": "odd", "pipeline": "2", "ranks": "4", "zero": "3", "microbatches": "2"},
     *(
         {"tensor": "2", "ranks": "4", "zero": zero, "microbatches": "2", "clip": "1.0", "precision": precision}
         for zero in "0123"
