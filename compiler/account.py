@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 
 from dslc.compiler.facts import DTYPE_BYTES
@@ -309,12 +310,13 @@ class _Account:
         self._in_weights = 0
         if schedule and "activations" not in self._moved:
             self._fly(staging, schedule, again, pipeline)
-        # What torch receives into, from the first step on: inputs and gradients of outputs, of all micro-batches.
+        # What torch receives into, from the first step on: inputs and gradients of outputs, of all micro-batches. It
+        # keeps what a stage on this rank hands on there, too.
         self._received = 0
         for stage in mine if schedule else ():
-            if stage and stage - 1 not in mine:
+            if stage:
                 self._received += layout.microbatches * self._given(stages[stage - 1][-1])
-            if stage + 1 < len(stages) and stage + 1 not in mine:
+            if stage + 1 < len(stages):
                 self._received += layout.microbatches * self._given(stages[stage][-1])
         self._updated = 0  # numbers that the optimizer of the rank changes
         self._most = -1
@@ -344,7 +346,11 @@ class _Account:
             + (self._state_of_noise(True) if layer.name in again else _masks(job, layer) + _copies(job, layer))
             for layer in layers
         ]
-        kept = [sum(each[n] for n in stage) + self._given(stage[-1]) for stage in staging.stages]
+        apart = [a != b for a, b in pairwise((*schedule.placement, -1))]  # else it lies where the next receives
+        kept = [
+            sum(each[n] for n in stage) + self._given(stage[-1]) * sends
+            for stage, sends in zip(staging.stages, apart, strict=True)
+        ]
         between, during = list(kept), list(kept)
         if schedule.name in SPLITS_BACKWARD:
             # Between the halves torch frees nothing, and gradients come to the activations. The first stage has but W.
