@@ -491,8 +491,13 @@ def _hush_libraries() -> None:
     import logging
     import warnings
 
+    torch = sys.modules.get("torch")
+    if torch is None:
+        os.environ.setdefault("TORCH_LOGS", "-all")  # read when it is imported: errors alone
+    elif "TORCH_LOGS" not in os.environ:
+        torch._logging.set_logs(all=logging.ERROR)
+    logging.getLogger("torchao").setLevel(logging.ERROR)
     for name in ("torch", "torchao"):
-        logging.getLogger(name).setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
