@@ -394,19 +394,22 @@ def _traced_transformers(
 
         preload(transformers_step(network, source, job.folder))
 
+    padding: list[int | None] = []
+
     def work() -> Any:
         import torch
 
         from dslc.compiler.trace import TraceError
-        from dslc.runtime.transformers_model import build_transformers, check_configuration, longest
+        from dslc.runtime.transformers_model import build_transformers, check_configuration, longest, padding_of
 
         torch.set_num_threads(1)
-        step = transformers_step(network, source, job.folder)
+        step = transformers_step(network, source, job.folder, job.data.pad)
         if source.input is None:
             return check_configuration(step)
 
         def make() -> torch.nn.Module:
             model = build_transformers(step)
+            padding.append(padding_of(model))
             most, length = longest(model), source.input.shape[0] if source.input and source.input.shape else 0
             if source.input and source.input.dtype == "int64" and most is not None and most < length:
                 raise TraceError(
@@ -414,7 +417,8 @@ def _traced_transformers(
                 )
             return model
 
-        return to_json(_told(job, make, source))
+        facts = _told(job, make, source)
+        return to_json(replace(facts, padding=padding[0]))
 
     answer = in_child(work)
     _tell_what_is_left(f"`{network.path}`", answer, network.at("path"), report)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from dslc.compiler import rules, rules_memory, rules_pipeline, rules_sharding
+from dslc.compiler import rules, rules_memory, rules_padding, rules_pipeline, rules_sharding
 from dslc.compiler.cost import RankCost, rank_cost
 from dslc.compiler.estimate import Estimate, estimate
 from dslc.compiler.facts import Facts, SourceFacts
@@ -76,6 +76,7 @@ def analyse(
     model = _model(job, layout, facts, source, report) if fine("model", "data.source") else None
     if fine("model", "data", "train", "evaluate", "parallelism"):
         rules.check_job(job, layout, workload, source, model, report)
+        rules_padding.check_padding(job, source, facts.model, report)
     pipeline = _pipeline(job, layout, workload, model, report) if layout and model else None
     plan = tensor_plan(job, layout.sizes["tensor"], model) if layout and model else None
     uneven = (layout is not None and layout.sizes["data"] % job.parallelism.replicas) or (plan and plan.uneven)

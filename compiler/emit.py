@@ -234,7 +234,7 @@ def _model(analysis: Analysis) -> p.ModelStep:
     if isinstance(network, PythonNetwork):
         return p.ModelStep(python=python_function(network, job.folder), **own)
     if isinstance(network, TransformersNetwork):
-        return p.ModelStep(transformers=transformers_step(network, analysis.source, job.folder), **own)
+        return p.ModelStep(transformers=transformers_step(network, analysis.source, job.folder, job.data.pad), **own)
     assert model is not None and model.root is not None
     image = len(model.input.shape) == 3 and any(layer.kind in ("conv2d", "residual") for layer in model.layers)
     # `fully_shard` cuts rows of contiguous tensors, and ZeRO-1 has whole ones in one piece; stages send such tensors.
@@ -243,7 +243,9 @@ def _model(analysis: Analysis) -> p.ModelStep:
     return p.ModelStep(root=model.root, inits=model.inits, ties=model.ties, channels_last=channels_last, **common)
 
 
-def transformers_step(network: TransformersNetwork, source: SourceFacts, folder: str) -> p.TransformersStep:
+def transformers_step(
+    network: TransformersNetwork, source: SourceFacts, folder: str, pad: int | None = None
+) -> p.TransformersStep:
     """Tokens for tokens are a language model's; one class for tokens, or for an image, is a classifier's."""
     input, target = source.input, source.target
     single = target is not None and not target.shape
@@ -254,6 +256,7 @@ def transformers_step(network: TransformersNetwork, source: SourceFacts, folder:
         name=network.path,
         kind=kind,  # type: ignore[arg-type]
         labels=source.classes or 0,
+        pad=pad,
         arguments=dict(network.arguments),
         folder=folder,
         line=short_line(network.span),
@@ -274,7 +277,7 @@ def loss_step(job: JobSpec, source: SourceFacts) -> p.LossStep:
 
 def _data(analysis: Analysis) -> p.DataStep:
     job, workload = analysis.job, analysis.workload
-    source = job.data.source
+    source, ignore = job.data.source, ignored(analysis.job, analysis.source)
     assert workload.train is not None
     name, arguments = source_key(source)
     context = context_of(job)
@@ -291,6 +294,8 @@ def _data(analysis: Analysis) -> p.DataStep:
         shuffle=job.data.shuffle,
         batch=workload.batch,
         last=workload.last or 0,
+        pad=job.data.pad,
+        ignore=-100 if ignore is None else ignore,
         workers=job.data.workers,
         line=short_line(job.data.at("source")),
     )

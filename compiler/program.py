@@ -41,6 +41,7 @@ class TransformersStep:
     name: str  # a folder with a config.json, such a file, or a type of the library's
     kind: Literal["causal_lm", "sequence_classification", "image_classification"] = "causal_lm"
     labels: int = 0  # 0: as many as the config says
+    pad: int | None = None  # the token that is not attended to
     arguments: Arguments = field(default_factory=dict)
     folder: str = ""  # a relative path is of this folder
     line: str = ""
@@ -104,6 +105,8 @@ class DataStep:
     shuffle: bool
     batch: int
     last: int  # samples of the last, partial batch of an epoch; 0 if there is none or it is dropped
+    pad: int | None = None  # the token that fills up sequences; targets that stand there become `ignore`
+    ignore: int = -100
     workers: int
     line: str = ""
 

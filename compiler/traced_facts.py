@@ -97,6 +97,7 @@ class ModelFacts:
     batch_norm_values: int | None = None  # the fewest numbers that a batch norm has for a channel, of each sample
     still: tuple[str, ...] = ()  # batch norms that the module keeps in evaluation mode
     vocab: int | None = None  # the input's numbers are looked up in tables of so many rows
+    padding: int | None = None  # the token that its configuration says sequences are filled up with
     seams: tuple[SeamFacts, ...] = ()  # before each layer but the first, where the job has a pipeline
     uncut: tuple[str, str] | None = None  # why the forward pass cannot be cut at all, and at which line
     modules: tuple[ModuleFacts, ...] = ()  # in the order of `named_modules`

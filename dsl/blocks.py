@@ -59,6 +59,12 @@ class DataSpec(Block):
         "the share held out, by the seed alone; for text, the end of the stream",
         default=0.0,
     )
+    pad: int | None = arg(
+        Int(min=0),
+        "the token that fills up sequences: `transformers(…)` is given a mask without it, the loss leaves it out",
+        default=None,
+        shown="none",
+    )
     shuffle: bool = arg(Bool(), "a new order for each epoch", default=True)
     workers: int = arg(Int(min=0), "loader processes of each rank", default=0)
     last_batch: str = arg(word("drop", "keep"), "what is left of an epoch when no full batch is", default="drop")

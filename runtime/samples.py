@@ -214,6 +214,29 @@ def beyond(seen: Tensor, limit: int, ignore: int | None = None) -> tuple[int, in
     return at, int(seen[at][wrong[at]].flatten()[0])
 
 
+@dataclass(frozen=True)
+class Padded:
+    """Samples whose sequences are filled up with `pad`: targets that are `pad`, or stand where the input is, become
+    `ignore`. Targets of another shape, such as one class for a sequence, stay."""
+
+    samples: Samples
+    pad: int
+    ignore: int
+
+    @property
+    def by_process(self) -> bool:
+        return self.samples.by_process
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
+        inputs, targets = self.samples.batch(indices, epoch)
+        if targets.shape != inputs.shape or targets.is_floating_point():
+            return inputs, targets
+        return inputs, targets.masked_fill((inputs == self.pad) | (targets == self.pad), self.ignore)
+
+
 def as_seen(tensor: Tensor) -> Tensor:
     """As a model sees it: floats as float32, everything else as int64; no copy where it is so already."""
     return tensor.to(torch.float32 if tensor.dtype.is_floating_point else torch.int64)

@@ -29,6 +29,7 @@ from dslc.runtime.sampler import held_out
 from dslc.runtime.samples import (
     Checked,
     FetchedSamples,
+    Padded,
     Part,
     Samples,
     SourceError,
@@ -95,12 +96,15 @@ def _open(step: DataStep) -> Samples | tuple[Samples, Samples]:
 
 
 def _checked(step: DataStep, samples: Samples, part: str = "") -> Samples:
-    """With the numbers held against what the network takes, where the plan says what that is."""
+    """With the targets of padding left out, and the numbers held against what the network takes, where the plan says
+    what that is."""
+    name = step.python.function if step.python is not None else step.source
+    place = getattr(samples, "place", None) or (lambda indices: [f"`{name}`"] * len(indices))
+    if step.pad is not None:
+        samples = Padded(samples, step.pad, step.ignore)
     vocab, classes = step.arguments.get("model_vocab"), step.arguments.get("model_classes")
     if vocab is None and classes is None:
         return samples
-    name = step.python.function if step.python is not None else step.source
-    place = getattr(samples, "place", None) or (lambda indices: [f"`{name}`"] * len(indices))
     return Checked(samples, step.line, vocab, classes, step.arguments["ignore"], place, part)
 
 

@@ -10,6 +10,10 @@ Contract: names in the state dict are the library's own. `forward(input)` gives 
 cached from call to call. Parameters are float32, in training mode. Every module that has parameters or buffers has a
 `reset_parameters`, which gives them the values the library would, alone.
 
+Padding: with `pad` the model is given an attention mask of the tokens that are not it. Sequences are to be filled up at
+their end, as a model with learnt positions counts them from the beginning. On a GPU the library looks at the mask in
+each forward pass, for which the host waits.
+
 Limits: architectures whose code comes with the weights (`auto_map`) are not run. What a module's parent does to its
 values at initialisation (GPT-2 narrows the last projection of each branch) is left out by `reset_parameters`.
 """
@@ -19,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
+import inspect
 import json
 import logging
 import os
@@ -78,7 +83,7 @@ def build_transformers(step: TransformersStep) -> nn.Module:
             model = auto.from_config(config, dtype=torch.float32)
         except Exception as error:  # of any kind: the library's configurations are checked by using them
             raise TransformersError(f"the configuration gives no model: {_line(error)}") from error
-    _plain(model)
+    _plain(model, step.pad)
     for module in model.modules():
         if any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
             module.reset_parameters = functools.partial(model._init_weights, module)
@@ -111,6 +116,12 @@ def longest(model: nn.Module) -> int | None:
     return length if length in tables else None
 
 
+def padding_of(model: nn.Module) -> int | None:
+    """The token that the configuration says sequences are filled up with."""
+    token = getattr(model.config, "pad_token_id", None)
+    return token if isinstance(token, int) else None
+
+
 @contextlib.contextmanager
 def known(numbers: Callable[[Tensor], bool]) -> Iterator[None]:
     """The library takes a tensor without memory whose `numbers` are known for an ordinary one. Of one that it holds to
@@ -125,13 +136,16 @@ def known(numbers: Callable[[Tensor], bool]) -> Iterator[None]:
         import_utils.is_fake_tensor = found
 
 
-def _plain(model: Any) -> None:
+def _plain(model: Any, pad: int | None) -> None:
     """Has the model take its input alone and give its logits alone. Its class stays a class of its own name."""
     kind = type(model)
     forward, name = kind.forward, model.main_input_name
+    if pad is not None and "attention_mask" not in inspect.signature(forward).parameters:
+        raise TransformersError(f"`{kind.__name__}` takes no attention mask, which `data.pad` asks for")
 
     def logits(self: Any, input: Tensor) -> Any:
-        return forward(self, **{name: input}).logits
+        mask = {} if pad is None else {"attention_mask": (input != pad).long()}
+        return forward(self, **{name: input}, **mask).logits
 
     model.__class__ = type(kind.__name__, (kind,), {"forward": logits, "__module__": kind.__module__})
 
@@ -158,6 +172,8 @@ def _config(step: TransformersStep) -> tuple[Any, str]:
     arguments = {alias.get(n, n): list(v) if isinstance(v, tuple) else v for n, v in step.arguments.items()}
     if step.kind.endswith("classification") and step.labels and not {"num_labels", "id2label"} & values.keys():
         values["num_labels"] = step.labels
+    if step.pad is not None:
+        values["pad_token_id"] = step.pad  # by which a classifier finds the last token of a sequence
     if "num_labels" in arguments:
         values.pop("id2label", None)
         values.pop("label2id", None)
@@ -166,6 +182,9 @@ def _config(step: TransformersStep) -> tuple[Any, str]:
         config = kind(**(values | arguments))
     except Exception as error:  # of any kind, as above
         raise TransformersError(f"the configuration cannot be made: {_line(error)}") from error
+    size = getattr(config, "vocab_size", None)
+    if step.pad is not None and isinstance(size, int) and step.pad >= size:
+        raise TransformersError(f"a vocabulary of {size} does not hold the padding, `data.pad = {step.pad}`")
     config.use_cache = False
     config.return_dict = True
     masked = any(name.endswith("ForMaskedLM") for name in written.get("architectures") or ())

@@ -1,0 +1,66 @@
+"""Rules for sequences that are filled up to one length. E0606, W0612.
+
+A model of `transformers` is given an attention mask where the job says which token is padding (`data.pad`). Other
+networks take their input alone: nothing there could be told what not to attend to.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dslc.compiler.facts import SourceFacts
+from dslc.dsl import calls as c
+from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.job import JobSpec
+from dslc.dsl.layers import TransformersNetwork
+
+if TYPE_CHECKING:
+    from dslc.compiler.traced_facts import ModelFacts
+
+_WITHOUT = c.Digits | c.Stdlib | c.Text | c.Tokens | c.Images | c.MNIST | c.CIFAR10 | c.Synthetic  # padding
+
+
+def check_padding(job: JobSpec, source: SourceFacts, model: ModelFacts | None, report: Report) -> None:
+    pad, network = job.data.pad, job.model.network
+    if pad is None:
+        _warn(job, source, model, report)
+        return
+    span, tokens = job.data.at("pad"), source.input is None or source.input.dtype == "int64"
+    if not isinstance(network, TransformersNetwork):
+        report.add(
+            "E0606",
+            "only a model of `transformers(…)` can be told what is padding",
+            span,
+            notes=[Note(message="the network", span=job.model.at("network"))],
+            help="leave `pad` out; `cross_entropy(ignore = …)` leaves targets out of the loss",
+        )
+    elif isinstance(job.data.source, _WITHOUT) or not tokens:
+        report.add(
+            "E0606",
+            "the samples of this source have no padding" if tokens else "padding is a token, and the data has none",
+            span,
+            notes=[Note(message="the source", span=job.data.at("source"))],
+            help="leave `pad` out",
+        )
+    elif not isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss):
+        report.add(
+            "E0606",
+            f"`{job.model.loss.word}` cannot leave out the targets at padding",
+            span,
+            notes=[Note(message="the loss", span=job.model.at("loss"))],
+            help="`cross_entropy()` and `python(…)` can",
+        )
+
+
+def _warn(job: JobSpec, source: SourceFacts, model: ModelFacts | None, report: Report) -> None:
+    padding = model.padding if model is not None else None
+    tokens = source.input is not None and source.input.dtype == "int64"
+    if padding is None or not tokens or isinstance(job.data.source, _WITHOUT):
+        return
+    report.add(
+        "W0612",
+        f"where the data has padding, the model attends to it: by its configuration that is the token {padding}",
+        job.data.at("source"),
+        notes=[Note(message="the network", span=job.model.at("network"))],
+        help=f"`pad = {padding}` gives it a mask, if sequences are filled up with that",
+    )

@@ -1,0 +1,5 @@
+import "base/gpt.plt"
+
+data {
+  pad = 0 #! E0606
+}
