@@ -29,6 +29,7 @@ from collections.abc import Iterator
 
 from dslc.compiler.program import JobProgram
 from dslc.runtime.checkpoint_files import checkpoints_in
+from dslc.runtime.records import naming
 
 LOCK = ".dslc-lock"
 _SHOWN = 3  # names of other files in a message
@@ -140,8 +141,9 @@ def _lock(descriptor: int, path: str, named: str) -> None:
             raise
         print(f"dslc: {path} cannot be locked ({error.strerror}): start no second run here", file=sys.stderr)
     told = {"pid": os.getpid(), "host": socket.gethostname(), "began": time.strftime("%Y-%m-%d %H:%M:%S")}
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(told).encode(), 0)
+    with naming(path):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(told).encode(), 0)
 
 
 def _holder(descriptor: int) -> str:
