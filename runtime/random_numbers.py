@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import random
 from collections.abc import Iterator, Mapping
 
@@ -59,7 +58,7 @@ def aside() -> Iterator[None]:
 
 
 def state(device: torch.device) -> dict[str, Tensor]:
-    """Where they have come to, by generator, on the CPU: torch's and the GPU's (uint8), Python's (626) and numpy's
+    """Where they have come to, by generator, on the CPU: torch's and the GPU's (uint8), Python's and numpy's
     (627, float64)."""
     found = {"torch": torch.get_rng_state(), "python": _of_python(), "numpy": _of_numpy()}
     if device.type == "cuda":
@@ -71,8 +70,8 @@ def restore(found: Mapping[str, Tensor], device: torch.device) -> None:
     """Goes on from what `state` gave. The GPU's stay as they are where the other training had none. Raises ValueError
     and RuntimeError for what no generator can be in."""
     torch.set_rng_state(found["torch"])
-    *words, half = found["python"].tolist()
-    random.setstate((_VERSION, tuple(map(int, words)), None if math.isnan(half) else half))
+    *words, kept, gauss = found["python"].tolist()
+    random.setstate((_VERSION, tuple(map(int, words)), gauss if kept else None))
     *key, position, kept, gauss = found["numpy"].tolist()
     np.random.set_state((_TWISTER, np.array(key, dtype=np.uint32), int(position), int(kept), gauss))
     if device.type == "cuda" and "cuda" in found:
@@ -80,8 +79,8 @@ def restore(found: Mapping[str, Tensor], device: torch.device) -> None:
 
 
 def _of_python() -> Tensor:
-    _, words, half = random.getstate()
-    return torch.tensor([*words, math.nan if half is None else half], dtype=torch.float64)
+    _, words, gauss = random.getstate()
+    return torch.tensor([*words, gauss is not None, gauss or 0.0], dtype=torch.float64)
 
 
 def _of_numpy() -> Tensor:
