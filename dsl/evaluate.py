@@ -344,6 +344,8 @@ class Evaluator:
                     help=f"write `{units.number(int(found))}`" if found == int(found) and abs(found) < 2**63 else "",
                 )  # fmt: skip
             found = int(found)
+            if abs(found) > arithmetic.LARGEST:
+                return self.fail("E0126", "this number is too large", expr.span)
         if kind.choices and found not in kind.choices:
             return self.fail("E0125", f"`{path}` is {describe(kind)}, not {found}", expr.span)
         return self.within(expr, found, kind.min, kind.max, None, None, units.number(found), path)
