@@ -24,6 +24,7 @@ from dslc.compiler.stages import cut
 from dslc.compiler.staging import Staging
 from dslc.compiler.tensor_plan import tensor_plan
 from dslc.compiler.workload import Workload, measure_out
+from dslc.dsl.bounds import LAYERS_TRIED
 from dslc.dsl.calls import PythonSource
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.job import JobSpec
@@ -110,7 +111,13 @@ def analyse(
     if not broken and limits:
         known = replace(facts, source=source)
 
+        # Remedies are found by trying: of a large network few are.
+        left = [max(1, LAYERS_TRIED.most // max(1, len(model.layers) if model else 1))]
+
         def again(changed: JobSpec, found: Report) -> Analysis | None:
+            if not left[0]:
+                return None
+            left[0] -= 1
             return analyse(changed, known, found, limits=False)
 
         rules_memory.check_memory(analysis, again, report)

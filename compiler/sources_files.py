@@ -27,6 +27,7 @@ from dslc.compiler.facts import SourceFacts, TensorFact
 from dslc.compiler.sources_look import Absent, Broken, folders_in, size_of
 from dslc.dsl import calls as c
 from dslc.dsl.describe import plural
+from dslc.dsl.files import open_file
 
 # ------------------------------------------------------------------------------------------------------- tokens
 
@@ -80,8 +81,8 @@ def _token_files(files: list[str]) -> tuple[dict[str, Any], int | None]:
 def _token_header(file: str, size: int) -> tuple[str, int, int, int]:
     """What a token is, where they begin, how many there are, and the vocabulary (0 where it is not known)."""
     try:
-        with open(file, "rb") as stream:
-            head = stream.read(16)
+        with open_file(file) as stream:
+            head = stream.read(16) or b""  # of what would keep its reader waiting
     except OSError as error:
         raise Absent(f"{error.strerror}: {file}", "a file that can be read") from error
     magic, version, held, vocab = struct.unpack("<4i", head) if len(head) == 16 else (0, 0, 0, 0)
@@ -257,11 +258,11 @@ def _idx_shape(file: str, dims: int) -> tuple[int, ...]:
     help = _mnist_help(os.path.dirname(file))
     length = 4 + 4 * dims
     try:
-        with gzip.open(file) if packed else open(file, "rb") as stream:
+        with gzip.GzipFile(fileobj=open_file(file)) if packed else open_file(file) as stream:
             head = stream.read(length)
         size = size_of(file)
         if packed:
-            with open(file, "rb") as stream:
+            with open_file(file) as stream:
                 stream.seek(-4, os.SEEK_END)  # the length of what is packed, modulo 2^32
                 size = struct.unpack("<I", stream.read(4))[0]
     except (OSError, EOFError, zlib.error, struct.error) as error:
@@ -337,7 +338,7 @@ def _pickled_rows(file: str) -> int:
 
     before: tuple[object, object] = (None, None)
     try:
-        with open(file, "rb") as stream:
+        with open_file(file) as stream:
             for operation, argument, _ in islice(pickletools.genops(stream), OPERATIONS):
                 if operation.name == "TUPLE2" and before[1] == CIFAR_ROW and isinstance(before[0], int):
                     return before[0]

@@ -86,8 +86,8 @@ def main() -> None:
     from dslc.dsl import codes, parser_table, show, suggest, syntax  # noqa: F401
 
     parser_table.load()
-    (folder / "job.plt").write_text(GOOD)
-    assert not measured(["check", "job.plt"], folder)["faults"]
+    (folder / "warm.plt").write_text(GOOD)
+    assert not measured(["check", "warm.plt"], folder)["faults"]
     for line in sys.stdin:
         print(json.dumps([measured(arguments, folder) for arguments in json.loads(line)]), flush=True)
 
