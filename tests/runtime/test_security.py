@@ -167,7 +167,7 @@ def _harmful(mark: Path) -> dict[str, Callable[[Any], Any]]:
         """Torch's planner would load what is not a tensor as a pickle of any kind."""
         content = io.BytesIO()
         torch.save(Intrusion(mark), content)
-        harm = mark.parent / "run" / "checkpoints" / "step-00000004" / "harm"
+        harm = mark.parent / "run" / "checkpoints" / "step-00000004" / "__9_0.distcp"
         harm.write_bytes(content.getvalue())
         name = "model.0.weight"
         metadata.state_dict_metadata[name] = BytesStorageMetadata()
