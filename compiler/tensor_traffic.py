@@ -13,7 +13,7 @@ ranks, by style (runtime/tensor_parallel.py), where T is what the module takes a
     gather                          forward, all-gather of G / n
     sequence                        an all-reduce of each gradient, once those of a step (ZeRO-2 and -3: of a
                                     micro-batch) are complete
-    summed                          backward, an all-reduce of the gradient of each of its own parameters
+    summed                          backward, for each call, an all-reduce of the gradient of each of its own parameters
 
 Nothing goes backward where nothing before it trains. The loss over shares of the classes has three all-reduces of one
 float32 for each target: the largest score, the sum, and the score of the target. Where a block runs again, its
@@ -27,6 +27,7 @@ again no module is taken to come after the last that is cut.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -91,6 +92,8 @@ class TensorTraffic:
         for name, style in plan.styles:
             self._styles.setdefault(name, []).append(style)
         self._calls_of = calls_by_layer(model)
+        shares = model.traced.shares if model.traced is not None else None
+        self._summed = Counter(shares.summed if shares is not None else ())
 
     # ---------------------------------------------------------------------------------------------------- the passes
 
@@ -108,7 +111,7 @@ class TensorTraffic:
                 for style in self._styles[call.name]:
                     yield from self._of_style(style, call, samples, before, after, again)
             for q in (layer.parameters[n] for n in trains):
-                if "summed" in self._styles.get(q.name.rpartition(".")[0], ()):
+                for _ in range(self._summed[q.name.rpartition(".")[0]]):  # each call by itself
                     yield self._exchanged("all_reduce", SUMMED, self._microbatches * q.count, False)
             flows = flows or bool(trains)
         if ends and self._plan.loss_parallel:
@@ -160,7 +163,7 @@ class TensorTraffic:
                 takes=prod(call.input.shape),
                 gives=prod(call.output.shape),
                 takes_low=False,
-                gives_low=True,
+                gives_low="vocabulary" not in self._styles[call.module],  # autocast leaves a table as it is
                 repeated=n + 1 < len(calls),
             )
         if layer.parts and layer.name in self._styles and all(part.name != layer.name for part in layer.parts):

@@ -56,13 +56,15 @@ class CutCall:
 class ShareFacts:
     """What became of the model with its modules cut over a tensor axis of `ranks` ranks, by `styles`.
 
-    `calls` are in order. `head` is the cut module whose result is the model's. `work` is, by layer, a rank's FLOPs
+    `calls` are in order, and so are `summed`, the modules that add up the gradients of their parameters, each as often
+    as it is called. `head` is the cut module whose result is the model's. `work` is, by layer, a rank's FLOPs
     forward of one sample. Where the cut model would not compute the same, `fault` says why, and `module` where.
     """
 
     ranks: int
     styles: tuple[tuple[str, str], ...]
     calls: tuple[CutCall, ...] = ()
+    summed: tuple[str, ...] = ()
     head: str = ""
     work: tuple[tuple[str, int], ...] = ()
     fault: str = ""

@@ -65,7 +65,7 @@ def with_shares(
         common |= {"fault": refused.text, "module": refused.module, "help": refused.help}
         return replace(facts, shares=ShareFacts(**common))
     work = tuple((path, count // SMALL) for path, count in part.flops.items())
-    common |= {"calls": tuple(whole.calls), "head": whole.head, "work": work}
+    common |= {"calls": tuple(whole.calls), "summed": tuple(whole.summed), "head": whole.head, "work": work}
     return replace(facts, shares=ShareFacts(**common))
 
 
@@ -123,6 +123,7 @@ class _Watched(Run):
         super().__init__(model, cut, fake, input, SMALL)
         self.styles = styles
         self.records: list[Record] = []
+        self.summed: list[str] = []  # modules of that style, as they are called
         self.shared: dict[int, Share] = {}  # by identity
         self.alive: list[torch.Tensor] = []  # so that no identity is used again
         self.path: list[str] = []
@@ -145,6 +146,8 @@ class _Watched(Run):
         def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
             self.path.append(path)
             style = self.styles.get(path, "")
+            if style == "summed":
+                self.summed.append(path)
             if not style or style == "summed":
                 return None
             self.cutting = path

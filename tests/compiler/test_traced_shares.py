@@ -184,6 +184,14 @@ def test_what_is_summed_is_so_in_its_own_module() -> None:
         assert facts.shares.help == ("use it in the `forward` of its own module" if scale else "")
 
 
+def test_a_module_that_sums_counts_each_call() -> None:
+    """As the norm of heads does, which one block calls for queries and for keys."""
+    plan = ("blocks.*.attention.[qkv]: column", "blocks.*.attention.norm: summed", "blocks.*.attention.out: row")
+    facts = trace_model(network, TensorFact(shape=(16,), dtype="int64"), tensor=2, tensor_plan=plan)
+    assert facts.shares is not None
+    assert facts.shares.summed == tuple(f"blocks.{n}.attention.norm" for n in (0, 0, 1, 1))
+
+
 def test_the_work_of_a_rank() -> None:
     plan = ("blocks.*.up: column", "blocks.*.gate: column", "blocks.*.down: row")
     facts = trace_model(network, TensorFact(shape=(16,), dtype="int64"), tensor=2, tensor_plan=plan)
