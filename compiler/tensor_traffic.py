@@ -22,7 +22,9 @@ collectives do too, up to the last module that keeps something: there torch stop
 Contract: kind, count and bytes are those of torch 2.13, which tests/test_collectives.py holds.
 
 Limits: of a user's own module under autocast, what a cut module takes is counted in float32, and in a block that runs
-again no module is taken to come after the last that is cut.
+again no module is taken to come after the last that is cut. Where a schedule splits the backward pass (`zero_bubble`,
+`zbv`, `dualpipev`), torch runs a recomputed layer again for each part of it, and of these collectives one time is
+counted.
 """
 
 from __future__ import annotations
