@@ -223,7 +223,7 @@ elif "FAULT" == "no_decay":
     optimizers._groups = lambda step, model: groups(dataclasses.replace(step, no_decay=()), model)
 elif "FAULT" == "clip":
     clipped = stepper.clipped
-    stepper.clipped = lambda parameters, counted, limit, shards: clipped(parameters, counted, None, shards)
+    stepper.clipped = lambda parameters, counted, limit, *more: clipped(parameters, counted, None, *more)
 from dslc.main import main
 sys.exit(main(["verify", "job.plt", "--steps=3", *sys.argv[1:]]))
 """

@@ -27,9 +27,8 @@ def read(text: str) -> tree.Document:
 def shape(node: object) -> Any:
     """A tree without its places, as nested tuples."""
     if isinstance(node, tree.Node):
-        kept = [
-            name for name in vars(node) if name not in ("span", "source", "comments") and not name.endswith("_span")
-        ]
+        apart = ("span", "source", "comments", "words")
+        kept = [name for name in vars(node) if name not in apart and not name.endswith("_span")]
         return (type(node).__name__, *(shape(getattr(node, name)) for name in kept))
     return tuple(map(shape, node)) if isinstance(node, tuple) else node
 
