@@ -22,7 +22,7 @@ from dslc.runtime.batches import StepBatch
 from dslc.runtime.context_parallel import piece_of
 from dslc.runtime.pipeline import Schedule
 from dslc.runtime.precision import autocast
-from dslc.runtime.stepper import UNSEEN, Done, Looks, clipped, global_count
+from dslc.runtime.stepper import UNSEEN, Done, Looks, clipped, global_count, share_of_mean
 from dslc.runtime.weights import named_tensors
 
 
@@ -49,7 +49,7 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
         looks.loss(summed)
         totals.append(summed.detach())
         agreed()
-        return scaler.scale(summed * (engine.scale / (number.clamp(min=1) if isinstance(number, Tensor) else number)))
+        return scaler.scale(share_of_mean(summed, engine.scale, number))
 
     samples = job.data.batch // (place.data_ranks * job.microbatches)
     schedule = Schedule(axis, samples, job.microbatches, loss)

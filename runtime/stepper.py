@@ -75,10 +75,9 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
             return loss_sum(model(cut(input)), cut(target))
 
     def backward(loss: Tensor, number: int | Tensor) -> Tensor:
-        # Not by an argument of `backward`: torch loads sympy to compare its shape, 0.3 s.
-        scale = ranks / (number.clamp(min=1) if isinstance(number, Tensor) else number)
         looks.loss(loss)
-        scaler.scale(loss * scale).backward()
+        # Not by an argument of `backward`: torch loads sympy to compare its shape, 0.3 s.
+        scaler.scale(share_of_mean(loss, ranks, number)).backward()
         return loss.detach()
 
     def step(batch: StepBatch) -> Done:
@@ -136,6 +135,14 @@ def clipped(
     if limit is not None:
         torch._foreach_mul_(rows, (limit / (norm + 1e-6)).clamp(max=1.0))  # as torch.nn.utils does
     return norm
+
+
+def share_of_mean(summed: Tensor, ranks: int, number: int | Tensor) -> Tensor:
+    """A sum of losses as its share of the mean over `number`, times `ranks`, over which the engine takes a mean.
+
+    A number that is a tensor divides the sum, in the sum's precision: its inverse would be float32.
+    """
+    return summed * ranks / number.clamp(min=1) if isinstance(number, Tensor) else summed * (ranks / number)
 
 
 def global_count(
