@@ -39,8 +39,8 @@ SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 WORDS = 1 << 16  # bytes that the last words of a rank may have; pages that no one writes to cost nothing
 
 _REQUEST, _STOP_AT, _UNITS, _RECORDS, _NOT_FINITE = range(5)
-_HEAD, _EACH = 8, 4  # numbers at the beginning of the board, and for each rank
-_PROCESS, _STEP, _DONE, _SAID = range(4)
+_HEAD, _EACH = 8, 3  # numbers at the beginning of the board, and for each rank
+_PROCESS, _STEP, _SAID = range(3)  # _SAID: how many bytes of last words there are; negative of a rank that is done
 
 
 class Board:
@@ -93,10 +93,6 @@ class Board:
         """A rank begins `step` (from 1)."""
         self._numbers[_HEAD + _EACH * rank + _STEP] = step
 
-    def leave(self, rank: int) -> None:
-        """A rank has done all it had to do."""
-        self._numbers[_HEAD + _EACH * rank + _DONE] = 1
-
     def process(self, rank: int) -> int:
         """The process id of a rank; 0 before it has begun."""
         return self._numbers[_HEAD + _EACH * rank + _PROCESS]
@@ -106,7 +102,8 @@ class Board:
         return self._numbers[_HEAD + _EACH * rank + _STEP]
 
     def done(self, rank: int) -> bool:
-        return bool(self._numbers[_HEAD + _EACH * rank + _DONE])
+        """Whether a rank has done all it had to do."""
+        return self._numbers[_HEAD + _EACH * rank + _SAID] < 0
 
     @property
     def all_done(self) -> bool:
@@ -114,17 +111,18 @@ class Board:
 
     # ----------------------------------------------------------------------------------------------- its last words
 
-    def say(self, rank: int, words: str) -> None:
-        """A rank says how it ends: once, in at most `WORDS` bytes."""
+    def say(self, rank: int, words: str, *, done: bool = False) -> None:
+        """A rank says how it ends: once, in 1 to `WORDS` bytes; `done` if it has done all it had to do."""
         content, begin = words.encode(errors="replace"), self._words + WORDS * rank
-        assert len(content) <= WORDS
+        assert 0 < len(content) <= WORDS
         self._memory[begin : begin + len(content)] = content
-        self._numbers[_HEAD + _EACH * rank + _SAID] = len(content)  # last: what is there by then is whole
+        # Last, and one number: what is there by then is whole, and whoever sees the words sees whose they are.
+        self._numbers[_HEAD + _EACH * rank + _SAID] = -len(content) if done else len(content)
 
     def said(self, rank: int) -> str:
         """What a rank has said; "" if it has not."""
         begin = self._words + WORDS * rank
-        return self._memory[begin : begin + self._numbers[_HEAD + _EACH * rank + _SAID]].decode()
+        return self._memory[begin : begin + abs(self._numbers[_HEAD + _EACH * rank + _SAID])].decode()
 
     # --------------------------------------------------------------------------------------------- for the display
 

@@ -100,8 +100,7 @@ def work(
         # At once, also for sys.exit(0): threads and processes that the user's code began do not keep it.
         os._exit(1)
     _flush()
-    board.say(place.rank, json.dumps(dataclasses.asdict(end)))
-    board.leave(place.rank)
+    board.say(place.rank, json.dumps(dataclasses.asdict(end)), done=True)
     meeting.tell()
     meeting.part()
     sys.exit()  # not 0, which torch's agent would take for a value that is returned to it

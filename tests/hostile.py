@@ -15,6 +15,7 @@ from pathlib import Path
 
 from dslc.dsl import blocks  # noqa: F401  (fills the registry)
 
+ARGUMENT = 2**17 - 1  # bytes that Linux lets an argument of a command have
 COMMANDS = ("check", "fmt", "plan", "render")
 FIELDS = {
     "network": "mlp()", "loss": "cross_entropy()", "source": "digits()", "batch": "64", "steps": "10",
@@ -303,7 +304,7 @@ def drawn(seed: int) -> Attack:
     draw = random.Random(seed)
     kind = draw.choice((_mutated, _mutated, _repeated, _fields, _fields, _fields, _joined, _bytes, _named))
     made = kind(draw)
-    settings = tuple(_setting(draw) for _ in range(draw.choice((0, 0, 0, 1, 1, 3))))
+    settings = tuple(_setting(draw)[:ARGUMENT] for _ in range(draw.choice((0, 0, 0, 1, 1, 3))))
     return Attack(job=made.job, beside=made.beside, pipes=made.pipes, settings=(*made.settings, *settings))
 
 

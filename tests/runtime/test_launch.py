@@ -47,8 +47,8 @@ def test_no_rank_begins_before_all_are_forked() -> None:
 
     def rank(number: int) -> None:
         if number != 1:
-            gate.approach()
             os.write(writing, b"here" if number == 3 else b"")
+            gate.approach()
             gate.wait()
             os.write(writing, b".")
 

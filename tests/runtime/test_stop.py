@@ -136,6 +136,26 @@ def test_the_board() -> None:
     board.answer(6)
     assert board.stop_at == 5, "said once, it stays"
     board.enter(2, 7)
-    board.leave(1)
+    board.say(1, "seven steps", done=True)
     assert [board.step(rank) for rank in range(3)] == [0, 0, 7]
     assert [board.done(rank) for rank in range(3)] == [False, True, False]
+
+
+def test_who_is_done_is_never_seen_with_words_and_not_done() -> None:
+    """Between any two writes of a rank the launcher may look; words of one that is not done are those of a failure."""
+    board = Board(2)
+    numbers, seen = board._numbers, []
+
+    class Watched:
+        def __getitem__(self, index: int) -> int:
+            return numbers[index]
+
+        def __setitem__(self, index: int, value: int) -> None:
+            numbers[index] = value
+            seen.append((board.said(1), board.done(1)))
+
+    board._numbers = Watched()  # type: ignore[assignment]
+    board.say(1, "three steps", done=True)
+    assert seen == [("three steps", True)]
+    board.say(0, "an error")
+    assert (board.said(0), board.done(0), board.all_done) == ("an error", False, False)
