@@ -304,8 +304,9 @@ def drawn(seed: int) -> Attack:
     draw = random.Random(seed)
     kind = draw.choice((_mutated, _mutated, _repeated, _fields, _fields, _fields, _joined, _bytes, _named))
     made = kind(draw)
-    settings = tuple(_setting(draw)[:ARGUMENT] for _ in range(draw.choice((0, 0, 0, 1, 1, 3))))
-    return Attack(job=made.job, beside=made.beside, pipes=made.pipes, settings=(*made.settings, *settings))
+    settings = tuple(_setting(draw) for _ in range(draw.choice((0, 0, 0, 1, 1, 3))))
+    settings = tuple(text[:ARGUMENT] for text in (*made.settings, *settings))
+    return Attack(job=made.job, beside=made.beside, pipes=made.pipes, settings=settings)
 
 
 def _good(draw: random.Random) -> str:
