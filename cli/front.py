@@ -24,7 +24,7 @@ from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Diagnostic, Full, Note, Report
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import PythonNetwork, TransformersNetwork
-from dslc.dsl.load import Loaded, load
+from dslc.dsl.load import Loaded
 from dslc.dsl.registry import Range
 from dslc.dsl.show import render
 from dslc.dsl.source import Span
@@ -53,15 +53,6 @@ def presented(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     notes = tuple(Note(message=each.message.split(" is checked")[0], span=each.span) for each in later[1:])
     label = "and what the notes name" if notes else ""
     return [*kept, replace(later[0], notes=notes, label=label)]
-
-
-def load_each(path: str, settings: Sequence[str]) -> tuple[Loaded, list[Loaded]]:
-    """The job, and one job for each combination of its `sweep` (the job itself where there is none)."""
-    loaded = load(path, settings)
-    if loaded.job is None or loaded.report.errors or not loaded.combinations:
-        return loaded, [loaded]
-    chosen = [load(path, [*settings, *(f"{name}={text}" for name, text in c)]) for c in loaded.combinations]
-    return loaded, [replace(each, looks=len(chosen)) for each in chosen]
 
 
 def inspect(loaded: Loaded, report: Report, *, trace: bool = False, run: bool = False) -> Analysis | None:

@@ -56,10 +56,10 @@ class Merged:
     words: int = 0  # in all files
 
     def copy(self) -> Merged:
-        """A copy that `put` may change."""
+        """A copy that settings may be laid over."""
         return Merged(
             main=self.main, folders=self.folders, params=dict(self.params), fields=dict(self.fields),
-            headers=dict(self.headers), promises=dict(self.promises), sweeps=dict(self.sweeps), spoken=self.spoken,
+            headers=dict(self.headers), promises=dict(self.promises), sweeps=dict(self.sweeps), spoken=set(self.spoken),
             complete=self.complete, words=self.words,
         )  # fmt: skip
 

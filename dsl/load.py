@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from dslc.dsl import tree
@@ -57,38 +57,74 @@ class Loaded:
 
 def load(path: str, settings: Sequence[str] = ()) -> Loaded:
     """The job in the file at `path`, with `settings` laid over it. Never raises for what is wrong with a job."""
-    full = os.path.abspath(os.path.expanduser(path))
-    report = Report()
-    source = read_source(full, path, path, None, report)
-    if source is None:
-        return Loaded(report=report)
-    return _load(source, full, settings, report)
+    return _laid(_file(path), settings)
+
+
+def load_each(path: str, settings: Sequence[str] = ()) -> tuple[Loaded, list[Loaded]]:
+    """The job, and one job for each combination of its `sweep` (the job itself where there is none)."""
+    read = _file(path)
+    loaded = _laid(read, settings)
+    if loaded.job is None or loaded.report.errors or not loaded.combinations:
+        return loaded, [loaded]
+    chosen = [_laid(read, [*settings, *(f"{name}={text}" for name, text in c)]) for c in loaded.combinations]
+    return loaded, [replace(each, looks=len(chosen)) for each in chosen]
 
 
 def load_text(text: str, name: str = "job.plt", folder: str = "", settings: Sequence[str] = ()) -> Loaded:
     """The same for a text. `name` is what messages show; relative paths start in `folder`, or the current one."""
     full = os.path.join(os.path.abspath(folder), os.path.basename(name))
-    return _load(Source(name, text), full, settings, Report())
+    return _laid(_read(Source(name, text), full, Report()), settings)
 
 
-def _load(source: Source, full: str, settings: Sequence[str], report: Report) -> Loaded:
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    """A job file and its imports, read once; `merged` is None where they cannot be used."""
+
+    report: Report
+    full: str = ""
+    document: tree.Document | None = None
+    merged: Merged | None = None
+    files: tuple[str, ...] = ()
+
+
+def _file(path: str) -> _Read:
+    full = os.path.abspath(os.path.expanduser(path))
+    report = Report()
+    source = read_source(full, path, path, None, report)
+    return _Read(report=report) if source is None else _read(source, full, report)
+
+
+def _read(source: Source, full: str, report: Report) -> _Read:
     reader = _Reader(report)
     document: tree.Document | None = None
+    merged: Merged | None = None
     try:
         document = reader.take(source, full, [])
-        if document is None or not _few(settings, report):
-            return Loaded(report=report, document=document, files=tuple(reader.files))
-        merged = merge(reader.documents, document, reader.folders, report)
-        merged.complete = reader.complete
+        if document is not None:
+            merged = merge(reader.documents, document, reader.folders, report)
+            merged.complete = reader.complete
+    except Full:
+        merged = None
+    return _Read(report=report, full=full, document=document, merged=merged, files=tuple(reader.files))
+
+
+def _laid(read: _Read, settings: Sequence[str]) -> Loaded:
+    """What was read, with `settings` laid over it."""
+    report = Report()
+    nothing = Loaded(report=report, document=read.document, files=read.files)
+    try:
+        report.extend(read.report.found)
+        if read.merged is None or not _few(settings, report):
+            return nothing
+        merged = read.merged.copy()
         for number, text in enumerate(settings, 1):
             _set(merged, Source(f"<--set {number}>", text), report)
-        name = os.path.basename(full).removesuffix(".plt")
-        found = resolve(merged, report, name, os.path.dirname(full))
+        name = os.path.basename(read.full).removesuffix(".plt")
+        found = resolve(merged, report, name, os.path.dirname(read.full))
     except Full:
-        return Loaded(report=report, document=document, files=tuple(reader.files))
-    return Loaded(
-        report=report, job=found.job, document=document, origins=found.origins, combinations=found.combinations,
-        broken=found.broken, files=tuple(reader.files),
+        return nothing
+    return replace(
+        nothing, job=found.job, origins=found.origins, combinations=found.combinations, broken=found.broken
     )  # fmt: skip
 
 

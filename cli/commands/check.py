@@ -10,9 +10,10 @@ import sys
 from dslc.compiler.analyse import Analysis
 from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Diagnostic, Report
+from dslc.dsl.load import load_each
 from dslc.dsl.plain import plain
 from dslc.dsl.show import to_json
-from dslc.front import inspect, load_each, over, show
+from dslc.front import inspect, over, show
 from dslc.main import GOOD, JOB_AT_FAULT
 from dslc.unseen import unseen
 

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 
-from dslc.front import load_each
+from dslc.dsl.load import load_each
 from dslc.main import GOOD, WRONG_USAGE
 from dslc.use import Refused, metrics, ready
 

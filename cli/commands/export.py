@@ -9,7 +9,8 @@ import sys
 from dslc.checkpoints import Misfit, hold_against
 from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Report
-from dslc.front import inspect, load_each, show
+from dslc.dsl.load import load_each
+from dslc.front import inspect, show
 from dslc.main import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 from dslc.use import Refused, taken_for
 

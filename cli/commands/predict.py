@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from dslc.front import load_each
+from dslc.dsl.load import load_each
 from dslc.main import GOOD, TRAINING_FAILED, WRONG_USAGE
 from dslc.use import Refused, launched, ready
 

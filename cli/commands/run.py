@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from dslc.dsl.diagnostics import Report
-from dslc.front import load_each, over, show
+from dslc.dsl.load import load_each
+from dslc.front import over, show
 from dslc.main import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 from dslc.run_folder import Occupied, claimed, make_folder, refuse_others, refuse_run
 from dslc.runs import Ready, finish_drawing, folders_of, lay_down, prepare, report_on, start_drawing

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.program import CheckpointStep, JobProgram
 from dslc.dsl.diagnostics import Diagnostic, Report
-from dslc.dsl.load import Loaded
-from dslc.front import gpus_here, load_each, show
+from dslc.dsl.load import Loaded, load_each
+from dslc.front import gpus_here, show
 from dslc.main import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 from dslc.reference import CannotShrink, observed, one_process, shrunk
 from dslc.runs import Ready, prepare
