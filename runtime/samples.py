@@ -98,17 +98,26 @@ class FetchedSamples:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some of the samples: those of `chosen`, or `length` from `start` on."""
+class _Of:
+    """Samples that are made of other ones: as many as they are and made where they are, if nothing else is said."""
 
     samples: Samples
-    chosen: Tensor | None = None
-    start: int = 0
-    length: int = 0
 
     @property
     def by_process(self) -> bool:
         return self.samples.by_process
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+@dataclass(frozen=True)
+class Part(_Of):
+    """Some of the samples: those of `chosen`, or `length` from `start` on."""
+
+    chosen: Tensor | None = None
+    start: int = 0
+    length: int = 0
 
     def __len__(self) -> int:
         return self.length if self.chosen is None else self.chosen.shape[0]
@@ -159,26 +168,18 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class Checked:
+class Checked(_Of):
     """Samples whose numbers are held against what the network can take, because the plan could not know them.
 
     On a GPU an index out of range ends the process with an assertion of a kernel; here it is an error that says where.
     """
 
-    samples: Samples
     line: str
     vocab: int | None  # inputs are 0 <= n < vocab
     classes: int | None  # targets are 0 <= n < classes, or `ignore`
     ignore: int
     place: Callable[[Tensor], list[str]]  # the files of some samples
     part: str = ""  # what stands before `sample`, where there are two data sets
-
-    @property
-    def by_process(self) -> bool:
-        return self.samples.by_process
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         inputs, targets = self.samples.batch(indices, epoch)
@@ -215,20 +216,12 @@ def beyond(seen: Tensor, limit: int, ignore: int | None = None) -> tuple[int, in
 
 
 @dataclass(frozen=True)
-class Padded:
+class Padded(_Of):
     """Samples whose sequences are filled up with `pad`: targets that are `pad`, or stand where the input is, become
     `ignore`. Targets of another shape, such as one class for a sequence, stay."""
 
-    samples: Samples
     pad: int
     ignore: int
-
-    @property
-    def by_process(self) -> bool:
-        return self.samples.by_process
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         inputs, targets = self.samples.batch(indices, epoch)
