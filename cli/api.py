@@ -11,7 +11,7 @@ from dslc.dsl.diagnostics import Diagnostic, JobError, Report
 from dslc.dsl.load import load
 from dslc.front import inspect
 from dslc.run_folder import claimed, make_folder
-from dslc.runs import finish_drawing, lay_down, prepare, report_on, start_drawing
+from dslc.runs import prepare, report_on, train
 
 if TYPE_CHECKING:
     import torch
@@ -64,12 +64,7 @@ def run(path: str, settings: Sequence[str] = (), *, out: str | None = None) -> R
         raise ValueError("a job with a sweep is several runs: `dslc run`, or one call for each with `settings`")
     folder = make_folder(ready.program, out)
     with claimed(folder, ready.program):
-        lay_down(ready, folder)
-        drawing = start_drawing(folder)
-        try:
-            outcome = run_in_subprocess(ready.program, ready.places, folder)
-        finally:
-            finish_drawing(drawing, folder)
+        outcome = train(ready, folder, run_in_subprocess)
     if outcome.failure is not None:
         raise TrainingError(describe(outcome))
     if outcome.stopped_at == 0:  # asked twice: ended at once, without weights

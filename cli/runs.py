@@ -7,9 +7,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.compile import Compiled, compile_plan
 from dslc.compiler.program import JobProgram, RankPlace, to_json
@@ -18,6 +18,9 @@ from dslc.dsl.load import Loaded
 from dslc.dsl.write import anchored, write
 from dslc.front import inspect
 from dslc.runtime.records import naming
+
+if TYPE_CHECKING:
+    from dslc.runtime.failure import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +60,17 @@ def lay_down(ready: Ready, folder: str) -> None:
             file.write(text)
 
 
-def start_drawing(folder: str) -> subprocess.Popen[bytes]:
+def train(ready: Ready, folder: str, launch: Callable[[JobProgram, tuple[RankPlace, ...], str], Outcome]) -> Outcome:
+    """Trains in a folder that is claimed: lays it down, launches, and draws the plan meanwhile."""
+    lay_down(ready, folder)
+    drawing = _start_drawing(folder)
+    try:
+        return launch(ready.program, ready.places, folder)
+    finally:
+        _finish_drawing(drawing, folder)
+
+
+def _start_drawing(folder: str) -> subprocess.Popen[bytes]:
     """Draws `plan.svg` in a process of its own, at the lowest priority: it must not hold up the training.
 
     It is a fresh process because a thread of this one would be in the way of the fork that starts the ranks.
@@ -73,7 +86,7 @@ def start_drawing(folder: str) -> subprocess.Popen[bytes]:
         )
 
 
-def finish_drawing(drawing: subprocess.Popen[bytes], folder: str) -> None:
+def _finish_drawing(drawing: subprocess.Popen[bytes], folder: str) -> None:
     """Waits for the picture; says where the reason is if there is none, and a folder for it."""
     if drawing.wait() != 0 and os.path.isdir(folder):
         print(f"plan.svg could not be drawn: see {os.path.join(folder, 'logs', 'draw.log')}", file=sys.stderr)

@@ -13,7 +13,7 @@ from dslc.dsl.load import load_each
 from dslc.front import over, show
 from dslc.main import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 from dslc.run_folder import Occupied, claimed, make_folder, refuse_others, refuse_run
-from dslc.runs import Ready, finish_drawing, folders_of, lay_down, prepare, report_on, start_drawing
+from dslc.runs import Ready, folders_of, prepare, report_on, train
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -64,12 +64,7 @@ def _run_one(ready: Ready, folder: str, again: Sequence[str]) -> int:
     from dslc.runtime.failure import describe
     from dslc.runtime.launch import launch
 
-    lay_down(ready, folder)
-    drawing = start_drawing(folder)
-    try:
-        outcome = launch(ready.program, ready.places, folder)
-    finally:
-        finish_drawing(drawing, folder)
+    outcome = train(ready, folder, launch)
     if outcome.failure is not None:
         print(describe(outcome), file=sys.stderr)
         _show_how_to_go_on(ready, folder, again)
