@@ -20,3 +20,11 @@ def launcher() -> Iterator[Launcher]:
     made = Launcher(*PRELOADED)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def loaded() -> None:
+    """What tracing needs is loaded, once, and not in each child that traces."""
+    from trained import load_what_traces
+
+    load_what_traces()

@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from trained import load_what_traces
 
 from dslc.commands.check import check_one
 from dslc.dsl.codes import explain
@@ -50,11 +49,6 @@ def test_a_bad_job_gets_the_diagnostics_it_deserves(job: Path, monkeypatch: pyte
         golden.write_text(text)
     assert text == golden.read_text()
     assert all(explain(d.code) for d in shown), "every code has its long form"
-
-
-@pytest.fixture(scope="module")
-def loaded() -> None:
-    load_what_traces()
 
 
 @pytest.mark.parametrize("job", TRACED, ids=lambda path: path.stem)

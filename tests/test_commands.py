@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands import dslc
-from trained import load_what_traces
+from trained import OWN_JOB
 
 from dslc.commands.check import check_one
 from dslc.main import build_parser
@@ -223,20 +223,6 @@ def test_a_plan_in_a_pipe_is_not_cut(tmp_path: Path) -> None:
     assert not any(line.endswith("…") for line in plan.stdout.splitlines())
 
 
-OWN_JOB = """
-model {
-  network = python("net:network")
-  loss    = cross_entropy()
-}
-data {
-  source = digits()
-  batch  = 8
-}
-train {
-  steps     = 1
-  optimizer = sgd()
-}
-"""
 OWN_NET = """
 from torch import nn
 
@@ -286,8 +272,3 @@ def test_help_on_a_users_function_names_module_line_and_remedy(
     (error,) = check_one("job.plt", [], trace=True)[0].errors
     assert (error.code, error.label) == ("E0802", label)
     assert error.help.startswith(help) and "traceback" not in error.help
-
-
-@pytest.fixture(scope="module")
-def loaded() -> None:
-    load_what_traces()

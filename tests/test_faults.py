@@ -53,11 +53,8 @@ class Fault:
         self._thread.start()
 
     def _work(self) -> None:
-        draw = self._draw
-        if not self._events.wait_for(draw.randrange(1, 60)):
+        if not self._events.wait_for_drawn(self._draw):
             return
-        for _ in range(draw.randrange(20_000)):
-            pass
         trainers = children(self._server)
         ranks = sorted(children(trainers[0])) if trainers else []
         if not ranks:

@@ -75,7 +75,7 @@ class Events:
         if number >= 0:  # it may be gone already
             self._paths[number] = folder
 
-    def wait_for(self, count: int) -> bool:
+    def _wait_for(self, count: int) -> bool:
         """Until that many events have been; False if `stop` was called before."""
         while True:
             ready, _, _ = select.select([self._events, self._wake], [], [])
@@ -91,6 +91,14 @@ class Events:
                 count -= 1
                 if count <= 0:
                     return True
+
+    def wait_for_drawn(self, draw: random.Random) -> bool:
+        """Until a moment that `draw` determines; False if `stop` was called before."""
+        if not self._wait_for(draw.randrange(1, 60)):
+            return False
+        for _ in range(draw.randrange(20_000)):
+            pass
+        return True
 
     def stop(self) -> None:
         os.write(self._end, b"x")
@@ -127,10 +135,8 @@ class Killer:
 
     def _work(self) -> None:
         draw = self._draw
-        if not self._events.wait_for(draw.randrange(1, 60)):
+        if not self._events.wait_for_drawn(draw):
             return
-        for _ in range(draw.randrange(20_000)):
-            pass
         (trainer,) = children(self._server)
         ranks = sorted(children(trainer))
         victim = draw.choice([*ranks, trainer])

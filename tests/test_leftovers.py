@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from commands import dslc
-from trained import load_what_traces
+from trained import OWN_JOB
 
 from dslc.commands.check import check_one
 
@@ -66,20 +66,6 @@ def network(leaves):
     globals()[leaves]()
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 """
-JOB = """
-model {
-  network = python("net:network", leaves = "LEAVES")
-  loss    = cross_entropy()
-}
-data {
-  source = digits()
-  batch  = 8
-}
-train {
-  steps     = 1
-  optimizer = sgd()
-}
-"""
 SAID = {
     "thread": "`net:network` leaves a thread (`watch`) running, which `dslc` has ended",
     "forked": "`net:network` leaves a process (",
@@ -89,11 +75,6 @@ SAID = {
 }
 
 
-@pytest.fixture(scope="module")
-def loaded() -> None:
-    load_what_traces()
-
-
 @pytest.mark.usefixtures("loaded")
 @pytest.mark.parametrize("leaves", ["thread", "forked", "falls_through", "grandchild", "process", "crashes", "none"])
 def test_a_check_ends_whatever_user_code_leaves_running(
@@ -101,8 +82,8 @@ def test_a_check_ends_whatever_user_code_leaves_running(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(NETWORK)
-    (tmp_path / "job.plt").write_text(JOB.replace("LEAVES", leaves))
-    found = {d.code: d for d in check_one("job.plt", [], trace=True)[0]}
+    (tmp_path / "job.plt").write_text(OWN_JOB)
+    found = {d.code: d for d in check_one("job.plt", [f'model.network.leaves="{leaves}"'], trace=True)[0]}
     assert ("W0438" in found) == (leaves in SAID)
     assert leaves not in SAID or found["W0438"].message.startswith(SAID[leaves])
     assert ("E0802" in found) == (leaves == "crashes")
@@ -115,6 +96,6 @@ def test_a_check_ends_whatever_user_code_leaves_running(
 def test_the_command_ends_and_says_so(tmp_path: Path) -> None:
     """Its standard error is a pipe, which a process that was left would hold open."""
     (tmp_path / "net.py").write_text(NETWORK)
-    (tmp_path / "job.plt").write_text(JOB.replace("LEAVES", "forked"))
-    run = dslc("check", "--trace", "job.plt", cwd=tmp_path)
+    (tmp_path / "job.plt").write_text(OWN_JOB)
+    run = dslc("check", "--trace", "job.plt", "--set", "model.network.leaves=forked", cwd=tmp_path)
     assert run.returncode == 0 and "warning[W0438]: `net:network` leaves a process (" in run.stderr

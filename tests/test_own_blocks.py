@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from launcher import Launcher
-from trained import agree, ready, train_job
+from trained import agree, beside_own_networks, ready, train_job
 
 from dslc.runs import lay_down
 
@@ -37,10 +36,7 @@ log {
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("own")
-    shutil.copy(Path(__file__).parent / "own_networks.py", folder)
-    (folder / "job.plt").write_text(JOB)
-    return folder / "job.plt"
+    return beside_own_networks(tmp_path_factory.mktemp("own"), JOB)
 
 
 def test_the_job_that_a_run_leaves_finds_the_same_function(job: Path, tmp_path: Path) -> None:

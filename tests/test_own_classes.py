@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 from launcher import Launcher
-from trained import ready
+from trained import beside_own_networks, ready
 
 JOB = """
 model {
@@ -37,10 +36,7 @@ STAGES = ("parallelism.pipeline=2", "parallelism.microbatches=2")
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("classes")
-    shutil.copy(Path(__file__).parent / "own_networks.py", folder)
-    (folder / "job.plt").write_text(JOB)
-    return folder / "job.plt"
+    return beside_own_networks(tmp_path_factory.mktemp("classes"), JOB)
 
 
 @pytest.mark.parametrize(

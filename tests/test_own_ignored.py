@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 from launcher import Launcher
-from trained import Trained, agree, exchanges_as_planned, train_job
+from trained import Trained, agree, beside_own_networks, exchanges_as_planned, train_job
 
 # Of the sequences of a batch some have no target that counts, others all.
 JOB = """
@@ -45,10 +44,7 @@ OF_THE_LIBRARY = "model.loss=cross_entropy()"
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("ignored")
-    shutil.copy(Path(__file__).parent / "own_networks.py", folder)
-    (folder / "job.plt").write_text(JOB)
-    return folder / "job.plt"
+    return beside_own_networks(tmp_path_factory.mktemp("ignored"), JOB)
 
 
 @pytest.fixture(scope="module")

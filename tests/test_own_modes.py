@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from launcher import Launcher
-from trained import Trained, agree, exchanges_as_planned, ready, train_job
+from trained import Trained, agree, beside_own_networks, exchanges_as_planned, ready, train_job
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
@@ -47,10 +46,7 @@ STAGES = (*TWO, "parallelism.pipeline=2", "parallelism.microbatches=2")
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("modes")
-    shutil.copy(Path(__file__).parent / "own_networks.py", folder)
-    (folder / "job.plt").write_text(JOB)
-    return folder / "job.plt"
+    return beside_own_networks(tmp_path_factory.mktemp("modes"), JOB)
 
 
 def statistics(run: Trained) -> list[float]:

@@ -3,7 +3,6 @@ training goes on: the noise of a sample follows from the seed, the epoch and the
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import torch
 from launcher import Launcher
 from own_networks import Augmented
-from trained import Trained, agree, ready, train, train_job
+from trained import Trained, agree, beside_own_networks, ready, train, train_job
 
 from dslc.runtime.samples import FetchedSamples
 
@@ -47,10 +46,7 @@ TWO = "devices.cpus=2"
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("samples")
-    shutil.copy(Path(__file__).parent / "own_networks.py", folder)
-    (folder / "job.plt").write_text(JOB)
-    return folder / "job.plt"
+    return beside_own_networks(tmp_path_factory.mktemp("samples"), JOB)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ They have no gradient, so that nothing decays them, no norm counts them, and no 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from launcher import Launcher
-from trained import Trained, agree, exchanges_as_planned, ready, staged, train, train_job
+from trained import Trained, agree, beside_own_networks, exchanges_as_planned, ready, staged, train, train_job
 
 from dslc.compiler.program import CheckpointStep
 
@@ -53,10 +52,7 @@ Run = Callable[..., Trained]
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("spares")
-    shutil.copy(Path(__file__).parent / "own_networks.py", folder)
-    (folder / "spares.plt").write_text(JOB)
-    return folder / "spares.plt"
+    return beside_own_networks(tmp_path_factory.mktemp("spares"), JOB)
 
 
 @pytest.fixture(scope="module")

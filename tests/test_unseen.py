@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from trained import load_what_traces
 
 from dslc.main import build_parser
 
@@ -42,11 +41,7 @@ def data():
 """
 OWN, OWN_LOSS, OWN_DATA = 'python("net:network")', 'python("net:loss")', 'python("net:data")'
 LIBRARY, ABSENT = "[flatten(), linear(10)]", 'arrays("absent.npz")'
-
-
-@pytest.fixture(scope="module", autouse=True)
-def loaded() -> None:
-    load_what_traces()
+pytestmark = pytest.mark.usefixtures("loaded")
 
 
 @pytest.mark.parametrize(

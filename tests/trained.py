@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,21 @@ from dslc.runs import Ready, lay_down, prepare, report_on
 from dslc.runtime.collectives import FIRST_STEP, STEPS
 from dslc.runtime.records import Record, read_metrics
 
+# A job whose network is a user's, of the module `net` beside it.
+OWN_JOB = """
+model {
+  network = python("net:network")
+  loss    = cross_entropy()
+}
+data {
+  source = digits()
+  batch  = 8
+}
+train {
+  steps     = 1
+  optimizer = sgd()
+}
+"""
 METRICS = ("loss", "accuracy", "top_k")
 
 
@@ -52,6 +68,14 @@ def filled(text: str, choice: Mapping[str, str]) -> str:
     for name in sorted(choice, key=len, reverse=True):  # of names within names the longer ones
         text = text.replace(name.upper(), choice[name])
     return text
+
+
+def beside_own_networks(folder: Path, text: str) -> Path:
+    """Writes a job into a folder where it finds own_networks.py."""
+    shutil.copy(Path(__file__).parent / "own_networks.py", folder)
+    job = folder / "job.plt"
+    job.write_text(text)
+    return job
 
 
 def staged(schedule: str, pipeline: int, data: int, microbatches: int, *settings: str) -> tuple[str, ...]:
