@@ -89,9 +89,13 @@ def _check_batch_norm(job: JobSpec, layout: Layout, workload: Workload, model: M
 
 def _check_metrics(job: JobSpec, source: SourceFacts, report: Report) -> None:
     loss = job.model.loss
-    classes = isinstance(loss, c.CrossEntropy) or (source.target is not None and source.target.dtype == "int64")
+    indices = source.target is not None and source.target.dtype == "int64"
+    classes = isinstance(loss, c.CrossEntropy) or indices
+    unfit = source.target is not None and any(error.code in ("E0215", "E0216") for error in report.errors)
     for metric in job.evaluate.metrics:
         span = metric.span or job.evaluate.at("metrics")
+        if unfit and isinstance(metric, c.MSEMetric) != indices:
+            continue  # it fits the data: the loss does not, which is said
         if isinstance(metric, c.Perplexity) and not isinstance(loss, c.CrossEntropy):
             report.add(
                 "E0312",
