@@ -133,16 +133,20 @@ def check_stages(
     ranks have in common is not updated where only one of them knows."""
     span = job.parallelism.at("stages" if job.parallelism.is_set("stages") else "pipeline")
     names = trained(job, model)
+    idle: dict[int, list[range]] = {}
     for rank in range(schedule.ranks):
         mine = [stage for stage, where in zip(stages, schedule.placement, strict=True) if where == rank]
         layers = [model.layers[n] for stage in mine for n in stage]
         if not any((q.tied_to or q.name) in names for layer in layers for q in layer.parameters):
-            report.add(
-                "E0432",
-                f"the ranks at pipeline coordinate {rank} have nothing to train: {_named(mine, model)}",
-                span,
-                help="fewer stages, or others by hand: `stages = […]`",
-            )
+            idle[rank] = mine
+    if idle:
+        report.add(
+            "E0432",
+            f"the ranks at pipeline coordinate{'s' if len(idle) > 1 else ''} {_some([str(rank) for rank in idle], 8)} "
+            f"have nothing to train: {_named([stage for mine in idle.values() for stage in mine], model)}",
+            span,
+            help="fewer stages, or others by hand: `stages = […]`",
+        )
     _check_ends(job, model, stages, span, report)
     if "optimizer" in (moved := offloaded(job, layout)) and "parameters" not in moved:
         who = holders(model, stages, schedule)
