@@ -38,6 +38,12 @@ def axis_of(plan: Plan, name: str) -> AxisNode:
     return next((a for a in plan.axes if a.name == name), AxisNode(name=name, size=1, stride=1, between_nodes=False))
 
 
+def devices_text(plan: Plan) -> str:
+    """`2 CPUs`, or with the name of their kind `1,024 h100`."""
+    kind = plan.topology.kind
+    return plural(plan.world_size, kind.upper()) if kind in ("cpu", "gpu") else f"{plan.world_size:,} {kind}"
+
+
 def coordinates(plan: Plan, rank: int) -> dict[str, int]:
     """The rank's place on each axis, outermost first."""
     return {axis.name: rank // axis.stride % axis.size for axis in plan.axes}

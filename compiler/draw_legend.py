@@ -11,6 +11,7 @@ from dslc.compiler.describe import (
     axis_bytes,
     axis_text,
     bound_text,
+    devices_text,
     known_count,
     link_text,
     members,
@@ -35,7 +36,7 @@ def summary(plan: Plan) -> str:
     """Devices, mesh, parameters, bubble, time: one line."""
     top = plan.topology
     said = [
-        f"{plan.world_size:,} {top.kind} on {plural(top.nodes, 'node')}",
+        f"{devices_text(plan)} on {plural(top.nodes, 'node')}",
         mesh_text(plan),
         f"{known_count(plan.parameters)} parameters",
     ]

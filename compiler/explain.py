@@ -19,6 +19,7 @@ from dslc.compiler.describe import (
     bound_text,
     class_of,
     coordinates,
+    devices_text,
     entries_of,
     fact_text,
     group,
@@ -130,7 +131,7 @@ def _topology(plan: Plan) -> list[str]:
     counts = top.node_counts
     rows = [
         ("nodes", f"{span_text(counts[0], counts[-1])} (elastic)" if len(counts) > 1 else f"{top.nodes:,}"),
-        ("devices", f"{plan.world_size:,} {top.kind}, {top.processes} on each node"),
+        ("devices", f"{devices_text(plan)}, {top.processes} on each node"),
         ("backend", f"{top.backend} on {top.device}"),
         ("memory", known_bytes(top.memory) + (" a device" if top.memory else "") + _limit(plan)),
     ]

@@ -13,6 +13,7 @@ import pytest
 from golden import hold
 from planning import JOBS, compiled
 
+from dslc.compiler.describe import devices_text
 from dslc.compiler.draw import VIEWS, draw
 from dslc.compiler.draw_canvas import MEMORY_COLOURS, Canvas, escape, fitted
 from dslc.compiler.plan import Plan, load_plan
@@ -67,7 +68,7 @@ def test_lines_join_what_is_drawn_and_headings_tell_the_plan(make: Callable[[], 
     dot = draw(plan, view)
     there = set(boxes(dot))
     assert {end for edge in EDGE.findall(dot) for end in edge} <= there
-    for said in (plan.job, plan.hash, "parameters", f"{plan.world_size:,} {plan.topology.kind}"):
+    for said in (plan.job, plan.hash, "parameters", devices_text(plan)):
         assert said in dot
     if plan.schedule:
         assert "bubble" in dot
