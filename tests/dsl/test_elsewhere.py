@@ -55,7 +55,13 @@ def test_a_name_of_the_language_is_never_said_to_be_absent() -> None:
 
 
 @pytest.mark.parametrize("block", ["model", "data", "train", "devices"])
-@pytest.mark.parametrize("name", ["batch_size", "patience", "gradient_accumulation_steps", "bf16", "hub_model_id"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "batch_size", "patience", "gradient_accumulation", "gradient_accumulation_steps", "bf16", "bfloat16",
+        "callbacks", "early_stopping", "early_stopping_patience", "hub_model_id", "push_to_hub",
+    ],
+)  # fmt: skip
 def test_each_block_answers_names_of_others(block: str, name: str) -> None:
     """The place, or that there is none; never the list of what the block has."""
     (found,) = [d for d in load_text(GOOD, settings=[f"{block}.{name}=1"]).report.found if d.code == "E0107"]

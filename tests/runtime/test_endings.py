@@ -88,6 +88,32 @@ def test_sigterm_to_one_rank_names_it(launcher: Launcher, tmp_path: Path) -> Non
     )
 
 
+# Rank 1 is terminated when rank 0 has failed already, over the connections that it lost.
+LATE = """
+        pids = [0, 0]
+        torch.distributed.all_gather_object(pids, os.getpid())
+        for opened in os.listdir("/proc/self/fd") if self.rank else ():
+            try:
+                found = socket.socket(fileno=int(opened))
+            except OSError:
+                continue
+            if found.type == socket.SOCK_STREAM:
+                found.shutdown(socket.SHUT_RDWR)
+            found.detach()
+        if self.rank:
+            select.select([os.pidfd_open(pids[0])], [], [])
+            os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_sigterm_is_the_cause_where_another_rank_has_lost_its_connections_before(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    _, message, _ = end(launcher, tmp_path, f"import select, socket{LATE}")
+    assert message.startswith("training failed on rank 1 at step 3\n  the process was ended by SIGTERM\n"), message
+    assert re.search("Connection closed|reset", (tmp_path / "run" / "logs" / "rank-0.log").read_text())
+
+
 @pytest.mark.parametrize("what", ["run", "run/logs"])
 def test_a_run_directory_that_is_removed(launcher: Launcher, tmp_path: Path, what: str) -> None:
     """Of which the logs alone may be missed."""
@@ -99,6 +125,16 @@ def test_a_run_directory_that_is_removed(launcher: Launcher, tmp_path: Path, wha
         assert message == f"training failed at step 3\n  {tmp_path}/run was removed while the training ran"
     else:
         assert outcome.done
+
+
+def test_the_launcher_itself_ends_where_its_run_directory_is_removed(tmp_path: Path) -> None:
+    """A process of its own, which no thread keeps."""
+    run = tmp_path / "run"
+    made = job(tmp_path, f"self.rank or shutil.rmtree({str(run)!r}); time.sleep(60)")
+    with Command(write_program(made, places(2), run)) as command:
+        status, output = command.end()
+        assert (status, command.left()) == (3, []), output
+    assert output.endswith(f"training failed at step 3\n  {run} was removed while the training ran\n")
 
 
 def test_a_launcher_that_cannot_write_its_log(launcher: Launcher, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from launcher import Command, Launcher, write_program
-from made_programs import conv_model, images, places, program
+from made_programs import conv_model, images, places, program, python
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
@@ -102,15 +102,52 @@ def test_another_user_cannot_open_what_the_ranks_meet_in(tmp_path: Path) -> None
         "        print(os.listdir(f'/proc/{process}/fd'))\n"
         "    except PermissionError:\n"
         "        print('no')\n"
+        "for path in {paths!r}:\n"
+        "    for how in (os.O_RDONLY, os.O_WRONLY):\n"
+        "        try:\n"
+        "            print(os.open(path, how))\n"
+        "        except OSError:\n"
+        "            print('no')\n"
     )
     with Command(write_program(job, places(2), tmp_path / "run")) as command:
         command.wait_for("step       1/1000000")
         processes = [line.split()[0] for line in command.left()]
         opened = [os.readlink(path) for path in Path(f"/proc/{processes[0]}/fd").iterdir() if path.exists()]
-        assert any("dslc-store" in path for path in opened), "the store is there"
+        stores = [path for path in opened if "dslc-store" in path]
+        assert stores, "the store is there"
+        script = script.replace("{paths!r}", repr(stores))
         # Python is below a folder of root's own in some machines: the interpreter is opened by root, and leaves it.
         told = subprocess.run([sys.executable, "-c", script, *processes], capture_output=True, text=True, check=True)
-        assert told.stdout.split() == ["no"] * 3
+        assert told.stdout.split() == ["no"] * (3 + 2 * len(stores)), "nor by the name that the file has"
+
+
+SENDS = """
+import os, torch
+import torch.distributed as dist
+
+class Harm:
+    def __reduce__(self):
+        return open, ({mark!r}, "w")
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(64, 10)
+
+    def forward(self, x):
+        dist.all_gather_object([None, None], Harm() if os.environ["RANK"] == "1" else "plain")
+        return super().forward(x.flatten(1))
+"""
+
+
+def test_what_ranks_send_each_other_runs_nothing(launcher: Launcher, tmp_path: Path) -> None:
+    """As whoever gets into a connection of theirs might send it."""
+    mark = tmp_path / "intrusion"
+    (tmp_path / "sends.py").write_text(SENDS.format(mark=str(mark)))
+    model = p.ModelStep(python=python("sends:Net", tmp_path))
+    job = program(2, images(tmp_path), model=model, sync_batch_norm=False, steps=1)
+    outcome, shown = launcher.launch(job, places(2), tmp_path / "run")
+    assert outcome.failure is not None, shown
+    assert "which could run code" in outcome.failure.message and not mark.exists()
 
 
 def test_compiled_code_is_kept_where_others_cannot_write(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -71,9 +72,15 @@ def test_all_ranks_stop_after_the_same_step(tmp_path: Path, ranks: int, how: str
     assert load_file(tmp_path / "run" / "weights.safetensors")["steps"] == step
 
 
-def test_a_second_time_ends_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("log", ["can be written", "is removed", "is a folder"])
+def test_a_second_time_ends_at_once(tmp_path: Path, log: str) -> None:
+    """Of which torch's agent writes into the launcher's log, if it can."""
     with start(tmp_path, 2, hang=2) as command:
         command.wait_for("step       1/1000000")
+        if log == "is removed":
+            shutil.rmtree(tmp_path / "run" / "logs")
+        elif log == "is a folder":
+            (tmp_path / "run" / "logs" / "launcher.log").mkdir()
         os.killpg(command.process.pid, signal.SIGINT)
         command.wait_for("stopping after this step")
         with pytest.raises(subprocess.TimeoutExpired):
@@ -81,7 +88,8 @@ def test_a_second_time_ends_at_once(tmp_path: Path) -> None:
         os.killpg(command.process.pid, signal.SIGINT)
         status, output = command.end()
         assert (status, command.left()) == (130, []), output
-    assert "ended at once" in output
+    assert "ended at once" in output and "Traceback" not in output
+    assert log != "can be written" or "signal" in (tmp_path / "run" / "logs" / "launcher.log").read_text()
     assert not (tmp_path / "run" / "weights.safetensors").exists()
 
 
