@@ -13,7 +13,7 @@ training that failed.
 
 `run_in_subprocess` does the same from a program or notebook that may have used torch already: a process forked then can
 hang in its first parallel operation (torch's thread pool does not survive the fork). It starts a fresh interpreter,
-`python -m dslc.runtime.launch`, which reads `program.json` in the run directory.
+which does as `python -m dslc.runtime.launch`: it reads `program.json` in the run directory.
 
 Limits: one node. The main thread, for the signals to be heard.
 """
@@ -54,6 +54,14 @@ from dslc.runtime.train import End
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 PATIENCE = 5.0  # seconds that processes have which have nothing more to do
 _PROGRAM, _FUNCTIONS = "program.json", "functions.pkl"
+# As `python -m dslc.runtime.launch`, but that a Ctrl-C while torch is imported ends it without a traceback.
+_START = """
+import signal, sys
+if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+from dslc.runtime.launch import main
+sys.exit(main())
+"""
 
 
 def launch(
@@ -330,7 +338,7 @@ def run_in_subprocess(program: JobProgram, places: tuple[RankPlace, ...], run_di
     _hand_over(program, os.path.join(run_dir, _FUNCTIONS))
     reading, writing = os.pipe()
     # -P: no module of the current folder stands before those of Python and torch.
-    command = [sys.executable, "-P", "-m", "dslc.runtime.launch", run_dir]
+    command = [sys.executable, "-P", "-c", _START, run_dir]
     command += [f"--parent={os.getpid()}", f"--report={writing}"]
     child = subprocess.Popen(
         command,

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,33 @@ def test_ctrl_c_in_a_program_stops_the_training_that_it_runs(tmp_path: Path) -> 
         assert (status, command.left()) == (0, []), output
     steps = read_metrics(str(tmp_path / "run"))[-1]["step"]
     assert output.endswith(f"outcome {steps}\n"), output
+
+
+# In the process that trains, as it begins to load torch: a Ctrl-C to the program that has started it.
+EARLY = """
+import os, signal, sys
+
+class Early:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            sys.meta_path.remove(self)
+            os.kill(os.getppid(), signal.SIGINT)
+            signal.pause()
+
+sys.meta_path.insert(0, Early())
+"""
+
+
+def test_an_early_ctrl_c_in_a_program_leaves_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(EARLY)
+    tests = str(Path(__file__).parent.parent)
+    run = SCRIPT.format(tests=tests, folder=str(tmp_path)).replace(
+        "outcome = ", "sys.path.insert(0, str(folder))\noutcome = "
+    )
+    script = "try:\n" + textwrap.indent(run, "    ") + "\nexcept KeyboardInterrupt:\n    print('interrupted')\n"
+    with Command(tmp_path, [sys.executable, "-c", script]) as command:
+        status, output = command.end()
+        assert (status, output, command.left()) == (0, "interrupted\n", [])
 
 
 def test_the_board() -> None:
