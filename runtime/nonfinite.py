@@ -1,10 +1,9 @@
 """Losses, gradients and parameters that are not finite: when they are found, what is said of them, what is never saved.
 
 Model: `train.on_nonfinite` decides. Under `stop` a training ends before the update of a step whose loss is nan or
-infinite. The ranks do the forward passes of that step once more, with a hook on every module, and the message names the
-first whose output is not finite. Under `skip` the update is left out (precision.py, `Skipping`) and counted. Under both
-a state with numbers that are not finite is neither a checkpoint nor weights: the training ends instead. `continue`
-looks at nothing.
+infinite, and the message names its cause (nonfinite_cause.py). Under `skip` the update is left out (precision.py,
+`Skipping`) and counted. Under both a state with numbers that are not finite is neither a checkpoint nor weights: the
+training ends instead. `continue` looks at nothing.
 
 When `stop` finds a loss, without a wait of the host that was not there:
 
@@ -18,32 +17,37 @@ Gradients are looked at where their norm is known (`clip`, on CPUs) and before a
 before they are saved, and when a loss is not finite. Where losses are scaled, an overflowing gradient is the scale's
 business and no fault.
 
-Limits: the repeated step draws other random numbers. A gradient that is not finite under a loss that is shows in the
-next loss, where nothing is clipped or saved in between. That all ranks read in time what is on the board needs that
-each of them trains something, of which the compiler sees to the stages of a pipeline.
+Limits: a gradient that is not finite under a loss that is shows in the next loss, where nothing is clipped or saved in
+between. That all ranks read in time what is on the board needs that each of them trains something, of which the
+compiler sees to the stages of a pipeline.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from dslc.compiler.program import JobProgram, RankPlace, from_json, to_json
 from dslc.runtime.assemble import Parts
 from dslc.runtime.batches import StepBatch
 from dslc.runtime.checkpoint import Checkpoints
-from dslc.runtime.context_parallel import piece_of
-from dslc.runtime.evaluate import forward
-from dslc.runtime.precision import Skipping, autocast
+from dslc.runtime.nonfinite_cause import (
+    Seen,
+    broken,
+    parameters_text,
+    repeat,
+    samples_of,
+    share_text,
+    told_by_repetition,
+    values_text,
+)
+from dslc.runtime.precision import Skipping
 from dslc.runtime.records import note
-from dslc.runtime.sampler import micro_batches, steps_per_epoch
 from dslc.runtime.stop import Board
 from dslc.runtime.weights import named_tensors
 
@@ -57,34 +61,6 @@ class NonFinite(RuntimeError):
     def __init__(self, message: str, *, told: bool, module: str | None = None) -> None:
         super().__init__(message)
         self.told, self.module = told, module
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Culprit:
-    """The first module of a rank whose output was not finite, in the repeated step."""
-
-    micro: int
-    stage: int
-    name: str
-    kind: str
-    handed: bool  # what it was given was not finite already
-
-    @property
-    def words(self) -> str:
-        return f"`{self.name}` ({self.kind})" if self.name else f"the model itself ({self.kind})"
-
-
-@dataclass(kw_only=True)
-class _Seen:
-    """What one rank has seen of the step that ends the training."""
-
-    rank: int
-    steps: tuple[int, ...]  # those of the last ones in which its loss was not finite
-    loss: float  # the last that is not finite; 0 where all are
-    samples: tuple[str, ...] = ()  # numbers of the batch that are not finite
-    parameters: tuple[str, ...] = ()  # not finite, in the model's order
-    culprit: _Culprit | None = None
-    finite_again: bool = True  # the loss of the repeated step
 
 
 class Guard:
@@ -178,7 +154,7 @@ class Guard:
         if not self.stops or self._scaled:
             return
         named = [(name, each.grad) for name, each in self._parameters.items() if each.grad is not None]
-        found = _broken(named)
+        found = broken(named)
         if not self._any(found):
             return
         self.checkpoints.finish()
@@ -189,7 +165,7 @@ class Guard:
             -told[1],
             f"the loss of step {self.step} is finite, and its gradient is not",
             f"the first parameter whose gradient is not finite, as the backward pass goes, is `{names[-1]}`"
-            + _of_so_many(names, len(named)),
+            + share_text(names, len(named)),
         )
 
     def state(self) -> None:
@@ -199,7 +175,7 @@ class Guard:
         self._saved = self.step
         current = {name: each for name, each in named_tensors(self.parts.plain).items() if name not in self._parameters}
         named = self._parameters | current
-        found = _broken(named.items())
+        found = broken(named.items())
         if not self._any(found):
             return
         self.checkpoints.finish()
@@ -210,7 +186,7 @@ class Guard:
         self._raise(
             told[2],
             f"after step {self.step}, whose loss is finite, what would be saved is not",
-            f"the first of the model's tensors that is not finite is `{told[3][0]}`" + _of_so_many(told[3], len(named)),
+            f"the first of the model's tensors that is not finite is `{told[3][0]}`" + share_text(told[3], len(named)),
         )
 
     def _any(self, found: Sequence[str]) -> bool:
@@ -228,17 +204,17 @@ class Guard:
         seen = self._of_all(mine)
         step = min(number for each in seen for number in each.steps)
         bad = [each for each in seen if step in each.steps]
-        lines = [f"the loss of step {step} is {_values(bad)}"]
+        lines = [f"the loss of step {step} is {values_text(bad)}"]
         if step < self.step:
             lines[0] += f", found in step {self.step}, the next that is logged"
         lines += [f"the batch is not finite: {sample}" for each in bad for sample in each.samples[:1]]
         # Ranks of a later stage come later, so that the first has what is first in the model.
         spoilt, module = next((each.parameters for each in seen if each.parameters), None), None
         if spoilt is not None:
-            lines.append(_of_parameters(spoilt, step, self.step))
+            lines.append(parameters_text(spoilt, step, self.step))
         else:
-            mine.culprit, mine.finite_again = self._repeat(batch)
-            module, more = _of_repetition(self._of_all(mine), {each.rank for each in bad})
+            mine.culprit, mine.finite_again = repeat(self.job, self.parts, batch)
+            module, more = told_by_repetition(self._of_all(mine), {each.rank for each in bad})
             lines += more
         self._raise(bad[0].rank, *lines, module=module)
 
@@ -253,7 +229,7 @@ class Guard:
             error.add_note("`train.on_nonfinite = skip` leaves out the update of such a step, `continue` trains on")
         raise error
 
-    def _seen(self, batch: StepBatch) -> _Seen:
+    def _seen(self, batch: StepBatch) -> Seen:
         if self.at_once:
             steps: tuple[int, ...] = (self.board.not_finite,) if self._own else ()
             loss = self._own
@@ -262,46 +238,17 @@ class Guard:
             first = self.step - len(numbers) + 1
             found = {first + n: number for n, number in enumerate(numbers) if not math.isfinite(number)}
             steps, loss = tuple(found), next(iter(found.values()), 0.0)
-        return _Seen(
+        return Seen(
             rank=self.place.rank,
             steps=steps,
             loss=loss,
-            samples=self._samples(batch),
-            parameters=tuple(_broken(self._parameters.items())),
+            samples=samples_of(self.job, self.place, self.step, batch),
+            parameters=tuple(broken(self._parameters.items())),
         )
 
-    def _samples(self, batch: StepBatch) -> tuple[str, ...]:
-        """The samples of the step that are not finite."""
-        data = self.job.data
-        indices = micro_batches(data, self.place, self.job.microbatches, *divmod(self.step - 1, steps_per_epoch(data)))
-        found = []
-        for taken, pair in zip(indices, batch.micro, strict=True):
-            for what, tensor in zip(("input", "target"), pair, strict=True):
-                if not tensor.is_floating_point():
-                    continue
-                rows = tensor.reshape(len(tensor), -1).isfinite().all(1).logical_not().nonzero().flatten().tolist()
-                found += [f"the {what} of sample {int(taken[row])} of the training data" for row in rows]
-        return tuple(found)
-
-    @torch.no_grad()
-    def _repeat(self, batch: StepBatch) -> tuple[_Culprit | None, bool]:
-        """The forward passes of the step once more: the first module whose output is not finite, and whether the losses
-        are this time."""
-        if self.job.compiled:
-            torch.compiler.set_stance("force_eager")  # a compiled module need not call its parts' hooks
-        watch, cut, finite = _Watch(self), piece_of(self.job), True
-        for number, (input, target) in enumerate(batch.micro):
-            watch.micro = number
-            output = forward(self.job, self.parts, cut(input))
-            if output is not None:
-                with autocast(self.job.precision, self.parts.device):
-                    finite &= math.isfinite(self.parts.loss(output, cut(target)).item())
-        self.parts.engine.let_go()
-        return watch.found, finite
-
-    def _of_all(self, mine: _Seen) -> list[_Seen]:
+    def _of_all(self, mine: Seen) -> list[Seen]:
         """As plain values, which are all that ranks take from each other (unpickling.py)."""
-        return [from_json(_Seen, each) for each in self._gathered(to_json(mine))]
+        return [from_json(Seen, each) for each in self._gathered(to_json(mine))]
 
     def _gathered(self, mine: Any) -> list[Any]:
         if self.job.world_size == 1:
@@ -317,105 +264,6 @@ class Guard:
             return 0
         of_stage = {id(each): index for index, stage in axis.stages.items() for each in stage.parameters()}
         return of_stage.get(id(self._parameters.get(name)), 0)
-
-
-class _Watch:
-    """Hooks on every module: the first whose output is not finite. Taken away with the process."""
-
-    def __init__(self, guard: Guard) -> None:
-        self.micro, self.found = 0, None
-        axis = guard.parts.pipeline
-        stages = {} if axis is None else axis.stages
-        of_stage = {id(module): index for index, stage in stages.items() for module in stage.modules()}
-        for name, module in guard.parts.plain.named_modules():
-            module.register_forward_hook(self._hook(name, of_stage.get(id(module), 0)), with_kwargs=True)
-
-    micro: int
-    found: _Culprit | None
-
-    def _hook(self, name: str, stage: int) -> Callable[..., None]:
-        def see(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if self.found is None and not _finite(output):
-                handed = not _finite((args, kwargs))
-                kind = type(module).__name__.removeprefix("FSDP")
-                self.found = _Culprit(micro=self.micro, stage=stage, name=name, kind=kind, handed=handed)
-
-        return see
-
-
-# ------------------------------------------------------------------------------------------------------------ in words
-
-
-def _values(bad: Sequence[_Seen]) -> str:
-    values = "nan" if any(math.isnan(each.loss) for each in bad) else "infinite"
-    ranks = [str(each.rank) for each in bad]
-    if len(ranks) == 1:
-        return f"{values}, on rank {ranks[0]}"
-    shown = ", ".join(ranks[:-1]) if len(ranks) <= 8 else ", ".join(ranks[:6]) + f", {len(ranks) - 7} more"
-    return f"{values}, on ranks {shown} and {ranks[-1]}"
-
-
-def _of_so_many(names: Sequence[str], all: int) -> str:
-    return "" if all == 1 else f" ({len(names)} of {all})"
-
-
-def _of_parameters(names: Sequence[str], step: int, now: int) -> str:
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    if step < now:
-        return f"by now the parameters are not finite: `{names[0]}`{more}"
-    return (
-        f"the parameters were not finite when it began: `{names[0]}`{more}. If the loss of step {step - 1} was, then "
-        "its gradient was not, or its update went too far"
-    )
-
-
-def _of_repetition(seen: Sequence[_Seen], bad: Collection[int]) -> tuple[str | None, list[str]]:
-    """The module, and the lines that name it."""
-    culprits = [
-        ((each.culprit.micro, each.culprit.stage, each.rank not in bad, each.rank), each.culprit)
-        for each in seen
-        if each.culprit is not None
-    ]
-    if culprits:
-        (_, _, _, rank), culprit = min(culprits, key=lambda pair: pair[0])
-        words = f"the first module whose output is not finite is {culprit.words}"
-        lines = [words if len(seen) == 1 else f"{words}, on rank {rank}"]
-        if culprit.handed and not any(each.samples for each in seen):
-            lines.append("what it was given was not finite already: that is made between modules")
-        return culprit.name, lines
-    if all(each.finite_again for each in seen):
-        return None, ["done once more, the step gave a finite loss: its random numbers were others"]
-    return None, ["the output of every module is finite: it is the loss that makes of it what is not"]
-
-
-# --------------------------------------------------------------------------------------------------------- the numbers
-
-
-def _finite(values: Any) -> bool:
-    tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    return all(bool(_local(tensor).isfinite().all()) for tensor in tensors)
-
-
-@torch.no_grad()
-def _broken(named: Collection[tuple[str, Tensor | None]]) -> list[str]:
-    """The names of the tensors that have numbers on this rank which are not finite. Reads one number a device."""
-    by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
-    for name, tensor in named:
-        local = None if tensor is None else _local(tensor)
-        if local is not None and local.is_floating_point() and local.numel():
-            by_device.setdefault(local.device, []).append((name, local))
-    found = set()
-    for pairs in by_device.values():
-        largest = torch._foreach_norm([local for _, local in pairs], math.inf)
-        fine = torch.stack([each.float() for each in largest]).isfinite()
-        if not bool(fine.all()):
-            found |= {name for (name, _), good in zip(pairs, fine.tolist(), strict=True) if not good}
-    return [name for name, _ in named if name in found]
-
-
-def _local(tensor: Any) -> Tensor:
-    local: Tensor = tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor
-    return local
 
 
 def _nothing_of(number: Tensor) -> None:

@@ -1,0 +1,185 @@
+"""The cause of numbers that are not finite: what each rank has seen of a step, the module at fault, and all of it in
+words.
+
+Model: the forward passes of the step are done once more, with a hook on every module, which finds the first whose
+output is not finite. The ranks tell each other what they have seen, and every one of them comes to the same words.
+
+Limits: the repeated step draws other random numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from dslc.compiler.program import JobProgram, RankPlace
+from dslc.runtime.assemble import Parts
+from dslc.runtime.batches import StepBatch
+from dslc.runtime.context_parallel import piece_of
+from dslc.runtime.evaluate import forward
+from dslc.runtime.precision import autocast
+from dslc.runtime.sampler import micro_batches, steps_per_epoch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Culprit:
+    """The first module of a rank whose output was not finite, in the repeated step."""
+
+    micro: int
+    stage: int
+    name: str
+    kind: str
+    handed: bool  # what it was given was not finite already
+
+    @property
+    def words(self) -> str:
+        return f"`{self.name}` ({self.kind})" if self.name else f"the model itself ({self.kind})"
+
+
+@dataclass(kw_only=True)
+class Seen:
+    """What one rank has seen of the step that ends the training."""
+
+    rank: int
+    steps: tuple[int, ...]  # those of the last ones in which its loss was not finite
+    loss: float  # the last that is not finite; 0 where all are
+    samples: tuple[str, ...] = ()  # numbers of the batch that are not finite
+    parameters: tuple[str, ...] = ()  # not finite, in the model's order
+    culprit: Culprit | None = None
+    finite_again: bool = True  # the loss of the repeated step
+
+
+def samples_of(job: JobProgram, place: RankPlace, step: int, batch: StepBatch) -> tuple[str, ...]:
+    """The samples of a step that are not finite."""
+    data = job.data
+    indices = micro_batches(data, place, job.microbatches, *divmod(step - 1, steps_per_epoch(data)))
+    found = []
+    for taken, pair in zip(indices, batch.micro, strict=True):
+        for what, tensor in zip(("input", "target"), pair, strict=True):
+            if not tensor.is_floating_point():
+                continue
+            rows = tensor.reshape(len(tensor), -1).isfinite().all(1).logical_not().nonzero().flatten().tolist()
+            found += [f"the {what} of sample {int(taken[row])} of the training data" for row in rows]
+    return tuple(found)
+
+
+@torch.no_grad()
+def repeat(job: JobProgram, parts: Parts, batch: StepBatch) -> tuple[Culprit | None, bool]:
+    """The forward passes of the step once more: the first module whose output is not finite, and whether the losses
+    are this time."""
+    if job.compiled:
+        torch.compiler.set_stance("force_eager")  # a compiled module need not call its parts' hooks
+    watch, cut, finite = _Watch(parts), piece_of(job), True
+    for number, (input, target) in enumerate(batch.micro):
+        watch.micro = number
+        output = forward(job, parts, cut(input))
+        if output is not None:
+            with autocast(job.precision, parts.device):
+                finite &= math.isfinite(parts.loss(output, cut(target)).item())
+    parts.engine.let_go()
+    return watch.found, finite
+
+
+class _Watch:
+    """Hooks on every module: the first whose output is not finite. Taken away with the process."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.micro, self.found = 0, None
+        axis = parts.pipeline
+        stages = {} if axis is None else axis.stages
+        of_stage = {id(module): index for index, stage in stages.items() for module in stage.modules()}
+        for name, module in parts.plain.named_modules():
+            module.register_forward_hook(self._hook(name, of_stage.get(id(module), 0)), with_kwargs=True)
+
+    micro: int
+    found: Culprit | None
+
+    def _hook(self, name: str, stage: int) -> Callable[..., None]:
+        def see(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if self.found is None and not _finite(output):
+                handed = not _finite((args, kwargs))
+                kind = type(module).__name__.removeprefix("FSDP")
+                self.found = Culprit(micro=self.micro, stage=stage, name=name, kind=kind, handed=handed)
+
+        return see
+
+
+# ------------------------------------------------------------------------------------------------------------ in words
+
+
+def values_text(bad: Sequence[Seen]) -> str:
+    values = "nan" if any(math.isnan(each.loss) for each in bad) else "infinite"
+    ranks = [str(each.rank) for each in bad]
+    if len(ranks) == 1:
+        return f"{values}, on rank {ranks[0]}"
+    shown = ", ".join(ranks[:-1]) if len(ranks) <= 8 else ", ".join(ranks[:6]) + f", {len(ranks) - 7} more"
+    return f"{values}, on ranks {shown} and {ranks[-1]}"
+
+
+def share_text(names: Sequence[str], all: int) -> str:
+    return "" if all == 1 else f" ({len(names)} of {all})"
+
+
+def parameters_text(names: Sequence[str], step: int, now: int) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    if step < now:
+        return f"by now the parameters are not finite: `{names[0]}`{more}"
+    return (
+        f"the parameters were not finite when it began: `{names[0]}`{more}. If the loss of step {step - 1} was, then "
+        "its gradient was not, or its update went too far"
+    )
+
+
+def told_by_repetition(seen: Sequence[Seen], bad: Collection[int]) -> tuple[str | None, list[str]]:
+    """The module, and the lines that name it."""
+    culprits = [
+        ((each.culprit.micro, each.culprit.stage, each.rank not in bad, each.rank), each.culprit)
+        for each in seen
+        if each.culprit is not None
+    ]
+    if culprits:
+        (_, _, _, rank), culprit = min(culprits, key=lambda pair: pair[0])
+        words = f"the first module whose output is not finite is {culprit.words}"
+        lines = [words if len(seen) == 1 else f"{words}, on rank {rank}"]
+        if culprit.handed and not any(each.samples for each in seen):
+            lines.append("what it was given was not finite already: that is made between modules")
+        return culprit.name, lines
+    if all(each.finite_again for each in seen):
+        return None, ["done once more, the step gave a finite loss: its random numbers were others"]
+    return None, ["the output of every module is finite: it is the loss that makes of it what is not"]
+
+
+# --------------------------------------------------------------------------------------------------------- the numbers
+
+
+def _finite(values: Any) -> bool:
+    tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return all(bool(_local(tensor).isfinite().all()) for tensor in tensors)
+
+
+@torch.no_grad()
+def broken(named: Collection[tuple[str, Tensor | None]]) -> list[str]:
+    """The names of the tensors that have numbers on this rank which are not finite. Reads one number a device."""
+    by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
+    for name, tensor in named:
+        local = None if tensor is None else _local(tensor)
+        if local is not None and local.is_floating_point() and local.numel():
+            by_device.setdefault(local.device, []).append((name, local))
+    found = set()
+    for pairs in by_device.values():
+        largest = torch._foreach_norm([local for _, local in pairs], math.inf)
+        fine = torch.stack([each.float() for each in largest]).isfinite()
+        if not bool(fine.all()):
+            found |= {name for (name, _), good in zip(pairs, fine.tolist(), strict=True) if not good}
+    return [name for name, _ in named if name in found]
+
+
+def _local(tensor: Any) -> Tensor:
+    local: Tensor = tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor
+    return local
