@@ -72,7 +72,6 @@ class Guard:
         self.stops = job.on_nonfinite == "stop"
         self.at_once = self.stops and job.device == "cpu" and job.world_size == job.processes
         self.hears_in_logs = self.stops and not self.at_once
-        self._said = 0  # updates that were left out
         self._totals: list[Tensor] = []  # the losses since the last step that was logged
         self._own = 0.0  # a loss of this rank that is not finite
         self._saved = -1  # the step whose state was looked at last
@@ -81,6 +80,7 @@ class Guard:
         self._parameters = {name: each for name, each in tensors.items() if isinstance(each, nn.Parameter)}
         self._statistics: list[tuple[Tensor, Tensor]] = []
         self._skipping = parts.scaler if isinstance(parts.scaler, Skipping) else None
+        self._said = int(self._skipping.skipped) if self._skipping else 0  # updates that were left out
         self._scaled = parts.scaler.is_enabled()
         self.loss: Callable[[Tensor], None] = self._look_at_loss if self.at_once else _nothing_of
         self.norm: Callable[[Tensor], None] = self._look_at_norm if self.at_once and not self._scaled else _nothing_of

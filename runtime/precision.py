@@ -62,7 +62,7 @@ class _Agreed(torch.amp.GradScaler):
 
 class Skipping(torch.amp.GradScaler):
     """Leaves out the update of a step whose loss or gradient is not finite, and counts such steps in `skipped`, on the
-    device. Without an `initial` scale there is none: it stays at 1, and is no part of a checkpoint."""
+    device and in checkpoints. Without an `initial` scale there is none: it stays at 1, and is no part of these."""
 
     def __init__(self, device: torch.device, initial: float | None) -> None:
         super().__init__(device.type, init_scale=initial or 1.0)
@@ -87,7 +87,14 @@ class Skipping(torch.amp.GradScaler):
         super().update(new_scale if self._scaled else 1.0)
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() if self._scaled else {}
+        return (super().state_dict() if self._scaled else {}) | {"skipped": self.skipped.item()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Of a job that left nothing out there is no `skipped`, of one that scaled nothing no scale."""
+        scale = dict(state_dict)
+        self.skipped.fill_(scale.pop("skipped", 0.0))
+        if scale:
+            super().load_state_dict(scale)
 
 
 class _AgreedSkipping(Skipping, _Agreed):

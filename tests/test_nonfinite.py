@@ -120,6 +120,35 @@ def test_the_update_is_left_out_on_all_ranks(launcher: Launcher, tmp_path: Path,
         np.testing.assert_allclose(found.weights[name], value, rtol=0, atol=0.05 * 1e-2 * 10, err_msg=name)
 
 
+@pytest.mark.parametrize(
+    ("plan", "precision"), [("one process", "fp32"), ("one process", "fp16"), ("ddp", "fp32"), ("pipeline", "fp16")]
+)
+def test_what_was_left_out_is_counted_on_after_a_resume(
+    launcher: Launcher, tmp_path: Path, plan: str, precision: str
+) -> None:
+    """And is not said again."""
+    job, folder = write_job(tmp_path, bad=float("inf")), tmp_path / "run"
+    settings = (*PLANS[plan], f"train.precision={precision}", "train.on_nonfinite=skip", "checkpoint.every=8 steps")
+    before = goes_on(launcher, job, folder, *settings, "train.steps=8")
+    after = goes_on(launcher, job, folder, *settings, "checkpoint.resume=auto")
+    assert before.lines[-1]["skipped"] > 0
+    assert [line["skipped"] for line in after.lines[8:]] == [before.lines[-1]["skipped"]] * 2
+    assert "left out" not in after.shown
+
+
+def test_a_checkpoint_is_gone_on_from_whether_it_counts_what_is_left_out_or_not(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    job, folder = write_job(tmp_path, bad=0), tmp_path / "run"
+    every, again = "checkpoint.every=1 steps", "checkpoint.resume=auto"
+    goes_on(launcher, job, folder, every, "train.steps=1", "train.on_nonfinite=skip")
+    goes_on(launcher, job, folder, every, "train.steps=2", again, "train.precision=fp16")
+    goes_on(launcher, job, folder, every, "train.steps=3", again, "train.precision=fp16", "train.on_nonfinite=skip")
+    goes_on(launcher, job, folder, every, "train.steps=4", again, "train.on_nonfinite=skip")
+    found = goes_on(launcher, job, folder, every, "train.steps=5", again)
+    assert [line["step"] for line in found.lines] == [1, 2, 3, 4, 5]
+
+
 def test_a_step_that_is_left_out_is_as_if_it_had_not_been(launcher: Launcher, tmp_path: Path) -> None:
     """Of a batch norm too, whose statistics its forward pass has spoilt; and it costs no other number."""
     norm = JOB.replace("relu(), linear(16)", "batch_norm(), relu(), linear(16)").replace("steps     = 10", "steps = 7")
