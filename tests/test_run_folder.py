@@ -125,3 +125,22 @@ def test_two_runs_never_write_into_one_folder(job: Path, tmp_path: Path, monkeyp
     os.unlink("gate")
     gone_on = dslc(*one, cwd=tmp_path)
     assert gone_on.returncode == 0, gone_on.stderr
+
+
+def test_nothing_writes_into_a_folder_that_is_verified_into(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    job.write_text(JOB.replace("synthetic(samples = 32, shape = [4], classes = 10)", 'python("own:data")'))
+    os.mkfifo(tmp_path / "gate")
+    verify = ("verify", "made.plt", "--steps", "1", "--out", "kept")
+    with Command(tmp_path, [str(DSLC), *verify]) as first, open(tmp_path / "gate", "w"):  # waits for a rank
+        held = rf"dslc: a run is writing into kept already: process {first.process.pid} on .* --out\n"
+        for command in (verify, ("run", "made.plt", "--out", "kept")):
+            other = dslc(*command, cwd=tmp_path)
+            assert other.returncode == 2 and re.fullmatch(held, other.stderr), other.stderr
+        os.kill(first.process.pid, signal.SIGKILL)
+        first.wait_for_all()
+    again = dslc(*verify, cwd=tmp_path)
+    assert again.returncode == 2 and again.stderr.startswith("dslc: kept is not an empty folder: ")

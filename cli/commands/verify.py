@@ -17,6 +17,7 @@ from dslc.dsl.load import Loaded, load_each
 from dslc.front import gpus_here, show
 from dslc.main import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 from dslc.reference import CannotShrink, observed, one_process, shrunk
+from dslc.run_folder import LOCK, Occupied, claimed
 from dslc.runs import Ready, prepare
 
 if TYPE_CHECKING:
@@ -36,9 +37,20 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.steps < 1:
         print("dslc: --steps takes a number from 1 up", file=sys.stderr)
         return WRONG_USAGE
-    if arguments.out and os.path.exists(arguments.out) and not _is_empty(arguments.out):
-        print(f"dslc: {arguments.out} is not an empty folder: name another with --out, or remove it", file=sys.stderr)
+    try:
+        return _kept(arguments)
+    except Occupied as reason:
+        print(f"dslc: {reason}", file=sys.stderr)
         return WRONG_USAGE
+
+
+def _kept(arguments: argparse.Namespace) -> int:
+    """Verifies, and keeps the run directories where a folder for them is named. Raises Occupied."""
+    out: str | None = arguments.out
+    if out and os.path.exists(os.path.join(out, LOCK)):
+        with claimed(out, None):  # or who writes there is said
+            pass
+    _refuse_filled(out)
     _, combinations = load_each(arguments.job, arguments.settings)
     if len(combinations) > 1:
         print("the job sweeps over several trainings, the first of which is verified", file=sys.stderr)
@@ -52,18 +64,22 @@ def main(arguments: argparse.Namespace) -> int:
         return JOB_AT_FAULT
     for change in changes:
         print(f"narrow copy: {change}")
-    folder = os.path.abspath(arguments.out) if arguments.out else tempfile.mkdtemp(prefix="dslc-verify-")
+    folder = os.path.abspath(out) if out else tempfile.mkdtemp(prefix="dslc-verify-")
     status = GOOD
     try:
-        status = _verify(*pair, arguments.steps, folder, noise=arguments.noise)
+        with claimed(folder, None):
+            _refuse_filled(out)  # now that no other can begin
+            status = _verify(*pair, arguments.steps, folder, noise=arguments.noise)
     finally:
-        if not arguments.out and status != TRAINING_FAILED:  # which has logs to be read
+        if not out and status != TRAINING_FAILED:  # which has logs to be read
             shutil.rmtree(folder)
     return status
 
 
-def _is_empty(folder: str) -> bool:
-    return os.path.isdir(folder) and not os.listdir(folder)
+def _refuse_filled(out: str | None) -> None:
+    """Raises Occupied where there is more in a folder than the lock that a run leaves."""
+    if out and os.path.exists(out) and not (os.path.isdir(out) and set(os.listdir(out)) <= {LOCK}):
+        raise Occupied(f"{out} is not an empty folder: name another with --out, or remove it")
 
 
 def _job(loaded: Loaded, shrink: bool) -> tuple[Loaded, tuple[str, ...]]:
