@@ -171,8 +171,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from dslc.runtime import screen
 
         screen.prepare()
-        parser = build_parser()
-        chosen = parser.parse_args(arguments)
+        chosen = _chosen(build_parser(), sys.argv[1:] if arguments is None else arguments)
+        if chosen is None:
+            return WRONG_USAGE
         command = chosen.command or ""
         if chosen.version:
             from dslc import __version__
@@ -180,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"dslc {__version__}")
             return GOOD
         if not command:
-            parser.print_help()
+            build_parser().print_help()
             return WRONG_USAGE
         status: int = importlib.import_module(f"dslc.commands.{command}").main(chosen)
         sys.stdout.flush()
@@ -194,6 +195,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return GOOD
     except OSError as error:
         return _told(error, command)
+
+
+def _chosen(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace | None:
+    """What the command line says; None where that is not there, which is told."""
+    from dslc import usage
+
+    if said := usage.mistake(parser, words):
+        _say(f"dslc: {said}")
+        return None
+    chosen, over = parser.parse_known_args(words)
+    if over:
+        _say(f"dslc: {usage.too_many(chosen.command, 'settings' in chosen, over)}")
+        return None
+    return chosen
 
 
 def _say(text: str) -> None:

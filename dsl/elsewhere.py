@@ -312,11 +312,45 @@ _ABSENT_VALUES = (
      "tripletmarginloss hingeloss focalloss dice diceloss cosineembeddingloss"),
 )  # fmt: skip
 
+# (what to say; the names of commands)
+_COMMANDS = (
+    ("did you mean `dslc run`?", "train fit start launch exec execute pretrain finetune trainer sft"),
+    ("did you mean `dslc check`?", "lint dry_run dryrun compile parse"),
+    ("`dslc check` looks at a job, `dslc evaluate` at what it has trained", "validate test"),
+    ("did you mean `dslc evaluate`?", "eval score val validation"),
+    ("did you mean `dslc predict`?", "infer inference generate"),
+    ("did you mean `dslc export`?", "convert save consolidate merge zero_to_fp32"),
+    ("did you mean `dslc fmt`?", "format"),
+    ("did you mean `dslc plan`?", "show describe summary estimate estimate_memory inspect"),
+    ("did you mean `dslc render`?", "draw plot graph visualize picture"),
+    ("did you mean `dslc new`?", "init create template config"),
+    ("did you mean `dslc tokens`?", "tokenize preprocess prepare prepare_data"),
+    ("did you mean `dslc schema`?", "reference docs"),
+    ("`dslc run JOB --out DIR --set checkpoint.resume=auto` goes on with the run in DIR", "resume restart continue"),
+    ("`dslc run` tries all that a block `sweep` of the job names", "sweep tune search"),
+    ("it is `dslc --help`", "help"),
+    ("it is `dslc --version`", "version"),
+)  # fmt: skip
+
+# (what to say; the names of options that no field is meant by)
+_OPTIONS = (
+    ("`dslc run JOB --out DIR` names the run directory", "output o out d dir directory out_path output_path folder"),
+    ("the job is named without an option: `dslc run JOB`", "config config_file config_path config_name c f file job "
+     "recipe yaml"),
+    ("`dslc check JOB` starts nothing, and `dslc plan JOB` shows what each rank would do", "dry_run dryrun "
+     "check no_run"),
+    ("a setting is `--set PATH=VALUE`", "override overrides settings opts options param params define key"),
+    ("`dslc run` shows progress by itself", "quiet silent q v"),
+)  # fmt: skip
+
 # By name: the block that is meant by one; where the same is said here, and what differs; what is said of a name that is
-# not here; and, by the spelling of a value, the words and calls that may be meant.
+# not here; what is said to one on the command line; and, by the spelling of a value, the words and calls that may be
+# meant.
 BLOCKS = {name: block for block, names in _BLOCKS for name in names.split()}
 FIELDS = {name: (place, note) for place, note, names in _FIELDS for name in names.split()}
 ABSENT = {name: said for said, names in _ABSENT for name in names.split()}
+COMMANDS = {name: said for said, names in _COMMANDS for name in names.split()}
+OPTIONS = {name: said for said, names in _OPTIONS for name in names.split()}
 ABSENT_VALUES = {name: said for said, names in _ABSENT_VALUES for name in names.split()}
 VALUES: dict[str, list[str]] = {}
 for _word, _names in _VALUES:

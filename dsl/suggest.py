@@ -168,6 +168,46 @@ def for_path(name: str) -> Meant:
     return Meant(ABSENT.get(_plain(name), ""))
 
 
+class Place(NamedTuple):
+    """Where a job says something: a block, a field or an argument of one, as `--set` takes them; the value that says
+    it, where the name was that of a value; and what differs."""
+
+    path: str
+    value: str = ""
+    note: str = ""
+
+
+def place_of(name: str) -> Place | None:
+    """Where a job says what is called `name` here or elsewhere."""
+    plain = _plain(name)
+    place, note = FIELDS.get(plain, ("", ""))
+    if place:
+        path, _, value = place.partition(" = ")
+        return Place(path, value, note)
+    for block, declaration in BLOCKS.items():
+        if plain in words_of(declaration):
+            return Place(f"{block}.{plain}")
+    for block in ("train", "model", "data"):
+        for field in fields(BLOCKS[block]):
+            calls = [call for category in categories(field.kind) for call in CALLS[category].values()]
+            if any(plain in words_of(call) for call in calls if call.category != "layer"):
+                return Place(f"{block}.{field.word}.{plain}")
+    return None
+
+
+def for_option(name: str) -> str:
+    """What to say to someone who gave the command an option that no field is meant by; "" where nothing is known."""
+    return elsewhere.OPTIONS.get(_plain(name)) or ABSENT.get(_plain(name), "")
+
+
+def for_command(name: str, choices: Iterable[str]) -> str:
+    """What to say to someone who wrote a command that is none of the choices."""
+    known = list(choices)
+    found = near(name, known)
+    said = elsewhere.COMMANDS.get(_plain(name)) or (f"did you mean `dslc {found}`?" if found else "")
+    return said or f"the commands are {listed(known)}"
+
+
 def _plain(name: str) -> str:
     return name.lower().replace("-", "_")
 
