@@ -18,7 +18,7 @@ from dslc.dsl import tree
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.registry import BLOCKS
 from dslc.dsl.source import Span
-from dslc.dsl.suggest import RESERVED, did_you_mean, for_block, for_path
+from dslc.dsl.suggest import RESERVED, did_you_mean, for_block, for_setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,7 +300,7 @@ def _put_alone(merged: Merged, name: str, setting: Setting, report: Report) -> b
         return len(report.found) == before
     report.add(
         "E0110", f"there is no param `{name}`", setting.name,
-        help=did_you_mean(name, merged.params) or for_path(name).said
+        help=did_you_mean(name, merged.params) or for_setting(name)
         or "a setting names a param, `block.field` or `block.field.argument`",
     )  # fmt: skip
     return False

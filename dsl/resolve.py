@@ -25,7 +25,7 @@ from dslc.dsl.layering import Merged, Setting, put
 from dslc.dsl.registry import BLOCKS, Dimension, Kind, Measure, fields
 from dslc.dsl.registry import Float as FloatKind
 from dslc.dsl.source import Span
-from dslc.dsl.suggest import RESERVED, did_you_mean, for_block, for_field, for_path, listed, words_of
+from dslc.dsl.suggest import RESERVED, did_you_mean, for_block, for_field, for_setting, listed, words_of
 
 # What `expect` may speak of, and its dimension; None is a plain number.
 PROMISES: dict[str, Dimension | None] = {
@@ -285,7 +285,7 @@ def _no_path(merged: Merged, path: tuple[str, ...]) -> str:
     if len(path) == 1:
         if path[0] in merged.params or (path[0] in BLOCKS and BLOCKS[path[0]].whole):
             return ""
-        meant = did_you_mean(path[0], merged.params) or for_path(path[0]).said
+        meant = did_you_mean(path[0], merged.params) or for_setting(path[0])
         return meant or "a path is a param, `block.field` or `block.field.argument`"
     if path[0] not in BLOCKS:
         return did_you_mean(path[0], BLOCKS) or f"the blocks are {listed(BLOCKS)}"

@@ -195,6 +195,13 @@ def place_of(name: str) -> Place | None:
     return None
 
 
+def for_setting(name: str) -> str:
+    """What to say to someone who took a name for a param, in `--set` or `sweep`; "" where nothing is known."""
+    said = for_path(name).said
+    place = None if said else place_of(name)
+    return f"did you mean `{place.path}`?" if place else said
+
+
 def for_option(name: str) -> str:
     """What to say to someone who gave the command an option that no field is meant by; "" where nothing is known."""
     return elsewhere.OPTIONS.get(_plain(name)) or ABSENT.get(_plain(name), "")

@@ -99,6 +99,7 @@ def test_each_block_answers_names_of_others(block: str, name: str) -> None:
         ("train { num_labels = 2 }", "E0107", "in `model`, `classes` is an argument of the network"),
         ("memory { recompute = true }", "E0121", "write `full`"),
         ("sweep { learning_rate = [1e-3] }", "E0142", "that is `train.optimizer.lr` here"),
+        ("sweep { lr = [1e-3] }", "E0142", "did you mean `train.optimizer.lr`?"),
         ("sweep { train.max_epochs = [1, 2] }", "E0142", "did you mean `epochs`?"),
     ],
 )
@@ -109,6 +110,11 @@ def test_what_is_written_elsewhere_is_answered(text: str, code: str, said: str) 
             base = re.sub(rf"{field} = (\[.*?\]|\w+\(\))(, )?", "", base)
     errors = load_text(f"{base}\n{text}\n").report.errors
     assert [(d.code, said in d.help) for d in errors] == [(code, True)], [d.help for d in errors]
+
+
+def test_a_setting_of_an_arguments_name_alone_is_answered() -> None:
+    (found,) = load_text(GOOD, settings=["lr=0.1"]).report.errors
+    assert (found.code, found.help) == ("E0110", "did you mean `train.optimizer.lr`?")
 
 
 @pytest.mark.parametrize(
