@@ -119,6 +119,17 @@ def _advice(rank: int, word: str, dims: int) -> str:
     return ""
 
 
+def _in_torchs_order(spec: AnyConv | AnyPool, x: Value) -> str:
+    """What was meant by `conv2d(1, 32, 3)`: torch begins with the channels that come in. "" where it cannot be that."""
+    if not isinstance(spec, AnyConv) or spec.channels != x.shape[0] or spec.stride > min(x.shape[1:]):
+        return ""
+    by_place = [name for name, place in spec.places.items() if place.name == place.value]
+    if by_place[:3] != ["channels", "kernel", "stride"]:
+        return ""
+    meant = ", ".join(str(getattr(spec, name)) for name in by_place[1:])
+    return f"how many channels come in is known: write `{spec.word}({meant})`"
+
+
 def windows(spec: AnyConv | AnyPool, x: Value, t: Tape, stride: int) -> tuple[int, ...]:
     """How many positions a kernel takes in each dim; an error where there is none."""
     padded = [n + 2 * spec.padding for n in x.shape[1:]]
@@ -130,7 +141,7 @@ def windows(spec: AnyConv | AnyPool, x: Value, t: Tape, stride: int) -> tuple[in
             spec,
             "kernel",
             label=f"{spec.kernel} > {min(padded)}",
-            help="a smaller kernel, more padding, or less pooling before it",
+            help=_in_torchs_order(spec, x) or "a smaller kernel, more padding, or less pooling before it",
         )
     return tuple((n - spec.kernel) // stride + 1 for n in padded)
 
