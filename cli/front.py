@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 from dslc.compiler.analyse import Analysis, analyse, context_of
 from dslc.compiler.facts import Facts, MachineFacts, SourceFacts, TensorFact
 from dslc.compiler.layout import lay_out
-from dslc.compiler.model import build
+from dslc.compiler.model import Networks, build
 from dslc.compiler.opaque import opaque
 from dslc.compiler.rules_training import configuration_file
 from dslc.compiler.sharding import low_copy, low_precision, units
@@ -55,14 +55,19 @@ def presented(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     return [*kept, replace(later[0], notes=notes, label=label)]
 
 
-def inspect(loaded: Loaded, report: Report, *, trace: bool = False, run: bool = False) -> Analysis | None:
+def inspect(
+    loaded: Loaded, report: Report, networks: Networks | None = None, *, trace: bool = False, run: bool = False
+) -> Analysis | None:
     """Adds what `load` and the rules found to the report, and gives the analysis where there can be one.
 
-    An elastic job is analysed for each admissible count of nodes, the largest last.
+    An elastic job is analysed for each admissible count of nodes, the largest last. `networks` is handed from one
+    combination of a sweep to the next.
     """
     try:
         report.extend(loaded.report.found)
-        return None if loaded.job is None else _inspect(loaded, loaded.job, report, trace=trace, run=run)
+        if loaded.job is None:
+            return None
+        return _inspect(loaded, loaded.job, report, networks or Networks(), trace=trace, run=run)
     except Full:
         return None
 
@@ -72,7 +77,9 @@ def over(report: Report) -> bool:
     return any(d.code in (MISTAKES.code, LOOKS.code) for d in report.errors)
 
 
-def _inspect(loaded: Loaded, job: JobSpec, report: Report, *, trace: bool, run: bool) -> Analysis | None:
+def _inspect(
+    loaded: Loaded, job: JobSpec, report: Report, networks: Networks, *, trace: bool, run: bool
+) -> Analysis | None:
     nodes = job.devices.nodes
     counts = range(nodes.first, nodes.last) if isinstance(nodes, Range) else range(0)
     if not _can_look(job, loaded.looks * (len(counts) + 1), report):
@@ -80,10 +87,11 @@ def _inspect(loaded: Loaded, job: JobSpec, report: Report, *, trace: bool, run: 
     facts = gather(job, report, trace=(trace or run) and not report.errors, run=run)
     looks = loaded.looks * (len(counts) + 1)
     for count in counts:
-        found = analyse(replace(job, devices=replace(job.devices, nodes=count)), facts, report, loaded.broken)
+        smaller = replace(job, devices=replace(job.devices, nodes=count))
+        found = analyse(smaller, facts, report, loaded.broken, networks=networks)
         if _too_much(job, found, looks, report):
             return None
-    found = analyse(job, facts, report, loaded.broken)
+    found = analyse(job, facts, report, loaded.broken, networks=networks)
     return None if _too_much(job, found, looks, report) else found
 
 

@@ -38,7 +38,7 @@ from dslc.compiler.facts import DTYPE_BYTES
 from dslc.compiler.gathers import Sharded, Whole
 from dslc.compiler.hardware import framework_bytes, workspace_bytes
 from dslc.compiler.nodes import LayerNode, ModelGraph, ParameterNode
-from dslc.compiler.schedule_cost import peaks_held, peaks_in_w
+from dslc.compiler.schedule_cost import peak_in_w, peaks_held
 from dslc.compiler.schedules import SPLITS_BACKWARD, ScheduleTable
 from dslc.compiler.sharding import (
     leaves_out_steps,
@@ -47,10 +47,7 @@ from dslc.compiler.sharding import (
     optimizer_groups,
     recomputed,
     sharding_of,
-    trained,
-    units,
     with_copies,
-    with_gradients,
     zero1_partition,
 )
 from dslc.compiler.staging import Staging
@@ -291,9 +288,9 @@ class _Account:
     def __init__(self, staging: Staging, pipeline: int) -> None:
         self._job, self._layout, self._model = job, layout, model = staging.job, staging.layout, staging.model
         stages, schedule = staging.stages, staging.schedule
-        self._sharding, self._trained = sharding_of(job, layout), trained(job, model)
-        self._used = with_gradients(job, model)
-        self._units = units(model) if self._sharding.engine == "fsdp" else ()
+        self._sharding, self._trained = sharding_of(job, layout), staging.trained
+        self._used = staging.with_gradients
+        self._units = staging.units if self._sharding.engine == "fsdp" else ()
         self._samples = staging.workload.microbatch / layout.sizes["context"]
         self._samples_of_a_step = staging.workload.share
         mine = staging.stages_of(pipeline)
@@ -339,23 +336,29 @@ class _Account:
         return RANDOM_STATE if again and noise and self._layout.device == "cpu" else 0
 
     def _fly(self, staging: Staging, schedule: ScheduleTable, again: set[str], pipeline: int) -> None:
-        job, layers = self._job, self._model.of_a_rank
+        job, layers, mine = self._job, self._model.of_a_rank, staging.stages_of(pipeline)
         # Each micro-batch has its own masks and copies of weights, and a stage holds on to what it gives.
-        each = [
-            self._samples * _kept(job, layer, layer.name in again)
-            + (self._state_of_noise(True) if layer.name in again else _masks(job, layer) + _copies(job, layer))
-            for layer in layers
-        ]
+        each = {
+            n: self._samples * _kept(job, layers[n], layers[n].name in again)
+            + (
+                self._state_of_noise(True)
+                if layers[n].name in again
+                else _masks(job, layers[n]) + _copies(job, layers[n])
+            )
+            for n in self._mine
+        }
         apart = [a != b for a, b in pairwise((*schedule.placement, -1))]  # else it lies where the next receives
-        kept = [
-            sum(each[n] for n in stage) + self._given(stage[-1]) * sends
-            for stage, sends in zip(staging.stages, apart, strict=True)
-        ]
+        kept = [0.0] * len(staging.stages)  # of the stages that are here
+        for stage in mine:
+            kept[stage] = sum(each[n] for n in staging.stages[stage])
+            kept[stage] += self._given(staging.stages[stage][-1]) * apart[stage]
         between, during = list(kept), list(kept)
         if schedule.name in SPLITS_BACKWARD:
             # Between the halves torch frees nothing, and gradients come to the activations. The first stage has but W.
-            for n, stage in enumerate(staging.stages[1:], 1):
-                halves = [(halves_bytes(job, layers[m], self._samples), layers[m].name in again) for m in stage]
+            for n in (stage for stage in mine if stage):
+                halves = [
+                    (halves_bytes(job, layers[m], self._samples), layers[m].name in again) for m in staging.stages[n]
+                ]
                 between[n] += sum(half.gradients for half, _ in halves)
                 during[n] = between[n]
                 left = 0
@@ -364,10 +367,10 @@ class _Account:
                         during[n] = max(during[n], between[n] + left + half.most)
                     left += half.left if repeated else -half.gradients
         own = sum(layer.kept + (0 if layer.again else layer.copies) for layer in self._bytes)
-        first, later = peaks_held(schedule, kept, between)[pipeline]
+        first, later = peaks_held(schedule, pipeline, kept, between)
         self._flight = max(0, int(first) - own), max(0, int(later) - own)
         if during > between:
-            self._in_weights = int(peaks_in_w(schedule, kept, between, during)[pipeline])
+            self._in_weights = int(peak_in_w(schedule, pipeline, kept, between, during))
 
     def _given(self, layer: int) -> int:
         """What a stage that ends with this layer gives of a micro-batch."""

@@ -15,7 +15,7 @@ from dslc.compiler.cost import RankCost, rank_cost
 from dslc.compiler.estimate import Estimate, estimate
 from dslc.compiler.facts import Facts, SourceFacts
 from dslc.compiler.layout import Layout, lay_out
-from dslc.compiler.model import ModelGraph, build, share_out, share_out_traced
+from dslc.compiler.model import ModelGraph, Networks, share_out_traced
 from dslc.compiler.opaque import made_by_parts, opaque
 from dslc.compiler.schedule_cost import Timeline, timeline
 from dslc.compiler.schedules import ScheduleTable, table
@@ -58,15 +58,22 @@ class Analysis:
 
 
 def analyse(
-    job: JobSpec, facts: Facts, report: Report, broken: Collection[str] = (), *, limits: bool = True
+    job: JobSpec,
+    facts: Facts,
+    report: Report,
+    broken: Collection[str] = (),
+    *,
+    limits: bool = True,
+    networks: Networks | None = None,
 ) -> Analysis | None:
     """Runs every rule; without `limits`, those on memory and promises are left out.
 
     None where too little is right for an analysis; mistakes are in the report either way.
 
     `broken` are the fields of which `resolve` could make nothing (`devices.gpus`): the job holds their defaults, and
-    what would follow from those is not said.
+    what would follow from those is not said. `networks` is handed from one look at a job to the next.
     """
+    networks = networks or Networks()
 
     def fine(*prefixes: str) -> bool:
         return not any(path.startswith(prefixes) for path in broken)
@@ -74,7 +81,7 @@ def analyse(
     source = facts.source or source_facts(job.data.source, context_of(job))
     layout = lay_out(job, report, facts.machine) if fine("devices", "parallelism") else None
     workload = measure_out(job, layout, source, report) if layout and fine("data", "train") else None
-    model = _model(job, layout, facts, source, report) if fine("model", "data.source") else None
+    model = _model(job, layout, facts, source, networks, report) if fine("model", "data.source") else None
     if fine("model", "data", "train", "evaluate", "parallelism"):
         rules.check_job(job, layout, workload, source, model, report)
         rules_padding.check_padding(job, source, facts.model, report)
@@ -109,21 +116,33 @@ def analyse(
         staging=staging,
     )
     if not broken and limits:
-        known = replace(facts, source=source)
-
-        # Remedies are found by trying: of a large network few are.
-        left = [max(1, LAYERS_TRIED.most // max(1, len(model.layers) if model else 1))]
-
-        def again(changed: JobSpec, found: Report) -> Analysis | None:
-            if not left[0]:
-                return None
-            left[0] -= 1
-            return analyse(changed, known, found, limits=False)
-
+        again = _Trials(replace(facts, source=source), networks, len(model.layers) if model else 1)
         rules_memory.check_memory(analysis, again, report)
         rules_memory.check_promises(analysis, again, report)
     rules.check_supported(job, report)
     return analysis
+
+
+class _Trials:
+    """Analyses of jobs that are tried as remedies, each made once: of a large network few are."""
+
+    def __init__(self, facts: Facts, networks: Networks, layers: int) -> None:
+        self._facts, self._networks = facts, networks
+        self._most = max(1, LAYERS_TRIED.most // max(1, layers))
+        self._made: list[tuple[JobSpec, Analysis | None, Report]] = []
+
+    def __call__(self, job: JobSpec, report: Report) -> Analysis | None:
+        for tried, analysis, told in self._made:
+            if tried == job:
+                report.extend(told.found)
+                return analysis
+        if len(self._made) == self._most:
+            return None
+        told = Report()
+        analysis = analyse(job, self._facts, told, limits=False, networks=self._networks)
+        self._made.append((job, analysis, told))
+        report.extend(told.found)
+        return analysis
 
 
 def context_of(job: JobSpec) -> int | None:
@@ -133,7 +152,9 @@ def context_of(job: JobSpec) -> int | None:
     return written if written is not None else getattr(network, "context", None)
 
 
-def _model(job: JobSpec, layout: Layout | None, facts: Facts, source: SourceFacts, report: Report) -> ModelGraph | None:
+def _model(
+    job: JobSpec, layout: Layout | None, facts: Facts, source: SourceFacts, networks: Networks, report: Report
+) -> ModelGraph | None:
     network = job.model.network
     if isinstance(network, PythonNetwork | TransformersNetwork):
         if facts.model is None:
@@ -149,12 +170,12 @@ def _model(job: JobSpec, layout: Layout | None, facts: Facts, source: SourceFact
         return replace(graph, reset=True) if graph and parts else graph
     if isinstance(job.data.source, PythonSource) and source.input is None:
         return None
-    graph = build(job.model, source, context_of(job), report)
+    graph = networks.build(job.model, source, context_of(job), report)
     ranks, pieces = (layout.sizes["tensor"], layout.sizes["context"]) if layout else (1, 1)
     if graph is None or ranks * pieces == 1:
         return graph
     plan = tensor_plan(job, ranks, graph)
-    return graph if plan.uneven else share_out(graph, job.model, source, plan.styles, ranks, pieces)
+    return graph if plan.uneven else networks.share_out(job.model, source, plan.styles, ranks, pieces)
 
 
 def _pipeline(

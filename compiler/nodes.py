@@ -8,6 +8,7 @@ and add up over samples. Import these names from `dslc.compiler.model`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -120,6 +121,16 @@ class ModelGraph:
     def of_a_rank(self) -> tuple[LayerNode, ...]:
         """The layers as a rank has them along the tensor axis."""
         return self.shared or self.layers
+
+    def layer_of(self, module: str) -> LayerNode | None:
+        """The layer that a module is a part of."""
+        while module and module not in self._by_name:
+            module = module.rpartition(".")[0]
+        return self._by_name.get(module)
+
+    @cached_property
+    def _by_name(self) -> dict[str, LayerNode]:
+        return {layer.name: layer for layer in self.layers if layer.name}
 
     @property
     def forward_flops(self) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dslc.compiler.facts import SourceFacts
 from dslc.compiler.layout import Layout
 from dslc.compiler.model import ModelGraph
-from dslc.compiler.nodes import LayerNode
 from dslc.compiler.rules_styles import check_styles, report_scores, report_uneven
 from dslc.compiler.tensor_plan import TensorPlan, needs_whole, tensor_plan
 from dslc.dsl.describe import plural
@@ -39,14 +38,14 @@ def check_tensor(job: JobSpec, layout: Layout, source: SourceFacts, model: Model
     plan = tensor_plan(job, ranks, model)
     _check_known(job, model, plan, report)
     for module, name, value in plan.uneven:
-        layer = _layer_of(model, module)
+        layer = model.layer_of(module)
         where = (layer.span if layer else None) or job.model.at("network")
         # Without heads to share there is nothing wrong with the widths of attention but what its own rules say.
         if (where, value) not in seen and name not in ("heads", "width"):
             seen.add((where, value))
             _report_features(job, source, model, module, (name, value), ranks, where, report)
     for module in plan.noisy[:1]:
-        layer = _layer_of(model, module)
+        layer = model.layer_of(module)
         report.add(
             "E0424",
             "this dropout works on what every tensor-parallel rank has whole, and each would drop different numbers",
@@ -103,7 +102,7 @@ def _check_known(job: JobSpec, model: ModelGraph, plan: TensorPlan, report: Repo
         )
         return
     for name in plan.unknown[:1]:
-        layer = _layer_of(model, name)
+        layer = model.layer_of(name)
         report.add(
             "E0416",
             f"dslc cannot split `{layer.kind if layer else name}` over the tensor axis",
@@ -117,8 +116,8 @@ def _check_pieces(layout: Layout, model: ModelGraph, plan: TensorPlan, span: Spa
     """That what layers work on in pieces has as many positions for each."""
     ranks, context = layout.sizes["tensor"], layout.sizes["context"]
     for name, style in plan.styles:
-        layer = _layer_of(model, name)
-        if style != "split" or layer is None or not layer.input.shape:
+        layer = model.layer_of(name) if style == "split" else None
+        if layer is None or not layer.input.shape:
             continue
         length = layer.input.shape[0] // context
         if length % ranks:
@@ -163,7 +162,7 @@ def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: Mode
         )
     whole = needs_whole(model) if model is not None and model.root is not None else None
     if model is not None and whole is not None:
-        layer = _layer_of(model, whole)
+        layer = model.layer_of(whole)
         kind = layer.kind if layer else whole
         report.add(
             "E0425",
@@ -181,11 +180,6 @@ def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: Mode
             span,
             help="use the data axis",
         )
-
-
-def _layer_of(model: ModelGraph, module: str) -> LayerNode | None:
-    """The layer that a module is a part of."""
-    return next((each for each in model.layers if module == each.name or module.startswith(f"{each.name}.")), None)
 
 
 def _attention(job: JobSpec) -> list[GPT | ViT | Attention | TransformerBlock]:

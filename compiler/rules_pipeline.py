@@ -10,7 +10,8 @@ from dslc.compiler.model import LayerNode, ModelGraph
 from dslc.compiler.rules_axes import own_network
 from dslc.compiler.schedules import SPLITS_BACKWARD, ScheduleTable, accepted_microbatches, demands
 from dslc.compiler.sharding import offloaded, sharding_of, trained
-from dslc.compiler.stages import holders, unsendable
+from dslc.compiler.stages import unsendable
+from dslc.compiler.staging import holders
 from dslc.compiler.workload import fitting_pieces
 from dslc.dsl.bounds import ACTIONS
 from dslc.dsl.describe import plural
@@ -149,7 +150,7 @@ def check_stages(
         )
     _check_ends(job, model, stages, span, report)
     if "optimizer" in (moved := offloaded(job, layout)) and "parameters" not in moved:
-        who = holders(model, stages, schedule)
+        who = holders(model, stages, schedule.placement)
         for name in [name for name in who if len(who[name]) > 1 and name in names][:1]:
             report.add(
                 "E0716",

@@ -170,32 +170,27 @@ def peak_held(
     `bytes_per_stage` is what one micro-batch leaves at each stage from its F on; `between` what is held of it after I
     until W, the same by default. It exceeds the former where torch keeps gradients there besides.
     """
-    return tuple(max(pair) for pair in peaks_held(table, bytes_per_stage, between))
+    between = bytes_per_stage if between is None else between
+    return tuple(max(peaks_held(table, rank, bytes_per_stage, between)) for rank in range(table.ranks))
 
 
 def peaks_held(
-    table: ScheduleTable, bytes_per_stage: Sequence[float], between: Sequence[float] | None = None
-) -> tuple[tuple[float, float], ...]:
-    """The same until the rank has made its first gradients of weights, and from then on."""
-    between = bytes_per_stage if between is None else between
-    peaks = []
-    for rank in range(table.ranks):
-        most, later = [0.0, 0.0], 0
-        for action, now in _held_at(table, rank, bytes_per_stage, between):
-            most[later] = max(most[later], now)
-            later = later or int(action.kind in ("B", "W"))
-        peaks.append((most[0], most[1]))
-    return tuple(peaks)
+    table: ScheduleTable, rank: int, bytes_per_stage: Sequence[float], between: Sequence[float]
+) -> tuple[float, float]:
+    """The same of one rank until it has made its first gradients of weights, and from then on."""
+    most, later = [0.0, 0.0], 0
+    for action, now in _held_at(table, rank, bytes_per_stage, between):
+        most[later] = max(most[later], now)
+        later = later or int(action.kind in ("B", "W"))
+    return most[0], most[1]
 
 
-def peaks_in_w(
-    table: ScheduleTable, bytes_per_stage: Sequence[float], between: Sequence[float], during: Sequence[float]
-) -> tuple[float, ...]:
-    """For each rank, the most bytes that it holds in a W, which takes `during` itself in the place of `between`."""
-    return tuple(
-        max((now - between[a.stage] + during[a.stage] for a, now in held if a.kind == "W"), default=0.0)
-        for held in (_held_at(table, rank, bytes_per_stage, between) for rank in range(table.ranks))
-    )
+def peak_in_w(
+    table: ScheduleTable, rank: int, bytes_per_stage: Sequence[float], between: Sequence[float], during: Sequence[float]
+) -> float:
+    """The most bytes that a rank holds in a W, which takes `during` itself in the place of `between`."""
+    held = _held_at(table, rank, bytes_per_stage, between)
+    return max((now - between[a.stage] + during[a.stage] for a, now in held if a.kind == "W"), default=0.0)
 
 
 def _held_at(

@@ -144,19 +144,23 @@ def with_copies(layers: list[LayerNode]) -> list[LayerNode]:
     def here(q: ParameterNode) -> ParameterNode:
         return q if q.tied_to is None or q.tied_to in there else replace(q, name=q.tied_to, tied_to=None)
 
-    return [replace(layer, parameters=tuple(map(here, layer.parameters))) for layer in layers]
+    def copied(layer: LayerNode) -> LayerNode:
+        tied = any(q.tied_to is not None for q in layer.parameters)
+        return replace(layer, parameters=tuple(map(here, layer.parameters))) if tied else layer
+
+    return list(map(copied, layers))
 
 
 def trained(job: JobSpec, model: ModelGraph) -> frozenset[str]:
     """The parameters that train: those that no pattern of `model.freeze` matches by any name a tied weight has."""
     everything = [q for layer in model.layers for q in layer.parameters]
-    frozen = {q.tied_to or q.name for q in everything if any(fnmatchcase(q.name, each) for each in job.model.freeze)}
+    patterns = job.model.freeze
+    frozen = (
+        {q.tied_to or q.name for q in everything if any(fnmatchcase(q.name, each) for each in patterns)}
+        if patterns
+        else set()
+    )
     return frozenset(q.name for q in everything if q.trains and q.tied_to is None and q.name not in frozen)
-
-
-def with_gradients(job: JobSpec, model: ModelGraph) -> frozenset[str]:
-    """Those of them that a step uses: the others have no gradient, and so no optimizer state."""
-    return trained(job, model) - set(model.unused)
 
 
 def optimizer_groups(job: JobSpec, model: ModelGraph, names: frozenset[str]) -> tuple[tuple[ParameterNode, ...], ...]:

@@ -25,15 +25,16 @@ from dslc.compiler.schedules import ScheduleTable
 from dslc.compiler.sharding import low_copy, low_dtype, sharding_of, trained
 from dslc.compiler.staging import Staging
 from dslc.compiler.workload import Workload
+from dslc.dsl.bounds import LAYERS_TRIED
 from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec
 
 Cut = tuple[range, ...]
-Allowed = Callable[[int, int, int], bool]  # (stage, its first layer, the layer after its last)
-Needs = Callable[[int, int, int], float]
+Begins = Callable[[int], Sequence[range]]  # of a stage, by the layer after its last: the layers it may begin with
+Needs = Callable[[int, int, int], float]  # (stage, its first layer, the layer after its last)
 SHOWN = 12  # layers that a message names
-TRIES = 8  # cuts that are held against the account
+TRIES = 8  # cuts that are held against the account; of a large network fewer
 
 
 def cut(
@@ -118,15 +119,6 @@ def unsendable(model: ModelGraph, last: int) -> str:
     return "" if model.layers[last].output.dtype == "float32" else "what it sends are tokens, which have no gradient"
 
 
-def holders(model: ModelGraph, stages: Sequence[range], schedule: ScheduleTable) -> dict[str, set[int]]:
-    """The pipeline coordinates that have each parameter, by the name that a tied weight has first."""
-    found: dict[str, set[int]] = {}
-    for stage, rank in zip(stages, schedule.placement, strict=True):
-        for q in (q for n in stage for q in model.layers[n].parameters):
-            found.setdefault(q.tied_to or q.name, set()).add(rank)
-    return found
-
-
 # -------------------------------------------------------------------------------------------------------- balanced
 
 
@@ -148,7 +140,7 @@ def _balanced(
     needs = _needs(job, layout, model, workload, schedule)
     found: Cut | None = fastest
     beside: list[float] | None = None  # what the account has of each stage beside its needs
-    for _ in range(TRIES):
+    for _ in range(max(1, min(TRIES, LAYERS_TRIED.most // len(costs)))):
         if found is None:
             break
         staging = Staging(job=job, layout=layout, workload=workload, model=model, stages=found, schedule=schedule)
@@ -164,21 +156,30 @@ def _balanced(
     return fastest
 
 
-def _within(limit: float, runs: Allowed, needs: Needs, beside: Sequence[float]) -> Allowed:
-    return lambda stage, a, b: runs(stage, a, b) and needs(stage, a, b) + beside[stage] <= limit
+def _within(limit: float, runs: Begins, needs: Needs, beside: Sequence[float]) -> Begins:
+    """Those of `runs` whose needs, and what is beside them, are within the limit."""
+
+    def begins(stage: int) -> list[range]:
+        found, first = [], 0
+        for end, these in enumerate(runs(stage)):
+            while first < end and needs(stage, first, end) + beside[stage] > limit:
+                first += 1  # what ends later begins no earlier
+            found.append(range(max(first, these.start), these.stop))
+        return found
+
+    return begins
 
 
-def _runs(job: JobSpec, model: ModelGraph) -> Allowed:
-    """Whether a stage has something to train, and what it ends with can be sent."""
+def _runs(job: JobSpec, model: ModelGraph) -> Begins:
+    """The stages that have something to train, and end with what can be sent."""
     names = trained(job, model)
-    learn = [any((q.tied_to or q.name) in names for q in layer.parameters) for layer in model.layers]
-    before = [0, *itertools.accumulate(learn)]
-    last = len(model.layers)
-
-    def runs(stage: int, a: int, b: int) -> bool:
-        return before[b] > before[a] and (b == last or not unsendable(model, b - 1))
-
-    return runs
+    found, last = [range(0)], len(model.layers)
+    latest = -1  # the last layer so far that trains
+    for n, layer in enumerate(model.layers):
+        if any((q.tied_to or q.name) in names for q in layer.parameters):
+            latest = n
+        found.append(range(0 if n + 1 < last and unsendable(model, n) else latest + 1))
+    return lambda stage: found
 
 
 def _needs(job: JobSpec, layout: Layout, model: ModelGraph, workload: Workload, schedule: ScheduleTable) -> Needs:
@@ -194,28 +195,43 @@ def _needs(job: JobSpec, layout: Layout, model: ModelGraph, workload: Workload, 
     return lambda stage, a, b: states[b] - states[a] + flight[stage] * (keeps[b] - keeps[a])
 
 
-def balance(costs: Sequence[float], stages: int, allowed: Allowed | None = None) -> Cut | None:
-    """Cuts `costs` into `stages` runs, none empty and all `allowed`, so that the largest sum is least; ties go to the
-    earlier cut. None where there is no such cut."""
+def balance(costs: Sequence[float], stages: int, begins: Begins | None = None) -> Cut | None:
+    """Cuts `costs` into `stages` runs, none empty and each beginning where it may, so that the largest sum is least;
+    ties go to the earlier cut. None where there is no such cut.
+
+    The slowest of k stages is the last of them where that begins early, and one before it where it begins late. The
+    search for its beginning goes to both sides from where the two meet, until nothing better can follow.
+    """
     total = [0.0, *itertools.accumulate(float(cost) for cost in costs)]
     count, never = len(costs), float("inf")
-    best = [[0.0] + [never] * count]  # best[k][i]: the least largest sum of the first i layers in k stages
-    cuts: list[list[int]] = [[0] * (count + 1)]
+    best = [0.0] + [never] * count  # best[i]: the least largest sum of the first i layers in k stages
+    cuts: list[list[int]] = []
     for k in range(1, stages + 1):
+        may = begins(k - 1) if begins else [range(count)] * (count + 1)
+        bound = [*itertools.accumulate(reversed(best), min)][::-1]  # of that layer, and all after it
+        first = next((i for i, least in enumerate(best) if least < never), count)
         row, where = [never] * (count + 1), [0] * (count + 1)
-        for i in range(k, count - (stages - k) + 1):
-            for j in range(i - 1, k - 2, -1):
-                last = total[i] - total[j]
-                if last >= row[i]:
-                    break  # a longer last stage is only slower
-                slowest = max(best[k - 1][j], last)
-                if slowest <= row[i] and slowest < never and (allowed is None or allowed(k - 1, j, i)):
-                    row[i], where[i] = slowest, j
-        best.append(row)
+        meet = first
+        for i in range(max(k, first + 1), count - (stages - k) + 1):
+            while meet < i - 1 and bound[meet] < total[i] - total[meet]:
+                meet += 1
+            low, high = max(first, may[i].start), min(i, may[i].stop)
+            chosen = (never, False, 0)
+            for side in (range(max(low, meet), high), range(min(high, meet) - 1, low - 1, -1)):
+                for j in side:
+                    last = total[i] - total[j]
+                    if (max(bound[j], last), False, j) > chosen:
+                        break
+                    slowest = max(best[j], last)
+                    if slowest < never:
+                        chosen = min(chosen, (slowest, last == slowest, j if last < slowest else -j))
+            if chosen[0] < never:
+                row[i], where[i] = chosen[0], abs(chosen[2])
+        best = row
         cuts.append(where)
-    if best[stages][count] == never:
+    if best[count] == never:
         return None
     ends = [count]
-    for k in range(stages, 0, -1):
-        ends.append(cuts[k][ends[-1]])
+    for where in reversed(cuts):
+        ends.append(where[ends[-1]])
     return tuple(range(a, b) for a, b in itertools.pairwise(reversed(ends)))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from dslc.compiler import sharding
 from dslc.compiler.layout import Layout
 from dslc.compiler.nodes import ModelGraph
 from dslc.compiler.schedules import ScheduleTable
+from dslc.compiler.sharding import Unit
 from dslc.compiler.workload import Workload
 from dslc.dsl.job import JobSpec
 
@@ -28,6 +32,35 @@ class Staging:
         """The pipeline coordinate of each stage."""
         return self.schedule.placement if self.schedule else (0,) * len(self.stages)
 
+    @cached_property
+    def trained(self) -> frozenset[str]:
+        """The parameters that train."""
+        return sharding.trained(self.job, self.model)
+
+    @cached_property
+    def with_gradients(self) -> frozenset[str]:
+        """Those of them that have a gradient."""
+        return self.trained - set(self.model.unused)
+
+    @cached_property
+    def units(self) -> tuple[Unit, ...]:
+        """What `fully_shard` gathers as one, of the whole model."""
+        return sharding.units(self.model)
+
+    @cached_property
+    def holders(self) -> dict[str, set[int]]:
+        """The pipeline coordinates that have each parameter, by the name that a tied weight has first."""
+        return holders(self.model, self.stages, self.placement)
+
     def stages_of(self, pipeline: int) -> tuple[int, ...]:
         """The stages of the ranks at a pipeline coordinate."""
         return tuple(stage for stage, rank in enumerate(self.placement) if rank == pipeline)
+
+
+def holders(model: ModelGraph, stages: Sequence[range], placement: Sequence[int]) -> dict[str, set[int]]:
+    """The pipeline coordinates that have each parameter, by the name that a tied weight has first."""
+    found: dict[str, set[int]] = {}
+    for stage, rank in zip(stages, placement, strict=True):
+        for q in (q for n in stage for q in model.layers[n].parameters):
+            found.setdefault(q.tied_to or q.name, set()).add(rank)
+    return found

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import groupby, pairwise
 from math import prod
 
@@ -39,13 +39,10 @@ from dslc.compiler.sharding import (
     optimizer_groups,
     recomputed,
     sharding_of,
-    trained,
-    units,
     with_copies,
-    with_gradients,
     zero1_partition,
 )
-from dslc.compiler.stages import holders, sent
+from dslc.compiler.stages import sent
 from dslc.compiler.staging import Staging
 from dslc.compiler.tensor_plan import TensorPlan, shape_on_a_rank
 from dslc.compiler.tensor_traffic import Exchanged, TensorTraffic
@@ -83,8 +80,7 @@ class Coordinate(Staging):
     mine: tuple[int, ...]
     held: tuple[tuple[LayerNode, ...], ...]
     sharding: Sharding
-    trained: frozenset[str]  # the parameters that train
-    names: frozenset[str]  # those of them that have a gradient
+    whole: Staging  # of all coordinates
     plan: TensorPlan  # nothing is cut where there is no tensor axis
     shape: Callable[[ParameterNode], tuple[int, ...]]  # of what a rank has, along the tensor axis
 
@@ -98,13 +94,12 @@ def place_of(staging: Staging, pipeline: int, plan: TensorPlan) -> Coordinate:
     mine, model = staging.stages_of(pipeline), staging.model
     layers = iter(with_copies([model.layers[n] for stage in mine for n in staging.stages[stage]]))
     return Coordinate(
-        **vars(staging),
+        **{each.name: getattr(staging, each.name) for each in fields(Staging)},
         pipeline=pipeline,
         mine=mine,
         held=tuple(tuple(next(layers) for _ in staging.stages[stage]) for stage in mine),
         sharding=sharding_of(staging.job, staging.layout),
-        trained=trained(staging.job, model),
-        names=with_gradients(staging.job, model),
+        whole=staging,
         plan=plan,
         shape=shape_on_a_rank(plan, staging.layout.sizes["tensor"]),
     )
@@ -162,7 +157,7 @@ def _over_all(place: Coordinate) -> Iterator[TrafficNode]:
 
 
 def _ddp(place: Coordinate) -> Iterator[TrafficNode]:
-    model, names, layers = place.model, place.trained, place.layers  # buckets have room for every gradient
+    model, names, layers = place.model, place.whole.trained, place.layers  # buckets have room for every gradient
     order = [q for layer in layers for q in layer.parameters if q.name in names]
     searched = model.root is None and bool(model.unused)  # for parameters that a step does not use
     if not searched:
@@ -252,15 +247,15 @@ def _statistics(place: Coordinate) -> list[int]:
                     continue
                 own = [q.name for q in layer.parameters]
                 last = max((n for n, name in enumerate(own) if name.startswith(path)), default=-1)
-                backward = flows or any(name in place.names for name in own[: last + 1])
+                backward = flows or any(name in place.whole.with_gradients for name in own[: last + 1])
                 found += [8 * (2 * channels + 1)] * (2 if backward and layer.name in again else 1)
                 found += [16 * channels] * backward
-            flows = flows or any(q.name in place.names for q in layer.parameters)
+            flows = flows or any(q.name in place.whole.with_gradients for q in layer.parameters)
     return found
 
 
 def _fsdp(place: Coordinate) -> Iterator[TrafficNode]:
-    sharding, names, microbatches = place.sharding, place.names, place.layout.microbatches
+    sharding, names, microbatches = place.sharding, place.whole.with_gradients, place.layout.microbatches
     shards = sharding.shards
     kept = 2 if low_copy(place.job) else 4
     gathered: list[int] = []
@@ -287,7 +282,7 @@ def _fsdp(place: Coordinate) -> Iterator[TrafficNode]:
 
 def _units(place: Coordinate) -> Iterator[tuple[int, list[Unit]]]:
     """The units of each stage, its root, with all that is in no other, last."""
-    everywhere = units(place.model)
+    everywhere = place.whole.units
     for stage, held in zip(place.mine, place.held, strict=True):
         # A weight of another stage is this one's too, also where both are on one rank.
         layers = with_copies(list(held))
@@ -328,7 +323,7 @@ def _gathered_again(place: Coordinate, stage: int, units_: Sequence[Unit]) -> se
     apart = [unit.name for unit in units_ if unit.name]
     idle: list[str] = []
     for layer in place.held[place.mine.index(stage)]:
-        if stage > 0 or any(q.name in place.names for q in layer.parameters):
+        if stage > 0 or any(q.name in place.whole.with_gradients for q in layer.parameters):
             break
         idle += [layer.name] if layer.name in apart else []
     return set(apart) - set(idle[:-1])
@@ -345,7 +340,7 @@ def _padded(parameter: ParameterNode, place: Coordinate) -> int:
 
 def _over_tensor(place: Coordinate) -> list[TrafficNode]:
     job, layout, sharding = place.job, place.layout, place.sharding
-    axis = TensorTraffic(job, layout, sharding, place.model, place.plan, place.names)
+    axis = TensorTraffic(job, layout, sharding, place.model, place.plan, place.whole.with_gradients)
     found: list[Exchanged] = []
     for stage, layers in zip(place.mine, place.held, strict=True):
         begins, ends = stage == 0, stage == len(place.stages) - 1
@@ -413,12 +408,12 @@ def _between_stages(place: Coordinate) -> Iterator[TrafficNode]:
 def _shared(place: Coordinate) -> Iterator[TrafficNode]:
     """Gradients of weights that another coordinate has too: each that has one gets those of the others."""
     assert place.schedule is not None
-    who = holders(place.model, place.stages, place.schedule)
+    who = place.whole.holders
     sizes = [
         4 * _padded(q, place) // place.sharding.shards
         for layer in place.layers
         for q in layer.parameters
-        if q.tied_to is None and q.name in place.names
+        if q.tied_to is None and q.name in place.whole.with_gradients
         for _ in range(len(who[q.name]) - 1)
     ]
     for operation in ("send", "receive"):

@@ -433,9 +433,12 @@ def test_the_peak_is_that_of_the_spans(schedule: ScheduleTable, data: st.DataObj
 
 
 def test_less_is_held_beside_gradients() -> None:
-    assert peaks_held(table("gpipe", 2, 4, 1), [1.0] * 2) == ((4.0, 3.0), (4.0, 3.0))
-    assert peaks_held(table("1f1b", 2, 2, 1), [1.0] * 2) == ((2.0, 1.0), (1.0, 1.0))
-    assert peaks_held(table("1f1b", 2, 4, 1), [1.0] * 2) == ((2.0, 2.0), (1.0, 1.0))
+    def peaks(schedule: ScheduleTable) -> list[tuple[float, float]]:
+        return [peaks_held(schedule, rank, [1.0] * 2, [1.0] * 2) for rank in range(2)]
+
+    assert peaks(table("gpipe", 2, 4, 1)) == [(4.0, 3.0), (4.0, 3.0)]
+    assert peaks(table("1f1b", 2, 2, 1)) == [(2.0, 1.0), (1.0, 1.0)]
+    assert peaks(table("1f1b", 2, 4, 1)) == [(2.0, 2.0), (1.0, 1.0)]
 
 
 def test_what_is_held_between_i_and_w_can_be_said() -> None:

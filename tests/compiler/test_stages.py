@@ -52,7 +52,11 @@ def test_no_cut_within_the_bounds_of_its_stages_is_faster(layers: list[tuple[int
     def all_fit(cut: Sequence[range]) -> bool:
         return all(fits(n, stage[0], stage[-1] + 1) for n, stage in enumerate(cut))
 
-    found = balance(costs, len(limits), fits)
+    def begins(stage: int) -> list[range]:
+        layers = range(len(costs) + 1)
+        return [range(next((n for n in range(end) if fits(stage, n, end)), end), end) for end in layers]
+
+    found = balance(costs, len(limits), begins)
     possible = [slowest(costs, cut) for cut in every_cut(len(costs), len(limits)) if all_fit(cut)]
     if not possible:
         assert found is None
