@@ -441,7 +441,8 @@ class _Account:
     def _gathered(self) -> tuple[list[int], list[int], list[int]]:
         """The unit of each layer; what a unit is, whole, and what of it that trains is a rank's."""
         there = {q.name: q for layer in self._layers for q in layer.parameters if q.tied_to is None}
-        made = [u for u in self._units if not u.name or any(q.name in there for q in u.parameters)]
+        here = {layer.name for layer in self._layers}
+        made = [u for u in self._units if not u.name or u.name in here]
         place = {q.name: n for n, unit in enumerate(made) for q in unit.parameters}
         unit_of = [
             next((place[q.name] for q in layer.parameters if q.name in place), len(made) - 1) for layer in self._layers

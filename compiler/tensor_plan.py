@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dslc.compiler.nodes import ModelGraph, ParameterNode
@@ -70,9 +71,25 @@ class TensorPlan:
             return (shape[0] // ranks, *shape[1:])
         return (*shape[:-1], shape[-1] // ranks) if layer in self.shares else shape
 
+    @cached_property
     def rows(self) -> frozenset[str]:
         """Modules whose weight and bias are cut by rows."""
-        kinds = ("column", "gathered", "scores", "vocabulary")
+        return self._of("column", "gathered", "scores", "vocabulary")
+
+    @cached_property
+    def columns(self) -> frozenset[str]:
+        """Modules whose weight is cut by columns."""
+        return self._of("row")
+
+    @cached_property
+    def by_module(self) -> dict[str, list[str]]:
+        """The styles of each module."""
+        found: dict[str, list[str]] = {}
+        for name, style in self.styles:
+            found.setdefault(name, []).append(style)
+        return found
+
+    def _of(self, *kinds: str) -> frozenset[str]:
         return frozenset(name for name, style in self.styles if style.partition("_")[0] in kinds)
 
 
@@ -117,12 +134,11 @@ def _in_shares(job: JobSpec) -> bool:
 
 def shape_on_a_rank(plan: TensorPlan, ranks: int) -> Callable[[ParameterNode], tuple[int, ...]]:
     """What gives the shape of a rank's share of a parameter, or that of all of it where every rank has it whole."""
-    lies = {name for name, style in plan.styles if style.partition("_")[0] == "row"}
-    rows = plan.rows()
+    rows, columns = plan.rows, plan.columns
 
     def shape(parameter: ParameterNode) -> tuple[int, ...]:
         module, _, name = parameter.name.rpartition(".")
-        dim = 0 if module in rows else 1 if module in lies and name == "weight" else None
+        dim = 0 if module in rows else 1 if module in columns and name == "weight" else None
         found = parameter.shape
         return found if dim is None else (*found[:dim], -(-found[dim] // ranks), *found[dim + 1 :])
 

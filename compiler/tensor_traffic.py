@@ -90,9 +90,7 @@ class TensorTraffic:
         # `fully_shard` adds up in float32, and what is complete at once is not added up before.
         direct = layout.sizes["pipeline"] == 1 and not (sharding.accumulate and layout.microbatches > 1)
         self._summed_low = self._half and direct
-        self._styles: dict[str, list[str]] = {}
-        for name, style in plan.styles:
-            self._styles.setdefault(name, []).append(style)
+        self._styles = plan.by_module
         self._calls_of = calls_by_layer(model)
         shares = model.traced.shares if model.traced is not None else None
         self._summed = Counter(shares.summed if shares is not None else ())
