@@ -31,6 +31,13 @@ class Wide(Exception):
 def idle():
     threading.Event().wait()
 
+def forks(file):
+    child = os.fork()
+    if child == 0:
+        idle()
+    with open(file, "w") as told:
+        told.write(str(child))
+
 def stop(*ranks):
     if int(os.environ["RANK"]) in ranks:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -170,15 +177,19 @@ def test_what_the_users_code_leaves_behind_is_ended_and_said(
         assert not Path("/proc", number).exists()
 
 
-@pytest.mark.parametrize("left", ["threading.Thread(target=idle).start()", "os.fork() or idle()"])
+@pytest.mark.parametrize("left", ["threading.Thread(target=idle).start()", "forks(FILE)"])
 @pytest.mark.parametrize("trouble", ["raise ValueError('wrong')", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_what_is_left_behind_does_not_hold_up_a_failure(
     launcher: Launcher, tmp_path: Path, left: str, trouble: str
 ) -> None:
-    """A child that was forked holds the pipes and the connections of its rank."""
-    _, message, _ = end(launcher, tmp_path, f"self.rank and ({left})\n        if self.rank: {trouble}")
+    """A child that was forked holds the pipes and the connections of its rank; it is ended too."""
+    child = tmp_path / "child"
+    left = left.replace("FILE", repr(str(child)))
+    _, message, _ = end(launcher, tmp_path, f"self.rank and {left}\n        if self.rank: {trouble}")
     assert message.startswith("training failed on rank 1 at step 3"), message
     assert "ValueError: wrong" in message or "ended by SIGKILL" in message
+    assert not child.exists() or not Path("/proc", child.read_text()).exists()
+    assert child.exists() == ("forks" in left)
 
 
 def test_executors_that_are_left_idle_end_as_in_any_program(launcher: Launcher, tmp_path: Path) -> None:
