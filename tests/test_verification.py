@@ -221,6 +221,9 @@ if "FAULT" == "rate":
 elif "FAULT" == "no_decay":
     groups = optimizers._groups
     optimizers._groups = lambda step, model: groups(dataclasses.replace(step, no_decay=()), model)
+elif "FAULT" == "optimizer":
+    build = optimizers._build
+    optimizers._build = lambda kind, groups, arguments: build(kind, groups, arguments | {"eps": 1e-3})
 elif "FAULT" == "clip":
     clipped = stepper.clipped
     stepper.clipped = lambda parameters, counted, limit, *more: clipped(parameters, counted, None, *more)
@@ -234,6 +237,7 @@ sys.exit(main(["verify", "job.plt", "--steps=3", *sys.argv[1:]]))
     [
         ("rate", "step 3: the learning rate is 0.0099 in one process and 0.01 in the plain loop (`train.lr_schedule`)"),
         ("no_decay", "all of these are parameters that `train.no_decay` names"),
+        ("optimizer", "step 1: the gradient agrees, and its update does not: `"),
         ("clip", "step 1: the gradient agrees, and its update does not: `"),
     ],
 )
@@ -250,6 +254,7 @@ def test_what_both_trainings_share_is_held_against_plain_torch(tmp_path: Path, f
 OPTIMIZERS = {
     "rate": "adamw(lr = 1e-2, weight_decay = 0.1)",
     "no_decay": "adamw(lr = 1e-2, weight_decay = 0.1)",
+    "optimizer": "adamw(lr = 1e-2, weight_decay = 0.1)",
     "clip": "sgd(lr = 1e-2, momentum = 0.9)",  # what Adam does is the same for any size of a gradient
 }
 
