@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from commands import dslc
-from hostile import COMMANDS, NAMED, drawn, gpt, lay, many, written
+from hostile import COMMANDS, NAMED, Attack, attack, drawn, gpt, lay, many, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -140,6 +140,29 @@ def test_each_bound_is_a_diagnostic_with_a_place(code: str, text: str, tmp_path:
     assert found and done.returncode == 1, done.stdout[-500:]
     assert code == "E0035" or all(each["file"] and each["line"] for each in found)
     assert code in {bound.code for bound in ALL} and explain(code)
+
+
+CATALOGUE = attack(written('devices { catalogue = "c", kind = a }'), beside={"c": b"# a\n" * 300_000})
+NESTED = attack("param a = " + "(" * 120 + "1" + ")" * 120 + "\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "made"),
+    [
+        ("E0028", NESTED),
+        ("E0031", NAMED["a large import"]()),
+        ("E0031", NAMED["--set: many"]()),
+        ("E0031", NAMED["--set: everything"]()),
+        ("E0033", NAMED["many imports"]()),
+        ("W0712", NAMED["a header of many"]()),
+        ("E0421", CATALOGUE),
+    ],
+)
+def test_each_bound_on_files_and_settings_is_a_diagnostic(code: str, made: Attack, tmp_path: Path) -> None:
+    check, *_ = lay(made, tmp_path)
+    found = [each for each in json.loads(dslc(*check, "--json", cwd=tmp_path).stdout) if each["code"] == code]
+    assert found and (made.settings or all(each["file"] and each["line"] for each in found))
+    assert f"E{code[1:]}" in {bound.code for bound in ALL} and explain(code)
 
 
 def test_a_file_of_50_mb_is_not_read(tmp_path: Path) -> None:
