@@ -122,6 +122,7 @@ def test_what_is_large_and_meant_is_accepted(tmp_path: Path) -> None:
         ("E0035", NAMED["unknown fields"]().job.decode()),
         ("E0036", written("devices { nodes = 10**9 }")),
         ("E0037", written("devices { nodes = 1..100_000 }")),
+        ("E0037", written("devices { nodes = 1..100_000 }", network='python("net:make")')),
         ("E0037", NAMED["a sweep"]().job.decode()),
         ("E0037", NAMED["layers in a sweep"]().job.decode()),
         ("E0143", NAMED["a chain of params"]().job.decode()),
