@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -170,6 +171,15 @@ def test_a_file_of_50_mb_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "job.plt").write_bytes(b"# a line\n" * 6_000_000)
     (found,) = load(str(tmp_path / "job.plt")).report
     assert found.code == "E0031"
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "pipe"])
+def test_devices_and_pipes_are_refused(path: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "job.plt").write_text(f'import "{path}"\n' + written())
+    (found,) = load(str(tmp_path / "job.plt")).report
+    assert found.code == "E0101" and found.message.endswith("it is a device or a pipe, not a file")
+    assert str(found.span).endswith("job.plt:1:8")
 
 
 def test_a_byte_that_is_no_text_has_a_place_in_its_file(tmp_path: Path) -> None:
