@@ -19,6 +19,7 @@ from dslc.compiler.model import ModelGraph
 from dslc.compiler.weights_file import NAME as WEIGHTS
 from dslc.compiler.weights_file import Unreadable, entries
 from dslc.dsl.job import JobSpec
+from dslc.dsl.plain import plain
 from dslc.runtime.checkpoint_files import (
     MANIFEST,
     Manifest,
@@ -121,7 +122,7 @@ def _in(place: str) -> Taken | None:
         found, reasons = _looked_at(path)
         if found is not None:
             for each in passed_over:
-                print(f"passed over {each}", file=sys.stderr)
+                print(plain(f"passed over {each}"), file=sys.stderr)
             return found
         passed_over.append(f"{path}: {'; '.join(reasons)}")
     if passed_over:

@@ -28,6 +28,7 @@ import time
 from collections.abc import Iterator
 
 from dslc.compiler.program import JobProgram
+from dslc.dsl.plain import plain
 from dslc.runtime.checkpoint_files import checkpoints_in
 from dslc.runtime.records import naming
 
@@ -139,7 +140,8 @@ def _lock(descriptor: int, path: str, named: str) -> None:
     except OSError as error:
         if error.errno not in _WITHOUT_LOCKS:
             raise
-        print(f"dslc: {path} cannot be locked ({error.strerror}): start no second run here", file=sys.stderr)
+        said = f"dslc: {path} cannot be locked ({error.strerror}): start no second run here"
+        print(plain(said), file=sys.stderr)
     told = {"pid": os.getpid(), "host": socket.gethostname(), "began": time.strftime("%Y-%m-%d %H:%M:%S")}
     with naming(path):
         os.ftruncate(descriptor, 0)

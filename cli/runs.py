@@ -15,6 +15,7 @@ from dslc.compiler.compile import Compiled, compile_plan
 from dslc.compiler.program import JobProgram, RankPlace, to_json
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import Loaded
+from dslc.dsl.plain import plain
 from dslc.dsl.write import anchored, write
 from dslc.front import inspect
 from dslc.runtime.records import naming
@@ -89,7 +90,8 @@ def _start_drawing(folder: str) -> subprocess.Popen[bytes]:
 def _finish_drawing(drawing: subprocess.Popen[bytes], folder: str) -> None:
     """Waits for the picture; says where the reason is if there is none, and a folder for it."""
     if drawing.wait() != 0 and os.path.isdir(folder):
-        print(f"plan.svg could not be drawn: see {os.path.join(folder, 'logs', 'draw.log')}", file=sys.stderr)
+        log = os.path.join(folder, "logs", "draw.log")
+        print(plain(f"plan.svg could not be drawn: see {log}"), file=sys.stderr)
 
 
 def report_on(ready: Ready, folder: str, steps: int) -> dict[str, Any]:

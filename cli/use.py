@@ -18,6 +18,7 @@ from dslc.dsl.blocks import CheckpointSpec
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.job import JobSpec
 from dslc.dsl.load import Loaded
+from dslc.dsl.plain import plain_lines
 from dslc.front import show
 from dslc.main import JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 from dslc.runs import Ready, prepare
@@ -49,7 +50,7 @@ def ready(
     try:
         hold_against(taken, made.compiled.analysis)
     except Misfit as misfit:
-        print(f"dslc: {misfit}", file=sys.stderr)
+        print(plain_lines(f"dslc: {misfit}"), file=sys.stderr)
         raise Refused(JOB_AT_FAULT) from None
     program = replace(made.program, task=task, use=taken.path, **changed)
     return replace(made, program=program), taken
@@ -60,7 +61,7 @@ def taken_for(job: JobSpec, asked: str | None) -> Taken:
     try:
         return take(job, asked)
     except NoCheckpoint as reason:
-        print(f"dslc: {reason}", file=sys.stderr)
+        print(plain_lines(f"dslc: {reason}"), file=sys.stderr)
         raise Refused(WRONG_USAGE) from None
 
 
@@ -92,7 +93,8 @@ def launched(made: Ready, beside: str | None = None) -> Iterator[str]:
     with open(os.devnull, "w", encoding="utf-8") as screen:
         outcome = launch(made.program, made.places, folder, screen=screen)
     if outcome.failure is not None:  # the folder holds the logs
-        print(describe(outcome).replace("training failed", f"`{made.program.task}` failed"), file=sys.stderr)
+        said = describe(outcome).replace("training failed", f"`{made.program.task}` failed")
+        print(plain_lines(said.expandtabs()), file=sys.stderr)
         raise Refused(TRAINING_FAILED)
     if not outcome.done:
         shutil.rmtree(folder)

@@ -230,7 +230,7 @@ def compare_plain(job: JobProgram, one: Observation, plain: Observation, *, exac
     if not finding.broken:
         how = "both in float64: " if exact else ""
         finding.texts.insert(
-            0, f"{how}learning rates, losses and norms of {len(one.ranks[0])} steps are the plain loop's"
+            0, f"{how}learning rates, losses and norms of {plural(len(one.ranks[0]), 'step')} are the plain loop's"
         )
     return finding
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TextIO
 from dslc.compiler.program import JobProgram
 from dslc.runtime.failure import Outcome
 from dslc.runtime.records import NAME, NOTES, Follower, Record, TensorBoard
-from dslc.runtime.screen import drop
+from dslc.runtime.screen import drop, readable
 from dslc.runtime.stop import Board
 
 QUIET = 5.0  # seconds
@@ -51,7 +51,7 @@ class Watch:
         """Shows what is new. Called often; costs some microseconds where nothing is."""
         for line in self._notes.new():
             with self._screened():
-                self._say(line.rstrip())
+                self._say(readable(line.rstrip()))
         if self._records is None and self._board.records is not None:
             self._records = Follower(os.path.join(self._run_dir, NAME), self._board.records)
         for line in self._records.new() if self._records is not None else ():
@@ -150,7 +150,7 @@ class Watch:
     def _summary(self, outcome: Outcome) -> str:
         train, validation = self._last.get("train"), self._last.get("validation")
         folder = os.path.relpath(self._run_dir)
-        folder = folder if not folder.startswith("..") else self._run_dir
+        folder = readable(folder if not folder.startswith("..") else self._run_dir)
         if outcome.stopped_at == 0:
             return f"ended at once, without weights; the logs are in {folder}/logs"
         seconds = max((record["seconds"] for record in self._last.values()), default=0.0)

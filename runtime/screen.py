@@ -52,6 +52,11 @@ def _over(own: io.TextIOWrapper | None, descriptor: int, called: str) -> TextIO:
     )
 
 
+def readable(name: str) -> str:
+    """A name as it may be shown: what would steer the terminal is written as Python writes it."""
+    return name if name.isprintable() else repr(name)[1:-1]
+
+
 def drop(stream: TextIO) -> None:
     """Sends what a stream could not take, and all that follows, nowhere. Nothing where it is no file."""
     with contextlib.suppress(OSError, ValueError):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import dslc
+from commands import DSLC, dslc
 from hostile import COMMANDS, NAMED, Attack, attack, drawn, gpt, lay, many, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -167,10 +167,14 @@ def test_each_bound_on_files_and_settings_is_a_diagnostic(code: str, made: Attac
     assert f"E{code[1:]}" in {bound.code for bound in ALL} and explain(code)
 
 
-def test_a_file_of_50_mb_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "job.plt").write_bytes(b"# a line\n" * 6_000_000)
-    (found,) = load(str(tmp_path / "job.plt")).report
-    assert found.code == "E0031"
+def test_a_large_file_is_not_read(tmp_path: Path) -> None:
+    """Nor is there room for it."""
+    for size in (50 * 10**6, 4 * 2**30):
+        (tmp_path / "job.plt").touch()
+        os.truncate(tmp_path / "job.plt", size)
+        within = ["sh", "-c", 'ulimit -v 1500000; exec "$@"', "sh", str(DSLC), "check", "job.plt"]
+        done = subprocess.run(within, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and "error[E0031]" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "pipe"])
@@ -213,6 +217,42 @@ def test_the_name_of_a_file_does_not_steer_the_terminal(name: str, tmp_path: Pat
     assert [done.returncode for done in ran] == [0, 0, 0, 0, 1, 0], [done.stderr for done in ran]
     assert not any(odd & set(done.stdout + done.stderr) for done in ran)
     assert not odd & set((tmp_path / f"{name}.svg").read_text())
+
+
+def test_nor_does_it_where_a_job_is_trained_and_used(tmp_path: Path) -> None:
+    """Nor do names of folders and checkpoints, nor what an exception says."""
+    name = "a\x1b[31mb"
+    (tmp_path / f"{name}.plt").write_text(written(steps="2") + "checkpoint { every = 1 step }\n")
+    kept = ("--set", "data.validation=10%")
+    ran = [
+        dslc("run", f"{name}.plt", *kept, cwd=tmp_path),
+        dslc("evaluate", f"{name}.plt", *kept, cwd=tmp_path),
+        dslc("export", f"{name}.plt", *kept, "-o", f"{name}.safetensors", cwd=tmp_path),
+        dslc("new", f"{name}new", cwd=tmp_path),
+        dslc("run", f"{name}.plt", "--out", f"runs/{name}/..", cwd=tmp_path),
+        dslc("evaluate", f"{name}.plt", *kept, "--checkpoint", f"no{name}", cwd=tmp_path),
+    ]
+    assert [done.returncode for done in ran] == [0, 0, 0, 0, 2, 2], [done.stdout + done.stderr for done in ran]
+    assert not any("\x1b" in done.stdout + done.stderr for done in ran)
+    (tmp_path / "odd.py").write_text(ODD)
+    (tmp_path / f"{name}.plt").write_text(written(network='python("odd:Net")', steps="2"))
+    failed = dslc("run", f"{name}.plt", cwd=tmp_path)
+    assert failed.returncode == 3 and "wrong \\x1b[31m" in failed.stderr and "\x1b" not in failed.stderr
+
+
+# Fails in training alone.
+ODD = """
+import torch
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(64, 10)
+
+    def forward(self, x):
+        if x.device.type == "cpu" and type(x) is torch.Tensor:
+            raise ValueError("wrong \\x1b[31m")
+        return super().forward(x.flatten(1))
+"""
 
 
 def test_a_mistake_in_a_long_line_is_shown_with_what_stands_around_it(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import math
 import sys
 
 from dslc.dsl.load import load_each
+from dslc.dsl.plain import plain
 from dslc.main import GOOD, WRONG_USAGE
 from dslc.use import Refused, metrics, ready
 
@@ -31,7 +32,7 @@ def main(arguments: argparse.Namespace) -> int:
         step = taken.manifest.step if taken.manifest else None
         print(json.dumps({"checkpoint": taken.path, "step": step, "samples": samples, **finite}))
         return GOOD
-    print(f"{taken} over {samples:,} validation samples")
+    print(plain(f"{taken} over {samples:,} validation samples"))
     width = max(map(len, found))
     for name, value in found.items():
         print(f"  {name:<{width}}  {value:.6g}")

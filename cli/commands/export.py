@@ -10,6 +10,7 @@ from dslc.checkpoints import Misfit, hold_against
 from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load_each
+from dslc.dsl.plain import plain, plain_lines
 from dslc.front import inspect, show
 from dslc.main import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 from dslc.use import Refused, taken_for
@@ -21,7 +22,7 @@ def main(arguments: argparse.Namespace) -> int:
         return WRONG_USAGE
     folder = os.path.dirname(os.path.abspath(arguments.output))
     if not os.path.isdir(folder):
-        print(f"dslc: there is no folder {folder}", file=sys.stderr)
+        print(plain(f"dslc: there is no folder {folder}"), file=sys.stderr)
         return WRONG_USAGE
     _, combinations = load_each(arguments.job, arguments.settings)
     report = Report()
@@ -36,7 +37,7 @@ def main(arguments: argparse.Namespace) -> int:
     except Refused as refused:
         return refused.status
     except Misfit as misfit:
-        print(f"dslc: {misfit}", file=sys.stderr)
+        print(plain_lines(f"dslc: {misfit}"), file=sys.stderr)
         return JOB_AT_FAULT
     from dslc.runtime.checkpoint_state import CheckpointError
     from dslc.runtime.export import export
@@ -44,8 +45,8 @@ def main(arguments: argparse.Namespace) -> int:
     try:
         count = export(taken.path, dict(analysis.model.ties) if analysis.model else {}, arguments.output)
     except (CheckpointError, OSError) as error:
-        print(f"dslc: {error}", file=sys.stderr)
+        print(plain_lines(f"dslc: {error}"), file=sys.stderr)
         return TRAINING_FAILED
     size = os.path.getsize(arguments.output)
-    print(f"{arguments.output}: {plural(count, 'tensor')}, {plural(size, 'byte')}, of {taken}")
+    print(plain(f"{arguments.output}: {plural(count, 'tensor')}, {plural(size, 'byte')}, of {taken}"))
     return GOOD

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 
+from dslc.dsl.plain import plain
 from dslc.main import GOOD, WRONG_USAGE
 
 
@@ -13,14 +14,14 @@ def main(arguments: argparse.Namespace) -> int:
     name = arguments.name.removesuffix(".plt")
     path = f"{name}.plt"
     if os.path.exists(path):
-        print(f"dslc: {path} is there already", file=sys.stderr)
+        print(plain(f"dslc: {path} is there already"), file=sys.stderr)
         return WRONG_USAGE
     templates = os.path.join(os.path.dirname(os.path.dirname(__file__)), "templates")
     files = {f"{arguments.template}.plt": path}
     if arguments.template == "python":
         module = os.path.join(os.path.dirname(path), "net.py")
         if os.path.exists(module):
-            print(f"dslc: {module} is there already", file=sys.stderr)
+            print(plain(f"dslc: {module} is there already"), file=sys.stderr)
             return WRONG_USAGE
         files["net.py.txt"] = module
     for source, target in files.items():
@@ -28,6 +29,6 @@ def main(arguments: argparse.Namespace) -> int:
             text = file.read()
         with open(target, "w", encoding="utf-8") as file:
             file.write(text)
-        print(f"{target} written")
-    print(f"next: dslc check {path}, dslc run {path}")
+        print(plain(f"{target} written"))
+    print(plain(f"next: dslc check {path}, dslc run {path}"))
     return GOOD

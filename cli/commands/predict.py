@@ -7,6 +7,7 @@ import os
 import sys
 
 from dslc.dsl.load import load_each
+from dslc.dsl.plain import plain
 from dslc.main import GOOD, TRAINING_FAILED, WRONG_USAGE
 from dslc.use import Refused, launched, ready
 
@@ -18,7 +19,7 @@ def main(arguments: argparse.Namespace) -> int:
         return WRONG_USAGE
     folder = os.path.dirname(output)
     if not os.path.isdir(folder):
-        print(f"dslc: there is no folder {folder}", file=sys.stderr)
+        print(plain(f"dslc: there is no folder {folder}"), file=sys.stderr)
         return WRONG_USAGE
     _, combinations = load_each(arguments.job, arguments.settings)
     try:
@@ -33,9 +34,9 @@ def main(arguments: argparse.Namespace) -> int:
             try:
                 shape = join(parts, made.program.world_size, output)
             except (OSError, ValueError) as error:
-                print(f"dslc: {output} cannot be written: {error}", file=sys.stderr)
+                print(plain(f"dslc: {output} cannot be written: {error}"), file=sys.stderr)
                 return TRAINING_FAILED
     except Refused as refused:
         return refused.status
-    print(f"{arguments.output}: output {' x '.join(map(str, shape))} of {taken}")
+    print(plain(f"{arguments.output}: output {' x '.join(map(str, shape))} of {taken}"))
     return GOOD

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load_each
+from dslc.dsl.plain import plain, plain_lines
 from dslc.front import over, show
 from dslc.main import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 from dslc.run_folder import Occupied, claimed, make_folder, refuse_others, refuse_run
@@ -34,7 +35,7 @@ def main(arguments: argparse.Namespace) -> int:
         with claimed(folder, None):
             return _run_each(runs, places)
     except Occupied as reason:
-        print(f"dslc: {reason}", file=sys.stderr)
+        print(plain(f"dslc: {reason}"), file=sys.stderr)
         return WRONG_USAGE
 
 
@@ -45,7 +46,7 @@ def _run_each(runs: Sequence[Ready], places: Sequence[str]) -> int:
         refuse_run(place, ready.program)  # before the first of them trains
     status = GOOD
     for n, (ready, place) in enumerate(zip(runs, places, strict=True), 1):
-        print(f"run {n} of {len(runs)}: {os.path.relpath(place)}")
+        print(plain(f"run {n} of {len(runs)}: {os.path.relpath(place)}"))
         status = max(status, run_one(ready, place, [os.path.join(place, "job.plt")]))
         if status == INTERRUPTED:
             break
@@ -66,7 +67,7 @@ def _run_one(ready: Ready, folder: str, again: Sequence[str]) -> int:
 
     outcome = train(ready, folder, launch)
     if outcome.failure is not None:
-        print(describe(outcome), file=sys.stderr)
+        print(plain_lines(describe(outcome).expandtabs()), file=sys.stderr)
         _show_how_to_go_on(ready, folder, again)
         return TRAINING_FAILED
     if outcome.stopped_at != 0:  # 0: ended at once, with nothing written down
@@ -88,4 +89,4 @@ def _show_how_to_go_on(ready: Ready, folder: str, again: Sequence[str]) -> None:
         words = ["dslc", "run", os.path.relpath(job), "--out", os.path.relpath(folder)]
         for setting in (*kept, "checkpoint.resume=auto"):
             words += ["--set", setting]
-        print(f"to go on: {shlex.join(words)}", file=sys.stderr)
+        print(plain(f"to go on: {shlex.join(words)}"), file=sys.stderr)

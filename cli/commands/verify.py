@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dslc.compiler.program import CheckpointStep, JobProgram
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.load import Loaded, load_each
+from dslc.dsl.plain import plain_lines
 from dslc.front import gpus_here, show
 from dslc.main import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 from dslc.reference import CannotShrink, observed, one_process, shrunk
@@ -40,7 +41,7 @@ def main(arguments: argparse.Namespace) -> int:
     try:
         return _kept(arguments)
     except Occupied as reason:
-        print(f"dslc: {reason}", file=sys.stderr)
+        print(plain_lines(f"dslc: {reason}"), file=sys.stderr)
         return WRONG_USAGE
 
 
@@ -132,7 +133,9 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
     saved = steps // 2
     checkpoint = CheckpointStep(every=saved, keep=steps, asynchronous=plan.program.checkpoint.asynchronous)
     whole = _observed(plan.program, steps, checkpoint if saved and not by_nature else CheckpointStep())
-    print(f"{plan.program.file}: {_shown(plan)}, against one process, {steps} step{'s' if steps > 1 else ''}")
+    print(
+        plain_lines(f"{plan.program.file}: {_shown(plan)}, against one process, {steps} step{'s' if steps > 1 else ''}")
+    )
     under_plan = _train(plan, whole, os.path.join(folder, "plan"), "under the plan")
     alone = under_plan and _train(one, _observed(one.program, steps), os.path.join(folder, "one"), "in one process")
     if not under_plan or not alone:
@@ -238,7 +241,7 @@ def _train(ready: Ready, program: JobProgram, folder: str, what: str, *, quiet: 
     if outcome.failure is not None:
         if quiet:
             return None
-        print(f"{what}: {describe(outcome)}", file=sys.stderr)
+        print(plain_lines(f"{what}: {describe(outcome)}".expandtabs()), file=sys.stderr)
         return None
     if not outcome.done:
         raise KeyboardInterrupt
