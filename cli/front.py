@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 from dslc.compiler.analyse import Analysis, analyse, context_of
 from dslc.compiler.facts import Facts, MachineFacts, SourceFacts, TensorFact
 from dslc.compiler.layout import lay_out
-from dslc.compiler.model import Networks, build
+from dslc.compiler.looks import Looks
+from dslc.compiler.model import build
 from dslc.compiler.opaque import opaque
 from dslc.compiler.rules_training import configuration_file
 from dslc.compiler.sharding import low_copy, low_precision, units
 from dslc.compiler.sources import source_facts
-from dslc.dsl.bounds import LAYERS_LOOKED_AT, LOOKS, MISTAKES
+from dslc.dsl.bounds import LOOKS, MISTAKES, WORK
 from dslc.dsl.calls import Datasets, Parquet, PythonLoss, PythonSource
 from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Diagnostic, Full, Note, Report
@@ -56,18 +57,18 @@ def presented(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
 
 
 def inspect(
-    loaded: Loaded, report: Report, networks: Networks | None = None, *, trace: bool = False, run: bool = False
+    loaded: Loaded, report: Report, looks: Looks | None = None, *, trace: bool = False, run: bool = False
 ) -> Analysis | None:
     """Adds what `load` and the rules found to the report, and gives the analysis where there can be one.
 
-    An elastic job is analysed for each admissible count of nodes, the largest last. `networks` is handed from one
+    An elastic job is analysed for each admissible count of nodes, the largest last. `looks` is handed from one
     combination of a sweep to the next.
     """
     try:
         report.extend(loaded.report.found)
         if loaded.job is None:
             return None
-        return _inspect(loaded, loaded.job, report, networks or Networks(), trace=trace, run=run)
+        return _inspect(loaded, loaded.job, report, looks or Looks(), trace=trace, run=run)
     except Full:
         return None
 
@@ -77,25 +78,21 @@ def over(report: Report) -> bool:
     return any(d.code in (MISTAKES.code, LOOKS.code) for d in report.errors)
 
 
-def _inspect(
-    loaded: Loaded, job: JobSpec, report: Report, networks: Networks, *, trace: bool, run: bool
-) -> Analysis | None:
+def _inspect(loaded: Loaded, job: JobSpec, report: Report, looks: Looks, *, trace: bool, run: bool) -> Analysis | None:
     nodes = job.devices.nodes
     counts = range(nodes.first, nodes.last) if isinstance(nodes, Range) else range(0)
-    if not _can_look(job, loaded.looks * (len(counts) + 1), report):
+    if not _few(job, loaded.looks * (len(counts) + 1), report):
         return None
     facts = gather(job, report, trace=(trace or run) and not report.errors, run=run)
-    looks = loaded.looks * (len(counts) + 1)
-    for count in counts:
-        smaller = replace(job, devices=replace(job.devices, nodes=count))
-        found = analyse(smaller, facts, report, loaded.broken, networks=networks)
-        if _too_much(job, found, looks, report):
+    for changed in [*(replace(job, devices=replace(job.devices, nodes=count)) for count in counts), job]:
+        if looks.spent > WORK.most:
+            _tell_of_work(job, report)
             return None
-    found = analyse(job, facts, report, loaded.broken, networks=networks)
-    return None if _too_much(job, found, looks, report) else found
+        found = analyse(changed, facts, report, loaded.broken, looks=looks)
+    return found
 
 
-def _can_look(job: JobSpec, looks: int, report: Report) -> bool:
+def _few(job: JobSpec, looks: int, report: Report) -> bool:
     """Whether each count of nodes of an elastic job, in each combination of the sweep, can be looked at."""
     if looks <= LOOKS.most:
         return True
@@ -108,19 +105,14 @@ def _can_look(job: JobSpec, looks: int, report: Report) -> bool:
     return False
 
 
-def _too_much(job: JobSpec, found: Analysis | None, looks: int, report: Report) -> bool:
-    """Whether so many looks at a network of this size are too many; then that is reported."""
-    layers = len(found.model.layers) if found and found.model else 0
-    if looks == 1 or looks * layers <= LAYERS_LOOKED_AT.most:
-        return False
+def _tell_of_work(job: JobSpec, report: Report) -> None:
     report.add(
-        LAYERS_LOOKED_AT.code,
-        f"the network of {layers:,} layers would be looked at {looks:,} times: for each combination of the sweep and "
-        "each count of nodes",
+        WORK.code,
+        "the sweep, or the range of nodes, is too much for a job of this size: not all of its jobs were looked at",
         job.model.at("network"),
-        help=f"{LAYERS_LOOKED_AT.most:,} layers in all are the most: sweep less at once, or fewer counts of nodes",
+        label=f"{WORK.most:,} layers were, over those whose costs differ",
+        help="sweep less at once, or fewer counts of nodes",
     )
-    return True
 
 
 # ------------------------------------------------------------------------------------------------------------ facts

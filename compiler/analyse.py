@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from dslc.compiler import rules, rules_memory, rules_padding, rules_pipeline, rules_sharding
-from dslc.compiler.cost import RankCost, rank_cost
+from dslc.compiler.cost import RankCost, rank_costs
 from dslc.compiler.estimate import Estimate, estimate
 from dslc.compiler.facts import Facts, SourceFacts
 from dslc.compiler.layout import Layout, lay_out
-from dslc.compiler.model import ModelGraph, Networks, share_out_traced
+from dslc.compiler.looks import Looks
+from dslc.compiler.model import ModelGraph, share_out_traced
 from dslc.compiler.opaque import made_by_parts, opaque
 from dslc.compiler.schedule_cost import Timeline, timeline
 from dslc.compiler.schedules import ScheduleTable, table
@@ -24,7 +26,7 @@ from dslc.compiler.stages import cut
 from dslc.compiler.staging import Staging
 from dslc.compiler.tensor_plan import tensor_plan
 from dslc.compiler.workload import Workload, measure_out
-from dslc.dsl.bounds import LAYERS_TRIED
+from dslc.dsl.bounds import TRIED
 from dslc.dsl.calls import PythonSource
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.job import JobSpec
@@ -64,16 +66,16 @@ def analyse(
     broken: Collection[str] = (),
     *,
     limits: bool = True,
-    networks: Networks | None = None,
+    looks: Looks | None = None,
 ) -> Analysis | None:
     """Runs every rule; without `limits`, those on memory and promises are left out.
 
     None where too little is right for an analysis; mistakes are in the report either way.
 
     `broken` are the fields of which `resolve` could make nothing (`devices.gpus`): the job holds their defaults, and
-    what would follow from those is not said. `networks` is handed from one look at a job to the next.
+    what would follow from those is not said. `looks` is handed from one look at a job to the next.
     """
-    networks = networks or Networks()
+    looks = looks or Looks()
 
     def fine(*prefixes: str) -> bool:
         return not any(path.startswith(prefixes) for path in broken)
@@ -81,7 +83,7 @@ def analyse(
     source = facts.source or source_facts(job.data.source, context_of(job))
     layout = lay_out(job, report, facts.machine) if fine("devices", "parallelism") else None
     workload = measure_out(job, layout, source, report) if layout and fine("data", "train") else None
-    model = _model(job, layout, facts, source, networks, report) if fine("model", "data.source") else None
+    model = _model(job, layout, facts, source, looks, report) if fine("model", "data.source") else None
     if fine("model", "data", "train", "evaluate", "parallelism"):
         rules.check_job(job, layout, workload, source, model, report)
         rules_padding.check_padding(job, source, facts.model, report)
@@ -102,7 +104,7 @@ def analyse(
             stages=pipeline.stages,
             schedule=pipeline.schedule,
         )
-        costs = tuple(rank_cost(staging, p, plan) for p in range(layout.sizes["pipeline"]))
+        costs = looks.costs(staging, partial(rank_costs, staging, plan))
         estimated = estimate(staging, costs)
     analysis = Analysis(
         job=job,
@@ -116,7 +118,7 @@ def analyse(
         staging=staging,
     )
     if not broken and limits:
-        again = _Trials(replace(facts, source=source), networks, len(model.layers) if model else 1)
+        again = _Trials(replace(facts, source=source), looks, len(model.layers) if model else 1)
         rules_memory.check_memory(analysis, again, report)
         rules_memory.check_promises(analysis, again, report)
     rules.check_supported(job, report)
@@ -124,22 +126,27 @@ def analyse(
 
 
 class _Trials:
-    """Analyses of jobs that are tried as remedies, each made once: of a large network few are."""
+    """Analyses of jobs that are tried as remedies, each made once: of a large job few are, or none."""
 
-    def __init__(self, facts: Facts, networks: Networks, layers: int) -> None:
-        self._facts, self._networks = facts, networks
-        self._most = max(1, LAYERS_TRIED.most // max(1, layers))
+    def __init__(self, facts: Facts, looks: Looks, layers: int) -> None:
+        self._facts, self._looks, self._layers, self._left = facts, looks, layers, TRIED.most
         self._made: list[tuple[JobSpec, Analysis | None, Report]] = []
+        self.all = True  # false where some were not made
 
     def __call__(self, job: JobSpec, report: Report) -> Analysis | None:
         for tried, analysis, told in self._made:
             if tried == job:
                 report.extend(told.found)
                 return analysis
-        if len(self._made) == self._most:
+        layout = lay_out(job, Report())
+        if layout is not None:
+            staged = layout.sizes["pipeline"] > 1  # of which several cuts are tried in turn
+            self._left -= layout.work(self._layers) * (2 if staged else 1)
+        self.all = self.all and self._left >= 0
+        if self._left < 0:
             return None
         told = Report()
-        analysis = analyse(job, self._facts, told, limits=False, networks=self._networks)
+        analysis = analyse(job, self._facts, told, limits=False, looks=self._looks)
         self._made.append((job, analysis, told))
         report.extend(told.found)
         return analysis
@@ -153,7 +160,7 @@ def context_of(job: JobSpec) -> int | None:
 
 
 def _model(
-    job: JobSpec, layout: Layout | None, facts: Facts, source: SourceFacts, networks: Networks, report: Report
+    job: JobSpec, layout: Layout | None, facts: Facts, source: SourceFacts, looks: Looks, report: Report
 ) -> ModelGraph | None:
     network = job.model.network
     if isinstance(network, PythonNetwork | TransformersNetwork):
@@ -170,18 +177,20 @@ def _model(
         return replace(graph, reset=True) if graph and parts else graph
     if isinstance(job.data.source, PythonSource) and source.input is None:
         return None
-    graph = networks.build(job.model, source, context_of(job), report)
+    graph = looks.build(job.model, source, context_of(job), report)
     ranks, pieces = (layout.sizes["tensor"], layout.sizes["context"]) if layout else (1, 1)
     if graph is None or ranks * pieces == 1:
         return graph
     plan = tensor_plan(job, ranks, graph)
-    return graph if plan.uneven else networks.share_out(job.model, source, plan.styles, ranks, pieces)
+    return graph if plan.uneven else looks.share_out(job.model, source, plan.styles, ranks, pieces)
 
 
 def _pipeline(
     job: JobSpec, layout: Layout, workload: Workload | None, model: ModelGraph, report: Report
 ) -> Pipeline | None:
     ranks, microbatches, virtual = layout.sizes["pipeline"], layout.microbatches, layout.virtual_stages
+    if not rules_pipeline.check_size(job, layout, report):
+        return None
     if ranks == 1:
         whole = cut(job, layout, model, report)
         return Pipeline(stages=whole, schedule=None, timeline=None, bubble=0.0) if whole else None

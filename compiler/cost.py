@@ -20,8 +20,12 @@ class RankCost:
     flops: int  # of one step, on one rank, what is computed again included
 
 
-def rank_cost(staging: Staging, pipeline: int, plan: TensorPlan) -> RankCost:
-    """The account of the ranks at one pipeline coordinate; `plan` cuts the model over the tensor axis."""
+def rank_costs(staging: Staging, plan: TensorPlan) -> tuple[RankCost, ...]:
+    """The account of all ranks, by pipeline coordinate; `plan` cuts the model over the tensor axis."""
+    return tuple(_rank_cost(staging, p, plan) for p in range(staging.layout.sizes["pipeline"]))
+
+
+def _rank_cost(staging: Staging, pipeline: int, plan: TensorPlan) -> RankCost:
     job, model = staging.job, staging.model
     blocks = set(recomputed(job, model)) if job.memory.recompute != "selective" else set()
     layers = [model.of_a_rank[n] for stage in staging.stages_of(pipeline) for n in staging.stages[stage]]

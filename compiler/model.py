@@ -89,38 +89,6 @@ def build(model: ModelSpec, source: SourceFacts, context: int | None, report: Re
     )
 
 
-class Networks:
-    """Builds networks, and remembers the last: a job is looked at again with other counts of nodes, in each combination
-    of its sweep and with each remedy, and most of these have the same network."""
-
-    def __init__(self) -> None:
-        self._key: tuple[object, ...] = ()
-        self._built: ModelGraph | None = None
-        self._told = Report()
-        self._shared_key: tuple[object, ...] = ()
-        self._shared: ModelGraph | None = None
-
-    def build(self, model: ModelSpec, source: SourceFacts, context: int | None, report: Report) -> ModelGraph | None:
-        """As `build`."""
-        key = (model, source, context)
-        if key != self._key:
-            self._key, self._told, self._shared = key, Report(), None
-            self._built = build(model, source, context, self._told)
-        report.extend(self._told.found)
-        return self._built
-
-    def share_out(
-        self, model: ModelSpec, source: SourceFacts, styles: Sequence[tuple[str, str]], ranks: int, pieces: int
-    ) -> ModelGraph:
-        """As `share_out`, of what was built last."""
-        assert self._built is not None
-        key = (styles, ranks, pieces)
-        if self._shared is None or key != self._shared_key:
-            self._shared_key = key
-            self._shared = share_out(self._built, model, source, styles, ranks, pieces)
-        return self._shared
-
-
 def share_out(
     graph: ModelGraph,
     model: ModelSpec,

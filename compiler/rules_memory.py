@@ -12,8 +12,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import combinations
-from typing import TYPE_CHECKING
+from itertools import combinations, islice
+from typing import TYPE_CHECKING, Protocol
 
 from dslc.compiler.account import MemoryNode
 from dslc.compiler.estimate import missing_figures
@@ -21,6 +21,7 @@ from dslc.compiler.sharding import low_copy, low_precision
 from dslc.compiler.traffic import handed_in
 from dslc.compiler.units import byte_text, percent_text, time_text
 from dslc.dsl import calls as c
+from dslc.dsl.bounds import ACTIONS
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.job import JobSpec, Promise
 from dslc.dsl.registry import Call
@@ -29,13 +30,21 @@ if TYPE_CHECKING:
     from dslc.compiler.analyse import Analysis
 
 MOST_REMEDIES = 5
-Analyse = Callable[[JobSpec, Report], "Analysis | None"]
+
+
+class Again(Protocol):
+    """Analyses a job that differs a little; None where it cannot be, or where that is too much work: then not `all`
+    that was asked for was done."""
+
+    all: bool
+
+    def __call__(self, job: JobSpec, report: Report) -> Analysis | None: ...
 
 
 # ------------------------------------------------------------------------------------------------------- the limit
 
 
-def check_memory(analysis: Analysis, again: Analyse, report: Report) -> None:
+def check_memory(analysis: Analysis, again: Again, report: Report) -> None:
     """The peak against `memory.limit`, or the device's memory. `again` analyses a job that differs from this one."""
     job, layout = analysis.job, analysis.layout
     limit = job.memory.limit or layout.hardware.memory
@@ -104,7 +113,7 @@ class _Remedy:
         return (rank, time or 0.0, _flops(self.found), _traffic(self.found))
 
 
-def remedies(analysis: Analysis, enough: Callable[[int], bool], again: Analyse) -> str:
+def remedies(analysis: Analysis, enough: Callable[[int], bool], again: Again) -> str:
     """The changes after which the peak is `enough`, each with its price, best first."""
     known = _said_already(analysis, again)
     tried = [(change, _after(analysis, (change,), again, known)) for change in _changes(analysis)]
@@ -120,7 +129,7 @@ def remedies(analysis: Analysis, enough: Callable[[int], bool], again: Analyse) 
     if not fitting:
         together = _together(analysis, lighter, enough, again, known)
         if together is None or not enough(_peak(together.found)):
-            return _none(analysis, together)
+            return _none(together, again)
         fitting = [together]
     best = _first_of_each(sorted(fitting, key=_Remedy.key))[:MOST_REMEDIES]
     lines = [f"{_said(remedy.changes)}: {_price(analysis, remedy.found)}" for remedy in best]
@@ -130,7 +139,7 @@ def remedies(analysis: Analysis, enough: Callable[[int], bool], again: Analyse) 
 
 
 def _together(
-    analysis: Analysis, lighter: list[Change], enough: Callable[[int], bool], again: Analyse, known: set[str]
+    analysis: Analysis, lighter: list[Change], enough: Callable[[int], bool], again: Again, known: set[str]
 ) -> _Remedy | None:
     """Changes joined one by one until the peak is `enough` or none lowers it, those of the lower rank first."""
     joined = None
@@ -151,8 +160,10 @@ def _together(
     return joined
 
 
-def _none(analysis: Analysis, best: _Remedy | None) -> str:
+def _none(best: _Remedy | None, again: Again) -> str:
     said = "no change of `parallelism`, `memory`, `precision` or of how many devices makes it fit, alone or with others"
+    if not again.all:
+        said = "the job is too large for all changes to be tried, and none of those that were makes it fit"
     return f"{said}: with {_said(best.changes)} it is {byte_text(_peak(best.found))}" if best else said
 
 
@@ -164,7 +175,7 @@ def _first_of_each(remedies: list[_Remedy]) -> list[_Remedy]:
     return list(seen.values())
 
 
-def _after(analysis: Analysis, changes: tuple[Change, ...], again: Analyse, known: set[str]) -> Analysis | None:
+def _after(analysis: Analysis, changes: tuple[Change, ...], again: Again, known: set[str]) -> Analysis | None:
     """The job so changed; None where a rule says something of it that is not said of the job as it is."""
     job = analysis.job
     for change in changes:
@@ -176,7 +187,7 @@ def _after(analysis: Analysis, changes: tuple[Change, ...], again: Analyse, know
     return found
 
 
-def _said_already(analysis: Analysis, again: Analyse) -> set[str]:
+def _said_already(analysis: Analysis, again: Again) -> set[str]:
     report = Report()
     again(analysis.job, report)
     return {d.code for d in report.found}
@@ -192,7 +203,8 @@ def _changes(analysis: Analysis) -> Iterator[Change]:
         if parallelism.replicas > 1:
             yield Change(what="replicas", text="parallelism.replicas = 1", make=_set("parallelism", replicas=1))
     share, pieces = analysis.workload.share, layout.microbatches
-    for count in [m for m in range(pieces + 1, share + 1) if share % m == 0 and m % pieces == 0][:6]:
+    more = range(2, min(share // pieces, ACTIONS.most) + 1)
+    for count in islice((pieces * n for n in more if share % (pieces * n) == 0), 6):
         text = f"parallelism.microbatches = {count}"
         yield Change(what="microbatches", text=text, make=_set("parallelism", microbatches=count))
     for recompute in _more_recompute(job):
@@ -304,7 +316,7 @@ _TEXT = {
 }
 
 
-def check_promises(analysis: Analysis, again: Analyse, report: Report) -> None:
+def check_promises(analysis: Analysis, again: Again, report: Report) -> None:
     """Each line of `expect` against the plan."""
     values = promise_values(analysis)
     for promise in analysis.job.expect:
@@ -352,7 +364,7 @@ def _found(analysis: Analysis, promise: Promise, value: str) -> str:
     return f"found {value}"
 
 
-def _help(analysis: Analysis, promise: Promise, again: Analyse) -> str:
+def _help(analysis: Analysis, promise: Promise, again: Again) -> str:
     if promise.name == "peak_memory" and promise.operator in ("<", "<="):
         return remedies(analysis, lambda peak: _holds(promise, peak), again)
     return "`dslc plan` shows how it comes about"

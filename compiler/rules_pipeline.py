@@ -108,18 +108,22 @@ def check_schedule(job: JobSpec, layout: Layout, report: Report) -> bool:
             else (),
             help=f"`microbatches = {' or '.join(map(str, close))}`" if close else "another schedule",
         )
-    if unmet:
-        return False
-    stages = ranks * layout.virtual_stages
-    if 2 * layout.microbatches * stages > ACTIONS.most:
-        report.add(
-            "E0413",
-            f"a schedule of {plural(layout.microbatches, 'micro-batch')} over {stages} stages is too large to plan",
-            parallelism.at("microbatches"),
-            help=f"at most {plural(ACTIONS.most // 2 // stages, 'micro-batch')}",
-        )
-        return False
-    return True
+    return not unmet
+
+
+def check_size(job: JobSpec, layout: Layout, report: Report) -> bool:
+    """Whether a step has no more passes than can be planned."""
+    if layout.passes <= ACTIONS.most:
+        return True
+    stages = layout.sizes["pipeline"] * layout.virtual_stages
+    over = f"a schedule of {plural(layout.microbatches, 'micro-batch')} over {plural(stages, 'stage')}"
+    report.add(
+        "E0413",
+        f"{over if stages > 1 else f'a step of {layout.microbatches:,} micro-batches'} is too large to plan",
+        job.parallelism.at("microbatches"),
+        help=f"at most {plural(ACTIONS.most // 2 // stages, 'micro-batch')}",
+    )
+    return False
 
 
 def check_stages(

@@ -25,7 +25,7 @@ from dslc.compiler.schedules import ScheduleTable
 from dslc.compiler.sharding import low_copy, low_dtype, sharding_of, trained
 from dslc.compiler.staging import Staging
 from dslc.compiler.workload import Workload
-from dslc.dsl.bounds import LAYERS_TRIED
+from dslc.dsl.bounds import TRIED
 from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec
@@ -34,7 +34,7 @@ Cut = tuple[range, ...]
 Begins = Callable[[int], Sequence[range]]  # of a stage, by the layer after its last: the layers it may begin with
 Needs = Callable[[int, int, int], float]  # (stage, its first layer, the layer after its last)
 SHOWN = 12  # layers that a message names
-TRIES = 8  # cuts that are held against the account; of a large network fewer
+TRIES = 8  # cuts that are held against the account; of a large job fewer
 
 
 def cut(
@@ -140,7 +140,7 @@ def _balanced(
     needs = _needs(job, layout, model, workload, schedule)
     found: Cut | None = fastest
     beside: list[float] | None = None  # what the account has of each stage beside its needs
-    for _ in range(max(1, min(TRIES, LAYERS_TRIED.most // len(costs)))):
+    for _ in range(max(1, min(TRIES, TRIED.most // 4 // layout.work(len(costs))))):
         if found is None:
             break
         staging = Staging(job=job, layout=layout, workload=workload, model=model, stages=found, schedule=schedule)

@@ -20,6 +20,7 @@ gradients are ready is taken for the reverse of that in which its layers are cal
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby, pairwise
@@ -119,8 +120,13 @@ def traffic(place: Coordinate) -> Iterator[TrafficNode]:
     return (node for node in found if node.count)
 
 
-def _data(operation: str, what: str, sizes: Sequence[int], dtype: str = "float32") -> TrafficNode:
-    return TrafficNode(operation=operation, axis="data", what=what, dtype=dtype, count=len(sizes), bytes=sum(sizes))
+def _data(operation: str, what: str, sizes: Iterable[int], dtype: str = "float32", times: int = 1) -> TrafficNode:
+    """Operations of these sizes, each so many `times`; a Counter of sizes says it of each."""
+    of_each = sizes if isinstance(sizes, Counter) else Counter(sizes)
+    count, bytes = of_each.total(), sum(size * often for size, often in of_each.items())
+    return TrafficNode(
+        operation=operation, axis="data", what=what, dtype=dtype, count=times * count, bytes=times * bytes
+    )
 
 
 # ------------------------------------------------------------------------------------------------- the data axis
@@ -135,7 +141,7 @@ def _over_data(place: Coordinate) -> Iterator[TrafficNode]:
     else:
         yield from _ddp(place)
     if not place.model.unsynced_batch_norm:
-        yield _data("all_reduce", "batch statistics", _statistics(place) * layout.microbatches, "float64")
+        yield _data("all_reduce", "batch statistics", _statistics(place), "float64", layout.microbatches)
     if place.workload.counts == "kept" and layout.sizes["data"] > 1:
         yield _data("all_reduce", "count of what is kept", [8], "int64")
 
@@ -258,7 +264,7 @@ def _fsdp(place: Coordinate) -> Iterator[TrafficNode]:
     sharding, names, microbatches = place.sharding, place.whole.with_gradients, place.layout.microbatches
     shards = sharding.shards
     kept = 2 if low_copy(place.job) else 4
-    gathered: list[int] = []
+    gathered: Counter[int] = Counter()  # how often so many bytes are
     scattered: list[int] = []
     for stage, units_ in _units(place):
         sizes = [kept * sum(_padded(q, place) for q in unit.parameters) // shards for unit in units_]
@@ -267,15 +273,15 @@ def _fsdp(place: Coordinate) -> Iterator[TrafficNode]:
             gathered += _gathered_by_row(place, stage, sizes, [unit.name in again for unit in units_])
         else:
             often = microbatches if sharding.reshard else 1
-            gathered += often * [
-                size for unit, size in zip(units_, sizes, strict=True) for _ in range(1 + (unit.name in again))
-            ]
+            for unit, size in zip(units_, sizes, strict=True):
+                gathered[size] += often * (1 + (unit.name in again))
         trains = [4 * sum(_padded(q, place) for q in unit.parameters if q.name in names) for unit in units_]
         scattered += [size for size in trains if size]
     if shards > 1:
         dtype = low_dtype(place.job) if low_copy(place.job) else "float32"
-        yield _data("all_gather", "parameters", [size for size in gathered if size], dtype)
-        yield _data("reduce_scatter", "gradients", scattered * (1 if sharding.accumulate else microbatches))
+        del gathered[0]
+        yield _data("all_gather", "parameters", gathered, dtype)
+        yield _data("reduce_scatter", "gradients", scattered, times=1 if sharding.accumulate else microbatches)
     if sharding.replicas > 1:
         yield _data("all_reduce", "gradients", [size // shards for size in scattered])
 
@@ -293,24 +299,30 @@ def _units(place: Coordinate) -> Iterator[tuple[int, list[Unit]]]:
         yield stage, [*apart, Unit(name="", parameters=tuple(rest))]
 
 
-def _gathered_by_row(place: Coordinate, stage: int, sizes: list[int], again: list[bool]) -> list[int]:
-    """Bytes of each all-gather of a stage's units, as a schedule has them: all of them ahead of its first action, and
+def _gathered_by_row(place: Coordinate, stage: int, sizes: list[int], again: list[bool]) -> Counter[int]:
+    """Bytes of the all-gathers of a stage's units, as a schedule has them: all of them ahead of its first action, and
     one that its forward pass has let go before it runs again. A backward pass lets go of none."""
     assert place.schedule is not None
-    found: list[int] = []
-    there: set[int] = set()
-    root = len(sizes) - 1
+    everything, repeated = frozenset(range(len(sizes))), frozenset(n for n, is_so in enumerate(again) if is_so)
+    root = frozenset({len(sizes) - 1})
+    there = frozenset[int]()
+    times: Counter[frozenset[int]] = Counter()  # how often these are gathered
     for issue in (part for entry in row_of(place.schedule, place.pipeline) for part in entry.parts):
         if issue.stage != stage:
             continue
         if issue.kind in ("RESHARD", "REDUCE_GRAD"):
-            there.clear()
+            there = frozenset()
             continue
-        wanted = [n for n in range(len(sizes)) if issue.kind in ("UNSHARD", "F") or again[n]]
-        found += [sizes[n] for n in wanted if n not in there]
-        there.update(wanted)
+        wanted = everything if issue.kind in ("UNSHARD", "F") else repeated
+        if not wanted <= there:
+            times[wanted - there] += 1
+            there |= wanted
         if issue.kind == "F" and place.sharding.reshard:
-            there &= {root}
+            there &= root
+    found: Counter[int] = Counter()
+    for units_, often in times.items():
+        for n in units_:
+            found[sizes[n]] += often
     return found
 
 

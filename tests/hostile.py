@@ -169,10 +169,10 @@ def _values() -> Iterator[tuple[str, str]]:
     yield "residuals in residuals", written(network="[flatten()," + "residual([" * 45 + "linear(10)" + "])" * 45 + "]")
     yield "widths", written(network="mlp(widths = [" + many(20_000, "8") + "])")
     yield "widths within bounds", written(network="mlp(widths = [" + many(990, "{0}") + "])".replace("[0,", "[1,"))
-    yield "two thousand layers", gpt(1990)
-    yield "two thousand layers in little memory", gpt(1990, "memory { limit = 1MB }")
+    yield "a thousand layers", gpt(990)
+    yield "a thousand layers in little memory", gpt(990, "memory { limit = 1MB }")
     yield "many layers in little memory on many", gpt(1000, "devices { cpus = 8 }\nmemory { limit = 1MB }")
-    yield "layers in a sweep", gpt(1990, "sweep { data.batch = [" + many(200, "1{}") + "] }")
+    yield "layers in a sweep", gpt(990, "sweep { data.batch = [" + many(200, "1{}") + "] }")
     yield "a sweep", written("sweep { data.batch = [" + many(9_000, "1{}") + "] }")
     yield "a sweep within bounds", written("sweep { data.batch = [" + many(99, "1{}") + "] }")
     yield (

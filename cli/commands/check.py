@@ -8,7 +8,7 @@ import json
 import sys
 
 from dslc.compiler.analyse import Analysis
-from dslc.compiler.model import Networks
+from dslc.compiler.looks import Looks
 from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.load import load_each
@@ -41,10 +41,10 @@ def main(arguments: argparse.Namespace) -> int:
 def check_one(path: str, settings: list[str], *, trace: bool = False) -> tuple[Report, Analysis | None]:
     """All diagnostics of one job, every combination of its sweep included."""
     loaded, combinations = load_each(path, settings)
-    report, analysis, networks = Report(), None, Networks()
+    report, analysis, looks = Report(), None, Looks()
     report.extend(loaded.report.found)
     for chosen in combinations:
-        analysis = inspect(chosen, report, networks, trace=trace)
+        analysis = inspect(chosen, report, looks, trace=trace)
         if over(report):
             break
     return report, analysis
@@ -57,10 +57,10 @@ def check_with(path: str, settings: list[str], trace: bool, resume: str | None) 
     from dslc.resume import check_resume
 
     loaded, combinations = load_each(path, settings)
-    report, analysis, goes_on, networks = Report(), None, "", Networks()
+    report, analysis, goes_on, looks = Report(), None, "", Looks()
     report.extend(loaded.report.found)
     for chosen in combinations:
-        analysis = inspect(chosen, report, networks, trace=trace)
+        analysis = inspect(chosen, report, looks, trace=trace)
         if analysis is not None:
             goes_on = check_resume(analysis, resume, report)
         if over(report):

@@ -331,7 +331,7 @@ def found(network: Any, source: SourceFacts, loss: Call) -> list[Diagnostic]:
         (of(s.MLP), SourceFacts(input=fact(4), target=fact()), "E0218", ["no classes"]),
         ((of(s.Embedding, width=4), of(s.BatchNorm)), TEXT, "E0219", ["(16, 4)"]),
         (of(s.ConvNet, kernel=4), IMAGE, "E0220", ["4 is even"]),
-        ((of(s.Repeat, count=10**9, layers=(of(s.ReLU),)),), IMAGE, "E0221", ["2,000"]),
+        ((of(s.Repeat, count=10**9, layers=(of(s.ReLU),)),), IMAGE, "E0221", ["1,000"]),
         ((conv(), of(s.Linear, features=4), of(s.Flatten), of(s.Linear, features=10)), IMAGE, "W0201", ["(8, 6, 6)"]),
         ((of(s.Flatten), of(s.Linear, features=12)), IMAGE, "W0202", ["12 numbers", "10 classes"]),
         (
