@@ -59,7 +59,7 @@ class _Event(NamedTuple):
 
 class _Block:
     """Memory that was made in the step. `until`: when it goes, if another thread releases it: with the collective that
-    needed it, or when `fully_shard` comes to the end of a phase."""
+    needed it or was told it, or when `fully_shard` comes to the end of a phase."""
 
     __slots__ = ("around", "end", "kind", "phase", "size", "start", "until")
 
@@ -250,5 +250,20 @@ def _flatten(event: Any, around: str, until: int | None, phase: str, into: list[
         into.append(_Event(time, None, 0, around, None, mark))
     if name.startswith("c10d::"):
         until = event.start_time_ns + event.duration_time_ns
-    for child in event.children:
-        _flatten(child, f"{around} > {name}" if around else name, until, phase, into)
+    within = f"{around} > {name}" if around else name
+    for child, told in zip(event.children, _until_told(event), strict=True):
+        _flatten(child, within, until or told, phase, into)
+
+
+def _until_told(event: Any) -> list[int | None]:
+    """For each part of an event the end of the broadcast that it makes a tensor for: when DistributedDataParallel lays
+    out its buckets anew, it tells the other ranks in two, which a thread of gloo's may let go of."""
+    told: list[int | None] = [None] * len(event.children)
+    if event.name == "DistributedDataParallel.forward":
+        end = None
+        for at, child in reversed(list(enumerate(event.children))):
+            if child.name == "c10d::broadcast_":
+                end = child.start_time_ns + child.duration_time_ns
+            elif child.name == "aten::empty":
+                told[at] = end
+    return told

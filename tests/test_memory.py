@@ -88,3 +88,31 @@ def test_the_tracker_counts_every_byte() -> None:
     ((without, made),) = gang(1, _sees_what_is_made)
     assert without["parameters"] == without["gradients"] == 40_000
     assert made["activations"] - without["activations"] == pytest.approx(1_000_000, abs=1000)
+
+
+def _lets_go_in_another_thread(rank: int) -> dict[str, int]:
+    """Broadcasts a million bytes as DistributedDataParallel does its buckets, and then makes two million."""
+    import threading
+
+    import torch
+    import torch.distributed as dist
+    from torch.autograd.profiler import record_function
+
+    model = torch.nn.Linear(10, 10)
+    tracker = track_memory.Tracker(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.device("cpu"))
+    with tracker.step():
+        held = []
+        with record_function("DistributedDataParallel.forward"):
+            held.append(torch.empty(1_000_000, dtype=torch.uint8))
+            dist.broadcast(held[0], 0)
+        other = threading.Thread(target=held.clear)
+        other.start()
+        other.join()
+        made = torch.empty(2_000_000, dtype=torch.uint8)
+        del made
+    return tracker.peak
+
+
+def test_what_a_thread_of_gloos_lets_go_of_is_not_held_for_good() -> None:
+    for peak in gang(2, _lets_go_in_another_thread):
+        assert peak["activations"] == pytest.approx(2_000_000, abs=1000)
