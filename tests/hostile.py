@@ -172,7 +172,7 @@ def _values() -> Iterator[tuple[str, str]]:
     yield "a thousand layers", gpt(990)
     yield "a thousand layers in little memory", gpt(990, "memory { limit = 1MB }")
     yield "many layers in little memory on many", gpt(1000, "devices { cpus = 8 }\nmemory { limit = 1MB }")
-    yield "layers in a sweep", gpt(990, "sweep { data.batch = [" + many(200, "1{}") + "] }")
+    yield "layers in a sweep", gpt(990, "sweep { data.batch = [" + many(99, "1{}") + "] }")
     yield "a sweep", written("sweep { data.batch = [" + many(9_000, "1{}") + "] }")
     yield "a sweep within bounds", written("sweep { data.batch = [" + many(99, "1{}") + "] }")
     yield (
@@ -184,7 +184,7 @@ def _values() -> Iterator[tuple[str, str]]:
         "a sweep of all params",
         written(many(300, "param p{} = 1", "\n") + "\nsweep {" + many(300, "p{} = [1, 2]", "\n") + "}"),
     )
-    yield "a sweep of a long job", written(many(9_000, "param p{} = 1", "\n") + "\nsweep { p0 = [" + many(200) + "] }")
+    yield "a sweep of a long job", written(many(9_000, "param p{} = 1", "\n") + "\nsweep { p0 = [" + many(99) + "] }")
     yield "a pattern of stars", written(model='  freeze = ["' + "*a" * 90 + 'b"]\n')
     yield "patterns", gpt(300, model="  freeze = [" + many(5_000, '"{}*"') + "]\n")
     yield "patterns within bounds", gpt(300, model="  freeze = [" + many(190, '"{}*"') + "]\n")

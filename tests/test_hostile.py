@@ -126,6 +126,7 @@ def test_what_is_large_and_meant_is_accepted(tmp_path: Path) -> None:
         ("E0037", written("devices { nodes = 1..100_000 }", network='python("net:make")')),
         ("E0037", NAMED["a sweep"]().job.decode()),
         ("E0037", NAMED["layers in a sweep"]().job.decode()),
+        ("E0037", NAMED["a sweep of a long job"]().job.decode()),
         ("E0143", NAMED["a chain of params"]().job.decode()),
         ("E0221", gpt(10**18)),
         ("E0413", NAMED["1f1b of 100000"]().job.decode()),
@@ -205,8 +206,10 @@ def test_standard_input_may_be_a_job(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a\x1b[31mb.plt", "a\u202eb.plt", "a\x9b31mb.plt", "a\nb.plt"])
 def test_the_name_of_a_file_does_not_steer_the_terminal(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(written())
+    (tmp_path / f"bad{name}").write_text(written(batch="0"))
     ran = [
         dslc("check", name, cwd=tmp_path),
+        dslc("check", f"bad{name}", cwd=tmp_path),
         dslc("plan", name, cwd=tmp_path),
         dslc("plan", "--origins", name, cwd=tmp_path),
         dslc("fmt", name, cwd=tmp_path),
@@ -214,7 +217,7 @@ def test_the_name_of_a_file_does_not_steer_the_terminal(name: str, tmp_path: Pat
         dslc("render", name, "-o", f"{name}.svg", cwd=tmp_path),
     ]
     odd = {char for char in name if not char.isprintable()} - {"\n"}
-    assert [done.returncode for done in ran] == [0, 0, 0, 0, 1, 0], [done.stderr for done in ran]
+    assert [done.returncode for done in ran] == [0, 1, 0, 0, 0, 1, 0], [done.stderr for done in ran]
     assert not any(odd & set(done.stdout + done.stderr) for done in ran)
     assert not odd & set((tmp_path / f"{name}.svg").read_text())
 
