@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,7 +138,18 @@ def test_a_users_function_that_fails_is_named(tmp_path: Path) -> None:
     assert "net.py, line " in run.stderr
 
 
-def test_what_libraries_log_does_not_stand_before_the_message(tmp_path: Path) -> None:
+HAS_TORCH = """
+import sys, torch, dslc
+from dslc.dsl.diagnostics import JobError
+try:
+    dslc.compile("mine.plt", trace=True)
+except JobError as error:
+    sys.exit(str(error))
+"""
+
+
+@pytest.mark.parametrize("by", ["the command", "a program that has torch"])
+def test_what_libraries_log_does_not_stand_before_the_message(tmp_path: Path, by: str) -> None:
     """What the user's own code logs and prints does."""
     dslc("new", "mine", "--template", "python", cwd=tmp_path)
     net = tmp_path / "net.py"
@@ -148,8 +161,13 @@ warnings.warn_explicit("of torch", UserWarning, "somewhere.py", 1, module="torch
 logging.getLogger("mine").warning("of my own")
 """
     net.write_text(logs + net.read_text().replace("nn.Linear(2, width)", "nn.Linear(2, widht)"))
-    run = dslc("check", "mine.plt", "--trace", cwd=tmp_path)
-    assert run.returncode == 1
+    if by == "the command":
+        run = dslc("check", "mine.plt", "--trace", cwd=tmp_path)
+    else:
+        run = subprocess.run(
+            [sys.executable, "-c", HAS_TORCH], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+    assert run.returncode == 1, run.stderr
     before, found, _ = run.stderr.partition("error[E0802]")
     assert found and set(before.splitlines()) == {"of my own"}, run.stderr
 
