@@ -40,7 +40,7 @@ class Intrusion:
     def __init__(self, mark: Path) -> None:
         self._mark = mark
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return open, (str(self._mark), "w")
 
 
@@ -81,6 +81,22 @@ def test_whoever_connects_to_a_run_has_nothing_run_by_it(tmp_path: Path) -> None
         status, output = command.end()
         assert status == 0, output
         assert not mark.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="gives the machine another name")
+def test_ranks_listen_on_loopback_alone_whatever_the_machine_is_called(tmp_path: Path) -> None:
+    """Where its name leads to an address of the network, which gloo would listen on."""
+    shown = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=False).stdout.split()
+    if not shown:
+        pytest.skip("this machine has no address but loopback")
+    job = program(2, images(tmp_path, train=32), steps=10**6)
+    folder = write_program(job, places(2), tmp_path / "run")
+    launched = [sys.executable, "-m", "dslc.runtime.launch", str(folder)]
+    renamed = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', shown[0], *launched]
+    with Command(folder, renamed) as command:
+        command.wait_for("step       1/1000000")
+        heard = listening([int(line.split()[0]) for line in command.left()])
+        assert heard and {host for host, _ in heard} <= {"127.0.0.1", "::1"}
 
 
 def _attack_store(port: int, harm: str) -> None:
@@ -213,8 +229,11 @@ def _harmful(mark: Path) -> dict[str, Callable[[Any], Any]]:
         return metadata
 
     def beside_the_folder(metadata: Any) -> Any:
+        """Which is there, and could be read."""
         for stored in metadata.storage_data.values():
-            stored.relative_path = str(mark)
+            other = mark.parent / stored.relative_path
+            shutil.copy(mark.parent / "run" / "checkpoints" / "step-00000004" / stored.relative_path, other)
+            stored.relative_path = str(other)
         return metadata
 
     return {
@@ -285,4 +304,19 @@ def test_nothing_that_calls_is_unpickled(tmp_path: Path, protocol: int) -> None:
         loads(pickle.dumps([Intrusion(tmp_path / "mark")], protocol))
     with pytest.raises(pickle.UnpicklingError, match="could run code"):  # a dotted name reaches through what is allowed
         loads(b"\x80\x04\x8c\x08builtins\x8c\x11OSError.__class__\x93.")
+    assert not (tmp_path / "mark").exists()
+
+
+class Stored(Intrusion):
+    """The same within what a tensor's memory is sent as."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        content = io.BytesIO()
+        torch.save(Intrusion(self._mark), content)
+        return torch.storage._load_from_bytes, (content.getvalue(),)
+
+
+def test_nor_within_the_memory_of_a_tensor(tmp_path: Path) -> None:
+    with pytest.raises(pickle.UnpicklingError):
+        loads(pickle.dumps([Stored(tmp_path / "mark")]))
     assert not (tmp_path / "mark").exists()
