@@ -19,7 +19,7 @@ from dslc.compiler.opaque import opaque
 from dslc.compiler.rules_training import configuration_file
 from dslc.compiler.sharding import low_copy, low_precision, units
 from dslc.compiler.sources import source_facts
-from dslc.dsl.bounds import LOOKS, MISTAKES, WORK
+from dslc.dsl.bounds import LOOKS, MISTAKES
 from dslc.dsl.calls import Datasets, Parquet, PythonLoss, PythonSource
 from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Diagnostic, Full, Note, Report
@@ -84,12 +84,13 @@ def _inspect(loaded: Loaded, job: JobSpec, report: Report, looks: Looks, *, trac
     if not _few(job, loaded.looks * (len(counts) + 1), report):
         return None
     facts = gather(job, report, trace=(trace or run) and not report.errors, run=run)
-    for changed in [*(replace(job, devices=replace(job.devices, nodes=count)) for count in counts), job]:
-        if looks.spent > WORK.most:
-            _tell_of_work(job, report)
-            return None
-        found = analyse(changed, facts, report, loaded.broken, looks=looks)
-    return found
+    for count in counts:
+        if looks.enough:
+            tell_of_work(f"{count - counts.start} of {len(counts) + 1} counts of nodes were", job, report)
+            break
+        smaller = replace(job, devices=replace(job.devices, nodes=count))
+        analyse(smaller, facts, report, loaded.broken, looks=looks)
+    return analyse(job, facts, report, loaded.broken, looks=looks)
 
 
 def _few(job: JobSpec, looks: int, report: Report) -> bool:
@@ -105,13 +106,13 @@ def _few(job: JobSpec, looks: int, report: Report) -> bool:
     return False
 
 
-def _tell_of_work(job: JobSpec, report: Report) -> None:
+def tell_of_work(seen: str, job: JobSpec, report: Report) -> None:
+    """Says how much of a sweep or a range of nodes was looked at, where all of it would take too long."""
     report.add(
-        WORK.code,
-        "the sweep, or the range of nodes, is too much for a job of this size: not all of its jobs were looked at",
+        "W0614",
+        f"{seen} looked at: all of them would take long for a job of this size",
         job.model.at("network"),
-        label=f"{WORK.most:,} layers were, over those whose costs differ",
-        help="sweep less at once, or fewer counts of nodes",
+        help="`--set` chooses one to be looked at",
     )
 
 

@@ -26,7 +26,7 @@ from dslc.compiler.stages import cut
 from dslc.compiler.staging import Staging
 from dslc.compiler.tensor_plan import tensor_plan
 from dslc.compiler.workload import Workload, measure_out
-from dslc.dsl.bounds import TRIED
+from dslc.dsl.bounds import TRIED, WORK
 from dslc.dsl.calls import PythonSource
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.job import JobSpec
@@ -87,7 +87,7 @@ def analyse(
     if fine("model", "data", "train", "evaluate", "parallelism"):
         rules.check_job(job, layout, workload, source, model, report)
         rules_padding.check_padding(job, source, facts.model, report)
-    pipeline = _pipeline(job, layout, workload, model, report) if layout and model else None
+    pipeline = _pipeline(job, layout, workload, model, looks, report) if layout and model else None
     plan = tensor_plan(job, layout.sizes["tensor"], model) if layout and model else None
     uneven = (layout is not None and layout.sizes["data"] % job.parallelism.replicas) or (plan and plan.uneven)
     if layout is None or workload is None or uneven or (model is not None and pipeline is None):
@@ -129,7 +129,8 @@ class _Trials:
     """Analyses of jobs that are tried as remedies, each made once: of a large job few are, or none."""
 
     def __init__(self, facts: Facts, looks: Looks, layers: int) -> None:
-        self._facts, self._looks, self._layers, self._left = facts, looks, layers, TRIED.most
+        self._facts, self._looks, self._layers = facts, looks, layers
+        self._until = min(looks.spent + TRIED.most, WORK.most)
         self._made: list[tuple[JobSpec, Analysis | None, Report]] = []
         self.all = True  # false where some were not made
 
@@ -139,11 +140,8 @@ class _Trials:
                 report.extend(told.found)
                 return analysis
         layout = lay_out(job, Report())
-        if layout is not None:
-            staged = layout.sizes["pipeline"] > 1  # of which several cuts are tried in turn
-            self._left -= layout.work(self._layers) * (2 if staged else 1)
-        self.all = self.all and self._left >= 0
-        if self._left < 0:
+        if layout is not None and self._looks.spent + layout.work(self._layers) > self._until:
+            self.all = False
             return None
         told = Report()
         analysis = analyse(job, self._facts, told, limits=False, looks=self._looks)
@@ -186,11 +184,12 @@ def _model(
 
 
 def _pipeline(
-    job: JobSpec, layout: Layout, workload: Workload | None, model: ModelGraph, report: Report
+    job: JobSpec, layout: Layout, workload: Workload | None, model: ModelGraph, looks: Looks, report: Report
 ) -> Pipeline | None:
     ranks, microbatches, virtual = layout.sizes["pipeline"], layout.microbatches, layout.virtual_stages
-    if not rules_pipeline.check_size(job, layout, report):
+    if not rules_pipeline.check_size(job, layout, len(model.layers), report):
         return None
+    looks.spent += layout.work(len(model.layers)) // 4
     if ranks == 1:
         whole = cut(job, layout, model, report)
         return Pipeline(stages=whole, schedule=None, timeline=None, bubble=0.0) if whole else None
@@ -198,7 +197,7 @@ def _pipeline(
         return None
     fine = rules_pipeline.check_schedule(job, layout, report)
     schedule = table(job.parallelism.schedule, ranks, microbatches, virtual) if fine else None
-    stages = cut(job, layout, model, report, workload, schedule)
+    stages = cut(job, layout, model, report, workload, schedule, looks)
     if stages is None or schedule is None:
         return None
     rules_pipeline.check_stages(job, layout, model, stages, schedule, report)

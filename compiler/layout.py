@@ -51,9 +51,9 @@ class Layout:
 
     def work(self, layers: int) -> int:
         """How much work it is to say what a network of so many layers costs, counted in layers of about 0.2 ms: twice
-        as much where axes cut them, and 25 passes of a pipeline's schedule take as long as a layer."""
+        as much where axes cut them, and 8 passes of a pipeline's schedule take as long as a layer."""
         cut = self.sizes["tensor"] * self.sizes["context"] > 1
-        return layers * (2 if cut else 1) + (self.passes // 25 if self.sizes["pipeline"] > 1 else 0)
+        return layers * (2 if cut else 1) + (self.passes // 8 if self.sizes["pipeline"] > 1 else 0)
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """The rank's place on each axis."""

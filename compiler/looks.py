@@ -15,6 +15,7 @@ from dslc.compiler.facts import SourceFacts
 from dslc.compiler.model import ModelGraph, build, share_out
 from dslc.compiler.staging import Staging
 from dslc.dsl.blocks import ModelSpec
+from dslc.dsl.bounds import WORK
 from dslc.dsl.calls import Constant
 from dslc.dsl.diagnostics import Report
 
@@ -23,7 +24,7 @@ class Looks:
     """The last network and the last costs; `spent` is the work that all were."""
 
     def __init__(self) -> None:
-        self.spent = 0  # in the measure of `Layout.work`
+        self.spent = self._largest = 0  # in the measure of `Layout.work`
         self._key: tuple[object, ...] = ()
         self._built: ModelGraph | None = None
         self._told = Report()
@@ -31,6 +32,11 @@ class Looks:
         self._shared: ModelGraph | None = None
         self._staging: Staging | None = None
         self._costs: tuple[RankCost, ...] = ()
+
+    @property
+    def enough(self) -> bool:
+        """Whether no further job is looked at."""
+        return self.spent + self._largest > WORK.most
 
     def build(self, model: ModelSpec, source: SourceFacts, context: int | None, report: Report) -> ModelGraph | None:
         """As `build`."""
@@ -58,7 +64,8 @@ class Looks:
         last = self._staging
         if last is None or last.model is not staging.model or _costly(last) != _costly(staging):
             self._staging, self._costs = staging, find()
-            self.spent += staging.layout.work(len(staging.model.layers))
+            work = staging.layout.work(len(staging.model.layers))
+            self.spent, self._largest = self.spent + work, max(self._largest, work)
         return self._costs
 
 

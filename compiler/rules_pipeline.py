@@ -13,7 +13,7 @@ from dslc.compiler.sharding import offloaded, sharding_of, trained
 from dslc.compiler.stages import unsendable
 from dslc.compiler.staging import holders
 from dslc.compiler.workload import fitting_pieces
-from dslc.dsl.bounds import ACTIONS
+from dslc.dsl.bounds import ACTIONS, WORK
 from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec
@@ -111,17 +111,23 @@ def check_schedule(job: JobSpec, layout: Layout, report: Report) -> bool:
     return not unmet
 
 
-def check_size(job: JobSpec, layout: Layout, report: Report) -> bool:
-    """Whether a step has no more passes than can be planned."""
-    if layout.passes <= ACTIONS.most:
+def check_size(job: JobSpec, layout: Layout, layers: int, report: Report) -> bool:
+    """Whether a step has no more passes than can be planned, fewer where the network has very many layers."""
+    allowed = ACTIONS.most
+    if layout.sizes["pipeline"] > 1:
+        allowed = min(allowed, (WORK.most // 2 - layout.work(layers) + layout.passes // 8) * 8)
+    if layout.passes <= allowed:
         return True
     stages = layout.sizes["pipeline"] * layout.virtual_stages
-    over = f"a schedule of {plural(layout.microbatches, 'micro-batch')} over {plural(stages, 'stage')}"
+    step = f"a step of {plural(layout.microbatches, 'micro-batch')}"
+    if stages > 1:
+        step = f"a schedule of {plural(layout.microbatches, 'micro-batch')} over {plural(stages, 'stage')}"
+    fewer = allowed // 2 // stages
     report.add(
         "E0413",
-        f"{over if stages > 1 else f'a step of {layout.microbatches:,} micro-batches'} is too large to plan",
+        step + (f" of {layers:,} layers" if allowed < ACTIONS.most else "") + " is too large to plan",
         job.parallelism.at("microbatches"),
-        help=f"at most {plural(ACTIONS.most // 2 // stages, 'micro-batch')}",
+        help=f"at most {plural(fewer, 'micro-batch')}" if fewer >= layout.sizes["pipeline"] else "fewer stages",
     )
     return False
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dslc.compiler.account import account, kept_bytes, state_per_parameter
 from dslc.compiler.facts import TensorFact
@@ -30,6 +31,9 @@ from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec
 
+if TYPE_CHECKING:
+    from dslc.compiler.looks import Looks
+
 Cut = tuple[range, ...]
 Begins = Callable[[int], Sequence[range]]  # of a stage, by the layer after its last: the layers it may begin with
 Needs = Callable[[int, int, int], float]  # (stage, its first layer, the layer after its last)
@@ -44,10 +48,12 @@ def cut(
     report: Report,
     workload: Workload | None = None,
     schedule: ScheduleTable | None = None,
+    looks: Looks | None = None,
 ) -> Cut | None:
     """The layers of each stage, in order; None with the reason in the report.
 
-    What is not known of `workload` and `schedule` sets no bound to a stage's memory.
+    What is not known of `workload` and `schedule` sets no bound to a stage's memory. The work of the search is added to
+    that of all `looks`.
     """
     stages = layout.sizes["pipeline"] * layout.virtual_stages
     layers = len(model.layers)
@@ -65,9 +71,9 @@ def cut(
         return None
     if not isinstance(wanted, tuple):
         whole = (range(layers),)
-        return whole if stages == 1 else _balanced(job, layout, model, stages, workload, schedule)
+        return whole if stages == 1 else _balanced(job, layout, model, stages, workload, schedule, looks)
     if len(wanted) != stages or sum(wanted) != layers:
-        likely = _balanced(job, layout, model, stages, workload, schedule)
+        likely = _balanced(job, layout, model, stages, workload, schedule, looks)
         report.add(
             "E0411",
             f"`parallelism.stages` names {plural(len(wanted), 'stage')} with {plural(sum(wanted), 'layer')} in all, "
@@ -129,6 +135,7 @@ def _balanced(
     stages: int,
     workload: Workload | None,
     schedule: ScheduleTable | None,
+    looks: Looks | None,
 ) -> Cut:
     costs = [work(layer) for layer in model.layers]
     runs = _runs(job, model)
@@ -140,9 +147,12 @@ def _balanced(
     needs = _needs(job, layout, model, workload, schedule)
     found: Cut | None = fastest
     beside: list[float] | None = None  # what the account has of each stage beside its needs
-    for _ in range(max(1, min(TRIES, TRIED.most // 4 // layout.work(len(costs))))):
+    each = layout.work(len(costs))
+    for _ in range(max(1, min(TRIES, TRIED.most // 4 // each))):
         if found is None:
             break
+        if looks:
+            looks.spent += each // 4
         staging = Staging(job=job, layout=layout, workload=workload, model=model, stages=found, schedule=schedule)
         peaks = [account(staging, p).peak for p in range(schedule.ranks)]
         if max(peaks) <= limit:

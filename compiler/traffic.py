@@ -27,7 +27,7 @@ from itertools import groupby, pairwise
 from math import prod
 
 from dslc.compiler.facts import DTYPE_BYTES, TensorFact
-from dslc.compiler.lowering import row_of
+from dslc.compiler.lowering import Issue, row_of
 from dslc.compiler.nodes import LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.sharding import (
     BUCKET_BYTES,
@@ -266,11 +266,12 @@ def _fsdp(place: Coordinate) -> Iterator[TrafficNode]:
     kept = 2 if low_copy(place.job) else 4
     gathered: Counter[int] = Counter()  # how often so many bytes are
     scattered: list[int] = []
+    row = [part for entry in row_of(place.schedule, place.pipeline) for part in entry.parts] if place.schedule else []
     for stage, units_ in _units(place):
         sizes = [kept * sum(_padded(q, place) for q in unit.parameters) // shards for unit in units_]
         again = _gathered_again(place, stage, units_) if sharding.reshard else set()
         if place.schedule is not None:
-            gathered += _gathered_by_row(place, stage, sizes, [unit.name in again for unit in units_])
+            gathered += _gathered_by_row(place, row, stage, sizes, [unit.name in again for unit in units_])
         else:
             often = microbatches if sharding.reshard else 1
             for unit, size in zip(units_, sizes, strict=True):
@@ -299,15 +300,16 @@ def _units(place: Coordinate) -> Iterator[tuple[int, list[Unit]]]:
         yield stage, [*apart, Unit(name="", parameters=tuple(rest))]
 
 
-def _gathered_by_row(place: Coordinate, stage: int, sizes: list[int], again: list[bool]) -> Counter[int]:
-    """Bytes of the all-gathers of a stage's units, as a schedule has them: all of them ahead of its first action, and
-    one that its forward pass has let go before it runs again. A backward pass lets go of none."""
-    assert place.schedule is not None
+def _gathered_by_row(
+    place: Coordinate, row: Sequence[Issue], stage: int, sizes: list[int], again: list[bool]
+) -> Counter[int]:
+    """Bytes of the all-gathers of a stage's units, as the row of a schedule has them: all of them ahead of its first
+    action, and one that its forward pass has let go before it runs again. A backward pass lets go of none."""
     everything, repeated = frozenset(range(len(sizes))), frozenset(n for n, is_so in enumerate(again) if is_so)
     root = frozenset({len(sizes) - 1})
     there = frozenset[int]()
     times: Counter[frozenset[int]] = Counter()  # how often these are gathered
-    for issue in (part for entry in row_of(place.schedule, place.pipeline) for part in entry.parts):
+    for issue in row:
         if issue.stage != stage:
             continue
         if issue.kind in ("RESHARD", "REDUCE_GRAD"):

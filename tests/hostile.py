@@ -7,15 +7,17 @@ lay(attack, folder)     its files; the commands that are to stand it
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dslc.dsl import blocks  # noqa: F401  (fills the registry)
 
 ARGUMENT = 2**17 - 1  # bytes that Linux lets an argument of a command have
+SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zero_bubble", "zbv", "dualpipev")
 COMMANDS = ("check", "fmt", "plan", "render")
 FIELDS = {
     "network": "mlp()", "loss": "cross_entropy()", "source": "digits()", "batch": "64", "steps": "10",
@@ -25,12 +27,14 @@ FIELDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Attack:
-    """`beside` holds files by name; `pipes` names of pipes that no one writes to."""
+    """`beside` holds files by name; `pipes` names of pipes that no one writes to. What is `planned` is large and well
+    meant: `plan` and `render`, which prove and draw each pass of it, take longer over it."""
 
     job: bytes
     beside: dict[str, bytes] = field(default_factory=dict)
     pipes: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
+    planned: bool = False
 
 
 def written(after: str = "", before: str = "", *, model: str = "", train: str = "", **fields: str) -> str:
@@ -142,7 +146,7 @@ def _values() -> Iterator[tuple[str, str]]:
     for axis in ("data", "pipeline", "tensor", "context"):
         axes = f"devices {{ cpus = 10**6 }}\nparallelism {{ {axis} = 10**6 }}\n"
         yield f"a million on {axis}", gpt(2, axes, batch="10**6")
-    for schedule in ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zero_bubble", "zbv", "dualpipev"):
+    for schedule in SCHEDULES:
         for pieces in (10**5, 2**40):
             cut = f"pipeline = 2, schedule = {schedule}, microbatches = {pieces}"
             axes = f"devices {{ cpus = 2 }}\nparallelism {{ {cut} }}"
@@ -200,6 +204,40 @@ def _values() -> Iterator[tuple[str, str]]:
     yield "metrics", written("evaluate { metrics = [" + many(9_000, "loss") + "] }")
     yield "hosts", written("launch { with = ssh(hosts = [" + many(9_000, '"a{}"') + "]) }")
     yield "a shape of many dims", written(source="synthetic(shape = [" + many(9_000, "1") + "], classes = 10)")
+
+
+def planned(draw: random.Random) -> Attack:
+    """A large job on many ranks that is well meant, of any size up to the bounds and a little over."""
+    stages = 2 ** draw.randrange(8)
+    sizes = {axis: 2 ** draw.randrange(3) for axis in ("data", "tensor", "context") if draw.random() < 0.4}
+    ranks = stages * math.prod(sizes.values()) * draw.choice((1, 1, 1, 3))
+    axes = [f"{axis} = {size}" for axis, size in sizes.items()]
+    axes += [f"pipeline = {stages}", f"zero = {draw.randrange(4)}", f"microbatches = {stages * _amount(draw, 300)}"]
+    axes.append(f"schedule = {draw.choice(SCHEDULES)}")
+    memory = [f"recompute = {draw.choice(('none', 'full', 'every(2)'))}"]
+    memory += [f"limit = {draw.choice((1, 100, 300))}MB"] * (draw.random() < 0.5)
+    swept = draw.choice(("train.optimizer.lr = 0.", "data.batch = 1", "train.seed = ", "parallelism.microbatches = 1"))
+    name, _, start = swept.partition(" = ")
+    sweep = f"sweep {{ {name} = [{many(_amount(draw, 250), start + '{}')}] }}" * (draw.random() < 0.3)
+    nodes = draw.choice(("", "", "nodes = 1..64, "))
+    axes_of = f"devices {{ {nodes}cpus = {ranks} }}\nparallelism {{ {', '.join(axes)} }}\n"
+    text = gpt(_amount(draw, 1_000), f"{axes_of}memory {{ {', '.join(memory)} }}\n{sweep}", batch=str(2**15 * 27))
+    text = text.replace("synthetic(", "synthetic(samples = 10_000_000, ")
+    return Attack(job=text.encode(), planned=True)
+
+
+def _plans() -> Iterator[tuple[str, Attack]]:
+    for zero in range(4):
+        axes = f"devices {{ cpus = 2 }}\nparallelism {{ data = 2, zero = {zero}, microbatches = 2**30 }}"
+        text = gpt(100, axes, batch="2**31").replace("synthetic(", "synthetic(samples = 2**40, ")
+        yield f"micro-batches without end, zero {zero}", attack(text)
+    for schedule in SCHEDULES:
+        for cut in ("", "zero = 3, tensor = 2, data = 2, "):
+            for limit in ("", "memory { limit = 1MB }"):
+                axes = f"{cut}pipeline = 64, microbatches = 128, schedule = {schedule}"
+                ranks = f"devices {{ cpus = {256 if cut else 64} }}"
+                text = gpt(600, f"{ranks}\nparallelism {{ {axes} }}\n{limit}", batch="512")
+                yield f"{schedule} of 64 ranks {cut}{limit}", Attack(job=text.encode(), planned=True)
 
 
 def _files() -> Iterator[tuple[str, Attack]]:
@@ -283,7 +321,7 @@ def named() -> dict[str, Callable[[], Attack]]:
     made: dict[str, Callable[[], Attack]] = {}
     for name, text in [*_texts(), *_values()]:
         made[name] = lambda text=text: attack(text)  # type: ignore[misc]
-    for name, whole in [*_files(), *_settings()]:
+    for name, whole in [*_plans(), *_files(), *_settings()]:
         made[name] = lambda whole=whole: whole  # type: ignore[misc]
     return made
 
@@ -302,11 +340,11 @@ NUMBERS = [
 def drawn(seed: int) -> Attack:
     """One attack; the same for the same seed."""
     draw = random.Random(seed)
-    kind = draw.choice((_mutated, _mutated, _repeated, _fields, _fields, _fields, _joined, _bytes, _named))
+    kind = draw.choice((_mutated, _mutated, _repeated, _fields, _fields, _fields, _joined, _bytes, _named, planned))
     made = kind(draw)
     settings = tuple(_setting(draw) for _ in range(draw.choice((0, 0, 0, 1, 1, 3))))
     settings = tuple(text[:ARGUMENT] for text in (*made.settings, *settings))
-    return Attack(job=made.job, beside=made.beside, pipes=made.pipes, settings=settings)
+    return replace(made, settings=settings)
 
 
 def _good(draw: random.Random) -> str:
@@ -416,9 +454,7 @@ def lay(made: Attack, folder: Path) -> list[list[str]]:
         os.mkfifo(folder / name)
     (folder / "job.plt").write_bytes(made.job)
     settings = [part for setting in made.settings for part in ("--set", setting)]
-    return [
-        ["check", "job.plt", *settings],
-        ["fmt", "job.plt"],
-        ["plan", "job.plt", *settings],
-        ["render", "job.plt", "-o", "plan.dot", *settings],
-    ]
+    commands = [["check", "job.plt", *settings], ["fmt", "job.plt"]]
+    if not made.planned:
+        commands += [["plan", "job.plt", *settings], ["render", "job.plt", "-o", "plan.dot", *settings]]
+    return commands

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 
 from dslc.compiler.analyse import Analysis
 from dslc.compiler.looks import Looks
@@ -14,7 +15,7 @@ from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.load import load_each
 from dslc.dsl.plain import plain
 from dslc.dsl.show import to_json
-from dslc.front import inspect, over, show
+from dslc.front import inspect, over, show, tell_of_work
 from dslc.main import GOOD, JOB_AT_FAULT
 from dslc.unseen import unseen
 
@@ -38,13 +39,20 @@ def main(arguments: argparse.Namespace) -> int:
     return status
 
 
-def check_one(path: str, settings: list[str], *, trace: bool = False) -> tuple[Report, Analysis | None]:
-    """All diagnostics of one job, every combination of its sweep included."""
+def check_one(
+    path: str, settings: list[str], *, trace: bool = False, then: Callable[[Analysis, Report], None] | None = None
+) -> tuple[Report, Analysis | None]:
+    """All diagnostics of one job, every combination of its sweep included; `then` looks further at each."""
     loaded, combinations = load_each(path, settings)
     report, analysis, looks = Report(), None, Looks()
     report.extend(loaded.report.found)
-    for chosen in combinations:
+    for n, chosen in enumerate(combinations):
+        if looks.enough and chosen.job is not None:
+            tell_of_work(f"{n} of {len(combinations)} combinations of the sweep were", chosen.job, report)
+            break
         analysis = inspect(chosen, report, looks, trace=trace)
+        if analysis is not None and then is not None:
+            then(analysis, report)
         if over(report):
             break
     return report, analysis
@@ -56,17 +64,14 @@ def check_with(path: str, settings: list[str], trace: bool, resume: str | None) 
         return *check_one(path, settings, trace=trace), ""
     from dslc.resume import check_resume
 
-    loaded, combinations = load_each(path, settings)
-    report, analysis, goes_on, looks = Report(), None, "", Looks()
-    report.extend(loaded.report.found)
-    for chosen in combinations:
-        analysis = inspect(chosen, report, looks, trace=trace)
-        if analysis is not None:
-            goes_on = check_resume(analysis, resume, report)
-        if over(report):
-            break
+    goes_on = [""]
+
+    def then(analysis: Analysis, report: Report) -> None:
+        goes_on.append(check_resume(analysis, resume, report))
+
+    report, analysis = check_one(path, settings, trace=trace, then=then)
     report.found = [d for d in report.found if d.code != "W0811"]  # that the folder holds some is what is asked for
-    return report, analysis, goes_on
+    return report, analysis, goes_on[-1]
 
 
 def _summary(analysis: Analysis) -> str:
