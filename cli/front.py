@@ -533,7 +533,9 @@ def _attempt_here(work: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(error).strip().split("\n")[0]
+    from dslc.runtime.error_text import error_text, narrow
+
+    text = narrow(error_text(error).strip().split("\n")[0])
     kind = type(error).__name__
     plain = kind in ("TraceError", "TransformersError", "ImportError")
     return text if plain and text else f"{kind}: {text}" if text else kind

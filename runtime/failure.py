@@ -42,6 +42,7 @@ from torch import nn
 
 import dslc.compiler.program
 from dslc.compiler.program import JobProgram, ModuleStep
+from dslc.runtime.error_text import READ, error_text, narrow
 from dslc.runtime.records import NAME, NOTES
 from dslc.runtime.stop import Board
 
@@ -49,8 +50,6 @@ Kind = Literal["error", "ended", "timeout", "lost"]
 
 _FRAMES = 3  # of the traceback, in a message
 _LINES = 12  # of the text of an exception, in a message
-_WIDE = 400  # letters of a line, in a message
-_READ = 20_000  # letters of the text of an exception that are looked at, and of the end of a log
 _LAST = 3  # lines of a log, before a crash, in a message
 _CRASH = "Fatal Python error: "  # what Python's faulthandler begins with
 _LOST = re.compile(
@@ -209,7 +208,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _kind(error: BaseException) -> Kind:
-    text = _text(error)
+    text = error_text(error)
     if isinstance(error, SystemExit):
         return "error"
     if getattr(error, "told", True) is False:  # all ranks end alike, and another one tells (nonfinite.py)
@@ -227,19 +226,11 @@ def _within_torch(error: BaseException) -> bool:
     return bool(frames) and (_is_torch(frames[-1].filename) or _is_ours(frames[-1].filename))
 
 
-def _text(error: BaseException) -> str:
-    """The beginning of an exception's text; "" where it has none to give."""
-    try:
-        return str(error)[:_READ]
-    except Exception:  # a user's own, whose text fails
-        return ""
-
-
 def _message(error: BaseException) -> str:
     if isinstance(error, SystemExit):
-        return _narrow(f"the user's code left by sys.exit({_shown(error.code)})")
+        return narrow(f"the user's code left by sys.exit({_shown(error.code)})")
     if _explains_itself(error):
-        return _bounded(_text(error))
+        return _bounded(error_text(error))
     if isinstance(error, OSError) and error.errno in _STORAGE and error.filename is not None:
         return _bounded(f"{error.filename}: {error.strerror}")
     return _bounded("".join(traceback.format_exception_only(error)))
@@ -254,15 +245,10 @@ def _shown(value: object) -> str:
 
 def _bounded(text: str) -> str:
     """At most so many lines, and so many letters of each."""
-    lines = text[: _LINES * _READ].rstrip().splitlines()
+    lines = text[: _LINES * READ].rstrip().splitlines()
     over = text.count("\n") + 1 - _LINES
     more = [f"… ({over:,} line{'s' * (over > 1)} more)"] if len(lines) > _LINES else []
-    return "\n".join([_narrow(line) for line in lines[:_LINES]] + more)
-
-
-def _narrow(line: str) -> str:
-    over = len(line) - _WIDE
-    return line if over <= 0 else f"{line[:_WIDE]}… ({over:,} letter{'s' * (over > 1)} more)"
+    return "\n".join([narrow(line) for line in lines[:_LINES]] + more)
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -299,7 +285,7 @@ def _frames(error: BaseException) -> tuple[str, ...]:
         lines.append(f'File "{frame.filename}", line {frame.lineno}, in {frame.name}')
         if frame.line:
             lines.append(f"  {frame.line}")
-    return tuple(_narrow(line) for line in lines)
+    return tuple(narrow(line) for line in lines)
 
 
 def _place(error: BaseException, job: JobProgram, model: nn.Module | None) -> str:
@@ -440,7 +426,7 @@ def _last_words(path: str) -> tuple[str, ...]:
 def _end_of(path: str) -> str:
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.path.getsize(path) - _READ))
+            file.seek(max(0, os.path.getsize(path) - READ))
             return file.read().decode(errors="replace")
     except OSError:
         return ""

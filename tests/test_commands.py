@@ -266,6 +266,24 @@ def nothing():
 
 @pytest.mark.usefixtures("loaded")
 @pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 / 0", "`net:network` cannot be used as a model: Odd"),
+        ("return 'x' * 50_000_000", "(19,600 letters more)"),
+    ],
+)
+def test_an_exception_whose_text_fails_or_is_huge_is_told(
+    tmp_path: Path, text: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    odd = f"class Odd(Exception):\n    def __str__(self):\n        {text}\n\ndef network():\n    raise Odd\n"
+    (tmp_path / "net.py").write_text(odd)
+    (tmp_path / "job.plt").write_text(OWN_JOB)
+    (error,) = check_one("job.plt", [], trace=True)[0].errors
+    assert error.code == "E0802" and error.message.endswith(message)
+
+
+@pytest.mark.parametrize(
     ("function", "label", "help"),
     [
         (
