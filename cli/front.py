@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 from dslc.compiler.analyse import Analysis, analyse, context_of
 from dslc.compiler.facts import Facts, MachineFacts, SourceFacts, TensorFact
 from dslc.compiler.layout import lay_out
-from dslc.compiler.looks import Looks
 from dslc.compiler.model import build
 from dslc.compiler.opaque import opaque
+from dslc.compiler.reuse import Reuse
 from dslc.compiler.rules_training import configuration_file
 from dslc.compiler.sharding import low_copy, low_precision, units
 from dslc.compiler.sources import source_facts
@@ -57,18 +57,18 @@ def presented(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
 
 
 def inspect(
-    loaded: Loaded, report: Report, looks: Looks | None = None, *, trace: bool = False, run: bool = False
+    loaded: Loaded, report: Report, reuse: Reuse | None = None, *, trace: bool = False, run: bool = False
 ) -> Analysis | None:
     """Adds what `load` and the rules found to the report, and gives the analysis where there can be one.
 
-    An elastic job is analysed for each admissible count of nodes, the largest last. `looks` is handed from one
+    An elastic job is analysed for each admissible count of nodes, the largest last. `reuse` is handed from one
     combination of a sweep to the next.
     """
     try:
         report.extend(loaded.report.found)
         if loaded.job is None:
             return None
-        return _inspect(loaded, loaded.job, report, looks or Looks(), trace=trace, run=run)
+        return _inspect(loaded, loaded.job, report, reuse or Reuse(), trace=trace, run=run)
     except Full:
         return None
 
@@ -78,19 +78,19 @@ def over(report: Report) -> bool:
     return any(d.code in (MISTAKES.code, LOOKS.code) for d in report.errors)
 
 
-def _inspect(loaded: Loaded, job: JobSpec, report: Report, looks: Looks, *, trace: bool, run: bool) -> Analysis | None:
+def _inspect(loaded: Loaded, job: JobSpec, report: Report, reuse: Reuse, *, trace: bool, run: bool) -> Analysis | None:
     nodes = job.devices.nodes
     counts = range(nodes.first, nodes.last) if isinstance(nodes, Range) else range(0)
     if not _few(job, loaded.looks * (len(counts) + 1), report):
         return None
     facts = gather(job, report, trace=(trace or run) and not report.errors, run=run)
     for count in counts:
-        if looks.enough:
+        if reuse.enough:
             tell_of_work(f"{count - counts.start} of {len(counts) + 1} counts of nodes were", job, report)
             break
         smaller = replace(job, devices=replace(job.devices, nodes=count))
-        analyse(smaller, facts, report, loaded.broken, looks=looks)
-    return analyse(job, facts, report, loaded.broken, looks=looks)
+        analyse(smaller, facts, report, loaded.broken, reuse=reuse)
+    return analyse(job, facts, report, loaded.broken, reuse=reuse)
 
 
 def _few(job: JobSpec, looks: int, report: Report) -> bool:
@@ -225,7 +225,7 @@ def _traced_model(job: JobSpec, call: PythonNetwork, source: SourceFacts, report
 
 
 def _try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, model: ModelFacts | None, report: Report) -> None:
-    """Looks a user's loss up and, where it is known what it is given, and that is not large, calls it."""
+    """Reuse a user's loss up and, where it is known what it is given, and that is not large, calls it."""
     from dslc.compiler.emit import loss_step
 
     made = model or build(job.model, source, context_of(job), Report())

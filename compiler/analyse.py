@@ -16,9 +16,9 @@ from dslc.compiler.cost import RankCost, rank_costs
 from dslc.compiler.estimate import Estimate, estimate
 from dslc.compiler.facts import Facts, SourceFacts
 from dslc.compiler.layout import Layout, lay_out
-from dslc.compiler.looks import Looks
 from dslc.compiler.model import ModelGraph, share_out_traced
 from dslc.compiler.opaque import made_by_parts, opaque
+from dslc.compiler.reuse import Reuse
 from dslc.compiler.schedule_cost import Timeline, timeline
 from dslc.compiler.schedules import ScheduleTable, table
 from dslc.compiler.sources import source_facts
@@ -66,16 +66,16 @@ def analyse(
     broken: Collection[str] = (),
     *,
     limits: bool = True,
-    looks: Looks | None = None,
+    reuse: Reuse | None = None,
 ) -> Analysis | None:
     """Runs every rule; without `limits`, those on memory and promises are left out.
 
     None where too little is right for an analysis; mistakes are in the report either way.
 
     `broken` are the fields of which `resolve` could make nothing (`devices.gpus`): the job holds their defaults, and
-    what would follow from those is not said. `looks` is handed from one look at a job to the next.
+    what would follow from those is not said. `reuse` is handed from one look at a job to the next.
     """
-    looks = looks or Looks()
+    reuse = reuse or Reuse()
 
     def fine(*prefixes: str) -> bool:
         return not any(path.startswith(prefixes) for path in broken)
@@ -83,11 +83,11 @@ def analyse(
     source = facts.source or source_facts(job.data.source, context_of(job))
     layout = lay_out(job, report, facts.machine) if fine("devices", "parallelism") else None
     workload = measure_out(job, layout, source, report) if layout and fine("data", "train") else None
-    model = _model(job, layout, facts, source, looks, report) if fine("model", "data.source") else None
+    model = _model(job, layout, facts, source, reuse, report) if fine("model", "data.source") else None
     if fine("model", "data", "train", "evaluate", "parallelism"):
         rules.check_job(job, layout, workload, source, model, report)
         rules_padding.check_padding(job, source, facts.model, report)
-    pipeline = _pipeline(job, layout, workload, model, looks, report) if layout and model else None
+    pipeline = _pipeline(job, layout, workload, model, reuse, report) if layout and model else None
     plan = tensor_plan(job, layout.sizes["tensor"], model) if layout and model else None
     uneven = (layout is not None and layout.sizes["data"] % job.parallelism.replicas) or (plan and plan.uneven)
     if layout is None or workload is None or uneven or (model is not None and pipeline is None):
@@ -104,7 +104,7 @@ def analyse(
             stages=pipeline.stages,
             schedule=pipeline.schedule,
         )
-        costs = looks.costs(staging, partial(rank_costs, staging, plan))
+        costs = reuse.costs(staging, partial(rank_costs, staging, plan))
         estimated = estimate(staging, costs)
     analysis = Analysis(
         job=job,
@@ -118,7 +118,7 @@ def analyse(
         staging=staging,
     )
     if not broken and limits:
-        again = _Trials(replace(facts, source=source), looks, len(model.layers) if model else 1)
+        again = _Trials(replace(facts, source=source), reuse, len(model.layers) if model else 1)
         rules_memory.check_memory(analysis, again, report)
         rules_memory.check_promises(analysis, again, report)
     rules.check_supported(job, report)
@@ -128,9 +128,9 @@ def analyse(
 class _Trials:
     """Analyses of jobs that are tried as remedies, each made once: of a large job few are, or none."""
 
-    def __init__(self, facts: Facts, looks: Looks, layers: int) -> None:
-        self._facts, self._looks, self._layers = facts, looks, layers
-        self._until = min(looks.spent + TRIED.most, WORK.most)
+    def __init__(self, facts: Facts, reuse: Reuse, layers: int) -> None:
+        self._facts, self._reuse, self._layers = facts, reuse, layers
+        self._until = min(reuse.spent + TRIED.most, WORK.most)
         self._made: list[tuple[JobSpec, Analysis | None, Report]] = []
         self.all = True  # false where some were not made
 
@@ -140,11 +140,11 @@ class _Trials:
                 report.extend(told.found)
                 return analysis
         layout = lay_out(job, Report())
-        if layout is not None and self._looks.spent + layout.work(self._layers) > self._until:
+        if layout is not None and self._reuse.spent + layout.work(self._layers) > self._until:
             self.all = False
             return None
         told = Report()
-        analysis = analyse(job, self._facts, told, limits=False, looks=self._looks)
+        analysis = analyse(job, self._facts, told, limits=False, reuse=self._reuse)
         self._made.append((job, analysis, told))
         report.extend(told.found)
         return analysis
@@ -158,7 +158,7 @@ def context_of(job: JobSpec) -> int | None:
 
 
 def _model(
-    job: JobSpec, layout: Layout | None, facts: Facts, source: SourceFacts, looks: Looks, report: Report
+    job: JobSpec, layout: Layout | None, facts: Facts, source: SourceFacts, reuse: Reuse, report: Report
 ) -> ModelGraph | None:
     network = job.model.network
     if isinstance(network, PythonNetwork | TransformersNetwork):
@@ -175,21 +175,21 @@ def _model(
         return replace(graph, reset=True) if graph and parts else graph
     if isinstance(job.data.source, PythonSource) and source.input is None:
         return None
-    graph = looks.build(job.model, source, context_of(job), report)
+    graph = reuse.build(job.model, source, context_of(job), report)
     ranks, pieces = (layout.sizes["tensor"], layout.sizes["context"]) if layout else (1, 1)
     if graph is None or ranks * pieces == 1:
         return graph
     plan = tensor_plan(job, ranks, graph)
-    return graph if plan.uneven else looks.share_out(job.model, source, plan.styles, ranks, pieces)
+    return graph if plan.uneven else reuse.share_out(job.model, source, plan.styles, ranks, pieces)
 
 
 def _pipeline(
-    job: JobSpec, layout: Layout, workload: Workload | None, model: ModelGraph, looks: Looks, report: Report
+    job: JobSpec, layout: Layout, workload: Workload | None, model: ModelGraph, reuse: Reuse, report: Report
 ) -> Pipeline | None:
     ranks, microbatches, virtual = layout.sizes["pipeline"], layout.microbatches, layout.virtual_stages
     if not rules_pipeline.check_size(job, layout, len(model.layers), report):
         return None
-    looks.spent += layout.work(len(model.layers)) // 4
+    reuse.spent += layout.work(len(model.layers)) // 4
     if ranks == 1:
         whole = cut(job, layout, model, report)
         return Pipeline(stages=whole, schedule=None, timeline=None, bubble=0.0) if whole else None
@@ -197,7 +197,7 @@ def _pipeline(
         return None
     fine = rules_pipeline.check_schedule(job, layout, report)
     schedule = table(job.parallelism.schedule, ranks, microbatches, virtual) if fine else None
-    stages = cut(job, layout, model, report, workload, schedule, looks)
+    stages = cut(job, layout, model, report, workload, schedule, reuse)
     if stages is None or schedule is None:
         return None
     rules_pipeline.check_stages(job, layout, model, stages, schedule, report)

@@ -32,7 +32,7 @@ from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec
 
 if TYPE_CHECKING:
-    from dslc.compiler.looks import Looks
+    from dslc.compiler.reuse import Reuse
 
 Cut = tuple[range, ...]
 Begins = Callable[[int], Sequence[range]]  # of a stage, by the layer after its last: the layers it may begin with
@@ -48,12 +48,12 @@ def cut(
     report: Report,
     workload: Workload | None = None,
     schedule: ScheduleTable | None = None,
-    looks: Looks | None = None,
+    reuse: Reuse | None = None,
 ) -> Cut | None:
     """The layers of each stage, in order; None with the reason in the report.
 
     What is not known of `workload` and `schedule` sets no bound to a stage's memory. The work of the search is added to
-    that of all `looks`.
+    that of all looks at the job.
     """
     stages = layout.sizes["pipeline"] * layout.virtual_stages
     layers = len(model.layers)
@@ -71,9 +71,9 @@ def cut(
         return None
     if not isinstance(wanted, tuple):
         whole = (range(layers),)
-        return whole if stages == 1 else _balanced(job, layout, model, stages, workload, schedule, looks)
+        return whole if stages == 1 else _balanced(job, layout, model, stages, workload, schedule, reuse)
     if len(wanted) != stages or sum(wanted) != layers:
-        likely = _balanced(job, layout, model, stages, workload, schedule, looks)
+        likely = _balanced(job, layout, model, stages, workload, schedule, reuse)
         report.add(
             "E0411",
             f"`parallelism.stages` names {plural(len(wanted), 'stage')} with {plural(sum(wanted), 'layer')} in all, "
@@ -135,7 +135,7 @@ def _balanced(
     stages: int,
     workload: Workload | None,
     schedule: ScheduleTable | None,
-    looks: Looks | None,
+    reuse: Reuse | None,
 ) -> Cut:
     costs = [work(layer) for layer in model.layers]
     runs = _runs(job, model)
@@ -151,8 +151,8 @@ def _balanced(
     for _ in range(max(1, min(TRIES, TRIED.most // 4 // each))):
         if found is None:
             break
-        if looks:
-            looks.spent += each // 4
+        if reuse:
+            reuse.spent += each // 4
         staging = Staging(job=job, layout=layout, workload=workload, model=model, stages=found, schedule=schedule)
         peaks = [account(staging, p).peak for p in range(schedule.ranks)]
         if max(peaks) <= limit:

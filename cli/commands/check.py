@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 
 from dslc.compiler.analyse import Analysis
-from dslc.compiler.looks import Looks
+from dslc.compiler.reuse import Reuse
 from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.load import load_each
@@ -44,13 +44,13 @@ def check_one(
 ) -> tuple[Report, Analysis | None]:
     """All diagnostics of one job, every combination of its sweep included; `then` looks further at each."""
     loaded, combinations = load_each(path, settings)
-    report, analysis, looks = Report(), None, Looks()
+    report, analysis, reuse = Report(), None, Reuse()
     report.extend(loaded.report.found)
     for n, chosen in enumerate(combinations):
-        if looks.enough and chosen.job is not None:
+        if reuse.enough and chosen.job is not None:
             tell_of_work(f"{n} of {len(combinations)} combinations of the sweep were", chosen.job, report)
             break
-        analysis = inspect(chosen, report, looks, trace=trace)
+        analysis = inspect(chosen, report, reuse, trace=trace)
         if analysis is not None and then is not None:
             then(analysis, report)
         if over(report):

@@ -20,8 +20,8 @@ from dslc.dsl.calls import Constant
 from dslc.dsl.diagnostics import Report
 
 
-class Looks:
-    """The last network and the last costs; `spent` is the work that all were."""
+class Reuse:
+    """The last network and the last costs; `spent` is the work that all looks were."""
 
     def __init__(self) -> None:
         self.spent = self._largest = 0  # in the measure of `Layout.work`
