@@ -84,6 +84,9 @@ def analyse(
     layout = lay_out(job, report, facts.machine) if fine("devices", "parallelism") else None
     workload = measure_out(job, layout, source, report) if layout and fine("data", "train") else None
     model = _model(job, layout, facts, source, reuse, report) if fine("model", "data.source") else None
+    if layout and model:  # the rules, and the search for stages
+        stages = layout.sizes["pipeline"] * layout.virtual_stages
+        reuse.spent += layout.work(len(model.layers)) // 4 + len(model.layers) * stages // 80
     if fine("model", "data", "train", "evaluate", "parallelism"):
         rules.check_job(job, layout, workload, source, model, report)
         rules_padding.check_padding(job, source, facts.model, report)
@@ -189,14 +192,14 @@ def _pipeline(
     ranks, microbatches, virtual = layout.sizes["pipeline"], layout.microbatches, layout.virtual_stages
     if not rules_pipeline.check_size(job, layout, len(model.layers), report):
         return None
-    reuse.spent += layout.work(len(model.layers)) // 4
     if ranks == 1:
         whole = cut(job, layout, model, report)
         return Pipeline(stages=whole, schedule=None, timeline=None, bubble=0.0) if whole else None
     if not rules_pipeline.check_traced(job, model, report):
         return None
     fine = rules_pipeline.check_schedule(job, layout, report)
-    schedule = table(job.parallelism.schedule, ranks, microbatches, virtual) if fine else None
+    filled = ranks * virtual <= len(model.layers)
+    schedule = table(job.parallelism.schedule, ranks, microbatches, virtual) if fine and filled else None
     stages = cut(job, layout, model, report, workload, schedule, reuse)
     if stages is None or schedule is None:
         return None

@@ -195,8 +195,9 @@ class _Agent(LocalElasticAgent):
     def _has_failed(self) -> bool:
         """Whether a rank has ended, or said that it does, before it was done."""
         statuses = self._statuses()
+        # Each asks the board once: between two questions a rank may say that it is done.
         return any(
-            not self._board.done(rank) and (statuses[rank] is not None or self._board.said(rank))
+            self._board.failing(rank) or (statuses[rank] is not None and not self._board.done(rank))
             for rank in self._ranks()
         )
 

@@ -105,6 +105,10 @@ class Board:
         """Whether a rank has done all it had to do."""
         return self._numbers[_HEAD + _EACH * rank + _SAID] < 0
 
+    def failing(self, rank: int) -> bool:
+        """Whether a rank has said that it ends before it has done all it had to do."""
+        return self._numbers[_HEAD + _EACH * rank + _SAID] > 0
+
     @property
     def all_done(self) -> bool:
         return all(self.done(rank) for rank in range(self._ranks))
