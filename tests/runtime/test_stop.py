@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from made_programs import images, places, program, python
 from safetensors.numpy import load_file
 
 from dslc.compiler import program as p
+from dslc.runtime.launch import _Agent
 from dslc.runtime.records import read_metrics
 from dslc.runtime.stop import SECOND, Board
 
@@ -111,6 +113,7 @@ SCRIPT = """
 import sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
+from types import SimpleNamespace
 from made_programs import images, places, program, python
 from dslc.compiler import program as p
 from dslc.runtime.launch import run_in_subprocess
@@ -195,3 +198,22 @@ def test_who_is_done_is_never_seen_with_words_and_not_done() -> None:
     assert seen == [("three steps", True)]
     board.say(0, "an error")
     assert (board.said(0), board.done(0), board.all_done) == ("an error", False, False)
+
+
+def test_a_rank_that_is_done_between_two_questions_has_not_failed() -> None:
+    board = Board(1)
+    numbers = board._numbers
+
+    class Done:
+        """The numbers, and a rank that says it is done as soon as one was read."""
+
+        def __getitem__(self, index: int) -> int:
+            found = numbers[index]
+            board._numbers = numbers
+            board.say(0, "three steps", done=True)
+            return found
+
+    board._numbers = Done()  # type: ignore[assignment]
+    agent = SimpleNamespace(_board=board, _statuses=lambda: {0: None}, _ranks=lambda: range(1))
+    assert not _Agent._has_failed(agent)  # type: ignore[arg-type]
+    assert board.all_done
