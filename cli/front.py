@@ -15,7 +15,7 @@ from dslc.compiler.facts import Facts, MachineFacts, SourceFacts, TensorFact
 from dslc.compiler.layout import lay_out
 from dslc.compiler.model import build
 from dslc.compiler.opaque import opaque
-from dslc.compiler.reuse import Reuse
+from dslc.compiler.reuse import READING, Reuse
 from dslc.compiler.rules_training import configuration_file
 from dslc.compiler.sharding import low_copy, low_precision, units
 from dslc.compiler.sources import source_facts
@@ -79,6 +79,7 @@ def over(report: Report) -> bool:
 
 
 def _inspect(loaded: Loaded, job: JobSpec, report: Report, reuse: Reuse, *, trace: bool, run: bool) -> Analysis | None:
+    reuse.spent += READING
     nodes = job.devices.nodes
     counts = range(nodes.first, nodes.last) if isinstance(nodes, Range) else range(0)
     if not _few(job, loaded.looks * (len(counts) + 1), report):

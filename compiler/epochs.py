@@ -7,6 +7,7 @@ needs micro-batches of one shape. A training that ends before its first short ba
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
@@ -55,10 +56,10 @@ class Epoch:
         return tuple(b for b in found if b is not None)
 
 
-def near_divisors(share: int, count: int) -> list[int]:
+def near_divisors(share: int, count: int) -> Iterator[int]:
     """Divisors of `share`, the nearest to `count` first, those within `TRIED` of it."""
-    around = chain.from_iterable((count - d, count + d) for d in range(TRIED))
-    return [m for m in dict.fromkeys(around) if 1 <= m <= share and share % m == 0]
+    around = chain([count], chain.from_iterable((count - d, count + d) for d in range(1, TRIED)))
+    return (m for m in around if 1 <= m <= share and share % m == 0)
 
 
 def either(numbers: tuple[int, ...] | list[int]) -> str:

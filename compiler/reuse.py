@@ -19,6 +19,8 @@ from dslc.dsl.bounds import WORK
 from dslc.dsl.calls import Constant
 from dslc.dsl.diagnostics import Report
 
+READING = 15  # the work of reading a combination of a sweep, in the measure of `Layout.work`
+
 
 class Reuse:
     """The last network and the last costs; `spent` is the work that all looks were."""
