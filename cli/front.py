@@ -226,7 +226,7 @@ def _traced_model(job: JobSpec, call: PythonNetwork, source: SourceFacts, report
 
 
 def _try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, model: ModelFacts | None, report: Report) -> None:
-    """Reuse a user's loss up and, where it is known what it is given, and that is not large, calls it."""
+    """Looks a user's loss up and, where it is known what it is given, and that is not large, calls it."""
     from dslc.compiler.emit import loss_step
 
     made = model or build(job.model, source, context_of(job), Report())
