@@ -57,7 +57,8 @@ class Epoch:
 
 
 def near_divisors(share: int, count: int) -> Iterator[int]:
-    """Divisors of `share`, the nearest to `count` first, those within `TRIED` of it."""
+    """Divisors of `share`, the nearest to `count` (at most all of it) first, those within `TRIED`."""
+    count = min(count, share)
     around = chain([count], chain.from_iterable((count - d, count + d) for d in range(1, TRIED)))
     return (m for m in around if 1 <= m <= share and share % m == 0)
 

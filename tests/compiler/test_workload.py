@@ -7,6 +7,7 @@ from made_jobs import make_job
 
 from dslc.compiler.analyse import analyse
 from dslc.compiler.compile import compile_plan
+from dslc.compiler.epochs import near_divisors
 from dslc.compiler.facts import Facts, SourceFacts
 from dslc.compiler.layout import lay_out
 from dslc.compiler.workload import Workload, in_steps, measure_out
@@ -115,3 +116,7 @@ def test_times_in_steps() -> None:
     assert in_steps(Quantity(2, "epochs"), found) == 20
     assert in_steps(Quantity(0.5, "epochs"), found) == 5
     assert in_steps(Quantity(7, "steps"), found) == 7
+
+
+def test_micro_batches_far_above_the_share_are_told_of_the_share_itself() -> None:
+    assert next(near_divisors(8, 100_000)) == 8
