@@ -122,11 +122,17 @@ def _locked(folder: str, named: str) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         _lock(descriptor, path, named)
-        _held.add(descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    _held.add(descriptor)
+    try:
         yield
     finally:
-        _held.discard(descriptor)
-        os.close(descriptor)
+        if descriptor in _held:  # else this is a forked child, which has let go of it
+            _held.discard(descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing it does not, where a forked child has it still
+            os.close(descriptor)
 
 
 def _lock(descriptor: int, path: str, named: str) -> None:

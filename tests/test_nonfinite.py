@@ -191,6 +191,9 @@ def steep(output, target):
 
 def infinite(output, target):
     return torch.nn.functional.cross_entropy(output, target, reduction="none") / 0
+
+def constant(output, target):  # infinite for the fourth class, with the gradient of a cross entropy
+    return torch.nn.functional.cross_entropy(output, target, reduction="none") + torch.where(target == 3, torch.inf, 0.0)
 """
 
 
@@ -216,6 +219,17 @@ def test_a_loss_that_makes_it_of_finite_outputs(launcher: Launcher, tmp_path: Pa
     _, message = end(launcher, job, tmp_path / "run", *PLANS["ddp"])
     assert "the loss of step 1 is infinite, on ranks 0 and 1" in message
     assert "the output of every module is finite: it is the loss that makes" in message
+
+
+@pytest.mark.parametrize("plan", ["one process", "ddp", "zero 3", "pipeline"])
+def test_a_step_is_left_out_whose_loss_alone_is_not_finite(launcher: Launcher, tmp_path: Path, plan: str) -> None:
+    job = write_own(tmp_path, "[linear(16), relu(), linear(4)]", 'python("own:constant")')
+    samples = dict(np.load(tmp_path / "samples.npz"))
+    samples["x"][BAD], samples["y"] = 0, samples["y"] % 3
+    samples["y"][BAD] = 3
+    np.savez(tmp_path / "samples.npz", **samples)
+    found = goes_on(launcher, job, tmp_path / "run", *PLANS[plan], "train.on_nonfinite=skip")
+    assert [line["skipped"] for line in found.lines] == [0] * 6 + [1] * 4
 
 
 @pytest.mark.parametrize("plan", ["one process", "ddp", "zero 3"])

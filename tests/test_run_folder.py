@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ from commands import DSLC, dslc
 from launcher import Command
 
 from dslc import api
-from dslc.run_folder import Occupied
+from dslc.run_folder import Occupied, claimed
 
 JOB = """
 model {
@@ -125,6 +128,48 @@ def test_two_runs_never_write_into_one_folder(job: Path, tmp_path: Path, monkeyp
     os.unlink("gate")
     gone_on = dslc(*one, cwd=tmp_path)
     assert gone_on.returncode == 0, gone_on.stderr
+
+
+LEAVES_A_CHILD = """
+import os, sys
+from dslc.run_folder import claimed
+
+with claimed("run", None):
+    child = os.fork()
+    os.write(1, b"child\\n" if child == 0 else b"parent\\n")
+    sys.stdin.read()
+"""
+
+
+def test_a_forked_child_that_stays_keeps_no_folder_locked(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LEAVES_A_CHILD]
+    with subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdin is not None and parent.stdout is not None
+        assert {parent.stdout.readline(), parent.stdout.readline()} == {"child\n", "parent\n"}
+        with pytest.raises(Occupied), claimed(str(tmp_path / "run"), None):
+            pass
+        parent.kill()
+        parent.wait()
+        with claimed(str(tmp_path / "run"), None):
+            pass
+        assert select.select([parent.stdout], [], [], 0)[0] == [], "the child is there still"
+
+
+FORKS = """
+import os, sys
+from dslc.run_folder import claimed
+
+for _ in range(20):
+    with claimed("run", None):
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+"""
+
+
+def test_the_lock_is_free_at_once_whatever_was_forked(tmp_path: Path) -> None:
+    """Also where a child has not got as far as to let go of it."""
+    subprocess.run([sys.executable, "-c", FORKS], cwd=tmp_path, check=True)
 
 
 def test_nothing_writes_into_a_folder_that_is_verified_into(
