@@ -561,10 +561,9 @@ def _where(error: BaseException) -> str:
     """The deepest line of the traceback that is the user's own."""
     import traceback
 
+    from dslc.runtime.whose_code import is_users
+
     if isinstance(error, SyntaxError) and error.filename:
         return f"{os.path.basename(error.filename)}, line {error.lineno}"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "dslc" not in f.name and f.filename[0] != "<"]
-    own = [f for f in frames if "site-packages" not in f.filename and f"{os.sep}lib{os.sep}python" not in f.filename]
-    house = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-    own = [f for f in own if not os.path.realpath(f.filename).startswith(house + os.sep)]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     return f"{os.path.basename(own[-1].filename)}, line {own[-1].lineno}" if own else ""

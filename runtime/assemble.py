@@ -26,6 +26,7 @@ from dslc.runtime import (
 )
 from dslc.runtime.blank import blank
 from dslc.runtime.engine import Engine
+from dslc.runtime.job_line import at
 from dslc.runtime.losses import LossSum, loss_sum
 from dslc.runtime.mesh import mesh_of, several_axes
 from dslc.runtime.model import build_model
@@ -56,7 +57,8 @@ def assemble(job: JobProgram, device: torch.device) -> Parts:
         parts = job.gradients.kind == "fsdp" or job.tensor is not None
         plain, engine = _sharded(job, device) if parts else _whole(job, device)
     moved, skips = offload.moves_optimizer(job), job.on_nonfinite == "skip"
-    with contextlib.nullcontext() if moved else dynamo.leave_out():  # what moves it needs all of torch
+    # What moves it needs all of torch.
+    with at(job.optimizer.line), contextlib.nullcontext() if moved else dynamo.leave_out():
         optimizer = build_optimizer(
             job.optimizer,
             plain,

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dslc.compiler.program import DataStep, RankPlace
+from dslc.runtime.job_line import each_at
 from dslc.runtime.lifetime import end_with
 from dslc.runtime.sampler import (
     batch_samples,
@@ -65,8 +66,8 @@ def batches(
     """Batches of the steps `first_step` to `steps - 1`, counted from the beginning of the training."""
     numbers = range(first_step, steps)
     if step.workers and splits.train.by_process:
-        return _by_processes(step, splits.train, place, microbatches, numbers, device)
-    made = _in_line(step, splits.train, place, microbatches, numbers, device)
+        return each_at(step.line, _by_processes(step, splits.train, place, microbatches, numbers, device))
+    made = each_at(step.line, _in_line(step, splits.train, place, microbatches, numbers, device))
     return _ahead(made, device) if step.workers else made
 
 
@@ -79,8 +80,8 @@ def validation_batches(
         return iter(())
     chunks = list(indices.split(size))
     if step.workers and splits.validation.by_process:
-        return iter(_loader(step, splits.validation, place, [(chunk, 0) for chunk in chunks], device))
-    made = (_moved(splits.validation.batch(chunk), device) for chunk in chunks)
+        return each_at(step.line, _loader(step, splits.validation, place, [(chunk, 0) for chunk in chunks], device))
+    made = each_at(step.line, (_moved(splits.validation.batch(chunk), device) for chunk in chunks))
     return _ahead(made, device) if step.workers else made
 
 

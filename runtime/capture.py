@@ -25,7 +25,6 @@ import contextlib
 import enum
 import os
 import sys
-import sysconfig
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -62,6 +61,7 @@ from dslc.runtime.recording import (
     touches,
 )
 from dslc.runtime.tensor_parallel import as_on_a_rank
+from dslc.runtime.whose_code import is_users
 
 _ASKS = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist"}
 _LOST = {"register_hook", "register_post_accumulate_grad_hook", "backward", "__set__"}
@@ -428,11 +428,6 @@ def _asked(numbers: Callable[[Tensor], bool]) -> contextlib.AbstractContextManag
 # ------------------------------------------------------------------------------------------------ lines of the user's
 
 
-_HOUSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OURS = tuple(os.path.join(_HOUSE, floor, "") for floor in ("cli", "compiler", "runtime"))
-_FOREIGN = (*_OURS, sysconfig.get_path("stdlib"), "<")
-
-
 def _line() -> str:
     """The line of the user's own code that is at work."""
     frame = sys._getframe(1)
@@ -451,5 +446,4 @@ def _line_of(error: BaseException) -> str:
 
 
 def _named(file: str, line: int) -> str:
-    foreign = file.startswith(_FOREIGN) or "site-packages" in file
-    return "" if foreign else f"{os.path.basename(file)}, line {line}"
+    return f"{os.path.basename(file)}, line {line}" if is_users(file) else ""

@@ -34,6 +34,7 @@ from dslc.compiler.program import JobProgram, RankPlace, from_json, to_json
 from dslc.runtime import checkpoint_files as files
 from dslc.runtime.assemble import Parts
 from dslc.runtime.checkpoint_state import CheckpointError, Copies, State, TrainingState, write
+from dslc.runtime.job_line import at
 from dslc.runtime.records import note
 from dslc.runtime.tensor_parallel import noise_rank
 
@@ -85,8 +86,10 @@ class Checkpoints:
 
     def resume(self) -> Start:
         """Puts the state of the checkpoint that the job asks for in place. Raises CheckpointError."""
-        if not _wanted(self._job):
-            return Start()
+        with at(self._step.line):
+            return self._resumed() if _wanted(self._job) else Start()
+
+    def _resumed(self) -> Start:
         if self._rank == 0 and self.on:
             self._prepare_folder()
         if self._step.resume == "none":
@@ -181,7 +184,13 @@ class Checkpoints:
     def save(self, step: int, samples: int, seconds: float) -> None:
         """Writes down the state after `step` steps, or begins to. On all ranks, after the same step."""
         began = time.monotonic()
-        self.finish()
+        with at(self._step.line):
+            self.finish()
+            self._begin(step, samples, seconds)
+        self._last = time.monotonic()
+        self.stalls.append(self._last - began)
+
+    def _begin(self, step: int, samples: int, seconds: float) -> None:
         self.newest = _short(os.path.join(self._folder, files.name_of(step)))
         tensors = self._state.mine()
         manifest = files.Manifest(
@@ -204,14 +213,13 @@ class Checkpoints:
         else:
             with _named(step):
                 self._write(tensors, manifest)
-        self._last = time.monotonic()
-        self.stalls.append(self._last - began)
 
     def look(self) -> None:
         """Raises what went wrong in the thread, if anything has by now."""
         if self._failed is not None:
             failed, self._failed = self._failed, None
-            raise failed
+            with at(self._step.line):
+                raise failed
 
     def finish(self) -> None:
         """Waits until the last one is published, or its failure is known, and raises that."""

@@ -29,22 +29,21 @@ import os
 import re
 import signal
 import sys
-import sysconfig
 import time
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-import dslc.compiler.program
 from dslc.compiler.program import JobProgram, ModuleStep
 from dslc.runtime.error_text import READ, error_text, narrow
+from dslc.runtime.job_line import line_of
 from dslc.runtime.records import NAME, NOTES
 from dslc.runtime.stop import Board
+from dslc.runtime.whose_code import is_ours, is_pythons, is_torchs
 
 Kind = Literal["error", "ended", "timeout", "lost"]
 
@@ -223,7 +222,7 @@ def _kind(error: BaseException) -> Kind:
 
 def _within_torch(error: BaseException) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and (_is_torch(frames[-1].filename) or _is_ours(frames[-1].filename))
+    return bool(frames) and (is_torchs(frames[-1].filename) or is_ours(frames[-1].filename))
 
 
 def _message(error: BaseException) -> str:
@@ -251,22 +250,7 @@ def _bounded(text: str) -> str:
     return "\n".join([narrow(line) for line in lines[:_LINES]] + more)
 
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_LIBRARY = sysconfig.get_path("stdlib") + os.sep
-_STAGES = os.path.join(_TORCH, "distributed", "pipelining") + os.sep
-_OURS = tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in (__file__, dslc.compiler.program.__file__))
-
-
-def _is_torch(file: str) -> bool:
-    return file.startswith(_TORCH)
-
-
-def _is_pythons(file: str) -> bool:
-    return file.startswith(_LIBRARY) and "site-packages" not in file
-
-
-def _is_ours(file: str) -> bool:
-    return os.path.abspath(file).startswith(_OURS) or os.path.realpath(file).startswith(_OURS)
+_STAGES = os.path.join(os.path.dirname(torch.__file__), "distributed", "pipelining") + os.sep
 
 
 def _explains_itself(error: BaseException) -> bool:
@@ -279,7 +263,7 @@ def _frames(error: BaseException) -> tuple[str, ...]:
     if _explains_itself(error):
         return ()
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not _is_torch(f.filename) and not _is_ours(f.filename) and f.filename[:1] != "<"]
+    own = [f for f in frames if not is_torchs(f.filename) and not is_ours(f.filename) and f.filename[:1] != "<"]
     lines: list[str] = []
     for frame in (own or frames)[-_FRAMES:]:
         lines.append(f'File "{frame.filename}", line {frame.lineno}, in {frame.name}')
@@ -289,23 +273,19 @@ def _frames(error: BaseException) -> tuple[str, ...]:
 
 
 def _place(error: BaseException, job: JobProgram, model: nn.Module | None) -> str:
-    """The place in the job that the innermost frame with one belongs to."""
+    """The line of the job that it concerns: of the module that it names, its own mark, or of the innermost module that
+    was called."""
     named = getattr(error, "module", None)
     if named is not None and _explains_itself(error):
         return _line_of_module(job, named)
     names = {id(module): name for name, module in model.named_modules()} if model is not None else {}
-    place = ""
-    link: TracebackType | None = error.__traceback__
-    while link is not None:
-        frame = link.tb_frame
-        if id(frame.f_locals.get("self")) in names:
-            place = _line_of_module(job, names[id(frame.f_locals["self"])]) or place
-        elif _is_ours(frame.f_code.co_filename):
-            step = frame.f_locals.get("step")
-            by_file = _line_of_file(job, os.path.basename(frame.f_code.co_filename))
-            place = getattr(step, "line", "") or by_file or place
-        link = link.tb_next
-    return place
+    called = [names[id(self)] for self in _selves(error) if id(self) in names]
+    return line_of(error) or (_line_of_module(job, called[-1]) if called else "")
+
+
+def _selves(error: BaseException) -> list[object]:
+    """The objects whose methods were at work, the innermost last."""
+    return [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
 def _line_of_module(job: JobProgram, name: str) -> str:
@@ -317,20 +297,6 @@ def _line_of_module(job: JobProgram, name: str) -> str:
         step = next((child for child in step.children if child.name == part), None) if step else None
         line = step.line if step and step.line else line
     return line
-
-
-def _line_of_file(job: JobProgram, file: str) -> str:
-    if file == "losses.py":
-        return job.loss.line
-    if file in ("sources.py", "batches.py", "synthetic.py"):
-        return job.data.line
-    if file.startswith("checkpoint"):
-        return job.checkpoint.line
-    if file == "optimizers.py":
-        return job.optimizer.line
-    if file == "model.py" and job.model.python is not None:
-        return job.model.python.line
-    return ""
 
 
 # -------------------------------------------------------------------------------------------------- on the launcher
@@ -445,7 +411,7 @@ def _where(log: str) -> str:
     """Where the main thread of a rank was, from what `show_stacks` or a crash made it write into its log."""
     _, found, stack = log.rpartition("most recent call first")
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack) if found else []
-    own = [frame for frame in frames if not any(foreign(frame[0]) for foreign in (_is_torch, _is_ours, _is_pythons))]
+    own = [frame for frame in frames if not any(foreign(frame[0]) for foreign in (is_torchs, is_ours, is_pythons))]
     if not frames:
         return "a place that is not known"
     file, line, function = (own or frames)[0]

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dslc.compiler.program import LossStep
+from dslc.runtime.job_line import at
 from dslc.runtime.user_code import load_function
 
 LossSum: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -61,6 +62,12 @@ def try_out(step: LossStep, output: Sequence[int], target: Sequence[int], dtype:
 
 def loss_sum(step: LossStep) -> LossSum:
     """The function (output, target) -> scalar tensor that sums the losses; differentiable in the output."""
+    here = at(step.line)
+    with here:
+        return here(_unmarked(step))
+
+
+def _unmarked(step: LossStep) -> LossSum:
     match step.kind:
         case "cross_entropy":
             return _cross_entropy(step)

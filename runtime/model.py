@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from dslc.compiler.program import InitStep, ModelStep, ModuleStep
 from dslc.runtime import modules
+from dslc.runtime.job_line import at
 from dslc.runtime.user_code import load_function
 
 
@@ -88,7 +89,8 @@ def _make(step: ModuleStep) -> nn.Module:
     place, name = (modules, step.kind[1:]) if step.kind.startswith(".") else (nn, step.kind)
     kind = getattr(place, name, None)
     assert inspect.isclass(kind) and issubclass(kind, nn.Module), f"{step.line}: no module {step.kind}"
-    module = kind(**step.arguments)
+    with at(step.line):
+        module = kind(**step.arguments)
     for child in step.children:
         module.add_module(child.name, _make(child))
     return module
@@ -112,12 +114,13 @@ def own_model(step: ModelStep) -> nn.Module:
     if step.transformers is not None:
         from dslc.runtime.transformers_model import build_transformers
 
-        with under_seed(step.seed):
+        with at(step.transformers.line), under_seed(step.seed):
             return build_transformers(step.transformers)
     assert step.python is not None
-    function = load_function(step.python)
-    with under_seed(step.seed):
-        module = function()
+    with at(step.python.line):
+        function = load_function(step.python)
+        with under_seed(step.seed):
+            module = function()
     if not isinstance(module, nn.Module):
         where = f"{step.python.line}: " if step.python.line else ""
         raise ModelError(

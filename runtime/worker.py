@@ -39,6 +39,7 @@ import torch.distributed as dist
 from dslc.compiler.program import JobProgram, RankPlace
 from dslc.runtime import failure, gloo, out_of_range, plain_loop, random_numbers, stop, tasks, unpickling
 from dslc.runtime.assemble import Parts, assemble
+from dslc.runtime.job_line import at
 from dslc.runtime.lifetime import end_with
 from dslc.runtime.meeting import Meeting
 from dslc.runtime.rendezvous import store_at
@@ -74,7 +75,8 @@ def work(
             before()
         device = _prepare(job, place)
         _open_group(job, place, store)
-        splits = open_source(job.data)
+        with at(job.data.line):
+            splits = open_source(job.data)
         if job.task == "plain":
             end = End(steps=plain_loop.train(job, place, splits, device, run_dir))
         else:

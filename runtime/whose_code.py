@@ -1,0 +1,47 @@
+"""Whose code a line of a traceback is: ours, torch's, Python's, another library's, or the user's.
+
+Model: by the folder that a file lies in. A checkout of ours has its floors side by side, a wheel
+below one another, and both count.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import sysconfig
+from functools import lru_cache
+
+_LIBRARY = sysconfig.get_path("stdlib") + os.sep
+
+
+def is_ours(file: str) -> bool:
+    return os.path.realpath(file).startswith(_floors())
+
+
+def is_torchs(file: str) -> bool:
+    return os.path.realpath(file).startswith(_inside(sys.modules["torch"].__path__[0]))
+
+
+def is_pythons(file: str) -> bool:
+    return file.startswith(_LIBRARY) and not _is_installed(file)
+
+
+@lru_cache
+def is_users(file: str) -> bool:
+    """Whether it is a file of none of the others."""
+    return not (file.startswith("<") or _is_installed(file) or is_pythons(file) or is_ours(file))
+
+
+def _is_installed(file: str) -> bool:
+    return f"{os.sep}site-packages{os.sep}" in file
+
+
+def _floors() -> tuple[str, ...]:
+    """The folders of `dslc` and of the packages right below it, as far as they are loaded."""
+    packages = [module for name, module in sys.modules.items() if name == "dslc" or re.fullmatch(r"dslc\.\w+", name)]
+    return tuple(_inside(path) for module in packages for path in getattr(module, "__path__", ()))
+
+
+def _inside(folder: str) -> str:
+    return os.path.join(os.path.realpath(folder), "")

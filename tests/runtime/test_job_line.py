@@ -1,0 +1,80 @@
+"""Which line of the job an exception concerns, and whose code a line of a traceback is."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+
+import networkx
+import pytest
+import torch
+
+import dslc
+from dslc.runtime import whose_code
+from dslc.runtime.job_line import at, each_at, line_of
+
+
+class Closed(Exception):
+    """Takes no attributes."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise TypeError("no attributes")
+
+
+def test_the_innermost_line_counts() -> None:
+    with pytest.raises(KeyError) as found, at("job.plt:1:1"), at(""), at("job.plt:2:2"), at(""):
+        raise KeyError
+    assert line_of(found.value) == "job.plt:2:2"
+
+
+def test_a_line_is_that_of_the_cause() -> None:
+    cause, error = KeyError(), RuntimeError()
+    with pytest.raises(KeyError), at("job.plt:1:1"):
+        raise cause
+    error.__cause__ = cause
+    assert line_of(error) == "job.plt:1:1"
+
+
+def test_items_are_made_for_a_line_and_used_for_none() -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        raise KeyError
+
+    made = each_at("job.plt:1:1", items())
+    assert next(made) == 1
+    with pytest.raises(KeyError) as found:
+        next(made)
+    assert line_of(found.value) == "job.plt:1:1"
+
+    def use() -> None:
+        for _ in each_at("job.plt:1:1", items()):
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError) as other:
+        use()
+    assert line_of(other.value) == ""
+
+
+def test_an_exception_that_takes_no_mark_goes_through() -> None:
+    with pytest.raises(Closed) as found, at("job.plt:1:1"):
+        raise Closed
+    assert line_of(found.value) == ""
+
+
+def test_whose_code_it_is() -> None:
+    whose = {
+        dslc.__file__: "ours",
+        whose_code.__file__: "ours",
+        torch.nn.Module.__init__.__code__.co_filename: "torch's",
+        json.__file__: "Python's",
+        networkx.__file__: "",
+        os.path.join(os.path.dirname(os.path.dirname(whose_code.__file__)), "train.py"): "the user's",
+        __file__: "the user's",
+        "<string>": "",
+    }
+    for file, owner in whose.items():
+        assert whose_code.is_ours(file) == (owner == "ours"), file
+        assert whose_code.is_torchs(file) == (owner == "torch's"), file
+        assert whose_code.is_pythons(file) == (owner == "Python's"), file
+        assert whose_code.is_users(file) == (owner == "the user's"), file
