@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from dslc.compiler.analyse import Analysis, analyse
+from dslc.compiler.analyse import analyse
+from dslc.compiler.analysis import Analysis
 from dslc.compiler.estimate import estimate
 from dslc.compiler.facts import Facts
 from dslc.dsl.diagnostics import Report

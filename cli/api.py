@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any
 from dslc.compiler.compile import Compiled, compile_plan
 from dslc.dsl.diagnostics import Diagnostic, JobError, Report
 from dslc.dsl.load import load
+from dslc.dsl.show import render
 from dslc.front import inspect
 from dslc.run_folder import claimed, make_folder
 from dslc.runs import prepare, report_on, train
 
 if TYPE_CHECKING:
     import torch
+
+
+def _error(report: Report) -> JobError:
+    return JobError(report, render(report, color=False).rstrip())
 
 
 class TrainingError(Exception):
@@ -43,15 +48,15 @@ def compile(path: str, settings: Sequence[str] = (), *, trace: bool = False) -> 
     report = Report()
     analysis = inspect(load(path, settings), report, trace=trace)
     if report.errors or analysis is None:
-        raise JobError(report)
+        raise _error(report)
     return compile_plan(analysis)
 
 
 def run(path: str, settings: Sequence[str] = (), *, out: str | None = None) -> RunResult:
     """See `dslc.run`."""
+    from dslc.runtime.build import build_model
     from dslc.runtime.failure import describe
     from dslc.runtime.launch import run_in_subprocess
-    from dslc.runtime.model import build_model
     from dslc.runtime.records import read_metrics
     from dslc.runtime.weights import load_weights
 
@@ -59,7 +64,7 @@ def run(path: str, settings: Sequence[str] = (), *, out: str | None = None) -> R
     report = Report()
     ready = prepare(loaded, report)
     if ready is None or loaded.job is None:
-        raise JobError(report)
+        raise _error(report)
     if loaded.combinations:
         raise ValueError("a job with a sweep is several runs: `dslc run`, or one call for each with `settings`")
     folder = make_folder(ready.program, out)

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dslc.compiler.analyse import Analysis
+from dslc.compiler.analysis import Analysis
 from dslc.compiler.model import ModelGraph
 from dslc.compiler.weights_file import NAME as WEIGHTS
 from dslc.compiler.weights_file import Unreadable, entries

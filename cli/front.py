@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from dslc.compiler.analyse import Analysis, analyse, context_of
-from dslc.compiler.facts import Facts, MachineFacts, SourceFacts, TensorFact
+from dslc.compiler.analyse import analyse, context_of
+from dslc.compiler.analysis import Analysis
+from dslc.compiler.facts import Facts, MachineFacts, SourceFacts
 from dslc.compiler.layout import lay_out
 from dslc.compiler.model import build
 from dslc.compiler.opaque import opaque
@@ -19,9 +20,9 @@ from dslc.compiler.reuse import READING, Reuse
 from dslc.compiler.rules_training import configuration_file
 from dslc.compiler.sharding import low_copy, low_precision, units
 from dslc.compiler.sources import source_facts
+from dslc.compiler.tensors import TensorFact
 from dslc.dsl.bounds import LOOKS, MISTAKES
 from dslc.dsl.calls import Datasets, Parquet, PythonLoss, PythonSource
-from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Diagnostic, Full, Note, Report
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import PythonNetwork, TransformersNetwork
@@ -29,6 +30,7 @@ from dslc.dsl.load import Loaded
 from dslc.dsl.registry import Range
 from dslc.dsl.show import render
 from dslc.dsl.source import Span
+from dslc.dsl.words import plural
 from dslc.unseen import can_be_tried, tell_of_network
 
 if TYPE_CHECKING:

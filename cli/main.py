@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
+from dslc.status import GOOD, TRAINING_FAILED, WRONG_USAGE
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
-
-GOOD, JOB_AT_FAULT, WRONG_USAGE, TRAINING_FAILED = 0, 1, 2, 3
 
 EXAMPLE = """example:
   dslc new digits            a job to start from, digits.plt

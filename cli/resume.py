@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dslc.checkpoints import tensors_of
-from dslc.compiler.analyse import Analysis
+from dslc.compiler.analysis import Analysis
 from dslc.compiler.emit import TORCH_OPTIMIZERS, optimizer_step
-from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.source import Span
+from dslc.dsl.words import plural
 from dslc.runtime.checkpoint_files import (
     Manifest,
     checkpoints_in,

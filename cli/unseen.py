@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from dslc.compiler.analyse import Analysis
-from dslc.compiler.facts import SourceFacts, TensorFact
+from dslc.compiler.analysis import Analysis
+from dslc.compiler.facts import SourceFacts
+from dslc.compiler.tensors import TensorFact
 from dslc.compiler.weights_file import file_of
 from dslc.dsl.calls import PythonLoss, PythonSource
 from dslc.dsl.diagnostics import Note, Report

@@ -59,7 +59,8 @@ def _of_option(parser: argparse.ArgumentParser, word: str, after: Sequence[str],
 
 
 def _instead(parser: argparse.ArgumentParser, name: str, value: str, commands: Commands) -> str:
-    from dslc.dsl.suggest import for_option, listed, near
+    from dslc.dsl.suggest import for_option, near
+    from dslc.dsl.words import listed
 
     own = [option[2:] for option in _options(parser) if option.startswith("--")]
     if ("version" in own or "set" in own) and (said := _setting(name, value)):

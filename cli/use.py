@@ -20,8 +20,8 @@ from dslc.dsl.job import JobSpec
 from dslc.dsl.load import Loaded
 from dslc.dsl.plain import plain_lines
 from dslc.front import show
-from dslc.main import JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 from dslc.runs import Ready, prepare
+from dslc.status import JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 
 _UNLIMITED = 2**62
 

@@ -44,7 +44,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
 from dslc.compiler.program import JobProgram
-from dslc.dsl.describe import plural
+from dslc.dsl.words import plural
 
 if TYPE_CHECKING:
     from dslc.runtime.observe import Observation, Seen

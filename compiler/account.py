@@ -34,9 +34,9 @@ from functools import cached_property
 from itertools import pairwise
 from math import prod
 
-from dslc.compiler.facts import DTYPE_BYTES
 from dslc.compiler.gathers import Sharded, Whole
 from dslc.compiler.hardware import framework_bytes, workspace_bytes
+from dslc.compiler.memory_node import LayerShare, MemoryNode
 from dslc.compiler.nodes import LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.schedule_cost import peak_in_w, peaks_held
 from dslc.compiler.schedules import SPLITS_BACKWARD, ScheduleTable
@@ -51,57 +51,14 @@ from dslc.compiler.sharding import (
     zero1_partition,
 )
 from dslc.compiler.staging import Staging
-from dslc.compiler.working import Halves, Moment, Working
+from dslc.compiler.tensors import DTYPE_BYTES
+from dslc.compiler.working_bytes import Halves, Moment, Working
 from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec
 from dslc.dsl.registry import Call
 
 MOST_LAYERS = 3  # named at the peak
 RANDOM_STATE = 5056  # bytes of the CPU's random numbers, as torch keeps where they have come to
-KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "communication", "framework")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerShare:
-    """What a layer has of the activations at the peak."""
-
-    name: str
-    bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryNode:
-    """Bytes of one rank by kind, at the peak; `when` that is, and the layers that hold most then.
-
-    `rest` is what is there between two steps; `rank` the data rank that holds most, the first of several; `workspace`
-    what of `framework` torch's allocator has given to cuBLAS.
-    """
-
-    parameters: int
-    gradients: int
-    optimizer: int
-    activations: int
-    buffers: int
-    communication: int
-    framework: int = 0
-    when: str = ""
-    layers: tuple[LayerShare, ...] = ()
-    rest: int = 0
-    rank: int = 0
-    workspace: int = 0
-
-    @property
-    def kinds(self) -> dict[str, int]:
-        return {kind: getattr(self, kind) for kind in KINDS}
-
-    @property
-    def peak(self) -> int:
-        return sum(self.kinds.values())
-
-    @property
-    def tensors(self) -> int:
-        """What of the peak `torch.cuda.max_memory_allocated` sees."""
-        return self.peak - self.framework + self.workspace
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,13 @@ Python; neither torch nor networkx.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from dslc.compiler import rules, rules_memory, rules_padding, rules_pipeline, rules_sharding
+from dslc.compiler.analysis import Analysis, Pipeline
 from dslc.compiler.cost import RankCost, rank_costs
-from dslc.compiler.estimate import Estimate, estimate
+from dslc.compiler.estimate import estimate
 from dslc.compiler.facts import Facts, SourceFacts
 from dslc.compiler.layout import Layout, lay_out
 from dslc.compiler.model import ModelGraph, share_out_traced
@@ -31,32 +32,6 @@ from dslc.dsl.calls import PythonSource
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import PythonNetwork, TransformersNetwork
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pipeline:
-    """The stages, their schedule and its time in units of the mean stage's forward and backward."""
-
-    stages: tuple[range, ...]
-    schedule: ScheduleTable | None
-    timeline: Timeline | None
-    bubble: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Analysis:
-    """What is known of a job. `model` and what follows from it are None for a user's own network that was not
-    traced."""
-
-    job: JobSpec
-    source: SourceFacts
-    layout: Layout
-    workload: Workload
-    model: ModelGraph | None
-    pipeline: Pipeline | None
-    costs: tuple[RankCost, ...]  # by pipeline coordinate
-    estimate: Estimate | None
-    staging: Staging | None  # where there is a model
 
 
 def analyse(

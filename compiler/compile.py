@@ -7,7 +7,8 @@ from typing import Any
 
 from dslc.compiler import program as p
 from dslc.compiler.account import kept_bytes
-from dslc.compiler.analyse import Analysis, played
+from dslc.compiler.analyse import played
+from dslc.compiler.analysis import Analysis
 from dslc.compiler.emit import emit, places, scaled_lr, short_line
 from dslc.compiler.graph import PlanGraph
 from dslc.compiler.layout import AXES
@@ -26,8 +27,9 @@ from dslc.compiler.plan import (
     TopologyNode,
     TrainingNode,
 )
+from dslc.compiler.seams import unsendable
 from dslc.compiler.sharding import offloaded, sharding_of
-from dslc.compiler.stages import equal_counts, unsendable
+from dslc.compiler.stages import equal_counts
 from dslc.dsl.registry import BLOCKS, Node, Quantity, Range, fields
 
 

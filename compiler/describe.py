@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dslc.compiler.facts import DTYPE_BYTES, TensorFact
 from dslc.compiler.plan import AxisNode, LayerPlan, Plan, RankNode, ShareNode, StageNode
-from dslc.compiler.traffic import TrafficNode
+from dslc.compiler.tensors import DTYPE_BYTES, TensorFact
+from dslc.compiler.traffic_node import TrafficNode
 from dslc.compiler.units import byte_text, count_text, percent_text, time_text
-from dslc.dsl.describe import plural
+from dslc.dsl.words import plural
 
 UNKNOWN = "unknown"
 WHY = {  # an axis lies where it does

@@ -21,7 +21,7 @@ from dslc.compiler.draw_legend import HEADING
 from dslc.compiler.draw_parts import Extent, exchange_lines, memory_bar, source_box, stage_lines, things_text
 from dslc.compiler.plan import Plan, RankNode
 from dslc.compiler.units import byte_text
-from dslc.dsl.describe import plural
+from dslc.dsl.words import plural
 
 CHIP = 396  # width of a box beside: what is exchanged
 

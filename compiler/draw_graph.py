@@ -20,7 +20,7 @@ from dslc.compiler.plan import Plan, RankNode, StageNode
 from dslc.compiler.schedule_cost import timeline
 from dslc.compiler.schedules import table
 from dslc.compiler.units import byte_text
-from dslc.dsl.describe import plural
+from dslc.dsl.words import plural
 
 MOST_ACTIONS = 40  # drawn one by one
 MOST_STAGES = 6

@@ -32,7 +32,7 @@ from dslc.compiler.draw_parts import (
 )
 from dslc.compiler.plan import Plan, RankNode
 from dslc.compiler.units import byte_text
-from dslc.dsl.describe import plural
+from dslc.dsl.words import plural
 
 A_LINE = 8  # columns side by side
 BOX = 176  # width of a device

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from dslc.compiler.account import KINDS
 from dslc.compiler.describe import (
     WHY,
     axis_bytes,
@@ -22,9 +21,10 @@ from dslc.compiler.describe import (
     span_text,
 )
 from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, MEMORY_COLOURS, Canvas
+from dslc.compiler.memory_node import KINDS
 from dslc.compiler.plan import Plan, RankNode
 from dslc.compiler.units import byte_text, percent_text, time_text
-from dslc.dsl.describe import plural
+from dslc.dsl.words import plural
 
 HEADING = 62  # height of a heading
 CLASSES = 6  # columns of the table of memory

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dslc.compiler.account import KINDS
 from dslc.compiler.describe import (
     known,
     limit_of,
@@ -13,10 +12,11 @@ from dslc.compiler.describe import (
     stages_of,
 )
 from dslc.compiler.draw_canvas import FAINT, MEMORY_COLOURS, SKY, Canvas
+from dslc.compiler.memory_node import KINDS
 from dslc.compiler.plan import Plan, RankNode
-from dslc.compiler.traffic import TrafficNode
+from dslc.compiler.traffic_node import TrafficNode
 from dslc.compiler.units import byte_text, percent_text
-from dslc.dsl.describe import plural
+from dslc.dsl.words import plural
 
 WORDS = {"all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter", "all_gather": "all-gather"}
 

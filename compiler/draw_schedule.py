@@ -22,7 +22,7 @@ from dslc.compiler.plan import Plan
 from dslc.compiler.schedule_cost import timeline
 from dslc.compiler.schedules import table
 from dslc.compiler.units import byte_text, percent_text
-from dslc.dsl.describe import plural
+from dslc.dsl.words import plural
 
 LABEL, WIDTH, ROW, STRIP, PITCH = 116, 1000, 26, 16, 54
 BESIDE = 118  # what stands at the end of a row

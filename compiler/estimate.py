@@ -28,7 +28,8 @@ from dslc.compiler.layout import Layout
 from dslc.compiler.schedule_cost import timeline
 from dslc.compiler.sharding import Sharding, recomputed, sharding_of
 from dslc.compiler.staging import Staging
-from dslc.compiler.traffic import SHARED, TrafficNode
+from dslc.compiler.traffic import SHARED
+from dslc.compiler.traffic_node import TrafficNode
 from dslc.dsl.job import JobSpec
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from dslc.compiler.sharding import Sharding
-from dslc.compiler.traffic import TrafficNode
+from dslc.compiler.traffic_node import TrafficNode
 
 
 class Place(NamedTuple):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from dslc.compiler.account import KINDS, MemoryNode
 from dslc.compiler.describe import (
     ORDER,
     UNKNOWN,
@@ -44,10 +43,11 @@ from dslc.compiler.describe import (
     stage_layers,
     stages_of,
 )
+from dslc.compiler.memory_node import KINDS, MemoryNode
 from dslc.compiler.plan import Plan, RankNode, ScheduleNode
 from dslc.compiler.stages import equal_counts
 from dslc.compiler.units import byte_text, count_text, flop_text, percent_text, time_text
-from dslc.dsl.describe import plural
+from dslc.dsl.words import plural
 
 MOST_LAYERS = 40  # lines of the layer table
 MOST_CLASSES = 16  # lines of tables by pipeline coordinate

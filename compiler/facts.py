@@ -9,42 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+
+from dslc.compiler.tensors import TensorFact
 
 if TYPE_CHECKING:
     from dslc.compiler.traced_facts import ModelFacts
-
-DType = Literal["float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool"]
-DTYPE_BYTES: dict[str, int] = {
-    "float64": 8,
-    "int64": 8,
-    "float32": 4,
-    "int32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "int16": 2,
-    "uint8": 1,
-    "int8": 1,
-    "bool": 1,
-    "complex64": 8,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TensorFact:
-    """One sample of a tensor: its shape without the batch, and its dtype as the model sees it."""
-
-    shape: tuple[int, ...]
-    dtype: DType
-
-    @property
-    def numbers(self) -> int:
-        return prod(self.shape)
-
-    @property
-    def bytes(self) -> int:
-        return self.numbers * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, kw_only=True)

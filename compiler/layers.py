@@ -10,12 +10,13 @@ from dataclasses import replace
 from math import prod, sqrt
 from typing import TypeAlias
 
-from dslc.compiler.tape import Tape, Value, describe, layer, say
+from dslc.compiler.tape import Tape, layer
+from dslc.compiler.value import Value, describe, say
 from dslc.compiler.working import Store
 from dslc.dsl import layers as s
-from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Note, division
 from dslc.dsl.registry import Call
+from dslc.dsl.words import plural
 
 AnyConv: TypeAlias = s.Conv1d | s.Conv2d
 AnyPool: TypeAlias = s.MaxPool1d | s.MaxPool2d | s.AvgPool1d | s.AvgPool2d

@@ -16,11 +16,11 @@ from dslc.compiler.schedules import default_microbatches, default_virtual_stages
 from dslc.dsl.blocks import DevicesSpec, ParallelismSpec
 from dslc.dsl.bounds import DEVICES
 from dslc.dsl.calls import Free
-from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec
 from dslc.dsl.registry import Call, Range
-from dslc.dsl.suggest import listed, near
+from dslc.dsl.suggest import near
+from dslc.dsl.words import listed, plural
 
 AXES = ("pipeline", "data", "context", "tensor")  # outermost first
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from dslc.compiler.facts import SourceFacts
 from dslc.compiler.layers_sequence import added
-from dslc.compiler.tape import Initialise, Misfit, Tape, Value, at, layer, too_many
+from dslc.compiler.tape import Initialise, Misfit, Tape, at, layer, too_many
+from dslc.compiler.value import Value
 from dslc.dsl import layers as s
 from dslc.dsl.bounds import LAYERS
 from dslc.dsl.diagnostics import Diagnostic

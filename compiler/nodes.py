@@ -12,9 +12,9 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from dslc.compiler.facts import TensorFact
 from dslc.compiler.steps import InitStep, ModuleStep
-from dslc.compiler.working import Working
+from dslc.compiler.tensors import TensorFact
+from dslc.compiler.working_bytes import Working
 from dslc.dsl.source import Span
 
 if TYPE_CHECKING:

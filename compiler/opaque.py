@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from dslc.compiler.facts import SourceFacts, TensorFact
+from dslc.compiler.facts import SourceFacts
 from dslc.compiler.layout import Layout
 from dslc.compiler.nodes import BufferNode, LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.outputs import check_output
 from dslc.compiler.sharding import sharding_of
-from dslc.compiler.tape import entry
+from dslc.compiler.tensors import TensorFact
 from dslc.compiler.units import byte_text
+from dslc.compiler.value import entry
 from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.job import JobSpec

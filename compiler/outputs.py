@@ -6,15 +6,16 @@ shape; a last dim of 1 more or less is no difference.
 
 from __future__ import annotations
 
-from dslc.compiler.facts import SourceFacts, TensorFact
+from dslc.compiler.facts import SourceFacts
 from dslc.compiler.nodes import LayerNode
-from dslc.compiler.tape import Value, say
+from dslc.compiler.tensors import TensorFact
+from dslc.compiler.value import Value, say
 from dslc.dsl import calls as c
 from dslc.dsl.blocks import ModelSpec
-from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.registry import Call
 from dslc.dsl.source import Span
+from dslc.dsl.words import plural
 
 
 def check_output(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from dslc.compiler.analyse import Analysis
+from dslc.compiler.analysis import Analysis
 from dslc.compiler.exchanges import exchanges
 from dslc.compiler.graph import PlanGraph, unknown
 from dslc.compiler.lowering import Issue, lowered

@@ -18,12 +18,12 @@ from dslc.compiler.rules_pipeline import check_pipeline
 from dslc.compiler.rules_training import check_training
 from dslc.compiler.workload import Workload, in_steps
 from dslc.dsl import calls as c
-from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.effects import changed, no_effect
 from dslc.dsl.job import JobSpec
 from dslc.dsl.registry import Quantity
 from dslc.dsl.source import Span
+from dslc.dsl.words import plural
 
 
 def check_job(

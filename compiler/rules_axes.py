@@ -10,12 +10,12 @@ from dslc.compiler.layout import Layout
 from dslc.compiler.model import ModelGraph
 from dslc.compiler.rules_styles import check_styles, report_scores, report_uneven
 from dslc.compiler.tensor_plan import TensorPlan, needs_whole, tensor_plan
-from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Note, Report, division
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import GPT, Attention, PythonNetwork, TransformerBlock, TransformersNetwork, ViT
 from dslc.dsl.registry import Call
 from dslc.dsl.source import Span
+from dslc.dsl.words import plural
 
 
 def check_tensor(job: JobSpec, layout: Layout, source: SourceFacts, model: ModelGraph | None, report: Report) -> None:

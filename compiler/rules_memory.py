@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from itertools import combinations, islice
 from typing import TYPE_CHECKING, Protocol
 
-from dslc.compiler.account import MemoryNode
 from dslc.compiler.estimate import missing_figures
+from dslc.compiler.memory_node import MemoryNode
 from dslc.compiler.sharding import low_copy, low_precision
-from dslc.compiler.traffic import handed_in
+from dslc.compiler.traffic_node import handed_in
 from dslc.compiler.units import byte_text, percent_text, time_text
 from dslc.dsl import calls as c
 from dslc.dsl.bounds import ACTIONS
@@ -27,7 +27,7 @@ from dslc.dsl.job import JobSpec, Promise
 from dslc.dsl.registry import Call
 
 if TYPE_CHECKING:
-    from dslc.compiler.analyse import Analysis
+    from dslc.compiler.analysis import Analysis
 
 MOST_REMEDIES = 5
 

@@ -9,15 +9,15 @@ from dslc.compiler.layout import Layout
 from dslc.compiler.model import LayerNode, ModelGraph
 from dslc.compiler.rules_axes import own_network
 from dslc.compiler.schedules import SPLITS_BACKWARD, ScheduleTable, accepted_microbatches, demands
+from dslc.compiler.seams import unsendable
 from dslc.compiler.sharding import offloaded, sharding_of, trained
-from dslc.compiler.stages import unsendable
 from dslc.compiler.staging import holders
 from dslc.compiler.workload import fitting_pieces
 from dslc.dsl.bounds import ACTIONS, WORK
-from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec
 from dslc.dsl.source import Span
+from dslc.dsl.words import plural
 
 
 def check_pipeline(job: JobSpec, layout: Layout, model: ModelGraph | None, report: Report) -> None:

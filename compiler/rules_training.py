@@ -17,13 +17,13 @@ from dslc.compiler.sharding import offloaded, recomputed, sharding_of, splits_ba
 from dslc.compiler.steps import ModuleStep
 from dslc.compiler.weights_file import TensorEntry, Unreadable, entries, file_of
 from dslc.dsl import calls as c
-from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import TransformersNetwork
 from dslc.dsl.registry import Block
 from dslc.dsl.source import Span
 from dslc.dsl.suggest import near
+from dslc.dsl.words import plural
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _SHOWN = 3  # names of a kind that a message lists

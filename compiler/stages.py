@@ -14,22 +14,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dslc.compiler.account import account, kept_bytes, state_per_parameter
-from dslc.compiler.facts import TensorFact
 from dslc.compiler.layout import Layout
 from dslc.compiler.model import LayerNode, ModelGraph
 from dslc.compiler.schedule_cost import held
 from dslc.compiler.schedules import ScheduleTable
-from dslc.compiler.sharding import low_copy, low_dtype, sharding_of, trained
+from dslc.compiler.seams import unsendable
+from dslc.compiler.sharding import sharding_of, trained
 from dslc.compiler.staging import Staging
 from dslc.compiler.workload import Workload
 from dslc.dsl.bounds import TRIED
-from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec
+from dslc.dsl.words import plural
 
 if TYPE_CHECKING:
     from dslc.compiler.reuse import Reuse
@@ -105,24 +104,6 @@ def equal_counts(layers: int, stages: int) -> Cut:
 def work(layer: LayerNode) -> int:
     """What the time of a layer goes by."""
     return layer.forward_flops + layer.backward_flops
-
-
-def sent(job: JobSpec, model: ModelGraph, last: int) -> tuple[TensorFact, ...]:
-    """What a stage that ends with layer `last` sends for one sample: of the dtypes in which it is made."""
-    if model.traced is not None:
-        return model.traced.seams[last].sent
-    layer = model.layers[last]
-    made = layer.output
-    if made.dtype != "float32" or not (layer.low or low_copy(job)):
-        return (made,)
-    return (replace(made, dtype=low_dtype(job)),)
-
-
-def unsendable(model: ModelGraph, last: int) -> str:
-    """Why no stage can end with layer `last`, which is not the model's last; "" where one can."""
-    if model.traced is not None:
-        return model.traced.seams[last].refused
-    return "" if model.layers[last].output.dtype == "float32" else "what it sends are tokens, which have no gradient"
 
 
 # -------------------------------------------------------------------------------------------------------- balanced

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
 from typing import Any, NoReturn, TypeVar
 
 from dslc.compiler import tensor_tape
-from dslc.compiler.facts import SourceFacts, TensorFact
+from dslc.compiler.facts import SourceFacts
 from dslc.compiler.nodes import BufferNode, LayerNode, ParameterNode, PartNode
 from dslc.compiler.steps import InitStep, ModuleStep
+from dslc.compiler.value import Shape, Value
 from dslc.compiler.working import Operation, Store, working
 from dslc.dsl.bounds import LAYERS as MOST_LAYERS
 from dslc.dsl.diagnostics import Diagnostic, Note
@@ -29,7 +29,6 @@ from dslc.dsl.layers import Repeat
 from dslc.dsl.registry import Call
 from dslc.dsl.source import Span
 
-Shape = tuple[int, ...]
 # (name, shape, kind, a, b) -> (kind, a, b): how a library network initialises what torch's defaults would do otherwise.
 Initialise = Callable[[str, Shape, str, float, float], tuple[str, float, float]]
 
@@ -40,76 +39,6 @@ class Misfit(Exception):
     def __init__(self, diagnostic: Diagnostic) -> None:
         super().__init__(diagnostic.message)
         self.diagnostic = diagnostic
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Value:
-    """What flows between layers. `low`: 16 bits under autocast; `grad`: a parameter comes before it."""
-
-    shape: Shape
-    tokens: bool
-    low: bool
-    grad: bool
-    sequence: bool  # (length, width) rather than (channels, length)
-    full_store: Store
-    low_store: Store
-    pooled: int = 0  # numbers of which these are the largest of each window
-
-    @property
-    def count(self) -> int:
-        return prod(self.shape)
-
-    @property
-    def fact(self) -> TensorFact:
-        return TensorFact(shape=self.shape, dtype="int64" if self.tokens else "float32")
-
-    def view(self, *shape: int, sequence: bool = False) -> Value:
-        """Another shape of the same memory."""
-        return replace(self, shape=shape, sequence=sequence)
-
-    def new(
-        self, *shape: int, low: bool | None = None, grad: bool | None = None, sequence: bool | None = None
-    ) -> Value:
-        """A result computed from this one: memory of its own."""
-        count, is_low = prod(shape), self.low if low is None else low
-        return Value(
-            shape=shape,
-            tokens=False,
-            low=is_low,
-            grad=self.grad if grad is None else grad,
-            sequence=self.sequence if sequence is None else sequence,
-            full_store=Store(4 * count),
-            low_store=Store((2 if is_low else 4) * count),
-        )
-
-    def __str__(self) -> str:
-        return describe(self.shape, tokens=self.tokens, sequence=self.sequence)
-
-
-def describe(shape: Shape, *, tokens: bool = False, sequence: bool = False) -> str:
-    """A shape in words: `an image (3, 32, 32)`."""
-    text = say(shape)
-    if tokens:
-        return f"tokens {text}"
-    if len(shape) == 0:
-        return "one number"
-    if len(shape) == 1:
-        return f"a vector {text}"
-    if len(shape) == 2:
-        return f"a sequence {text}" if sequence else f"(channels, length) {text}"
-    return f"an image {text}" if len(shape) == 3 else f"an array {text}"
-
-
-def say(shape: Shape) -> str:
-    return f"({', '.join(map(str, shape))})"
-
-
-def entry(fact: TensorFact) -> Value:
-    """The model's input, which the data holds already."""
-    held = Store(0, kept=True)
-    tokens = not fact.dtype.startswith(("float", "bfloat"))
-    low = fact.dtype in ("float16", "bfloat16")
-    return Value(fact.shape, tokens, low, False, tokens, held, held)
 
 
 @dataclass(eq=False, repr=False)
@@ -329,7 +258,7 @@ class Tape:
         outer = self._frame
         self._frame = _Frame(f"{outer.prefix}{name}." if name else outer.prefix)
         styles, ranks = self.around.styles.get(outer.prefix + name, ()), self.around.ranks
-        spec, x = tensor_tape.before(styles, ranks, spec, x, self)
+        spec, x = tensor_tape.before(styles, ranks, spec, x, self.operation)
         before, self._taken = len(self.operations), None
         y = LAYERS[type(spec)](spec, x, self)
         if "vocabulary" in styles:
@@ -372,7 +301,7 @@ class Tape:
                 line=str(spec.span) if spec.span else "",
             )
         )
-        return tensor_tape.after(styles, ranks, y, self)
+        return tensor_tape.after(styles, ranks, y, self.operation)
 
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from dslc.dsl.describe import article
+from dslc.dsl.words import article
 
 if TYPE_CHECKING:
     from dslc.compiler.traced_facts import ModelFacts, ModuleFacts

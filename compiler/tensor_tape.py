@@ -10,52 +10,52 @@ Contract: the shapes of parameters are a rank's. Sizes that ranks cannot share a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
+from dslc.compiler.value import Value
 from dslc.dsl.registry import Call
 
-if TYPE_CHECKING:
-    from dslc.compiler.tape import Tape, Value
+Operation: TypeAlias = Callable[..., Value]  # `Tape.operation`
 
 
-def before(styles: Sequence[str], ranks: int, spec: Call, x: Value, tape: Tape) -> tuple[Call, Value]:
+def before(styles: Sequence[str], ranks: int, spec: Call, x: Value, operation: Operation) -> tuple[Call, Value]:
     """What a module is given, and what it is on a rank."""
     for style in styles:
         kind, _, rest = style.partition("_")
         if kind == "split":
-            x = tape.operation(x, gives=_new(x, 0, 1, ranks))
+            x = operation(x, gives=_new(x, 0, 1, ranks))
         elif rest == "of_pieces":
-            x = _in_two(tape, x, _new(x, 0, ranks, 1))
+            x = _in_two(operation, x, _new(x, 0, ranks, 1))
         elif kind in ("column", "gathered", "scores"):
             # Forward it is the same; its gradient is added up over the ranks.
-            x = tape.operation(x, gives=x.new(*x.shape), view=True)
+            x = operation(x, gives=x.new(*x.shape), view=True)
         if kind in ("column", "gathered", "scores"):
             spec = replace(spec, features=spec.features // ranks)  # type: ignore[attr-defined, call-arg]
     return spec, x
 
 
-def after(styles: Sequence[str], ranks: int, y: Value, tape: Tape) -> Value:
+def after(styles: Sequence[str], ranks: int, y: Value, operation: Operation) -> Value:
     """What comes of what a module gives."""
     for style in styles:
         kind, _, rest = style.partition("_")
         if rest == "to_pieces":
-            y = _in_two(tape, y, _new(y, 0, 1, ranks))
+            y = _in_two(operation, y, _new(y, 0, 1, ranks))
         elif kind in ("row", "vocabulary"):
-            y = tape.operation(y, gives=y.new(*y.shape), adds=True)
+            y = operation(y, gives=y.new(*y.shape), adds=True)
         elif kind == "gathered":
-            y = _in_two(tape, y, _new(y, -1, ranks, 1))
+            y = _in_two(operation, y, _new(y, -1, ranks, 1))
         elif kind == "gather":
-            y = _in_two(tape, y, _new(y, 0, ranks, 1))
+            y = _in_two(operation, y, _new(y, 0, ranks, 1))
     return y
 
 
-def _in_two(tape: Tape, x: Value, result: Value) -> Value:
+def _in_two(operation: Operation, x: Value, result: Value) -> Value:
     """By way of a copy as large as the whole, in another order."""
     whole = x if x.count > result.count else result
-    between = tape.operation(x, gives=x.new(*whole.shape))
-    return tape.operation(between, gives=result)
+    between = operation(x, gives=x.new(*whole.shape))
+    return operation(between, gives=result)
 
 
 def _new(x: Value, dim: int, more: int, less: int) -> Value:

@@ -26,8 +26,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dslc.compiler.facts import TensorFact
 from dslc.compiler.tensor_patterns import chosen
+from dslc.compiler.tensors import TensorFact
 from dslc.compiler.traced_cut import Cut
 from dslc.compiler.traced_facts import CutCall, ModelFacts, ModuleFacts, ShareFacts
 from dslc.compiler.traced_flops import formulas

@@ -26,9 +26,9 @@ from dataclasses import dataclass, fields
 from itertools import groupby, pairwise
 from math import prod
 
-from dslc.compiler.facts import DTYPE_BYTES, TensorFact
 from dslc.compiler.lowering import Issue, row_of
 from dslc.compiler.nodes import LayerNode, ModelGraph, ParameterNode
+from dslc.compiler.seams import sent
 from dslc.compiler.sharding import (
     BUCKET_BYTES,
     Sharding,
@@ -43,33 +43,17 @@ from dslc.compiler.sharding import (
     with_copies,
     zero1_partition,
 )
-from dslc.compiler.stages import sent
 from dslc.compiler.staging import Staging
 from dslc.compiler.tensor_plan import TensorPlan, shape_on_a_rank
 from dslc.compiler.tensor_traffic import Exchanged, TensorTraffic
+from dslc.compiler.tensors import DTYPE_BYTES, TensorFact
+from dslc.compiler.traffic_node import TrafficNode
 from dslc.dsl.job import JobSpec
 
 FIRST_BUCKET_BYTES = 2**20  # DistributedDataParallel's first bucket is small, so that it goes early
 BUFFER_BUCKET_BYTES = 250 * 2**20
 
 SHARED = "gradients of shared weights"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrafficNode:
-    """What one rank does on one axis in a step: `count` operations, handed `bytes` in all."""
-
-    operation: str  # all_reduce, reduce_scatter, all_gather, broadcast, send, receive
-    axis: str  # or `all` of them
-    what: str  # gradients, parameters, batch statistics, activations, …
-    dtype: str
-    count: int
-    bytes: int
-
-
-def handed_in(exchanged: Iterable[TrafficNode]) -> int:
-    """The bytes that a rank hands in, all in all."""
-    return sum(node.bytes for node in exchanged if node.operation != "receive")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ import os
 from dataclasses import dataclass
 
 from dslc.dsl.bounds import HEADER
-from dslc.dsl.describe import plural
 from dslc.dsl.files import open_file
+from dslc.dsl.words import plural
 
 NAME = "weights.safetensors"  # of a run directory
 

@@ -15,11 +15,11 @@ from dslc.compiler.facts import SourceFacts
 from dslc.compiler.layout import Layout
 from dslc.compiler.schedules import demands
 from dslc.dsl import calls as c
-from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.job import JobSpec
 from dslc.dsl.registry import Quantity
 from dslc.dsl.source import Span
+from dslc.dsl.words import plural
 
 Counts = Literal["samples", "tokens", "kept"]  # see `LossStep`
 # Sources whose targets are known to be classes from 0 up.

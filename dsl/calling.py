@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dslc.dsl import tree
-from dslc.dsl.describe import CATEGORIES, category, describe, form, plural
+from dslc.dsl.describe import CATEGORIES, category, describe, form
 from dslc.dsl.diagnostics import Note
 from dslc.dsl.evaluate import BAD, Bad, Evaluator
 from dslc.dsl.layering import Setting
 from dslc.dsl.registry import CALLS, Anything, Bool, Call, CallOf, Either, Field, Node, Place, fields
 from dslc.dsl.source import Span
-from dslc.dsl.suggest import RESERVED, for_argument, for_call, for_path, listed, words_of
+from dslc.dsl.suggest import RESERVED, for_argument, for_call, for_path, words_of
+from dslc.dsl.words import listed, plural
 
 EXTRA = "arguments"  # the field of an open call that keeps its further arguments
 

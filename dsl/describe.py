@@ -25,7 +25,7 @@ from dslc.dsl.registry import (
     Str,
     Word,
 )
-from dslc.dsl.suggest import listed
+from dslc.dsl.words import article, listed, quoted
 
 # How a call of a category is called in messages; the plural adds an s.
 CATEGORIES = {
@@ -34,15 +34,6 @@ CATEGORIES = {
     "recompute": "recomputation", "gradients": "gradient exchange", "gpus": "choice of GPUs", "launch": "launcher",
     "metric": "metric",
 }  # fmt: skip
-
-
-def article(noun: str) -> str:
-    return f"{'an' if noun.lstrip('`')[0].lower() in 'aeio' else 'a'} {noun}"
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 node`, `2 nodes`, `1,797 batches`."""
-    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith(('ch', 's', 'x')) else 's'}"
 
 
 def category(name: str) -> str:
@@ -178,8 +169,3 @@ def value(found: Any) -> str:
             return f"{found.word}(…)"
         case _:
             raise AssertionError(found)
-
-
-def quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
-    return f'"{escaped}"'

@@ -126,15 +126,13 @@ _FULL = Diagnostic(
 class JobError(Exception):
     """A job that cannot be used, with everything that is wrong with it. Raised by the public Python API alone."""
 
-    def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
-        self.diagnostics = tuple(diagnostics)
-        super().__init__(self.diagnostics)
+    def __init__(self, diagnostics: Iterable[Diagnostic], shown: str) -> None:
+        """`shown` is all of them in words, as the command prints them (show.py)."""
+        self.diagnostics, self._shown = tuple(diagnostics), shown
+        super().__init__(self.diagnostics, shown)
 
     def __str__(self) -> str:
-        """All of them, as the command prints them."""
-        from dslc.dsl.show import render  # which is made of diagnostics in turn
-
-        return render(self.diagnostics, color=False).rstrip()
+        return self._shown
 
 
 def division(whole: int, parts: int) -> str:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from dslc.dsl import arithmetic, tree, units
 from dslc.dsl.arithmetic import Amount, Impossible
@@ -23,7 +23,7 @@ from dslc.dsl.bounds import OPENED, VALUES
 from dslc.dsl.describe import describe, form, limits
 from dslc.dsl.diagnostics import Full, Note, Report
 from dslc.dsl.forms import accepts, bare_words, fits, inside, numeric, rewrite, spelt, with_unit, words_in
-from dslc.dsl.layering import Merged, names_in
+from dslc.dsl.layering import Merged, Setting, names_in
 from dslc.dsl.registry import (
     Anything,
     Bool,
@@ -43,7 +43,8 @@ from dslc.dsl.registry import (
     Word,
 )
 from dslc.dsl.source import Span
-from dslc.dsl.suggest import RESERVED, can_be_none, did_you_mean, for_word, function_meant, listed, near
+from dslc.dsl.suggest import RESERVED, can_be_none, did_you_mean, for_word, function_meant, near
+from dslc.dsl.words import listed
 
 
 class Bad:
@@ -53,11 +54,15 @@ class Bad:
 BAD: Final = Bad()
 
 
+Calling: TypeAlias = "Callable[[Evaluator, tree.Expr, CallOf, str, Mapping[str, Setting]], Any]"
+
+
 class Evaluator:
     """Evaluates the expressions of one job."""
 
-    def __init__(self, merged: Merged, report: Report) -> None:
-        self.merged, self.report = merged, report
+    def __init__(self, merged: Merged, report: Report, call: Calling) -> None:
+        """`call` makes calls (calling.py), whose arguments are evaluated here in turn."""
+        self.merged, self.report, self._call = merged, report, call
         self.params = merged.params
         self.trail: list[tuple[str, Span]] = []  # the params now being looked into, and where each was named
         self.paths: dict[Span, str] = {}  # texts that were taken as paths, by their place
@@ -245,9 +250,7 @@ class Evaluator:
             case ListOf():
                 return self.list(expr, kind, path)
             case CallOf():
-                from dslc.dsl.calling import call  # which evaluates arguments in turn
-
-                return call(self, expr, kind, path, {})
+                return self._call(self, expr, kind, path, {})
             case Anything():
                 return self.anything(expr, path)
             case _:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 
 from dslc.dsl import tree, units
-from dslc.dsl.describe import quoted
 from dslc.dsl.registry import (
     CALLS,
     Bool,
@@ -26,6 +25,7 @@ from dslc.dsl.registry import (
     Word,
 )
 from dslc.dsl.suggest import said_here
+from dslc.dsl.words import quoted
 
 
 def spelt(expr: tree.Expr) -> str:

@@ -23,10 +23,10 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.parser_build import Builder, path_of
 from dslc.dsl.parser_layout import Laid, Unit, lay_out
 from dslc.dsl.parser_table import load
-from dslc.dsl.parser_tokens import UNREAD, Token, lex
+from dslc.dsl.parser_tokens import UNREAD, lex
 from dslc.dsl.source import Source, Span
 from dslc.dsl.syntax import explain, other_format
-from dslc.dsl.syntax_place import COMPARISONS, GaveUp, Mistakes, Place
+from dslc.dsl.syntax_place import COMPARISONS, GaveUp, Mistakes, Place, Token
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,19 +14,10 @@ from typing import NamedTuple, NoReturn
 from dslc.dsl.bounds import WORDS
 from dslc.dsl.parser_table import load
 from dslc.dsl.source import Source, Span
-from dslc.dsl.syntax_place import GaveUp, Mistakes
+from dslc.dsl.syntax_place import GaveUp, Mistakes, Token
 from dslc.dsl.tree import Comment
 
 MAX_DIGITS = 400  # more than any float has, and far below where int() gives up
-
-
-class Token(NamedTuple):
-    """A word of the text. `kind` is the grammar's terminal, or `FOREIGN`."""
-
-    kind: str
-    text: str
-    start: int
-    end: int
 
 
 UNREAD = "?"  # the text of a NAME that stands for what could not be read

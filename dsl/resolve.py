@@ -15,8 +15,7 @@ from typing import Any
 
 from dslc.dsl import blocks, tree, units  # noqa: F401  (`blocks` fills the registry)
 from dslc.dsl.bounds import LOOKS, WORDS_LOOKED_AT
-from dslc.dsl.calling import build, end_of, origin
-from dslc.dsl.describe import quoted
+from dslc.dsl.calling import build, call, end_of, origin
 from dslc.dsl.diagnostics import Full, Report
 from dslc.dsl.effects import EFFECTS
 from dslc.dsl.evaluate import Bad, Evaluator
@@ -25,7 +24,8 @@ from dslc.dsl.layering import Merged, Setting, put
 from dslc.dsl.registry import BLOCKS, Dimension, Kind, Measure, fields
 from dslc.dsl.registry import Float as FloatKind
 from dslc.dsl.source import Span
-from dslc.dsl.suggest import RESERVED, did_you_mean, for_block, for_field, for_setting, listed, words_of
+from dslc.dsl.suggest import RESERVED, did_you_mean, for_block, for_field, for_setting, words_of
+from dslc.dsl.words import listed, quoted
 
 # What `expect` may speak of, and its dimension; None is a plain number.
 PROMISES: dict[str, Dimension | None] = {
@@ -136,7 +136,7 @@ def _too_many(
 def _attempt(merged: Merged) -> _Attempt:
     """What can be made of the job; after too many mistakes, what was made so far."""
     report = Report()
-    evaluator = Evaluator(merged, report)
+    evaluator = Evaluator(merged, report, call)
     made: dict[str, Any] = {}
     promises: tuple[Promise, ...] = ()
     try:
@@ -257,7 +257,7 @@ def _promised(evaluator: Evaluator, expr: tree.Expr, kind: Kind, path: str) -> A
 
 def _alternatives(merged: Merged, report: Report) -> dict[tuple[str, ...], tuple[tree.Expr, ...]]:
     """The alternatives of each swept path that exists."""
-    evaluator = Evaluator(merged, Report())
+    evaluator = Evaluator(merged, Report(), call)
     found = {}
     for path, setting in merged.sweeps.items():
         shown = ".".join(path)

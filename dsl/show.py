@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.plain import escaped, is_shown, plain
 from dslc.dsl.source import Span
+from dslc.dsl.words import plural
 
 TAB = 4
 MAX_LINES = 6  # of a span over several lines; the middle of a longer one is left out

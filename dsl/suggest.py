@@ -8,6 +8,7 @@ from typing import NamedTuple
 from dslc.dsl import elsewhere
 from dslc.dsl.elsewhere import ABSENT, ABSENT_VALUES, FIELDS, VALUES
 from dslc.dsl.registry import BLOCKS, CALLS, CallOf, Either, Kind, ListOf, Node, fields
+from dslc.dsl.words import listed
 
 RESERVED = frozenset({"expert", "ema", "lora", "fp8", "wandb"})
 
@@ -59,14 +60,6 @@ def can_be_none(path: str) -> bool:
     block, _, name = path.partition(".")
     found = BLOCKS.get(block)
     return found is not None and any(f.word == name and f.default is None and f.shown == "none" for f in fields(found))
-
-
-def listed(choices: Iterable[str], limit: int = 16) -> str:
-    """`a`, `b` or `c`."""
-    quoted = [f"`{choice}`" for choice in choices]
-    if len(quoted) > limit:
-        return ", ".join(quoted[:limit]) + f" and {len(quoted) - limit} more"
-    return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
 
 
 def categories(kind: Kind) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from dslc.dsl.syntax_place import (
 )
 
 if TYPE_CHECKING:
-    from dslc.dsl.parser_tokens import Token
+    from dslc.dsl.syntax_place import Token
 
 
 def other_format(tokens: list[Token], mistakes: Mistakes) -> bool:

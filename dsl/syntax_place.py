@@ -7,13 +7,10 @@ consequence and not reported. `Place` is where the parser could not go on, with 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.source import Source, Span
-
-if TYPE_CHECKING:
-    from dslc.dsl.parser_tokens import Token
 
 MAX_MISTAKES = 50  # of one text; more than that is not read by anyone
 
@@ -38,6 +35,15 @@ UNITS = frozenset(
     ("B", "kB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB", "us", "ms", "s", "min", "h", "d")
     + ("step", "steps", "epoch", "epochs", "Gbps", "GBps", "TFLOPS")
 )
+
+
+class Token(NamedTuple):
+    """A word of the text. `kind` is the grammar's terminal, or `FOREIGN`."""
+
+    kind: str
+    text: str
+    start: int
+    end: int
 
 
 class GaveUp(Exception):

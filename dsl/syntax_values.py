@@ -23,7 +23,7 @@ from dslc.dsl.syntax_place import (
 )
 
 if TYPE_CHECKING:
-    from dslc.dsl.parser_tokens import Token
+    from dslc.dsl.syntax_place import Token
 
 
 def name_alone(place: Place) -> bool:

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 from dslc.dsl import units
 from dslc.dsl.calls import PythonLoss, PythonSource
-from dslc.dsl.describe import quoted
 from dslc.dsl.describe import value as plain
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import PythonNetwork, TransformersNetwork
@@ -43,6 +42,7 @@ from dslc.dsl.registry import (
     fields,
 )
 from dslc.dsl.resolve import PROMISES
+from dslc.dsl.words import quoted
 
 T = TypeVar("T")
 

@@ -25,11 +25,11 @@ from dslc.runtime import (
     tensor_parallel,
 )
 from dslc.runtime.blank import blank
+from dslc.runtime.build import build_model
 from dslc.runtime.engine import Engine
 from dslc.runtime.job_line import at
 from dslc.runtime.losses import LossSum, loss_sum
 from dslc.runtime.mesh import mesh_of, several_axes
-from dslc.runtime.model import build_model
 from dslc.runtime.optimizers import build_optimizer
 from dslc.runtime.precision import grad_scaler
 

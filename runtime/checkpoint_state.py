@@ -31,8 +31,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from dslc.runtime import random_numbers, unpickling, weights
+from dslc.runtime import random_numbers, unpickling
 from dslc.runtime.checkpoint_files import METADATA, Manifest, Shapes, is_plain_name, misfitting_tensors
+from dslc.runtime.names import named_tensors
 
 if TYPE_CHECKING:
     from dslc.runtime.assemble import Parts
@@ -47,7 +48,7 @@ class CheckpointError(RuntimeError):
 
 def shapes_of(model: nn.Module) -> Shapes:
     """The tensors that a checkpoint of a plain model has, with their whole shapes."""
-    return {name: tuple(tensor.shape) for name, tensor in weights.named_tensors(model).items()}
+    return {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
 
 
 @torch.no_grad()
@@ -61,7 +62,7 @@ def load_model(path: str, manifest: Manifest, model: nn.Module, pipeline: Pipeli
     wrong = misfitting_tensors(manifest.fit.tensors, whole)
     if wrong:
         raise CheckpointError(f"{path} is not of this model: {wrong}")
-    read(path, {f"model.{name}": tensor.detach() for name, tensor in weights.named_tensors(model).items()})
+    read(path, {f"model.{name}": tensor.detach() for name, tensor in named_tensors(model).items()})
 
 
 class TrainingState:
@@ -77,7 +78,7 @@ class TrainingState:
         # Pipeline coordinates are runs of ranks: who holds what is whole, and how many they are.
         self._alike = rank % (ranks // stages), ranks // stages
         # Kept, because a model that has just been evaluated may show whole parameters in the place of its parts.
-        self._model = weights.named_tensors(parts.plain)
+        self._model = named_tensors(parts.plain)
         self._parameters = {name for name, tensor in self._model.items() if isinstance(tensor, nn.Parameter)}
         self._slots = tuple(_slots(parts.optimizer, {id(tensor): name for name, tensor in self._model.items()}))
         self._dealt_out = not _is_zero1(parts.optimizer)
@@ -113,7 +114,7 @@ class TrainingState:
                 if not self._dealt_out or deal.is_mine(value):
                     found[f"optimizer.{slot.name}.{state}"] = value
         if self._alike[0] == 0:
-            for name, tensor in weights.named_tensors(self._parts.plain).items():
+            for name, tensor in named_tensors(self._parts.plain).items():
                 if name not in self._parameters:
                     found[f"model.{name}"] = tensor
         if self._rank == 0:
@@ -134,7 +135,7 @@ class TrainingState:
             if key.startswith("optimizer."):
                 states.setdefault(name, []).append(state)
         wanted = State()
-        current = weights.named_tensors(self._parts.plain)
+        current = named_tensors(self._parts.plain)
         for name, tensor in self._model.items():
             wanted[f"model.{name}"] = (tensor if name in self._parameters else current[name]).detach()
         for slot in self._slots:

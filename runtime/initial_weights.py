@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.program import ModelStep
-from dslc.runtime.weights import NAME, named_tensors
+from dslc.runtime.names import WEIGHTS, named_tensors
 
 Part = tuple[slice, ...]
 _WRAPPINGS = ("state_dict", "model", "module")  # under which training scripts keep the state dict
@@ -41,7 +41,7 @@ def load(step: ModelStep, model: nn.Module, whole: Mapping[str, Tensor] | None =
     """
     if not step.weights:
         return
-    path = os.path.join(step.weights, NAME) if os.path.isdir(step.weights) else step.weights
+    path = os.path.join(step.weights, WEIGHTS) if os.path.isdir(step.weights) else step.weights
     where = f"{step.weights_line}: " if step.weights_line else ""
     with ExitStack() as open_files:
         try:

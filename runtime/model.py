@@ -24,30 +24,8 @@ from torch.overrides import TorchFunctionMode
 from dslc.compiler.program import InitStep, ModelStep, ModuleStep
 from dslc.runtime import modules
 from dslc.runtime.job_line import at
+from dslc.runtime.model_error import ModelError
 from dslc.runtime.user_code import load_function
-
-
-class ModelError(RuntimeError):
-    """A user's own function did not give a model; the message begins with the place in the job."""
-
-
-def build_model(step: ModelStep, device: torch.device | str) -> nn.Module:
-    """The model on `device`, in float32, in training mode, its tied weights shared.
-
-    Raises ModelError where a user's own function gives no module; what the function raises comes through.
-    """
-    from dslc.runtime.blank import blank
-
-    if step.root is None and not step.reset:
-        module = own_model(step).to(device)
-        tie(module, step.ties)
-    else:
-        made = blank(step)
-        made.fill(lambda value, _: value.to(device), device)
-        module = made.module
-    if step.channels_last:
-        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return module
 
 
 class _Unfilled(TorchFunctionMode):

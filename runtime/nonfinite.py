@@ -36,6 +36,7 @@ from dslc.compiler.program import JobProgram, RankPlace, from_json, to_json
 from dslc.runtime.assemble import Parts
 from dslc.runtime.batches import StepBatch
 from dslc.runtime.checkpoint import Checkpoints
+from dslc.runtime.names import named_tensors
 from dslc.runtime.nonfinite_cause import (
     Seen,
     broken,
@@ -49,7 +50,6 @@ from dslc.runtime.nonfinite_cause import (
 from dslc.runtime.precision import Skipping
 from dslc.runtime.records import note
 from dslc.runtime.stop import Board
-from dslc.runtime.weights import named_tensors
 
 _FOLDED = 256  # losses that are kept one by one until a step is logged
 

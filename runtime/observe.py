@@ -34,9 +34,9 @@ from dslc.compiler.program import JobProgram, RankPlace, from_json, to_json
 from dslc.runtime import random_numbers
 from dslc.runtime.batches import StepBatch
 from dslc.runtime.initial_weights import Part, own_part
+from dslc.runtime.names import named_tensors
 from dslc.runtime.sampler import micro_batches, steps_per_epoch
 from dslc.runtime.stepper import Done
-from dslc.runtime.weights import named_tensors
 
 _FOLDER = "observed"
 Array = np.ndarray[Any, Any]

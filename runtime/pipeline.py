@@ -37,9 +37,9 @@ from dslc.runtime import compiling, offload
 from dslc.runtime.blank import Blank, Spot
 from dslc.runtime.engine import Engine
 from dslc.runtime.mesh import AXES, Mesh
+from dslc.runtime.names import named_tensors
 from dslc.runtime.precision import autocast
 from dslc.runtime.stage import CapturedStage, Part, Stage
-from dslc.runtime.weights import named_tensors
 
 
 def preload() -> None:

@@ -20,10 +20,10 @@ from dslc.runtime import dynamo
 from dslc.runtime.assemble import Parts
 from dslc.runtime.batches import StepBatch
 from dslc.runtime.context_parallel import piece_of
+from dslc.runtime.names import named_tensors
 from dslc.runtime.pipeline import Schedule
 from dslc.runtime.precision import autocast
 from dslc.runtime.stepper import UNSEEN, Done, Looks, clipped, global_count, share_of_mean
-from dslc.runtime.weights import named_tensors
 
 
 def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSEEN) -> Callable[[StepBatch], Done]:

@@ -25,7 +25,7 @@ from torch.optim import lr_scheduler
 from dslc.compiler.program import JobProgram, LearningRateStep, LossStep, ModelStep, OptimizerStep, RankPlace
 from dslc.runtime import initial_weights, random_numbers
 from dslc.runtime.batches import StepBatch, batches
-from dslc.runtime.model import build_model
+from dslc.runtime.build import build_model
 from dslc.runtime.observe import Observer
 from dslc.runtime.sources import Splits
 from dslc.runtime.stepper import Done

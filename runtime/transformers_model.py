@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.program import TransformersStep
-from dslc.runtime.model import ModelError
+from dslc.runtime.model_error import ModelError
 
 _AUTO = {
     "causal_lm": "AutoModelForCausalLM",

@@ -24,12 +24,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
+from dslc.runtime.names import WEIGHTS, named_tensors
 from dslc.runtime.records import naming
 
 if TYPE_CHECKING:
     from dslc.runtime.pipeline import Pipeline
-
-NAME = "weights.safetensors"
 
 DTYPES = {
     torch.float64: "F64",
@@ -46,25 +45,13 @@ DTYPES = {
 }
 
 
-def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name, each tensor once, in the model's order."""
-    kept = model.state_dict(keep_vars=True)
-    found: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in kept.items():
-        if isinstance(tensor, Tensor) and id(tensor) not in seen:
-            seen.add(id(tensor))
-            found[name] = tensor
-    return found
-
-
 @torch.no_grad()
 def save_weights(model: nn.Module, run_dir: str, writes: bool = True, pipeline: Pipeline | None = None) -> str:
     """Writes `weights.safetensors` into `run_dir`; its path. `model` is the plain one. Raises OSError.
 
     All ranks call it, as sharded tensors are gathered, and those of other stages of a `pipeline` sent; one `writes`.
     """
-    path = os.path.join(run_dir, NAME)
+    path = os.path.join(run_dir, WEIGHTS)
     own = named_tensors(model)
     tensors = pipeline.whole if pipeline is not None else own
     with naming(path), open(path + ".part", "wb") if writes else contextlib.nullcontext() as file:
@@ -115,11 +102,11 @@ def load_weights(model: nn.Module, run_dir: str) -> None:
     """Puts the weights of `run_dir` into `model`, in place. Raises OSError, or ValueError where they do not fit."""
     from safetensors.torch import load_file
 
-    loaded = load_file(os.path.join(run_dir, NAME))
+    loaded = load_file(os.path.join(run_dir, WEIGHTS))
     wanted = named_tensors(model)
     wrong = sorted(loaded.keys() ^ wanted.keys())
     wrong += [name for name in wanted.keys() & loaded.keys() if wanted[name].shape != loaded[name].shape]
     if wrong:
-        raise ValueError(f"{NAME} in {run_dir} is not of this model: {', '.join(wrong[:5])}")
+        raise ValueError(f"{WEIGHTS} in {run_dir} is not of this model: {', '.join(wrong[:5])}")
     for name, tensor in wanted.items():
         tensor.copy_(loaded[name])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from dslc.compiler.account import MemoryNode
-from dslc.compiler.facts import TensorFact
+from dslc.compiler.memory_node import MemoryNode
 from dslc.compiler.plan import (
     PLAN_VERSION,
     AxisNode,
@@ -21,7 +20,8 @@ from dslc.compiler.plan import (
 )
 from dslc.compiler.schedule_cost import timeline
 from dslc.compiler.schedules import ScheduleTable, table
-from dslc.compiler.traffic import TrafficNode
+from dslc.compiler.tensors import TensorFact
+from dslc.compiler.traffic_node import TrafficNode
 
 GIB, MIB, KIB = 2**30, 2**20, 2**10
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from gang import gang
 
-from dslc.compiler.account import MemoryNode
+from dslc.compiler.memory_node import MemoryNode
 from dslc.compiler.program import JobProgram, RankPlace
 from dslc.compiler.units import byte_text, percent_text
 from dslc.dsl.diagnostics import Report

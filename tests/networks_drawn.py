@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
-from dslc.compiler.facts import SourceFacts, TensorFact
+from dslc.compiler.facts import SourceFacts
 from dslc.compiler.model import ModelGraph, build
 from dslc.compiler.program import ModelStep
+from dslc.compiler.tensors import TensorFact
 from dslc.dsl import calls as c
 from dslc.dsl import layers as s
 from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.registry import Call
-from dslc.runtime.model import build_model, skeleton
+from dslc.runtime.build import build_model
+from dslc.runtime.model import skeleton
 
 VOCAB = 11
 Draw = Callable[[Any], Any]

@@ -15,7 +15,6 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from dslc.dsl import blocks, units  # noqa: F401  (`blocks` fills the registry)
-from dslc.dsl.describe import quoted
 from dslc.dsl.job import JobSpec
 from dslc.dsl.load import load_text
 from dslc.dsl.registry import (
@@ -42,6 +41,7 @@ from dslc.dsl.registry import (
     fields,
 )
 from dslc.dsl.resolve import PROMISES
+from dslc.dsl.words import quoted
 
 DEPTH = 2
 # One example for each pattern that texts must match.

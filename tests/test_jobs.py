@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from strategies import jobs, texts
 
-from dslc.compiler.analyse import Analysis, analyse
+from dslc.compiler.analyse import analyse
+from dslc.compiler.analysis import Analysis
 from dslc.compiler.compile import compile_plan
 from dslc.compiler.explain import explain, explain_rank
 from dslc.compiler.facts import Facts

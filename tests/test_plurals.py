@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dslc.commands.check import check_one
-from dslc.dsl.describe import plural
 from dslc.dsl.show import render
+from dslc.dsl.words import plural
 
 ROOT = Path(__file__).parent.parent
 # A count of one before a plural; `1 is` and `1 has` go on with a verb.

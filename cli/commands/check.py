@@ -8,15 +8,15 @@ import json
 import sys
 from collections.abc import Callable
 
-from dslc.compiler.analyse import Analysis
+from dslc.compiler.analysis import Analysis
 from dslc.compiler.reuse import Reuse
-from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.load import load_each
 from dslc.dsl.plain import plain
 from dslc.dsl.show import to_json
+from dslc.dsl.words import plural
 from dslc.front import inspect, over, show, tell_of_work
-from dslc.main import GOOD, JOB_AT_FAULT
+from dslc.status import GOOD, JOB_AT_FAULT
 from dslc.unseen import unseen
 
 

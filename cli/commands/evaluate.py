@@ -9,7 +9,7 @@ import sys
 
 from dslc.dsl.load import load_each
 from dslc.dsl.plain import plain
-from dslc.main import GOOD, WRONG_USAGE
+from dslc.status import GOOD, WRONG_USAGE
 from dslc.use import Refused, metrics, ready
 
 

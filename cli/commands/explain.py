@@ -7,7 +7,7 @@ import sys
 
 from dslc.dsl.codes import explain, titles
 from dslc.dsl.suggest import near
-from dslc.main import GOOD, WRONG_USAGE
+from dslc.status import GOOD, WRONG_USAGE
 
 
 def main(arguments: argparse.Namespace) -> int:

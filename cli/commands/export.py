@@ -7,12 +7,12 @@ import os
 import sys
 
 from dslc.checkpoints import Misfit, hold_against
-from dslc.dsl.describe import plural
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load_each
 from dslc.dsl.plain import plain, plain_lines
+from dslc.dsl.words import plural
 from dslc.front import inspect, show
-from dslc.main import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
+from dslc.status import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 from dslc.use import Refused, taken_for
 
 

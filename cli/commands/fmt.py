@@ -15,7 +15,7 @@ from dslc.dsl.parser import parse
 from dslc.dsl.plain import plain
 from dslc.dsl.source import Source
 from dslc.front import show
-from dslc.main import GOOD, JOB_AT_FAULT
+from dslc.status import GOOD, JOB_AT_FAULT
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import os
 import sys
 
 from dslc.dsl.plain import plain
-from dslc.main import GOOD, WRONG_USAGE
+from dslc.status import GOOD, WRONG_USAGE
 
 
 def main(arguments: argparse.Namespace) -> int:

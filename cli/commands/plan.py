@@ -12,7 +12,7 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
 from dslc.dsl.plain import plain, plain_lines
 from dslc.front import inspect, show
-from dslc.main import GOOD, JOB_AT_FAULT, WRONG_USAGE
+from dslc.status import GOOD, JOB_AT_FAULT, WRONG_USAGE
 
 
 def compiled_or_shown(path: str, settings: list[str], *, trace: bool) -> Compiled | None:

@@ -8,7 +8,7 @@ import sys
 
 from dslc.dsl.load import load_each
 from dslc.dsl.plain import plain
-from dslc.main import GOOD, TRAINING_FAILED, WRONG_USAGE
+from dslc.status import GOOD, TRAINING_FAILED, WRONG_USAGE
 from dslc.use import Refused, launched, ready
 
 

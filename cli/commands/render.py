@@ -10,7 +10,7 @@ from dslc.compiler.draw import draw
 from dslc.compiler.picture import write
 from dslc.compiler.plan import load_plan
 from dslc.dsl.plain import plain
-from dslc.main import GOOD, JOB_AT_FAULT, WRONG_USAGE
+from dslc.status import GOOD, JOB_AT_FAULT, WRONG_USAGE
 
 
 def main(arguments: argparse.Namespace) -> int:

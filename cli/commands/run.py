@@ -12,9 +12,9 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.front import over, show
-from dslc.main import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 from dslc.run_folder import Occupied, claimed, make_folder, refuse_others, refuse_run
 from dslc.runs import Ready, folders_of, prepare, report_on, train
+from dslc.status import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 

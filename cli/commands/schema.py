@@ -6,7 +6,7 @@ import argparse
 import json
 
 from dslc.dsl.schema import reference, schema
-from dslc.main import GOOD
+from dslc.status import GOOD
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -7,8 +7,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from dslc.dsl.describe import plural
-from dslc.main import GOOD, WRONG_USAGE
+from dslc.dsl.words import plural
+from dslc.status import GOOD, WRONG_USAGE
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -16,10 +16,10 @@ from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.load import Loaded, load_each
 from dslc.dsl.plain import plain_lines
 from dslc.front import gpus_here, show
-from dslc.main import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 from dslc.reference import CannotShrink, observed, one_process, shrunk
 from dslc.run_folder import LOCK, Occupied, claimed
 from dslc.runs import Ready, prepare
+from dslc.status import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 
 if TYPE_CHECKING:
     from dslc.runtime.observe import Observation

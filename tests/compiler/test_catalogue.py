@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dslc.compiler.analyse import Analysis, analyse
+from dslc.compiler.analyse import analyse
+from dslc.compiler.analysis import Analysis
 from dslc.compiler.catalogue import read_catalogue
 from dslc.compiler.facts import Facts
 from dslc.compiler.hardware import CATALOGUE, CUDA_CONTEXT, framework_bytes, workspace_bytes

@@ -9,7 +9,8 @@ import pytest
 from made_jobs import make_job
 from networks_drawn import fact, of
 
-from dslc.compiler.analyse import Analysis, analyse
+from dslc.compiler.analyse import analyse
+from dslc.compiler.analysis import Analysis
 from dslc.compiler.facts import Facts, MachineFacts, SourceFacts
 from dslc.compiler.sharding import recomputed, units
 from dslc.compiler.traced_facts import LayerFacts, ModelFacts

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dslc.compiler.analyse import Analysis, analyse
+from dslc.compiler.analyse import analyse
+from dslc.compiler.analysis import Analysis
 from dslc.compiler.facts import Facts, MachineFacts
 from dslc.compiler.units import byte_text
 from dslc.dsl.diagnostics import Diagnostic, Report

@@ -11,7 +11,8 @@ import torch
 from made_jobs import gpt_model, make_job
 from safetensors.torch import save_file
 
-from dslc.compiler.analyse import Analysis, analyse
+from dslc.compiler.analyse import analyse
+from dslc.compiler.analysis import Analysis
 from dslc.compiler.facts import Facts
 from dslc.compiler.sharding import sharding_of, trained
 from dslc.compiler.weights_file import TensorEntry, Unreadable, entries, file_of

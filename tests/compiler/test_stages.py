@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_jobs import gpt_model, make_job
 
-from dslc.compiler.analyse import Analysis, analyse
+from dslc.compiler.analyse import analyse
+from dslc.compiler.analysis import Analysis
 from dslc.compiler.facts import Facts
 from dslc.compiler.stages import balance, equal_counts, work
 from dslc.dsl import calls as c

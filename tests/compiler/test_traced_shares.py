@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dslc.compiler.facts import TensorFact
+from dslc.compiler.tensors import TensorFact
 from dslc.compiler.trace import trace_model
 from dslc.compiler.traced_facts import ShareFacts
 from dslc.compiler.traced_rules import Operation, Refused, Share, follow

@@ -17,7 +17,7 @@ from dslc.compiler.program import ModelStep
 from dslc.compiler.sharding import BUCKET_BYTES, zero1_partition
 from dslc.compiler.traffic import FIRST_BUCKET_BYTES, buckets, ready
 from dslc.dsl import layers as s
-from dslc.runtime.model import build_model
+from dslc.runtime.build import build_model
 
 
 def _sizes(seed: int, most: int) -> list[int]:

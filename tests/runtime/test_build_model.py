@@ -16,7 +16,9 @@ from dslc.compiler.program import InitStep, ModelStep, ModuleStep, PythonFunctio
 from dslc.dsl import layers as s
 from dslc.dsl.registry import Call
 from dslc.runtime import modules
-from dslc.runtime.model import ModelError, build_model, initial_value
+from dslc.runtime.build import build_model
+from dslc.runtime.model import initial_value
+from dslc.runtime.model_error import ModelError
 
 GPT = of(s.GPT, layers=2, width=16, heads=2, context=8)
 

@@ -20,7 +20,7 @@ from trained import Trained, agree
 from dslc.compiler import program as p
 from dslc.runtime.assemble import Parts, assemble
 from dslc.runtime.batches import StepBatch
-from dslc.runtime.model import build_model
+from dslc.runtime.build import build_model
 from dslc.runtime.stepper import stepper
 
 CPU = torch.device("cpu")

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from dslc.compiler import program as p
 from dslc.runtime import initial_weights
+from dslc.runtime.build import build_model
 from dslc.runtime.initial_weights import WeightsError
-from dslc.runtime.model import build_model
+from dslc.runtime.names import named_tensors
 from dslc.runtime.records import read_metrics
-from dslc.runtime.weights import named_tensors, save_weights
+from dslc.runtime.weights import save_weights
 
 
 def other(model: p.ModelStep) -> nn.Module:

@@ -16,9 +16,11 @@ from torch import nn
 from dslc.compiler.program import InitStep, JobProgram, ModelStep, PipelineStep, RankPlace, StageStep
 from dslc.runtime.assemble import Parts, assemble
 from dslc.runtime.blank import blank
-from dslc.runtime.model import build_model, initial_value
+from dslc.runtime.build import build_model
+from dslc.runtime.model import initial_value
+from dslc.runtime.names import named_tensors
 from dslc.runtime.pipeline import cut
-from dslc.runtime.weights import load_weights, named_tensors, save_weights
+from dslc.runtime.weights import load_weights, save_weights
 
 HIDDEN = ((8, 16), "float32")
 # The tied GPT of `made_programs`: embedding, positions, a block, and a head that is the embedding.

@@ -19,14 +19,15 @@ from torch.utils._pytree import tree_leaves
 from trained import Trained, agree
 
 from dslc.compiler import program as p
-from dslc.compiler.facts import SourceFacts, TensorFact
+from dslc.compiler.facts import SourceFacts
 from dslc.compiler.model import LayerNode, build
+from dslc.compiler.tensors import TensorFact
 from dslc.dsl import layers as s
 from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.calls import CrossEntropy
 from dslc.dsl.diagnostics import Report
 from dslc.runtime import recompute
-from dslc.runtime.model import build_model
+from dslc.runtime.build import build_model
 
 KINDS = ("full", "selective")
 

@@ -27,8 +27,8 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from dslc.compiler import program as p
 from dslc.runtime import checkpoint_files as files
+from dslc.runtime.build import build_model
 from dslc.runtime.checkpoint_state import CheckpointError, load_model
-from dslc.runtime.model import build_model
 from dslc.runtime.unpickling import loads
 
 NOBODY = 65534

@@ -16,11 +16,11 @@ from dslc.compiler import program as p
 from dslc.runtime import random_numbers
 from dslc.runtime.assemble import Parts, assemble
 from dslc.runtime.batches import StepBatch
+from dslc.runtime.build import build_model
 from dslc.runtime.initial_weights import own_part
-from dslc.runtime.model import build_model
+from dslc.runtime.names import named_tensors
 from dslc.runtime.stepper import Done, stepper
 from dslc.runtime.tensor_parallel import noise_rank
-from dslc.runtime.weights import named_tensors
 
 CPU = torch.device("cpu")
 ADAMW = p.OptimizerStep(kind="AdamW", lr=0.01, arguments={"weight_decay": 0.1}, no_decay=("*.bias", "*norm*"))

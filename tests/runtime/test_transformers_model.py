@@ -12,7 +12,7 @@ from torch import nn
 
 from dslc.compiler.program import ModelStep, TransformersStep
 from dslc.runtime.blank import blank
-from dslc.runtime.model import build_model
+from dslc.runtime.build import build_model
 from dslc.runtime.transformers_model import TransformersError, build_transformers, longest
 
 SMALL: dict[str, dict[str, Any]] = {

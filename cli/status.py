@@ -1,0 +1,3 @@
+"""The exit statuses of the command."""
+
+GOOD, JOB_AT_FAULT, WRONG_USAGE, TRAINING_FAILED = 0, 1, 2, 3

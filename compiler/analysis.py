@@ -1,0 +1,42 @@
+"""What is known of a job once every rule has been asked (analyse.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dslc.compiler.cost import RankCost
+from dslc.compiler.estimate import Estimate
+from dslc.compiler.facts import SourceFacts
+from dslc.compiler.layout import Layout
+from dslc.compiler.nodes import ModelGraph
+from dslc.compiler.schedule_cost import Timeline
+from dslc.compiler.schedules import ScheduleTable
+from dslc.compiler.staging import Staging
+from dslc.compiler.workload import Workload
+from dslc.dsl.job import JobSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """The stages, their schedule and its time in units of the mean stage's forward and backward."""
+
+    stages: tuple[range, ...]
+    schedule: ScheduleTable | None
+    timeline: Timeline | None
+    bubble: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """What is known of a job. `model` and what follows from it are None for a user's own network that was not
+    traced."""
+
+    job: JobSpec
+    source: SourceFacts
+    layout: Layout
+    workload: Workload
+    model: ModelGraph | None
+    pipeline: Pipeline | None
+    costs: tuple[RankCost, ...]  # by pipeline coordinate
+    estimate: Estimate | None
+    staging: Staging | None  # where there is a model

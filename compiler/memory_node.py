@@ -1,0 +1,50 @@
+"""The peak memory of one rank, by kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "communication", "framework")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShare:
+    """What a layer has of the activations at the peak."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryNode:
+    """Bytes of one rank by kind, at the peak; `when` that is, and the layers that hold most then.
+
+    `rest` is what is there between two steps; `rank` the data rank that holds most, the first of several; `workspace`
+    what of `framework` torch's allocator has given to cuBLAS.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    buffers: int
+    communication: int
+    framework: int = 0
+    when: str = ""
+    layers: tuple[LayerShare, ...] = ()
+    rest: int = 0
+    rank: int = 0
+    workspace: int = 0
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        return {kind: getattr(self, kind) for kind in KINDS}
+
+    @property
+    def peak(self) -> int:
+        return sum(self.kinds.values())
+
+    @property
+    def tensors(self) -> int:
+        """What of the peak `torch.cuda.max_memory_allocated` sees."""
+        return self.peak - self.framework + self.workspace

@@ -1,0 +1,28 @@
+"""What one stage of a pipeline sends to the next, and where none can end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dslc.compiler.nodes import ModelGraph
+from dslc.compiler.sharding import low_copy, low_dtype
+from dslc.compiler.tensors import TensorFact
+from dslc.dsl.job import JobSpec
+
+
+def sent(job: JobSpec, model: ModelGraph, last: int) -> tuple[TensorFact, ...]:
+    """What a stage that ends with layer `last` sends for one sample: of the dtypes in which it is made."""
+    if model.traced is not None:
+        return model.traced.seams[last].sent
+    layer = model.layers[last]
+    made = layer.output
+    if made.dtype != "float32" or not (layer.low or low_copy(job)):
+        return (made,)
+    return (replace(made, dtype=low_dtype(job)),)
+
+
+def unsendable(model: ModelGraph, last: int) -> str:
+    """Why no stage can end with layer `last`, which is not the model's last; "" where one can."""
+    if model.traced is not None:
+        return model.traced.seams[last].refused
+    return "" if model.layers[last].output.dtype == "float32" else "what it sends are tokens, which have no gradient"

@@ -1,0 +1,81 @@
+"""What flows between layers: a tensor of one sample, and the memory that it lies in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from dslc.compiler.tensors import TensorFact
+from dslc.compiler.working import Store
+
+Shape = tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Value:
+    """What flows between layers. `low`: 16 bits under autocast; `grad`: a parameter comes before it."""
+
+    shape: Shape
+    tokens: bool
+    low: bool
+    grad: bool
+    sequence: bool  # (length, width) rather than (channels, length)
+    full_store: Store
+    low_store: Store
+    pooled: int = 0  # numbers of which these are the largest of each window
+
+    @property
+    def count(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def fact(self) -> TensorFact:
+        return TensorFact(shape=self.shape, dtype="int64" if self.tokens else "float32")
+
+    def view(self, *shape: int, sequence: bool = False) -> Value:
+        """Another shape of the same memory."""
+        return replace(self, shape=shape, sequence=sequence)
+
+    def new(
+        self, *shape: int, low: bool | None = None, grad: bool | None = None, sequence: bool | None = None
+    ) -> Value:
+        """A result computed from this one: memory of its own."""
+        count, is_low = prod(shape), self.low if low is None else low
+        return Value(
+            shape=shape,
+            tokens=False,
+            low=is_low,
+            grad=self.grad if grad is None else grad,
+            sequence=self.sequence if sequence is None else sequence,
+            full_store=Store(4 * count),
+            low_store=Store((2 if is_low else 4) * count),
+        )
+
+    def __str__(self) -> str:
+        return describe(self.shape, tokens=self.tokens, sequence=self.sequence)
+
+
+def describe(shape: Shape, *, tokens: bool = False, sequence: bool = False) -> str:
+    """A shape in words: `an image (3, 32, 32)`."""
+    text = say(shape)
+    if tokens:
+        return f"tokens {text}"
+    if len(shape) == 0:
+        return "one number"
+    if len(shape) == 1:
+        return f"a vector {text}"
+    if len(shape) == 2:
+        return f"a sequence {text}" if sequence else f"(channels, length) {text}"
+    return f"an image {text}" if len(shape) == 3 else f"an array {text}"
+
+
+def say(shape: Shape) -> str:
+    return f"({', '.join(map(str, shape))})"
+
+
+def entry(fact: TensorFact) -> Value:
+    """The model's input, which the data holds already."""
+    held = Store(0, kept=True)
+    tokens = not fact.dtype.startswith(("float", "bfloat"))
+    low = fact.dtype in ("float16", "bfloat16")
+    return Value(fact.shape, tokens, low, False, tokens, held, held)

@@ -1,0 +1,27 @@
+"""Words and lists as a message says them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def article(noun: str) -> str:
+    return f"{'an' if noun.lstrip('`')[0].lower() in 'aeio' else 'a'} {noun}"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 node`, `2 nodes`, `1,797 batches`."""
+    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith(('ch', 's', 'x')) else 's'}"
+
+
+def quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+    return f'"{escaped}"'
+
+
+def listed(choices: Iterable[str], limit: int = 16) -> str:
+    """`a`, `b` or `c`."""
+    quoted = [f"`{choice}`" for choice in choices]
+    if len(quoted) > limit:
+        return ", ".join(quoted[:limit]) + f" and {len(quoted) - limit} more"
+    return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)

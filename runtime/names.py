@@ -1,0 +1,19 @@
+"""The tensors of a model by their plain names, and the file they are kept in."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+WEIGHTS = "weights.safetensors"  # in a run directory
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name, each tensor once, in the model's order."""
+    kept = model.state_dict(keep_vars=True)
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in kept.items():
+        if isinstance(tensor, Tensor) and id(tensor) not in seen:
+            seen.add(id(tensor))
+            found[name] = tensor
+    return found
