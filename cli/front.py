@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from dslc.compiler.analyse import analyse, context_of
 from dslc.compiler.analysis import Analysis
-from dslc.compiler.facts import Facts, MachineFacts, SourceFacts
+from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
+from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.layout import lay_out
 from dslc.compiler.model import build
 from dslc.compiler.opaque import opaque
@@ -20,7 +21,6 @@ from dslc.compiler.reuse import READING, Reuse
 from dslc.compiler.rules_training import configuration_file
 from dslc.compiler.sharding import low_copy, low_precision, units
 from dslc.compiler.sources import source_facts
-from dslc.compiler.tensors import TensorFact
 from dslc.dsl.bounds import LOOKS, MISTAKES
 from dslc.dsl.calls import Datasets, Parquet, PythonLoss, PythonSource
 from dslc.dsl.diagnostics import Diagnostic, Full, Note, Report
@@ -34,7 +34,7 @@ from dslc.dsl.words import plural
 from dslc.unseen import can_be_tried, tell_of_network
 
 if TYPE_CHECKING:
-    from dslc.compiler.traced_facts import ModelFacts
+    from dslc.compiler.ir.module_facts import ModelFacts
 
 
 def show(diagnostics: Iterable[Diagnostic]) -> None:
@@ -153,7 +153,7 @@ def _is_here(network: PythonNetwork | TransformersNetwork, folder: str) -> bool:
 
 def _opened(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
     """Opens a table in a child, so that the library is not loaded here. It may be fetched by `run` alone."""
-    from dslc.compiler.program import from_json
+    from dslc.compiler.ir.program import from_json
     from dslc.compiler.sources import source_key
 
     _, arguments = source_key(call)
@@ -202,7 +202,7 @@ def gpus_here() -> tuple[int, ...]:
 
 
 def _traced_source(job: JobSpec, call: PythonSource, report: Report) -> SourceFacts | None:
-    from dslc.compiler.program import from_json, to_json
+    from dslc.compiler.ir.program import from_json, to_json
 
     def use(make: Callable[..., Any]) -> Any:
         from dslc.compiler.trace import trace_source
@@ -215,8 +215,8 @@ def _traced_source(job: JobSpec, call: PythonSource, report: Report) -> SourceFa
 
 
 def _traced_model(job: JobSpec, call: PythonNetwork, source: SourceFacts, report: Report) -> ModelFacts | None:
-    from dslc.compiler.program import from_json, to_json
-    from dslc.compiler.traced_facts import ModelFacts
+    from dslc.compiler.ir.module_facts import ModelFacts
+    from dslc.compiler.ir.program import from_json, to_json
 
     def use(make: Callable[..., Any]) -> Any:
         from dslc.compiler.trace import try_to_make
@@ -329,7 +329,7 @@ def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts) -> ModelFa
         try_low_copy(kept[0], source.input, precision_step(job).dtype, sharded)
     if job.parallelism.pipeline == 1:
         return facts
-    from dslc.compiler.program import TensorParallelStep
+    from dslc.compiler.ir.program import TensorParallelStep
     from dslc.runtime.captured import look
     from dslc.runtime.recording import CaptureError
 
@@ -347,7 +347,7 @@ def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts) -> ModelFa
         return replace(facts, uncut=(str(error), error.where))
     except Exception as error:  # of any kind: it is the user's code that runs
         return replace(facts, uncut=(_first_line(error), _where(error)))
-    from dslc.compiler.traced_facts import SeamFacts
+    from dslc.compiler.ir.module_facts import SeamFacts
 
     told = tuple(
         SeamFacts(refused=seam.refused, sent=tuple(TensorFact(shape=s, dtype=d) for s, d in seam.sent))  # type: ignore[arg-type]
@@ -373,7 +373,7 @@ def _traced_transformers(
     """Builds the model without memory in a child, and reports what the library says against its configuration. Before a
     `run` this process imports the library, for the child and for the ranks that are forked from it later."""
     from dslc.compiler.emit import transformers_step
-    from dslc.compiler.program import from_json, to_json
+    from dslc.compiler.ir.program import from_json, to_json
 
     if importlib.util.find_spec("transformers") is None:
         report.add(
@@ -418,7 +418,7 @@ def _traced_transformers(
     answer = in_child(work)
     _tell_what_is_left(f"`{network.path}`", answer, network.at("path"), report)
     if "made" in answer:
-        from dslc.compiler.traced_facts import ModelFacts
+        from dslc.compiler.ir.module_facts import ModelFacts
 
         return answer["made"] and from_json(ModelFacts, answer["made"])
     report.add(

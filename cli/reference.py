@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from dslc.compiler.analyse import context_of
-from dslc.compiler.facts import SourceFacts
+from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.layout import AXES, Layout
 from dslc.compiler.sources import source_facts
 from dslc.dsl import calls as c

@@ -27,7 +27,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from dslc.compiler.program import JobProgram
+from dslc.compiler.ir.program import JobProgram
 from dslc.dsl.plain import plain
 from dslc.runtime.checkpoint_files import checkpoints_in
 from dslc.runtime.records import naming

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.compile import Compiled, compile_plan
-from dslc.compiler.program import JobProgram, RankPlace, to_json
+from dslc.compiler.ir.program import JobProgram, RankPlace, to_json
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import Loaded
 from dslc.dsl.plain import plain

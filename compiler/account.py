@@ -36,8 +36,10 @@ from math import prod
 
 from dslc.compiler.gathers import Sharded, Whole
 from dslc.compiler.hardware import framework_bytes, workspace_bytes
-from dslc.compiler.memory_node import LayerShare, MemoryNode
-from dslc.compiler.nodes import LayerNode, ModelGraph, ParameterNode
+from dslc.compiler.ir.memory import LayerShare, MemoryNode
+from dslc.compiler.ir.nodes import LayerNode, ModelGraph, ParameterNode
+from dslc.compiler.ir.tensors import DTYPE_BYTES
+from dslc.compiler.ir.working import Halves, Moment, Working
 from dslc.compiler.schedule_cost import peak_in_w, peaks_held
 from dslc.compiler.schedules import SPLITS_BACKWARD, ScheduleTable
 from dslc.compiler.sharding import (
@@ -51,8 +53,6 @@ from dslc.compiler.sharding import (
     zero1_partition,
 )
 from dslc.compiler.staging import Staging
-from dslc.compiler.tensors import DTYPE_BYTES
-from dslc.compiler.working_bytes import Halves, Moment, Working
 from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec
 from dslc.dsl.registry import Call

@@ -15,7 +15,7 @@ from dslc.compiler import rules, rules_memory, rules_padding, rules_pipeline, ru
 from dslc.compiler.analysis import Analysis, Pipeline
 from dslc.compiler.cost import RankCost, rank_costs
 from dslc.compiler.estimate import estimate
-from dslc.compiler.facts import Facts, SourceFacts
+from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.layout import Layout, lay_out
 from dslc.compiler.model import ModelGraph, share_out_traced
 from dslc.compiler.opaque import made_by_parts, opaque

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from dslc.compiler.cost import RankCost
 from dslc.compiler.estimate import Estimate
-from dslc.compiler.facts import SourceFacts
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.layout import Layout
-from dslc.compiler.nodes import ModelGraph
 from dslc.compiler.schedule_cost import Timeline
 from dslc.compiler.schedules import ScheduleTable
 from dslc.compiler.staging import Staging

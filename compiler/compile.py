@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dslc.compiler import program as p
 from dslc.compiler.account import kept_bytes
 from dslc.compiler.analyse import played
 from dslc.compiler.analysis import Analysis
 from dslc.compiler.emit import emit, places, scaled_lr, short_line
 from dslc.compiler.graph import PlanGraph
-from dslc.compiler.layout import AXES
-from dslc.compiler.passes import build_graph, shares
-from dslc.compiler.plan import (
+from dslc.compiler.ir import program as p
+from dslc.compiler.ir.plan import (
     PLAN_VERSION,
     AxisNode,
     DataNode,
@@ -27,6 +25,8 @@ from dslc.compiler.plan import (
     TopologyNode,
     TrainingNode,
 )
+from dslc.compiler.layout import AXES
+from dslc.compiler.passes import build_graph, shares
 from dslc.compiler.seams import unsendable
 from dslc.compiler.sharding import offloaded, sharding_of
 from dslc.compiler.stages import equal_counts

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dslc.compiler.account import account
-from dslc.compiler.memory_node import MemoryNode
+from dslc.compiler.ir.memory import MemoryNode
+from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.sharding import recomputed
 from dslc.compiler.staging import Staging
 from dslc.compiler.tensor_plan import TensorPlan
 from dslc.compiler.traffic import place_of, traffic
-from dslc.compiler.traffic_node import TrafficNode
 
 
 @dataclass(frozen=True, kw_only=True)

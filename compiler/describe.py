@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dslc.compiler.plan import AxisNode, LayerPlan, Plan, RankNode, ShareNode, StageNode
-from dslc.compiler.tensors import DTYPE_BYTES, TensorFact
-from dslc.compiler.traffic_node import TrafficNode
-from dslc.compiler.units import byte_text, count_text, percent_text, time_text
+from dslc.compiler.ir.plan import AxisNode, LayerPlan, Plan, RankNode, ShareNode, StageNode
+from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
+from dslc.compiler.ir.traffic import TrafficNode
+from dslc.compiler.ir.units import byte_text, count_text, percent_text, time_text
 from dslc.dsl.words import plural
 
 UNKNOWN = "unknown"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dslc.compiler.draw_graph import draw_graph
 from dslc.compiler.draw_placement import draw_placement
 from dslc.compiler.draw_schedule import draw_schedule
-from dslc.compiler.plan import Plan
+from dslc.compiler.ir.plan import Plan
 
 VIEWS = ("placement", "graph", "schedule")
 

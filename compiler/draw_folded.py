@@ -19,8 +19,8 @@ from dslc.compiler.describe import (
 from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, GREY, SKY, Canvas
 from dslc.compiler.draw_legend import HEADING
 from dslc.compiler.draw_parts import Extent, exchange_lines, memory_bar, source_box, stage_lines, things_text
-from dslc.compiler.plan import Plan, RankNode
-from dslc.compiler.units import byte_text
+from dslc.compiler.ir.plan import Plan, RankNode
+from dslc.compiler.ir.units import byte_text
 from dslc.dsl.words import plural
 
 CHIP = 396  # width of a box beside: what is exchanged

@@ -16,10 +16,10 @@ from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, SKY, Canvas, fitted
 from dslc.compiler.draw_legend import HEADING, heading
 from dslc.compiler.draw_parts import WORDS, summed_text
 from dslc.compiler.draw_schedule import COLOURS
-from dslc.compiler.plan import Plan, RankNode, StageNode
+from dslc.compiler.ir.plan import Plan, RankNode, StageNode
+from dslc.compiler.ir.units import byte_text
 from dslc.compiler.schedule_cost import timeline
 from dslc.compiler.schedules import table
-from dslc.compiler.units import byte_text
 from dslc.dsl.words import plural
 
 MOST_ACTIONS = 40  # drawn one by one

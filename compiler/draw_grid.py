@@ -30,8 +30,8 @@ from dslc.compiler.draw_parts import (
     summed_text,
     things_text,
 )
-from dslc.compiler.plan import Plan, RankNode
-from dslc.compiler.units import byte_text
+from dslc.compiler.ir.plan import Plan, RankNode
+from dslc.compiler.ir.units import byte_text
 from dslc.dsl.words import plural
 
 A_LINE = 8  # columns side by side

@@ -21,9 +21,9 @@ from dslc.compiler.describe import (
     span_text,
 )
 from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, MEMORY_COLOURS, Canvas
-from dslc.compiler.memory_node import KINDS
-from dslc.compiler.plan import Plan, RankNode
-from dslc.compiler.units import byte_text, percent_text, time_text
+from dslc.compiler.ir.memory import KINDS
+from dslc.compiler.ir.plan import Plan, RankNode
+from dslc.compiler.ir.units import byte_text, percent_text, time_text
 from dslc.dsl.words import plural
 
 HEADING = 62  # height of a heading

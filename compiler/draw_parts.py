@@ -12,10 +12,10 @@ from dslc.compiler.describe import (
     stages_of,
 )
 from dslc.compiler.draw_canvas import FAINT, MEMORY_COLOURS, SKY, Canvas
-from dslc.compiler.memory_node import KINDS
-from dslc.compiler.plan import Plan, RankNode
-from dslc.compiler.traffic_node import TrafficNode
-from dslc.compiler.units import byte_text, percent_text
+from dslc.compiler.ir.memory import KINDS
+from dslc.compiler.ir.plan import Plan, RankNode
+from dslc.compiler.ir.traffic import TrafficNode
+from dslc.compiler.ir.units import byte_text, percent_text
 from dslc.dsl.words import plural
 
 WORDS = {"all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter", "all_gather": "all-gather"}

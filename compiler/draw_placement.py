@@ -9,7 +9,7 @@ from dslc.compiler.draw_canvas import Canvas
 from dslc.compiler.draw_folded import Folded
 from dslc.compiler.draw_grid import Grid
 from dslc.compiler.draw_legend import HEADING, TRAFFIC_WIDTH, heading, legend
-from dslc.compiler.plan import Plan
+from dslc.compiler.ir.plan import Plan
 
 MOST_BOXES = 16  # devices drawn one by one
 LEAST_WIDTH = 860

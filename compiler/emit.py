@@ -9,18 +9,18 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from dslc.compiler import program as p
 from dslc.compiler.analyse import context_of
 from dslc.compiler.analysis import Analysis
-from dslc.compiler.facts import SourceFacts
-from dslc.compiler.nodes import ModelGraph
-from dslc.compiler.plan import Plan
+from dslc.compiler.ir import program as p
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.nodes import ModelGraph
+from dslc.compiler.ir.plan import Plan
+from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.rules import warmup_steps
 from dslc.compiler.seams import sent
 from dslc.compiler.sharding import low_copy, low_dtype, recomputed, sharding_of, units
 from dslc.compiler.sources import source_key
 from dslc.compiler.tensor_plan import tensor_plan
-from dslc.compiler.tensors import TensorFact
 from dslc.compiler.workload import counted, ignored, in_steps
 from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec

@@ -24,12 +24,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dslc.compiler.cost import RankCost
+from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.layout import Layout
 from dslc.compiler.schedule_cost import timeline
 from dslc.compiler.sharding import Sharding, recomputed, sharding_of
 from dslc.compiler.staging import Staging
 from dslc.compiler.traffic import SHARED
-from dslc.compiler.traffic_node import TrafficNode
 from dslc.dsl.job import JobSpec
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.sharding import Sharding
-from dslc.compiler.traffic_node import TrafficNode
 
 
 class Place(NamedTuple):

@@ -43,10 +43,10 @@ from dslc.compiler.describe import (
     stage_layers,
     stages_of,
 )
-from dslc.compiler.memory_node import KINDS, MemoryNode
-from dslc.compiler.plan import Plan, RankNode, ScheduleNode
+from dslc.compiler.ir.memory import KINDS, MemoryNode
+from dslc.compiler.ir.plan import Plan, RankNode, ScheduleNode
+from dslc.compiler.ir.units import byte_text, count_text, flop_text, percent_text, time_text
 from dslc.compiler.stages import equal_counts
-from dslc.compiler.units import byte_text, count_text, flop_text, percent_text, time_text
 from dslc.dsl.words import plural
 
 MOST_LAYERS = 40  # lines of the layer table

@@ -16,16 +16,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count, groupby
 
-from dslc.compiler.facts import SourceFacts
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.nodes import BufferNode, LayerNode, ModelGraph, ParameterNode
+from dslc.compiler.ir.steps import ModuleStep
+from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.ir.working import Halves, Moment, Working
 from dslc.compiler.networks import Expansion, expand
-from dslc.compiler.nodes import BufferNode, LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.outputs import check_output
-from dslc.compiler.steps import ModuleStep
 from dslc.compiler.tape import Misfit, Surroundings, record, too_many, unroll
 from dslc.compiler.tensor_plan import TensorPlan, calls_by_layer, shape_on_a_rank
-from dslc.compiler.tensors import TensorFact
 from dslc.compiler.value import Value, entry
-from dslc.compiler.working_bytes import Halves, Moment, Working
 from dslc.dsl import layers as s
 from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.bounds import LAYERS

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
-from dslc.compiler.facts import SourceFacts
+from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.layers_sequence import added
 from dslc.compiler.tape import Initialise, Misfit, Tape, at, layer, too_many
 from dslc.compiler.value import Value

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from dslc.compiler.facts import SourceFacts
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.nodes import BufferNode, LayerNode, ModelGraph, ParameterNode
+from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.ir.units import byte_text
 from dslc.compiler.layout import Layout
-from dslc.compiler.nodes import BufferNode, LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.outputs import check_output
 from dslc.compiler.sharding import sharding_of
-from dslc.compiler.tensors import TensorFact
-from dslc.compiler.units import byte_text
 from dslc.compiler.value import entry
 from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.diagnostics import Report
@@ -26,7 +26,7 @@ from dslc.dsl.registry import Call
 from dslc.dsl.source import Span
 
 if TYPE_CHECKING:
-    from dslc.compiler.traced_facts import ModelFacts
+    from dslc.compiler.ir.module_facts import ModelFacts
 
 
 def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts, report: Report) -> ModelGraph | None:

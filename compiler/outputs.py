@@ -6,9 +6,9 @@ shape; a last dim of 1 more or less is no difference.
 
 from __future__ import annotations
 
-from dslc.compiler.facts import SourceFacts
-from dslc.compiler.nodes import LayerNode
-from dslc.compiler.tensors import TensorFact
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.nodes import LayerNode
+from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.value import Value, say
 from dslc.dsl import calls as c
 from dslc.dsl.blocks import ModelSpec

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from dslc.compiler.cost import RankCost
-from dslc.compiler.facts import SourceFacts
+from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model import ModelGraph, build, share_out
 from dslc.compiler.staging import Staging
 from dslc.dsl.blocks import ModelSpec

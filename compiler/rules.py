@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dslc.compiler.facts import SourceFacts
+from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.layout import Layout
 from dslc.compiler.model import ModelGraph
 from dslc.compiler.rules_axes import check_context, check_tensor

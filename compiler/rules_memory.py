@@ -16,10 +16,10 @@ from itertools import combinations, islice
 from typing import TYPE_CHECKING, Protocol
 
 from dslc.compiler.estimate import missing_figures
-from dslc.compiler.memory_node import MemoryNode
+from dslc.compiler.ir.memory import MemoryNode
+from dslc.compiler.ir.traffic import handed_in
+from dslc.compiler.ir.units import byte_text, percent_text, time_text
 from dslc.compiler.sharding import low_copy, low_precision
-from dslc.compiler.traffic_node import handed_in
-from dslc.compiler.units import byte_text, percent_text, time_text
 from dslc.dsl import calls as c
 from dslc.dsl.bounds import ACTIONS
 from dslc.dsl.diagnostics import Report

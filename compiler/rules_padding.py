@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dslc.compiler.facts import SourceFacts
+from dslc.compiler.ir.facts import SourceFacts
 from dslc.dsl import calls as c
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import TransformersNetwork
 
 if TYPE_CHECKING:
-    from dslc.compiler.traced_facts import ModelFacts
+    from dslc.compiler.ir.module_facts import ModelFacts
 
 _WITHOUT = c.Digits | c.Stdlib | c.Text | c.Tokens | c.Images | c.MNIST | c.CIFAR10 | c.Synthetic  # padding
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.layout import Layout
-from dslc.compiler.nodes import ModelGraph
 from dslc.compiler.sharding import Engine, low_copy, offloaded, sharding_of, trained
 from dslc.dsl.calls import Bf16, Fp16
 from dslc.dsl.diagnostics import Note, Report
@@ -14,7 +14,7 @@ from dslc.dsl.job import JobSpec
 from dslc.dsl.source import Span
 
 if TYPE_CHECKING:
-    from dslc.compiler.traced_facts import ModelFacts
+    from dslc.compiler.ir.module_facts import ModelFacts
 
 
 def check_own_model(job: JobSpec, layout: Layout, facts: ModelFacts, model: ModelGraph, report: Report) -> None:

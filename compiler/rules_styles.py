@@ -10,8 +10,8 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from dslc.compiler.facts import SourceFacts
-from dslc.compiler.nodes import ModelGraph
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.rules_training import entry_at, likely_patterns
 from dslc.compiler.tensor_patterns import Chosen, Fault, chosen, read
 from dslc.dsl.calls import CrossEntropy
@@ -23,7 +23,7 @@ from dslc.dsl.source import Span
 from dslc.dsl.suggest import near
 
 if TYPE_CHECKING:
-    from dslc.compiler.traced_facts import ModelFacts, ShareFacts
+    from dslc.compiler.ir.module_facts import ModelFacts, ShareFacts
 
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dslc.compiler.nodes import ModelGraph
+from dslc.compiler.ir.nodes import ModelGraph
+from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.sharding import low_copy, low_dtype
-from dslc.compiler.tensors import TensorFact
 from dslc.dsl.job import JobSpec
 
 

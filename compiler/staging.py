@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dslc.compiler import sharding
+from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.layout import Layout
-from dslc.compiler.nodes import ModelGraph
 from dslc.compiler.schedules import ScheduleTable
 from dslc.compiler.sharding import Unit
 from dslc.compiler.workload import Workload

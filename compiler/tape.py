@@ -18,9 +18,9 @@ from functools import cached_property
 from typing import Any, NoReturn, TypeVar
 
 from dslc.compiler import tensor_tape
-from dslc.compiler.facts import SourceFacts
-from dslc.compiler.nodes import BufferNode, LayerNode, ParameterNode, PartNode
-from dslc.compiler.steps import InitStep, ModuleStep
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.nodes import BufferNode, LayerNode, ParameterNode, PartNode
+from dslc.compiler.ir.steps import InitStep, ModuleStep
 from dslc.compiler.value import Shape, Value
 from dslc.compiler.working import Operation, Store, working
 from dslc.dsl.bounds import LAYERS as MOST_LAYERS

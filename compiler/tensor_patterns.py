@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from dslc.dsl.words import article
 
 if TYPE_CHECKING:
-    from dslc.compiler.traced_facts import ModelFacts, ModuleFacts
+    from dslc.compiler.ir.module_facts import ModelFacts, ModuleFacts
 
 # What a job may say of a module; `runtime/tensor_parallel.py` carries it out.
 STYLES: Mapping[str, str] = {

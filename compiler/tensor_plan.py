@@ -25,14 +25,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from dslc.compiler.nodes import ModelGraph, ParameterNode
-from dslc.compiler.steps import ModuleStep
+from dslc.compiler.ir.nodes import ModelGraph, ParameterNode
+from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.tensor_patterns import chosen
 from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec
 
 if TYPE_CHECKING:
-    from dslc.compiler.traced_facts import CutCall
+    from dslc.compiler.ir.module_facts import CutCall
 
 Leaf = tuple[str, ModuleStep]
 

@@ -35,8 +35,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
+from dslc.compiler.ir.nodes import LayerNode, ModelGraph
 from dslc.compiler.layout import Layout
-from dslc.compiler.nodes import LayerNode, ModelGraph
 from dslc.compiler.sharding import Sharding, low_copy, low_dtype, low_precision, recomputed
 from dslc.compiler.tensor_plan import TensorPlan, calls_by_layer
 from dslc.dsl.job import JobSpec

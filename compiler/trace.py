@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dslc.compiler.facts import SourceFacts
-from dslc.compiler.tensors import TensorFact
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.traced import TraceError, seen, trace_model, try_low_copy, try_to_make
 
 __all__ = ["TraceError", "trace_model", "trace_source", "try_low_copy", "try_to_make"]

@@ -21,15 +21,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dslc.compiler.tensors import DType, TensorFact
+from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
+from dslc.compiler.ir.tensors import DType, TensorFact
+from dslc.compiler.ir.working import Working
 from dslc.compiler.traced_compiled import kept_by_blocks
 from dslc.compiler.traced_cut import Cut
-from dslc.compiler.traced_facts import LayerFacts, ModelFacts
 from dslc.compiler.traced_flops import formulas
 from dslc.compiler.traced_memory import measure
 from dslc.compiler.traced_run import LARGE, SMALL, Run, storage, tensors_of
 from dslc.compiler.traced_shares import with_shares
-from dslc.compiler.working_bytes import Working
 
 if TYPE_CHECKING:
     import torch

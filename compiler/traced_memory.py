@@ -12,8 +12,8 @@ import weakref
 from collections import defaultdict
 from typing import Any, NamedTuple
 
+from dslc.compiler.ir.working import Moment, Working
 from dslc.compiler.traced_run import LARGE, SMALL, Run, storage, tensors_of
-from dslc.compiler.working_bytes import Moment, Working
 
 
 class Step(NamedTuple):

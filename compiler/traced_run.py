@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dslc.compiler.tensors import TensorFact
+from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.traced_cut import Cut
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dslc.compiler.ir.module_facts import CutCall, ModelFacts, ModuleFacts, ShareFacts
+from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.tensor_patterns import chosen
-from dslc.compiler.tensors import TensorFact
 from dslc.compiler.traced_cut import Cut
-from dslc.compiler.traced_facts import CutCall, ModelFacts, ModuleFacts, ShareFacts
 from dslc.compiler.traced_flops import formulas
 from dslc.compiler.traced_rules import Operation, Refused, Share, follow
 from dslc.compiler.traced_run import SMALL, Run, storage, tensors_of

@@ -26,8 +26,10 @@ from dataclasses import dataclass, fields
 from itertools import groupby, pairwise
 from math import prod
 
+from dslc.compiler.ir.nodes import LayerNode, ModelGraph, ParameterNode
+from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
+from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.lowering import Issue, row_of
-from dslc.compiler.nodes import LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.seams import sent
 from dslc.compiler.sharding import (
     BUCKET_BYTES,
@@ -46,8 +48,6 @@ from dslc.compiler.sharding import (
 from dslc.compiler.staging import Staging
 from dslc.compiler.tensor_plan import TensorPlan, shape_on_a_rank
 from dslc.compiler.tensor_traffic import Exchanged, TensorTraffic
-from dslc.compiler.tensors import DTYPE_BYTES, TensorFact
-from dslc.compiler.traffic_node import TrafficNode
 from dslc.dsl.job import JobSpec
 
 FIRST_BUCKET_BYTES = 2**20  # DistributedDataParallel's first bucket is small, so that it goes early

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from dslc.compiler.tensors import TensorFact
+from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.working import Store
 
 Shape = tuple[int, ...]

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Literal
 
 from dslc.compiler.epochs import Epoch, either, near_divisors
-from dslc.compiler.facts import SourceFacts
+from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.layout import Layout
 from dslc.compiler.schedules import demands
 from dslc.dsl import calls as c

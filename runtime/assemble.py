@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from dslc.compiler.program import JobProgram
+from dslc.compiler.ir.program import JobProgram
 from dslc.runtime import (
     batch_norm,
     compiling,

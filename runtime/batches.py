@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from dslc.compiler.program import DataStep, RankPlace
+from dslc.compiler.ir.program import DataStep, RankPlace
 from dslc.runtime.job_line import each_at
 from dslc.runtime.lifetime import end_with
 from dslc.runtime.sampler import (

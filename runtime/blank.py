@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dslc.compiler.program import ModelStep
+from dslc.compiler.ir.program import ModelStep
 from dslc.runtime.model import initial_value, own_model, skeleton, under_seed
 from dslc.runtime.model_error import ModelError
 

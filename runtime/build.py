@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dslc.compiler.program import ModelStep
+from dslc.compiler.ir.program import ModelStep
 from dslc.runtime.model import own_model, tie
 
 

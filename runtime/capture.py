@@ -42,7 +42,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dslc.compiler.program import PrecisionStep, TensorParallelStep
+from dslc.compiler.ir.program import PrecisionStep, TensorParallelStep
 from dslc.runtime.recording import (
     INPUT,
     LARGE,

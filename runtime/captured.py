@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from dslc.compiler.program import PrecisionStep, TensorParallelStep
+from dslc.compiler.ir.program import PrecisionStep, TensorParallelStep
 from dslc.runtime.capture import capture
 from dslc.runtime.recording import INPUT, LARGE, SMALL, Call, Held, Recording, full, touches
 

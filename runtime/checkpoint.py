@@ -30,7 +30,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dslc.compiler.program import JobProgram, RankPlace, from_json, to_json
+from dslc.compiler.ir.program import JobProgram, RankPlace, from_json, to_json
 from dslc.runtime import checkpoint_files as files
 from dslc.runtime.assemble import Parts
 from dslc.runtime.checkpoint_state import CheckpointError, Copies, State, TrainingState, write

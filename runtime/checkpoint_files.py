@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dslc.compiler.program import JobProgram, OptimizerStep, from_json, to_json
+from dslc.compiler.ir.program import JobProgram, OptimizerStep, from_json, to_json
 from dslc.runtime.records import naming
 
 FORMAT = 2

@@ -23,7 +23,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dslc.compiler.program import JobProgram
+from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.mesh import mesh_of
 from dslc.runtime.modules import Attention, PositionalEmbedding
 

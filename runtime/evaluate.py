@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dslc.compiler.program import JobProgram, MetricStep, RankPlace
+from dslc.compiler.ir.program import JobProgram, MetricStep, RankPlace
 from dslc.runtime.assemble import Parts
 from dslc.runtime.batches import validation_batches
 from dslc.runtime.context_parallel import piece_of

@@ -38,7 +38,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from dslc.compiler.program import JobProgram, ModuleStep
+from dslc.compiler.ir.program import JobProgram, ModuleStep
 from dslc.runtime.error_text import READ, error_text, narrow
 from dslc.runtime.job_line import line_of
 from dslc.runtime.records import NAME, NOTES

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from dslc.compiler.program import ModelStep
+from dslc.compiler.ir.program import ModelStep
 
 
 class FreezeError(RuntimeError):

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from dslc.compiler.program import JobProgram
+from dslc.compiler.ir.program import JobProgram
 from dslc.runtime import offload
 from dslc.runtime.blank import where
 from dslc.runtime.engine import Engine, all_count, buffers_of_rank_0, nothing

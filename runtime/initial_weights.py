@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dslc.compiler.program import ModelStep
+from dslc.compiler.ir.program import ModelStep
 from dslc.runtime.names import WEIGHTS, named_tensors
 
 Part = tuple[slice, ...]

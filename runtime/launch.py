@@ -39,7 +39,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
 
-from dslc.compiler.program import JobProgram, PythonFunction, RankPlace, from_json, to_json
+from dslc.compiler.ir.program import JobProgram, PythonFunction, RankPlace, from_json, to_json
 from dslc.runtime import checkpoint, failure, fsdp, pipeline, transformers_model, worker, zero1
 from dslc.runtime.failure import Ends, Outcome
 from dslc.runtime.lifetime import Adopted, Pauses, end_with, ending, is_stopped

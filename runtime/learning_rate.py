@@ -18,7 +18,7 @@ import math
 
 import torch
 
-from dslc.compiler.program import LearningRateStep
+from dslc.compiler.ir.program import LearningRateStep
 
 
 def factor(step: LearningRateStep, s: int) -> float:

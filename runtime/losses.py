@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dslc.compiler.program import LossStep
+from dslc.compiler.ir.program import LossStep
 from dslc.runtime.job_line import at
 from dslc.runtime.user_code import load_function
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from dslc.compiler.program import JobProgram, RankPlace
+from dslc.compiler.ir.program import JobProgram, RankPlace
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

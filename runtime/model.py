@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dslc.compiler.program import InitStep, ModelStep, ModuleStep
+from dslc.compiler.ir.program import InitStep, ModelStep, ModuleStep
 from dslc.runtime import modules
 from dslc.runtime.job_line import at
 from dslc.runtime.model_error import ModelError

@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dslc.compiler.program import JobProgram, RankPlace, from_json, to_json
+from dslc.compiler.ir.program import JobProgram, RankPlace, from_json, to_json
 from dslc.runtime.assemble import Parts
 from dslc.runtime.batches import StepBatch
 from dslc.runtime.checkpoint import Checkpoints

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from dslc.compiler.program import JobProgram, RankPlace
+from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.assemble import Parts
 from dslc.runtime.batches import StepBatch
 from dslc.runtime.context_parallel import piece_of

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dslc.compiler.program import JobProgram, RankPlace, from_json, to_json
+from dslc.compiler.ir.program import JobProgram, RankPlace, from_json, to_json
 from dslc.runtime import random_numbers
 from dslc.runtime.batches import StepBatch
 from dslc.runtime.initial_weights import Part, own_part

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from dslc.compiler.program import JobProgram
+from dslc.compiler.ir.program import JobProgram
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import OffloadPolicy

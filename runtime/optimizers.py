@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dslc.compiler.program import OptimizerStep
+from dslc.compiler.ir.program import OptimizerStep
 from dslc.runtime import offload, zero1
 
 _CLASSES: dict[str, type[torch.optim.Optimizer]] = {

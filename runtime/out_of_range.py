@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from dslc.compiler.program import DataStep, JobProgram, RankPlace
+from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace
 from dslc.runtime import evaluate
 from dslc.runtime.sampler import held_out, micro_batches, steps_per_epoch, validation_indices
 from dslc.runtime.samples import Splits, beyond

@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dslc.compiler.program import JobProgram, PipelineStep, TensorParallelStep
+from dslc.compiler.ir.program import JobProgram, PipelineStep, TensorParallelStep
 from dslc.runtime import compiling, offload
 from dslc.runtime.blank import Blank, Spot
 from dslc.runtime.engine import Engine

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dslc.compiler.program import JobProgram, RankPlace
+from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime import dynamo
 from dslc.runtime.assemble import Parts
 from dslc.runtime.batches import StepBatch

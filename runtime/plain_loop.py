@@ -22,7 +22,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
-from dslc.compiler.program import JobProgram, LearningRateStep, LossStep, ModelStep, OptimizerStep, RankPlace
+from dslc.compiler.ir.program import (
+    JobProgram,
+    LearningRateStep,
+    LossStep,
+    ModelStep,
+    OptimizerStep,
+    RankPlace,
+)
 from dslc.runtime import initial_weights, random_numbers
 from dslc.runtime.batches import StepBatch, batches
 from dslc.runtime.build import build_model

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dslc.compiler.program import PrecisionStep
+from dslc.compiler.ir.program import PrecisionStep
 
 
 def autocast(step: PrecisionStep, device: torch.device) -> contextlib.AbstractContextManager[object]:

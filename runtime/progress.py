@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Protocol, TextIO
 
-from dslc.compiler.program import JobProgram
+from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.failure import Outcome
 from dslc.runtime.records import NAME, NOTES, Follower, Record, TensorBoard
 from dslc.runtime.screen import drop, readable

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
-from dslc.compiler.program import RecomputeStep
+from dslc.compiler.ir.program import RecomputeStep
 
 _KEPT = (
     "mm",

@@ -44,7 +44,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dslc.compiler.program import JobProgram, RankPlace, to_json
+from dslc.compiler.ir.program import JobProgram, RankPlace, to_json
 from dslc.runtime import collectives
 from dslc.runtime.assemble import Parts
 from dslc.runtime.records import Record, naming, read_metrics

@@ -22,7 +22,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from dslc.compiler.program import DataStep, RankPlace
+from dslc.compiler.ir.program import DataStep, RankPlace
 
 
 def permutation(step: DataStep, epoch: int) -> Tensor:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dslc.compiler.program import DataStep
+from dslc.compiler.ir.program import DataStep
 from dslc.runtime import sources_files, sources_images, sources_tables
 from dslc.runtime.sampler import held_out
 from dslc.runtime.samples import (

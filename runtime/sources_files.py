@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dslc.compiler.program import DataStep
+from dslc.compiler.ir.program import DataStep
 from dslc.runtime.samples import Joined, SourceError
 from dslc.runtime.token_files import MAGIC
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dslc.compiler.program import DataStep
+from dslc.compiler.ir.program import DataStep
 from dslc.runtime.pictures import decoded
 from dslc.runtime.samples import SourceError
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dslc.compiler.program import DataStep
+from dslc.compiler.ir.program import DataStep
 from dslc.runtime import tables
 from dslc.runtime.samples import Joined, SourceError
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from dslc.compiler.program import StageStep
+from dslc.compiler.ir.program import StageStep
 from dslc.runtime.blank import Spot
 from dslc.runtime.recording import INPUT, Call, Held, filled, tensors_of
 

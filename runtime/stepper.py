@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dslc.compiler.program import JobProgram, RankPlace
+from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime import context_parallel, dynamo, offload
 from dslc.runtime.assemble import Parts
 from dslc.runtime.batches import StepBatch

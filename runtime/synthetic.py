@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dslc.compiler.program import DataStep
+from dslc.compiler.ir.program import DataStep
 
 KEPT = 1 << 28  # bytes
 FEATURES = 256

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dslc.compiler.program import DataStep, JobProgram, RankPlace
+from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace
 from dslc.runtime import checkpoint_files, context_parallel, initial_weights
 from dslc.runtime.assemble import Parts
 from dslc.runtime.checkpoint_state import load_model

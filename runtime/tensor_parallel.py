@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from dslc.compiler.program import JobProgram, TensorParallelStep
+from dslc.compiler.ir.program import JobProgram, TensorParallelStep
 from dslc.runtime.engine import Engine
 from dslc.runtime.mesh import AXES, mesh_of
 from dslc.runtime.model import tie

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dslc.compiler.program import JobProgram, RankPlace
+from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime import collectives, pipeline_step, weights
 from dslc.runtime.assemble import Parts
 from dslc.runtime.batches import StepBatch, batches

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dslc.compiler.program import TransformersStep
+from dslc.compiler.ir.program import TransformersStep
 from dslc.runtime.model_error import ModelError
 
 _AUTO = {

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from dslc.compiler.program import PythonFunction
+from dslc.compiler.ir.program import PythonFunction
 
 
 def load_function(named: PythonFunction) -> Callable[..., Any]:

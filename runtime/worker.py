@@ -36,7 +36,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from dslc.compiler.program import JobProgram, RankPlace
+from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime import failure, gloo, out_of_range, plain_loop, random_numbers, stop, tasks, unpickling
 from dslc.runtime.assemble import Parts, assemble
 from dslc.runtime.job_line import at

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dslc.compiler.program import JobProgram, RankPlace, to_json
+from dslc.compiler.ir.program import JobProgram, RankPlace, to_json
 
 TESTS = Path(__file__).parent
 # What many trainings need and takes seconds to import.

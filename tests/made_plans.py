@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from dslc.compiler.memory_node import MemoryNode
-from dslc.compiler.plan import (
+from dslc.compiler.ir.memory import MemoryNode
+from dslc.compiler.ir.plan import (
     PLAN_VERSION,
     AxisNode,
     DataNode,
@@ -18,10 +18,10 @@ from dslc.compiler.plan import (
     TopologyNode,
     TrainingNode,
 )
+from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.schedule_cost import timeline
 from dslc.compiler.schedules import ScheduleTable, table
-from dslc.compiler.tensors import TensorFact
-from dslc.compiler.traffic_node import TrafficNode
 
 GIB, MIB, KIB = 2**30, 2**20, 2**10
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dslc.compiler import program as p
+from dslc.compiler.ir import program as p
 
 
 def conv_model(width: int = 4) -> p.ModelStep:

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from gang import gang
 
-from dslc.compiler.memory_node import MemoryNode
-from dslc.compiler.program import JobProgram, RankPlace
-from dslc.compiler.units import byte_text, percent_text
+from dslc.compiler.ir.memory import MemoryNode
+from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.ir.units import byte_text, percent_text
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
 from dslc.runs import prepare

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dslc.compiler.analyse import analyse
 from dslc.compiler.compile import Compiled, compile_plan
-from dslc.compiler.facts import Facts
+from dslc.compiler.ir.facts import Facts
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
 

@@ -17,7 +17,7 @@ from launcher import Launcher
 from pairwise import Choice, pairwise
 from trained import Trained, agree, ready, train
 
-from dslc.compiler.program import to_json
+from dslc.compiler.ir.program import to_json
 
 STEPS = 20
 GPT = """

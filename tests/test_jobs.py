@@ -17,8 +17,8 @@ from dslc.compiler.analyse import analyse
 from dslc.compiler.analysis import Analysis
 from dslc.compiler.compile import compile_plan
 from dslc.compiler.explain import explain, explain_rank
-from dslc.compiler.facts import Facts
-from dslc.compiler.plan import load_plan
+from dslc.compiler.ir.facts import Facts
+from dslc.compiler.ir.plan import load_plan
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.format import format_document
 from dslc.dsl.job import JobSpec

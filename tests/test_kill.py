@@ -23,7 +23,7 @@ import pytest
 from launcher import Launcher
 from made_programs import gpt_model, places, program, tokens
 
-from dslc.compiler import program as p
+from dslc.compiler.ir import program as p
 from dslc.runtime import checkpoint_files as files
 from dslc.runtime.failure import Outcome
 from dslc.runtime.records import read_metrics

@@ -18,7 +18,7 @@ from launcher import Launcher
 from tiny_llama import write_llama
 from trained import Trained, agree, exchanges_as_planned, ready, staged, train, train_job
 
-from dslc.compiler.program import CheckpointStep
+from dslc.compiler.ir.program import CheckpointStep
 
 GPT2 = (
     'transformers("gpt2", n_layer = 4, n_embd = 32, n_head = 2, vocab_size = 256, n_positions = 32, '

@@ -15,7 +15,7 @@ from launcher import Launcher
 from planning import ROOT
 from trained import Trained, agree, ready, staged, train
 
-from dslc.compiler.program import CheckpointStep
+from dslc.compiler.ir.program import CheckpointStep
 
 PIPELINE = ROOT / "examples" / "pipeline.plt"
 # The example, made so small that a training takes a second.

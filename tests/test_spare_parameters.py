@@ -14,7 +14,7 @@ import pytest
 from launcher import Launcher
 from trained import Trained, agree, beside_own_networks, exchanges_as_planned, ready, staged, train, train_job
 
-from dslc.compiler.program import CheckpointStep
+from dslc.compiler.ir.program import CheckpointStep
 
 JOB = """
 model {

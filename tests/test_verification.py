@@ -14,8 +14,8 @@ from commands import dslc
 from launcher import Launcher
 from made_programs import images, places, program
 
+from dslc.compiler.ir.program import to_json
 from dslc.compiler.layout import lay_out
-from dslc.compiler.program import to_json
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
 from dslc.front import inspect

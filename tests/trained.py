@@ -13,8 +13,8 @@ import torch
 from launcher import Launcher
 from safetensors.numpy import load_file
 
-from dslc.compiler.program import JobProgram, RankPlace
-from dslc.compiler.tensors import TensorFact
+from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace import trace_model
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dslc.compiler.program import CheckpointStep, JobProgram
+from dslc.compiler.ir.program import CheckpointStep, JobProgram
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.load import Loaded, load_each
 from dslc.dsl.plain import plain_lines

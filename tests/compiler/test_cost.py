@@ -10,9 +10,9 @@ from made_jobs import gpt_model, make_job
 
 from dslc.compiler.analyse import analyse
 from dslc.compiler.analysis import Analysis
-from dslc.compiler.facts import Facts
 from dslc.compiler.gathers import Sharded
-from dslc.compiler.working_bytes import Moment
+from dslc.compiler.ir.facts import Facts
+from dslc.compiler.ir.working import Moment
 from dslc.dsl import calls as c
 from dslc.dsl.blocks import DataSpec, DevicesSpec, MemorySpec, ParallelismSpec, TrainSpec
 from dslc.dsl.diagnostics import Report

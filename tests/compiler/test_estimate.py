@@ -10,8 +10,8 @@ from planning import ROOT, compiled
 from dslc.compiler.compile import Compiled
 from dslc.compiler.estimate import Estimate
 from dslc.compiler.explain import explain
-from dslc.compiler.plan import load_plan
-from dslc.compiler.units import time_text
+from dslc.compiler.ir.plan import load_plan
+from dslc.compiler.ir.units import time_text
 
 GPT = """
 model {

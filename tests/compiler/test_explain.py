@@ -13,9 +13,9 @@ from planning import JOBS, ROOT, compiled
 
 from dslc.compiler.describe import coordinates, entries_of, group
 from dslc.compiler.explain import explain, explain_rank
+from dslc.compiler.ir.plan import Plan, ShareNode
+from dslc.compiler.ir.units import percent_text
 from dslc.compiler.layout import Layout
-from dslc.compiler.plan import Plan, ShareNode
-from dslc.compiler.units import percent_text
 
 GOLDEN = Path(__file__).parent / "golden"
 MADE: list[Callable[[], Plan]] = [

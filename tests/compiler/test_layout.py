@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from made_jobs import make_job
 
-from dslc.compiler.facts import MachineFacts
+from dslc.compiler.ir.facts import MachineFacts
 from dslc.compiler.layout import AXES, Layout, lay_out
 from dslc.dsl.blocks import DevicesSpec, ParallelismSpec
 from dslc.dsl.diagnostics import Report

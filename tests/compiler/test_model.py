@@ -30,7 +30,7 @@ from networks_drawn import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslc.compiler import tape
-from dslc.compiler.facts import SourceFacts
+from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model import ModelGraph, build, share_out
 from dslc.compiler.tape import LAYERS
 from dslc.compiler.tensor_plan import tensor_plan

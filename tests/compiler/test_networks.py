@@ -7,7 +7,7 @@ from math import sqrt
 import pytest
 from networks_drawn import built, classes, counted, kept, of, step_of, tokens
 
-from dslc.compiler.facts import SourceFacts
+from dslc.compiler.ir.facts import SourceFacts
 from dslc.dsl import calls as c
 from dslc.dsl import layers as s
 from dslc.dsl.registry import Call

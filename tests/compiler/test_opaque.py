@@ -11,9 +11,9 @@ from networks_drawn import fact, of
 
 from dslc.compiler.analyse import analyse
 from dslc.compiler.analysis import Analysis
-from dslc.compiler.facts import Facts, MachineFacts, SourceFacts
+from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
+from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
 from dslc.compiler.sharding import recomputed, units
-from dslc.compiler.traced_facts import LayerFacts, ModelFacts
 from dslc.dsl import calls as c
 from dslc.dsl import layers as s
 from dslc.dsl.blocks import DevicesSpec, MemorySpec, ModelSpec, ParallelismSpec

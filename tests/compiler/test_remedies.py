@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dslc.compiler.analyse import analyse
-from dslc.compiler.facts import Facts
+from dslc.compiler.ir.facts import Facts
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.load import load_text
 from dslc.dsl.registry import BLOCKS, fields

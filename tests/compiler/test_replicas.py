@@ -15,7 +15,7 @@ from dslc.compiler.describe import exchange_groups, replica, replicas, sharers
 from dslc.compiler.draw import draw
 from dslc.compiler.draw_canvas import fitted
 from dslc.compiler.explain import explain, explain_rank
-from dslc.compiler.plan import Plan
+from dslc.compiler.ir.plan import Plan
 
 JOB = JOBS / "replicas.plt"
 

@@ -9,8 +9,8 @@ import pytest
 
 from dslc.compiler.analyse import analyse
 from dslc.compiler.analysis import Analysis
-from dslc.compiler.facts import Facts, MachineFacts
-from dslc.compiler.units import byte_text
+from dslc.compiler.ir.facts import Facts, MachineFacts
+from dslc.compiler.ir.units import byte_text
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.load import load
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from dslc.compiler.facts import SourceFacts
-from dslc.compiler.program import DataStep
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.program import DataStep
+from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.sources import source_facts, source_key
-from dslc.compiler.tensors import TensorFact
 from dslc.dsl import calls as c
 from dslc.dsl.registry import Call
 from dslc.runtime.sources import open_source

@@ -12,12 +12,12 @@ from test_networks import SIZES
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dslc.compiler.facts import SourceFacts
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
+from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.ir.working import Working
 from dslc.compiler.model import ModelGraph
-from dslc.compiler.tensors import TensorFact
 from dslc.compiler.trace import TraceError, trace_model
-from dslc.compiler.traced_facts import LayerFacts, ModelFacts
-from dslc.compiler.working_bytes import Working
 from dslc.dsl import layers as s
 from dslc.dsl.registry import Call
 from dslc.runtime.model import skeleton

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dslc.compiler.tensors import TensorFact
+from dslc.compiler.ir.module_facts import ShareFacts
+from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace import trace_model
-from dslc.compiler.traced_facts import ShareFacts
 from dslc.compiler.traced_rules import Operation, Refused, Share, follow
 from dslc.compiler.traced_run import tensors_of
 

@@ -12,8 +12,8 @@ from gang import gang
 from networks_drawn import built, classes, of, tokens
 from torch import nn
 
-from dslc.compiler.facts import SourceFacts
-from dslc.compiler.program import ModelStep
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.program import ModelStep
 from dslc.compiler.sharding import BUCKET_BYTES, zero1_partition
 from dslc.compiler.traffic import FIRST_BUCKET_BYTES, buckets, ready
 from dslc.dsl import layers as s

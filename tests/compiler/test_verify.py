@@ -20,8 +20,8 @@ from planning import JOBS, ROOT, compiled
 
 from dslc.compiler.compile import Compiled
 from dslc.compiler.graph import PlanGraph
+from dslc.compiler.ir.plan import load_plan
 from dslc.compiler.passes import PASSES, build_graph
-from dslc.compiler.plan import load_plan
 from dslc.compiler.schedules import NAMES
 from dslc.compiler.verify import Unsound, verify
 

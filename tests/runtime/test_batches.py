@@ -10,7 +10,7 @@ import pytest
 import torch
 from gang import gang
 
-from dslc.compiler.program import DataStep, RankPlace
+from dslc.compiler.ir.program import DataStep, RankPlace
 from dslc.runtime import batches as module
 from dslc.runtime.batches import StepBatch, batches, validation_batches
 from dslc.runtime.sampler import micro_batches, steps_per_epoch

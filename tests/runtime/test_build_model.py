@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from networks_drawn import built, classes, of, step_of, tokens
 from torch import Tensor, nn
 
-from dslc.compiler.facts import SourceFacts
-from dslc.compiler.program import InitStep, ModelStep, ModuleStep, PythonFunction, from_json, to_json
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.program import InitStep, ModelStep, ModuleStep, PythonFunction, from_json, to_json
 from dslc.dsl import layers as s
 from dslc.dsl.registry import Call
 from dslc.runtime import modules

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dslc.compiler.program import PrecisionStep, StageStep, TensorParallelStep
+from dslc.compiler.ir.program import PrecisionStep, StageStep, TensorParallelStep
 from dslc.runtime.capture import capture
 from dslc.runtime.captured import codes, held_by, look
 from dslc.runtime.recording import CaptureError

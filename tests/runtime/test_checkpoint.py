@@ -17,7 +17,7 @@ from launcher import Command, Launcher, write_program
 from made_programs import conv_model, gpt_model, images, places, program, python, tokens
 from safetensors.numpy import load_file
 
-from dslc.compiler import program as p
+from dslc.compiler.ir import program as p
 from dslc.runtime import checkpoint_files as files
 from dslc.runtime.build import build_model
 from dslc.runtime.checkpoint_state import CheckpointError, load_model

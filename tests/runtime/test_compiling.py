@@ -13,7 +13,7 @@ from made_programs import gpt_model, places, program, tokens
 from torch import nn
 from trained import Trained, agree
 
-from dslc.compiler import program as p
+from dslc.compiler.ir import program as p
 from dslc.runtime import compiling, recompute
 from dslc.runtime.build import build_model
 from dslc.runtime.compiling import CompileError

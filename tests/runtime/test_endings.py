@@ -14,7 +14,7 @@ from launcher import Command, Launcher, write_program
 from made_programs import images, places, program, python
 from small_disk import small_disk
 
-from dslc.compiler import program as p
+from dslc.compiler.ir import program as p
 from dslc.runtime import checkpoint_files as files
 from dslc.runtime.failure import Outcome, describe
 from dslc.runtime.records import read_metrics

@@ -10,7 +10,7 @@ import torch
 from launcher import Command, Launcher, write_program
 from made_programs import conv_model, images, places, program, python
 
-from dslc.compiler import program as p
+from dslc.compiler.ir import program as p
 from dslc.runtime.failure import Outcome, describe, record
 
 MODEL = """

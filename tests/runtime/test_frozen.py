@@ -12,7 +12,7 @@ from launcher import Launcher
 from made_programs import conv_model, gpt_model, images, places, program, tokens
 from safetensors.torch import load_file
 
-from dslc.compiler import program as p
+from dslc.compiler.ir import program as p
 from dslc.runtime import frozen
 from dslc.runtime.build import build_model
 from dslc.runtime.frozen import FreezeError

@@ -17,7 +17,7 @@ from made_programs import conv_model, gpt_model, images, places, program, python
 from torch import nn
 from trained import Trained, agree
 
-from dslc.compiler import program as p
+from dslc.compiler.ir import program as p
 from dslc.runtime.assemble import Parts, assemble
 from dslc.runtime.batches import StepBatch
 from dslc.runtime.build import build_model

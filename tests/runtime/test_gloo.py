@@ -11,7 +11,7 @@ from launcher import Launcher
 from made_programs import images, places, program, python
 from torch.autograd.profiler import profile
 
-from dslc.compiler import program as p
+from dslc.compiler.ir import program as p
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64)
 

@@ -15,7 +15,7 @@ from made_programs import conv_model, gpt_model, images, places, program
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from dslc.compiler import program as p
+from dslc.compiler.ir import program as p
 from dslc.runtime import initial_weights
 from dslc.runtime.build import build_model
 from dslc.runtime.initial_weights import WeightsError

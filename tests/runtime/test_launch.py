@@ -14,7 +14,7 @@ import pytest
 from launcher import Command, Launcher, write_program
 from made_programs import gpt_model, images, places, program, python, tokens
 
-from dslc.compiler import program as p
+from dslc.compiler.ir import program as p
 from dslc.runtime.meeting import Gate
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslc.compiler.program import LearningRateStep
+from dslc.compiler.ir.program import LearningRateStep
 from dslc.runtime.learning_rate import factor, set_learning_rate
 
 

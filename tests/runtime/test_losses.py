@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslc.compiler.program import LossStep, PythonFunction
+from dslc.compiler.ir.program import LossStep, PythonFunction
 from dslc.runtime.losses import LossError, count, loss_sum
 
 SMOOTHING = {"label_smoothing": 0.2}

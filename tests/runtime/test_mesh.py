@@ -12,7 +12,7 @@ import torch.distributed as dist
 from gang import gang
 from made_programs import program, tokens
 
-from dslc.compiler import program as p
+from dslc.compiler.ir import program as p
 from dslc.compiler.layout import lay_out
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load

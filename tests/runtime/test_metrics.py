@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslc.compiler.program import LossStep, MetricStep
+from dslc.compiler.ir.program import LossStep, MetricStep
 from dslc.runtime.metrics import Metrics
 
 KEPT = LossStep(kind="cross_entropy", arguments={"label_smoothing": 0.1}, counts="kept", ignore=-100)

@@ -16,7 +16,7 @@ from made_programs import gpt_model, images, places, program, tokens
 from torch import Tensor, nn
 from trained import agree, train
 
-from dslc.compiler import program as p
+from dslc.compiler.ir import program as p
 from dslc.runtime import offload
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dslc.compiler.program import OptimizerStep
+from dslc.compiler.ir.program import OptimizerStep
 from dslc.dsl import calls
 from dslc.dsl.registry import Call, fields
 from dslc.runtime.optimizers import build_optimizer

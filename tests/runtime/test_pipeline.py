@@ -13,7 +13,7 @@ import torch
 from gang import gang
 from torch import nn
 
-from dslc.compiler.program import InitStep, JobProgram, ModelStep, PipelineStep, RankPlace, StageStep
+from dslc.compiler.ir.program import InitStep, JobProgram, ModelStep, PipelineStep, RankPlace, StageStep
 from dslc.runtime.assemble import Parts, assemble
 from dslc.runtime.blank import blank
 from dslc.runtime.build import build_model

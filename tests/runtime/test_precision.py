@@ -10,7 +10,7 @@ from gang import gang
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dslc.compiler.program import PrecisionStep
+from dslc.compiler.ir.program import PrecisionStep
 from dslc.runtime.precision import autocast, grad_scaler
 
 CPU = torch.device("cpu")

@@ -18,10 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from trained import Trained, agree
 
-from dslc.compiler import program as p
-from dslc.compiler.facts import SourceFacts
+from dslc.compiler.ir import program as p
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model import LayerNode, build
-from dslc.compiler.tensors import TensorFact
 from dslc.dsl import layers as s
 from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.calls import CrossEntropy

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslc.compiler.program import DataStep, RankPlace
+from dslc.compiler.ir.program import DataStep, RankPlace
 from dslc.runtime import sampler
 
 

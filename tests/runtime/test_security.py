@@ -25,7 +25,7 @@ from made_programs import conv_model, images, places, program, python
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
-from dslc.compiler import program as p
+from dslc.compiler.ir import program as p
 from dslc.runtime import checkpoint_files as files
 from dslc.runtime.build import build_model
 from dslc.runtime.checkpoint_state import CheckpointError, load_model

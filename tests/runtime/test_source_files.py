@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dslc.compiler.program import DataStep
+from dslc.compiler.ir.program import DataStep
 from dslc.compiler.sources import source_facts, source_key
 from dslc.dsl import calls as c
 from dslc.dsl.registry import Call
@@ -253,7 +253,7 @@ def test_an_order_by_blocks_visits_every_sample_once(blocks: list[int], window: 
 def test_the_order_by_blocks_is_that_of_a_resumed_run_and_of_any_ranks(tmp_path: Path) -> None:
     made_data.parquet(tmp_path / "p", group=4)
     step = dataclasses.replace(parquet_step(tmp_path / "p", seed=3), batch=8)
-    from dslc.compiler.program import RankPlace
+    from dslc.compiler.ir.program import RankPlace
 
     def of(ranks: int, epoch: int, k: int) -> list[int]:
         places = [

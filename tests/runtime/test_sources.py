@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslc.compiler.program import DataStep, PythonFunction
+from dslc.compiler.ir.program import DataStep, PythonFunction
 from dslc.runtime.sources import FetchedSamples, Part, SourceError, Splits, TensorSamples, npz_array, open_source
 
 

@@ -17,7 +17,7 @@ from launcher import Command, write_program
 from made_programs import images, places, program, python
 from safetensors.numpy import load_file
 
-from dslc.compiler import program as p
+from dslc.compiler.ir import program as p
 from dslc.runtime.launch import _Agent
 from dslc.runtime.records import read_metrics
 from dslc.runtime.stop import SECOND, Board

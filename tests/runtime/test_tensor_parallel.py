@@ -12,7 +12,7 @@ import torch
 from gang import gang
 from made_programs import gpt_model, places, program, tokens
 
-from dslc.compiler import program as p
+from dslc.compiler.ir import program as p
 from dslc.runtime import random_numbers
 from dslc.runtime.assemble import Parts, assemble
 from dslc.runtime.batches import StepBatch

@@ -15,7 +15,7 @@ from launcher import Launcher
 from made_programs import conv_model, gpt_model, images, places, program, python, tokens
 from trained import Trained, agree
 
-from dslc.compiler import program as p
+from dslc.compiler.ir import program as p
 from dslc.runtime.build import build_model
 from dslc.runtime.weights import load_weights
 

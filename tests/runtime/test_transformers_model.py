@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from dslc.compiler.program import ModelStep, TransformersStep
+from dslc.compiler.ir.program import ModelStep, TransformersStep
 from dslc.runtime.blank import blank
 from dslc.runtime.build import build_model
 from dslc.runtime.transformers_model import TransformersError, build_transformers, longest

@@ -15,7 +15,7 @@ from made_programs import conv_model, gpt_model, images, places, program, tokens
 from test_fsdp import ADAMW, CPU, KEPT, train
 from trained import agree
 
-from dslc.compiler import program as p
+from dslc.compiler.ir import program as p
 from dslc.runtime.assemble import assemble
 from dslc.runtime.batches import StepBatch
 from dslc.runtime.learning_rate import set_learning_rate

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dslc.compiler.memory_node import MemoryNode
-from dslc.compiler.program import from_json, to_json
-from dslc.compiler.tensors import TensorFact
-from dslc.compiler.traffic_node import TrafficNode
+from dslc.compiler.ir.memory import MemoryNode
+from dslc.compiler.ir.program import from_json, to_json
+from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.ir.traffic import TrafficNode
 
 PLAN_VERSION = 1
 

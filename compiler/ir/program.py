@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from dslc.compiler.steps import Arguments, InitStep, ModuleStep
+from dslc.compiler.ir.steps import Arguments, InitStep, ModuleStep
 
 __all__ = ["InitStep", "ModuleStep"]  # of what is not defined here
 

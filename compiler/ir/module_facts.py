@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dslc.compiler.tensors import TensorFact
-from dslc.compiler.working_bytes import Working
+from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.ir.working import Working
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dslc.compiler.tensors import TensorFact
+from dslc.compiler.ir.tensors import TensorFact
 
 if TYPE_CHECKING:
-    from dslc.compiler.traced_facts import ModelFacts
+    from dslc.compiler.ir.module_facts import ModelFacts
 
 
 @dataclass(frozen=True, kw_only=True)

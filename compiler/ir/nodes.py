@@ -12,13 +12,13 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from dslc.compiler.steps import InitStep, ModuleStep
-from dslc.compiler.tensors import TensorFact
-from dslc.compiler.working_bytes import Working
+from dslc.compiler.ir.steps import InitStep, ModuleStep
+from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.ir.working import Working
 from dslc.dsl.source import Span
 
 if TYPE_CHECKING:
-    from dslc.compiler.traced_facts import ModelFacts
+    from dslc.compiler.ir.module_facts import ModelFacts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""The nouns that pass between rooms and to the runtime; no logic."""
