@@ -218,7 +218,7 @@ def bench_gpt2(pairs: int) -> None:
     """GPT-2 of 124 M parameters in bfloat16, compiled, on one GPU; and the share of the GPU's peak."""
     import torch
 
-    from dslc.compiler.hardware import CATALOGUE
+    from dslc.compiler.facts.hardware import CATALOGUE
 
     if not torch.cuda.is_available():
         sys.exit("gpt2: there is no GPU here")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from dslc.compiler.analyse import analyse, context_of
 from dslc.compiler.analysis import Analysis
+from dslc.compiler.facts.sources import source_facts
 from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.layout import lay_out
@@ -20,7 +21,6 @@ from dslc.compiler.opaque import opaque
 from dslc.compiler.reuse import READING, Reuse
 from dslc.compiler.rules_training import configuration_file
 from dslc.compiler.sharding import low_copy, low_precision, units
-from dslc.compiler.sources import source_facts
 from dslc.dsl.bounds import LOOKS, MISTAKES
 from dslc.dsl.calls import Datasets, Parquet, PythonLoss, PythonSource
 from dslc.dsl.diagnostics import Diagnostic, Full, Note, Report
@@ -153,8 +153,8 @@ def _is_here(network: PythonNetwork | TransformersNetwork, folder: str) -> bool:
 
 def _opened(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
     """Opens a table in a child, so that the library is not loaded here. It may be fetched by `run` alone."""
+    from dslc.compiler.facts.sources import source_key
     from dslc.compiler.ir.program import from_json
-    from dslc.compiler.sources import source_key
 
     _, arguments = source_key(call)
 

@@ -34,8 +34,8 @@ from functools import cached_property
 from itertools import pairwise
 from math import prod
 
+from dslc.compiler.facts.hardware import framework_bytes, workspace_bytes
 from dslc.compiler.gathers import Sharded, Whole
-from dslc.compiler.hardware import framework_bytes, workspace_bytes
 from dslc.compiler.ir.memory import LayerShare, MemoryNode
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES

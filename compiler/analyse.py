@@ -15,6 +15,7 @@ from dslc.compiler import rules, rules_memory, rules_padding, rules_pipeline, ru
 from dslc.compiler.analysis import Analysis, Pipeline
 from dslc.compiler.cost import RankCost, rank_costs
 from dslc.compiler.estimate import estimate
+from dslc.compiler.facts.sources import source_facts
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.layout import Layout, lay_out
 from dslc.compiler.model import ModelGraph, share_out_traced
@@ -22,7 +23,6 @@ from dslc.compiler.opaque import made_by_parts, opaque
 from dslc.compiler.reuse import Reuse
 from dslc.compiler.schedule_cost import Timeline, timeline
 from dslc.compiler.schedules import ScheduleTable, table
-from dslc.compiler.sources import source_facts
 from dslc.compiler.stages import cut
 from dslc.compiler.staging import Staging
 from dslc.compiler.tensor_plan import tensor_plan

@@ -11,6 +11,7 @@ from typing import Any
 
 from dslc.compiler.analyse import context_of
 from dslc.compiler.analysis import Analysis
+from dslc.compiler.facts.sources import source_key
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import ModelGraph
@@ -19,7 +20,6 @@ from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.rules import warmup_steps
 from dslc.compiler.seams import sent
 from dslc.compiler.sharding import low_copy, low_dtype, recomputed, sharding_of, units
-from dslc.compiler.sources import source_key
 from dslc.compiler.tensor_plan import tensor_plan
 from dslc.compiler.workload import counted, ignored, in_steps
 from dslc.dsl import calls as c

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from dslc.compiler.catalogue import read_catalogue
-from dslc.compiler.hardware import CATALOGUE, Hardware
+from dslc.compiler.facts.catalogue import read_catalogue
+from dslc.compiler.facts.hardware import CATALOGUE, Hardware
 from dslc.compiler.ir.facts import MachineFacts
 from dslc.compiler.schedules import default_microbatches, default_virtual_stages
 from dslc.dsl.blocks import DevicesSpec, ParallelismSpec

@@ -1,7 +1,7 @@
 """The sources of data: opened once per process, then gathered a whole micro-batch at a time.
 
 Model: `open_source` gives the training and the validation samples of a job as `Samples` (samples.py). The kinds that
-are files of their own forms have modules of their own: sources_files.py, sources_images.py, sources_tables.py.
+are files of their own forms have modules of their own: facts/source_files.py, sources_images.py, sources_tables.py.
 
 Contract: a source that does not hold as many samples as the plan was made for is an error before the first step.
 

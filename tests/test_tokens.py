@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from dslc.compiler.sources import source_facts
+from dslc.compiler.facts.sources import source_facts
 from dslc.dsl import calls as c
 from dslc.runtime import token_files
 from dslc.runtime.token_files import TokensError, pieces_of, write_tokens

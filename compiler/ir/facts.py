@@ -1,8 +1,7 @@
 """What a plan needs to know that the job does not say: the data on disk, the machine, a user's own functions.
 
-Facts are gathered before anything is planned (`gather` in `compiler/sources.py`, `trace` for a user's functions) and
-handed in, so that compiling is a pure function: same job and same facts, same plan, on any machine. What could not be
-learnt is None, and what depends on it is shown as unknown.
+Facts are gathered before anything is planned and handed in, so that compiling is a pure function: same job and same
+facts, same plan, on any machine. What could not be learnt is None, and what depends on it is shown as unknown.
 """
 
 from __future__ import annotations

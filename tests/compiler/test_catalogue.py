@@ -8,8 +8,8 @@ import pytest
 
 from dslc.compiler.analyse import analyse
 from dslc.compiler.analysis import Analysis
-from dslc.compiler.catalogue import read_catalogue
-from dslc.compiler.hardware import CATALOGUE, CUDA_CONTEXT, framework_bytes, workspace_bytes
+from dslc.compiler.facts.catalogue import read_catalogue
+from dslc.compiler.facts.hardware import CATALOGUE, CUDA_CONTEXT, framework_bytes, workspace_bytes
 from dslc.compiler.ir.facts import Facts
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load, load_text

@@ -16,8 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dslc.compiler.facts.sources import source_facts, source_key
 from dslc.compiler.ir.program import DataStep
-from dslc.compiler.sources import source_facts, source_key
 from dslc.dsl import calls as c
 from dslc.dsl.registry import Call
 from dslc.runtime import tables

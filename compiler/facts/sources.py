@@ -18,11 +18,11 @@ import struct
 from collections.abc import Callable
 from typing import IO, Any
 
-from dslc.compiler import sources_files
+from dslc.compiler.facts import source_files as sources_files
+from dslc.compiler.facts.source_files import said_of, sequences
+from dslc.compiler.facts.source_look import Absent, Broken, size_of
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.sources_files import said_of, sequences
-from dslc.compiler.sources_look import Absent, Broken, size_of
 from dslc.dsl import calls as c
 from dslc.dsl.registry import Call, fields
 

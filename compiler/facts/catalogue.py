@@ -23,7 +23,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from dslc.compiler.hardware import CATALOGUE, Hardware
+from dslc.compiler.facts.hardware import CATALOGUE, Hardware
 from dslc.dsl import units
 from dslc.dsl.bounds import CATALOGUE as CATALOGUE_BYTES
 from dslc.dsl.diagnostics import Report

@@ -23,9 +23,9 @@ from itertools import islice
 from math import prod
 from typing import Any
 
+from dslc.compiler.facts.source_look import Absent, Broken, folders_in, size_of
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.sources_look import Absent, Broken, folders_in, size_of
 from dslc.dsl import calls as c
 from dslc.dsl.files import open_file
 from dslc.dsl.words import plural

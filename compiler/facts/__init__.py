@@ -1,0 +1,1 @@
+"""What the job does not say: data on disk, hardware."""
