@@ -15,12 +15,12 @@ from dslc.compiler.analysis import Analysis
 from dslc.compiler.facts.sources import source_facts
 from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.layout import lay_out
 from dslc.compiler.model import build
 from dslc.compiler.opaque import opaque
+from dslc.compiler.placement.layout import lay_out
+from dslc.compiler.placement.sharding import low_copy, low_precision, units
 from dslc.compiler.reuse import READING, Reuse
 from dslc.compiler.rules_training import configuration_file
-from dslc.compiler.sharding import low_copy, low_precision, units
 from dslc.dsl.bounds import LOOKS, MISTAKES
 from dslc.dsl.calls import Datasets, Parquet, PythonLoss, PythonSource
 from dslc.dsl.diagnostics import Diagnostic, Full, Note, Report

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from dslc.checkpoints import Misfit, NoCheckpoint, Taken, hold_against, take
-from dslc.compiler.layout import lay_out
+from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.blocks import CheckpointSpec
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.job import JobSpec

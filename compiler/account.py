@@ -40,9 +40,8 @@ from dslc.compiler.ir.memory import LayerShare, MemoryNode
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.ir.working import Halves, Moment, Working
-from dslc.compiler.schedule_cost import peak_in_w, peaks_held
-from dslc.compiler.schedules import SPLITS_BACKWARD, ScheduleTable
-from dslc.compiler.sharding import (
+from dslc.compiler.placement.schedules import SPLITS_BACKWARD, ScheduleTable
+from dslc.compiler.placement.sharding import (
     leaves_out_steps,
     low_copy,
     low_precision,
@@ -52,7 +51,8 @@ from dslc.compiler.sharding import (
     with_copies,
     zero1_partition,
 )
-from dslc.compiler.staging import Staging
+from dslc.compiler.placement.staging import Staging
+from dslc.compiler.schedule_cost import peak_in_w, peaks_held
 from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec
 from dslc.dsl.registry import Call

@@ -17,16 +17,16 @@ from dslc.compiler.cost import RankCost, rank_costs
 from dslc.compiler.estimate import estimate
 from dslc.compiler.facts.sources import source_facts
 from dslc.compiler.ir.facts import Facts, SourceFacts
-from dslc.compiler.layout import Layout, lay_out
 from dslc.compiler.model import ModelGraph, share_out_traced
 from dslc.compiler.opaque import made_by_parts, opaque
+from dslc.compiler.placement.layout import Layout, lay_out
+from dslc.compiler.placement.schedules import ScheduleTable, table
+from dslc.compiler.placement.staging import Staging
+from dslc.compiler.placement.tensor_plan import tensor_plan
+from dslc.compiler.placement.workload import Workload, measure_out
 from dslc.compiler.reuse import Reuse
 from dslc.compiler.schedule_cost import Timeline, timeline
-from dslc.compiler.schedules import ScheduleTable, table
 from dslc.compiler.stages import cut
-from dslc.compiler.staging import Staging
-from dslc.compiler.tensor_plan import tensor_plan
-from dslc.compiler.workload import Workload, measure_out
 from dslc.dsl.bounds import TRIED, WORK
 from dslc.dsl.calls import PythonSource
 from dslc.dsl.diagnostics import Report

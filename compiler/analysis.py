@@ -8,11 +8,11 @@ from dslc.compiler.cost import RankCost
 from dslc.compiler.estimate import Estimate
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import ModelGraph
-from dslc.compiler.layout import Layout
+from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.schedules import ScheduleTable
+from dslc.compiler.placement.staging import Staging
+from dslc.compiler.placement.workload import Workload
 from dslc.compiler.schedule_cost import Timeline
-from dslc.compiler.schedules import ScheduleTable
-from dslc.compiler.staging import Staging
-from dslc.compiler.workload import Workload
 from dslc.dsl.job import JobSpec
 
 

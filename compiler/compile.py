@@ -25,10 +25,10 @@ from dslc.compiler.ir.plan import (
     TopologyNode,
     TrainingNode,
 )
-from dslc.compiler.layout import AXES
 from dslc.compiler.passes import build_graph, shares
-from dslc.compiler.seams import unsendable
-from dslc.compiler.sharding import offloaded, sharding_of
+from dslc.compiler.placement.layout import AXES
+from dslc.compiler.placement.seams import unsendable
+from dslc.compiler.placement.sharding import offloaded, sharding_of
 from dslc.compiler.stages import equal_counts
 from dslc.dsl.registry import BLOCKS, Node, Quantity, Range, fields
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from dslc.compiler.account import account
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.traffic import TrafficNode
-from dslc.compiler.sharding import recomputed
-from dslc.compiler.staging import Staging
-from dslc.compiler.tensor_plan import TensorPlan
+from dslc.compiler.placement.sharding import recomputed
+from dslc.compiler.placement.staging import Staging
+from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.compiler.traffic import place_of, traffic
 
 

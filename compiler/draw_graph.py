@@ -18,8 +18,8 @@ from dslc.compiler.draw_parts import WORDS, summed_text
 from dslc.compiler.draw_schedule import COLOURS
 from dslc.compiler.ir.plan import Plan, RankNode, StageNode
 from dslc.compiler.ir.units import byte_text
+from dslc.compiler.placement.schedules import table
 from dslc.compiler.schedule_cost import timeline
-from dslc.compiler.schedules import table
 from dslc.dsl.words import plural
 
 MOST_ACTIONS = 40  # drawn one by one

@@ -20,8 +20,8 @@ from dslc.compiler.draw_canvas import FAINT, GREY, MEMORY_COLOURS, Canvas
 from dslc.compiler.draw_legend import HEADING, heading
 from dslc.compiler.ir.plan import Plan
 from dslc.compiler.ir.units import byte_text, percent_text
+from dslc.compiler.placement.schedules import table
 from dslc.compiler.schedule_cost import timeline
-from dslc.compiler.schedules import table
 from dslc.dsl.words import plural
 
 LABEL, WIDTH, ROW, STRIP, PITCH = 116, 1000, 26, 16, 54

@@ -17,11 +17,11 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.plan import Plan
 from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.placement.seams import sent
+from dslc.compiler.placement.sharding import low_copy, low_dtype, recomputed, sharding_of, units
+from dslc.compiler.placement.tensor_plan import tensor_plan
+from dslc.compiler.placement.workload import counted, ignored, in_steps
 from dslc.compiler.rules import warmup_steps
-from dslc.compiler.seams import sent
-from dslc.compiler.sharding import low_copy, low_dtype, recomputed, sharding_of, units
-from dslc.compiler.tensor_plan import tensor_plan
-from dslc.compiler.workload import counted, ignored, in_steps
 from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import PythonNetwork, TransformersNetwork

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 
 from dslc.compiler.cost import RankCost
 from dslc.compiler.ir.traffic import TrafficNode
-from dslc.compiler.layout import Layout
+from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.sharding import Sharding, recomputed, sharding_of
+from dslc.compiler.placement.staging import Staging
 from dslc.compiler.schedule_cost import timeline
-from dslc.compiler.sharding import Sharding, recomputed, sharding_of
-from dslc.compiler.staging import Staging
 from dslc.compiler.traffic import SHARED
 from dslc.dsl.job import JobSpec
 

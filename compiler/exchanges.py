@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from dslc.compiler.ir.traffic import TrafficNode
-from dslc.compiler.sharding import Sharding
+from dslc.compiler.placement.sharding import Sharding
 
 
 class Place(NamedTuple):

@@ -9,10 +9,10 @@ from dataclasses import replace
 from dslc.compiler.analysis import Analysis
 from dslc.compiler.exchanges import exchanges
 from dslc.compiler.graph import PlanGraph, unknown
-from dslc.compiler.lowering import Issue, lowered
+from dslc.compiler.placement.lowering import Issue, lowered
+from dslc.compiler.placement.sharding import sharding_of
+from dslc.compiler.placement.tensor_plan import tensor_plan
 from dslc.compiler.schedule_cost import held
-from dslc.compiler.sharding import sharding_of
-from dslc.compiler.tensor_plan import tensor_plan
 from dslc.compiler.traffic import SHARED, message_bytes, messages
 from dslc.compiler.verify import verify
 

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from dslc.compiler.graph import PlanGraph
-from dslc.compiler.layout import AXES
+from dslc.compiler.placement.layout import AXES
 from dslc.compiler.proof_view import View
 
 

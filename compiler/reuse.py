@@ -13,7 +13,7 @@ from typing import Any
 from dslc.compiler.cost import RankCost
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model import ModelGraph, build, share_out
-from dslc.compiler.staging import Staging
+from dslc.compiler.placement.staging import Staging
 from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.bounds import WORK
 from dslc.dsl.calls import Constant

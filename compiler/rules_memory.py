@@ -19,7 +19,7 @@ from dslc.compiler.estimate import missing_figures
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.traffic import handed_in
 from dslc.compiler.ir.units import byte_text, percent_text, time_text
-from dslc.compiler.sharding import low_copy, low_precision
+from dslc.compiler.placement.sharding import low_copy, low_precision
 from dslc.dsl import calls as c
 from dslc.dsl.bounds import ACTIONS
 from dslc.dsl.diagnostics import Report

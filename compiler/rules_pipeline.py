@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dslc.compiler.layout import Layout
 from dslc.compiler.model import LayerNode, ModelGraph
+from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.schedules import SPLITS_BACKWARD, ScheduleTable, accepted_microbatches, demands
+from dslc.compiler.placement.seams import unsendable
+from dslc.compiler.placement.sharding import offloaded, sharding_of, trained
+from dslc.compiler.placement.staging import holders
+from dslc.compiler.placement.workload import fitting_pieces
 from dslc.compiler.rules_axes import own_network
-from dslc.compiler.schedules import SPLITS_BACKWARD, ScheduleTable, accepted_microbatches, demands
-from dslc.compiler.seams import unsendable
-from dslc.compiler.sharding import offloaded, sharding_of, trained
-from dslc.compiler.staging import holders
-from dslc.compiler.workload import fitting_pieces
 from dslc.dsl.bounds import ACTIONS, WORK
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec

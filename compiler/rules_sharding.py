@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.nodes import ModelGraph
-from dslc.compiler.layout import Layout
-from dslc.compiler.sharding import Engine, low_copy, offloaded, sharding_of, trained
+from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.sharding import Engine, low_copy, offloaded, sharding_of, trained
 from dslc.dsl.calls import Bf16, Fp16
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec

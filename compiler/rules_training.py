@@ -13,9 +13,9 @@ from itertools import islice
 
 from dslc.compiler.facts.weights_file import TensorEntry, Unreadable, entries, file_of
 from dslc.compiler.ir.steps import ModuleStep
-from dslc.compiler.layout import Layout
 from dslc.compiler.model import ModelGraph
-from dslc.compiler.sharding import offloaded, recomputed, sharding_of, splits_backward, trained
+from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.sharding import offloaded, recomputed, sharding_of, splits_backward, trained
 from dslc.dsl import calls as c
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.job import JobSpec

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from dslc.compiler.schedules import Action, ScheduleTable
+from dslc.compiler.placement.schedules import Action, ScheduleTable
 
 
 class Span(NamedTuple):

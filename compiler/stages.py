@@ -17,14 +17,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dslc.compiler.account import account, kept_bytes, state_per_parameter
-from dslc.compiler.layout import Layout
 from dslc.compiler.model import LayerNode, ModelGraph
+from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.schedules import ScheduleTable
+from dslc.compiler.placement.seams import unsendable
+from dslc.compiler.placement.sharding import sharding_of, trained
+from dslc.compiler.placement.staging import Staging
+from dslc.compiler.placement.workload import Workload
 from dslc.compiler.schedule_cost import held
-from dslc.compiler.schedules import ScheduleTable
-from dslc.compiler.seams import unsendable
-from dslc.compiler.sharding import sharding_of, trained
-from dslc.compiler.staging import Staging
-from dslc.compiler.workload import Workload
 from dslc.dsl.bounds import TRIED
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec

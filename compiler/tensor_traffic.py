@@ -36,9 +36,9 @@ from math import prod
 from typing import NamedTuple
 
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph
-from dslc.compiler.layout import Layout
-from dslc.compiler.sharding import Sharding, low_copy, low_dtype, low_precision, recomputed
-from dslc.compiler.tensor_plan import TensorPlan, calls_by_layer
+from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.sharding import Sharding, low_copy, low_dtype, low_precision, recomputed
+from dslc.compiler.placement.tensor_plan import TensorPlan, calls_by_layer
 from dslc.dsl.job import JobSpec
 
 FORWARD, AGAIN, BACKWARD = "activations", "activations, again", "gradients of activations"

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dslc.compiler.ir.module_facts import CutCall, ModelFacts, ModuleFacts, ShareFacts
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.tensor_patterns import chosen
+from dslc.compiler.placement.tensor_patterns import chosen
 from dslc.compiler.traced_cut import Cut
 from dslc.compiler.traced_flops import formulas
 from dslc.compiler.traced_rules import Operation, Refused, Share, follow

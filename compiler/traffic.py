@@ -29,9 +29,9 @@ from math import prod
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
 from dslc.compiler.ir.traffic import TrafficNode
-from dslc.compiler.lowering import Issue, row_of
-from dslc.compiler.seams import sent
-from dslc.compiler.sharding import (
+from dslc.compiler.placement.lowering import Issue, row_of
+from dslc.compiler.placement.seams import sent
+from dslc.compiler.placement.sharding import (
     BUCKET_BYTES,
     Sharding,
     Unit,
@@ -45,8 +45,8 @@ from dslc.compiler.sharding import (
     with_copies,
     zero1_partition,
 )
-from dslc.compiler.staging import Staging
-from dslc.compiler.tensor_plan import TensorPlan, shape_on_a_rank
+from dslc.compiler.placement.staging import Staging
+from dslc.compiler.placement.tensor_plan import TensorPlan, shape_on_a_rank
 from dslc.compiler.tensor_traffic import Exchanged, TensorTraffic
 from dslc.dsl.job import JobSpec
 

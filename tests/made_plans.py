@@ -20,8 +20,8 @@ from dslc.compiler.ir.plan import (
 )
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.ir.traffic import TrafficNode
+from dslc.compiler.placement.schedules import ScheduleTable, table
 from dslc.compiler.schedule_cost import timeline
-from dslc.compiler.schedules import ScheduleTable, table
 
 GIB, MIB, KIB = 2**30, 2**20, 2**10
 

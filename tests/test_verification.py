@@ -15,7 +15,7 @@ from launcher import Launcher
 from made_programs import images, places, program
 
 from dslc.compiler.ir.program import to_json
-from dslc.compiler.layout import lay_out
+from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
 from dslc.front import inspect

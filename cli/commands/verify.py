@@ -88,7 +88,7 @@ def _job(loaded: Loaded, shrink: bool) -> tuple[Loaded, tuple[str, ...]]:
     job = loaded.job
     if not shrink or job is None or loaded.report.errors:
         return (replace(loaded, job=observed(job)) if job else loaded), ()
-    from dslc.compiler.layout import lay_out
+    from dslc.compiler.placement.layout import lay_out
 
     layout = lay_out(job, Report())
     if layout is None:

@@ -15,7 +15,7 @@ from dslc.compiler.describe import coordinates, entries_of, group
 from dslc.compiler.explain import explain, explain_rank
 from dslc.compiler.ir.plan import Plan, ShareNode
 from dslc.compiler.ir.units import percent_text
-from dslc.compiler.layout import Layout
+from dslc.compiler.placement.layout import Layout
 
 GOLDEN = Path(__file__).parent / "golden"
 MADE: list[Callable[[], Plan]] = [

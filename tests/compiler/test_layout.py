@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from made_jobs import make_job
 
 from dslc.compiler.ir.facts import MachineFacts
-from dslc.compiler.layout import AXES, Layout, lay_out
+from dslc.compiler.placement.layout import AXES, Layout, lay_out
 from dslc.dsl.blocks import DevicesSpec, ParallelismSpec
 from dslc.dsl.diagnostics import Report
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from dslc.compiler import lowering
-from dslc.compiler.lowering import Issue, lowered
-from dslc.compiler.schedules import NAMES, default_virtual_stages, demands, table, to_csv
+from dslc.compiler.placement import lowering
+from dslc.compiler.placement.lowering import Issue, lowered
+from dslc.compiler.placement.schedules import NAMES, default_virtual_stages, demands, table, to_csv
 
 SIZES = [(2, 2), (2, 4), (2, 7), (3, 6), (4, 4), (4, 8), (4, 12), (8, 16)]
 

@@ -13,7 +13,7 @@ from dslc.compiler.analyse import analyse
 from dslc.compiler.analysis import Analysis
 from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
-from dslc.compiler.sharding import recomputed, units
+from dslc.compiler.placement.sharding import recomputed, units
 from dslc.dsl import calls as c
 from dslc.dsl import layers as s
 from dslc.dsl.blocks import DevicesSpec, MemorySpec, ModelSpec, ParallelismSpec

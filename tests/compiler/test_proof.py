@@ -13,9 +13,9 @@ from planning import JOBS, compiled
 from dslc.compiler.compile import Compiled
 from dslc.compiler.graph import COMPUTE, MESSAGES, PlanGraph
 from dslc.compiler.passes import build_graph
+from dslc.compiler.placement.schedules import NAMES, SPLITS_BACKWARD, default_virtual_stages, demands
 from dslc.compiler.proof_view import message, view
 from dslc.compiler.proof_waits import waits
-from dslc.compiler.schedules import NAMES, SPLITS_BACKWARD, default_virtual_stages, demands
 from dslc.compiler.verify import Unsound, verify
 
 Change = Callable[[PlanGraph], None]

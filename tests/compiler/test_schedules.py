@@ -18,8 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from dslc.compiler.schedule_cost import Timeline, held, peak_held, peaks_held, timeline
-from dslc.compiler.schedules import (
+from dslc.compiler.placement.schedules import (
     NAMES,
     SPLITS_BACKWARD,
     Action,
@@ -32,6 +31,7 @@ from dslc.compiler.schedules import (
     table,
     to_csv,
 )
+from dslc.compiler.schedule_cost import Timeline, held, peak_held, peaks_held, timeline
 
 TORCH_NAMES = {
     "gpipe": "GPipe",

@@ -14,7 +14,7 @@ from torch import nn
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.program import ModelStep
-from dslc.compiler.sharding import BUCKET_BYTES, zero1_partition
+from dslc.compiler.placement.sharding import BUCKET_BYTES, zero1_partition
 from dslc.compiler.traffic import FIRST_BUCKET_BYTES, buckets, ready
 from dslc.dsl import layers as s
 from dslc.runtime.build import build_model

@@ -22,7 +22,7 @@ from dslc.compiler.compile import Compiled
 from dslc.compiler.graph import PlanGraph
 from dslc.compiler.ir.plan import load_plan
 from dslc.compiler.passes import PASSES, build_graph
-from dslc.compiler.schedules import NAMES
+from dslc.compiler.placement.schedules import NAMES
 from dslc.compiler.verify import Unsound, verify
 
 SOUND = ("pipeline.plt", "uneven.plt")

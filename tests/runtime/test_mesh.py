@@ -13,7 +13,7 @@ from gang import gang
 from made_programs import program, tokens
 
 from dslc.compiler.ir import program as p
-from dslc.compiler.layout import lay_out
+from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
 from dslc.runtime.mesh import AXES, coordinates_of, mesh_of, sizes_of

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import NamedTuple
 
-from dslc.compiler.schedules import Action, ScheduleTable
+from dslc.compiler.placement.schedules import Action, ScheduleTable
 
 ACTIVE = 3  # stages whose parameters are there at once
 

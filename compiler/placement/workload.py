@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
-from dslc.compiler.epochs import Epoch, either, near_divisors
 from dslc.compiler.ir.facts import SourceFacts
-from dslc.compiler.layout import Layout
-from dslc.compiler.schedules import demands
+from dslc.compiler.placement.epochs import Epoch, either, near_divisors
+from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.schedules import demands
 from dslc.dsl import calls as c
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.job import JobSpec

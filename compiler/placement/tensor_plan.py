@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.nodes import ModelGraph, ParameterNode
 from dslc.compiler.ir.steps import ModuleStep
-from dslc.compiler.tensor_patterns import chosen
+from dslc.compiler.placement.tensor_patterns import chosen
 from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec
 

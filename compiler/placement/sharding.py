@@ -18,8 +18,8 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph, ParameterNode
-from dslc.compiler.layout import Layout
-from dslc.compiler.schedules import SPLITS_BACKWARD
+from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.schedules import SPLITS_BACKWARD
 from dslc.dsl.calls import Every, Fp16, Fp32
 from dslc.dsl.job import JobSpec
 

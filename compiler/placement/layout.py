@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from dslc.compiler.facts.catalogue import read_catalogue
 from dslc.compiler.facts.hardware import CATALOGUE, Hardware
 from dslc.compiler.ir.facts import MachineFacts
-from dslc.compiler.schedules import default_microbatches, default_virtual_stages
+from dslc.compiler.placement.schedules import default_microbatches, default_virtual_stages
 from dslc.dsl.blocks import DevicesSpec, ParallelismSpec
 from dslc.dsl.bounds import DEVICES
 from dslc.dsl.calls import Free

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.sharding import low_copy, low_dtype
+from dslc.compiler.placement.sharding import low_copy, low_dtype
 from dslc.dsl.job import JobSpec
 
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from dslc.compiler import sharding
 from dslc.compiler.ir.nodes import ModelGraph
-from dslc.compiler.layout import Layout
-from dslc.compiler.schedules import ScheduleTable
-from dslc.compiler.sharding import Unit
-from dslc.compiler.workload import Workload
+from dslc.compiler.placement import sharding
+from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.schedules import ScheduleTable
+from dslc.compiler.placement.sharding import Unit
+from dslc.compiler.placement.workload import Workload
 from dslc.dsl.job import JobSpec
 
 

@@ -1,0 +1,1 @@
+"""How a job lies on devices: axes, shares, shards, cuts, schedule tables."""
