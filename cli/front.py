@@ -15,8 +15,8 @@ from dslc.compiler.analysis import Analysis
 from dslc.compiler.facts.sources import source_facts
 from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.model import build
-from dslc.compiler.opaque import opaque
+from dslc.compiler.model.model import build
+from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.layout import lay_out
 from dslc.compiler.placement.sharding import low_copy, low_precision, units
 from dslc.compiler.reuse import READING, Reuse

@@ -17,8 +17,8 @@ from dslc.compiler.cost import RankCost, rank_costs
 from dslc.compiler.estimate import estimate
 from dslc.compiler.facts.sources import source_facts
 from dslc.compiler.ir.facts import Facts, SourceFacts
-from dslc.compiler.model import ModelGraph, share_out_traced
-from dslc.compiler.opaque import made_by_parts, opaque
+from dslc.compiler.model.model import ModelGraph, share_out_traced
+from dslc.compiler.model.opaque import made_by_parts, opaque
 from dslc.compiler.placement.layout import Layout, lay_out
 from dslc.compiler.placement.schedules import ScheduleTable, table
 from dslc.compiler.placement.staging import Staging

@@ -12,7 +12,7 @@ from typing import Any
 
 from dslc.compiler.cost import RankCost
 from dslc.compiler.ir.facts import SourceFacts
-from dslc.compiler.model import ModelGraph, build, share_out
+from dslc.compiler.model.model import ModelGraph, build, share_out
 from dslc.compiler.placement.staging import Staging
 from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.bounds import WORK

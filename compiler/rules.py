@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dslc.compiler.ir.facts import SourceFacts
-from dslc.compiler.model import ModelGraph
+from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.workload import Workload, in_steps
 from dslc.compiler.rules_axes import check_context, check_tensor

@@ -6,7 +6,7 @@ Pure functions; E0415 to E0419, E0424 and E0425. A network whose sizes are not k
 from __future__ import annotations
 
 from dslc.compiler.ir.facts import SourceFacts
-from dslc.compiler.model import ModelGraph
+from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.tensor_plan import TensorPlan, needs_whole, tensor_plan
 from dslc.compiler.rules_styles import check_styles, report_scores, report_uneven

@@ -13,7 +13,7 @@ from itertools import islice
 
 from dslc.compiler.facts.weights_file import TensorEntry, Unreadable, entries, file_of
 from dslc.compiler.ir.steps import ModuleStep
-from dslc.compiler.model import ModelGraph
+from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import offloaded, recomputed, sharding_of, splits_backward, trained
 from dslc.dsl import calls as c

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dslc.compiler.account import account, kept_bytes, state_per_parameter
-from dslc.compiler.model import LayerNode, ModelGraph
+from dslc.compiler.model.model import LayerNode, ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import ScheduleTable
 from dslc.compiler.placement.seams import unsendable

@@ -1,7 +1,7 @@
 """The layers that a network is made of, and the library networks.
 
 A declaration here is a layer's signature in the user's words. Its shapes, parameters and cost are one function in
-`compiler/layers.py`; sizes that follow from the data or from the layer before are never written by the user.
+`compiler/model/layers.py`; sizes that follow from the data or from the layer before are never written by the user.
 Images are channels first: `(channels, height, width)`; sequences are `(length, width)`. The batch is not written.
 """
 

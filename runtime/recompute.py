@@ -3,7 +3,7 @@
 Model: the module's `forward` is replaced, on the instance, by one that goes through `torch.utils.checkpoint` (Chen et
 al. 2016, arXiv:1604.06174). `full` keeps the module's inputs. `selective` keeps besides the results of matrix products,
 convolutions and attention, and computes the rest again, which is cheap (Korthikanti et al. 2022, arXiv:2205.05198):
-what the account calls `saved_selective` (`compiler/tape.py`).
+what the account calls `saved_selective` (`compiler/model/tape.py`).
 
 Contract: names, parameters and hooks stay as they are; what hooks do (gathering parameters, casting inputs) stands
 outside and is not repeated. Gradients are those of the plain module to the bit; but those of a weight that is used

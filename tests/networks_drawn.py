@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.program import ModelStep
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.model import ModelGraph, build
+from dslc.compiler.model.model import ModelGraph, build
 from dslc.dsl import calls as c
 from dslc.dsl import layers as s
 from dslc.dsl.blocks import ModelSpec

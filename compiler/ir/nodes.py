@@ -2,7 +2,7 @@
 
 A `LayerNode` is the unit of placement and of cost: one entry of the job's list with `repeat` unrolled, one block of a
 library network, one `residual([...])`. Shapes are of one sample, without the batch; FLOPs and bytes are per sample
-and add up over samples. Import these names from `dslc.compiler.model`.
+and add up over samples. Import these names from `dslc.compiler.model.model`.
 """
 
 from __future__ import annotations

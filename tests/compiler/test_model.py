@@ -29,11 +29,11 @@ from networks_drawn import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dslc.compiler import tape
 from dslc.compiler.ir.facts import SourceFacts
-from dslc.compiler.model import ModelGraph, build, share_out
+from dslc.compiler.model import tape
+from dslc.compiler.model.model import ModelGraph, build, share_out
+from dslc.compiler.model.tape import LAYERS
 from dslc.compiler.placement.tensor_plan import tensor_plan
-from dslc.compiler.tape import LAYERS
 from dslc.dsl import calls as c
 from dslc.dsl import layers as s
 from dslc.dsl.blocks import ParallelismSpec

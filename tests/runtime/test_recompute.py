@@ -21,7 +21,7 @@ from trained import Trained, agree
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.model import LayerNode, build
+from dslc.compiler.model.model import LayerNode, build
 from dslc.dsl import layers as s
 from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.calls import CrossEntropy

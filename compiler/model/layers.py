@@ -10,9 +10,9 @@ from dataclasses import replace
 from math import prod, sqrt
 from typing import TypeAlias
 
-from dslc.compiler.tape import Tape, layer
-from dslc.compiler.value import Value, describe, say
-from dslc.compiler.working import Store
+from dslc.compiler.model.replay import Store
+from dslc.compiler.model.tape import Tape, layer
+from dslc.compiler.model.value import Value, describe, say
 from dslc.dsl import layers as s
 from dslc.dsl.diagnostics import Note, division
 from dslc.dsl.registry import Call

@@ -21,11 +21,11 @@ from dslc.compiler.ir.nodes import BufferNode, LayerNode, ModelGraph, ParameterN
 from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.ir.working import Halves, Moment, Working
-from dslc.compiler.networks import Expansion, expand
-from dslc.compiler.outputs import check_output
+from dslc.compiler.model.networks import Expansion, expand
+from dslc.compiler.model.outputs import check_output
+from dslc.compiler.model.tape import Misfit, Surroundings, record, too_many, unroll
+from dslc.compiler.model.value import Value, entry
 from dslc.compiler.placement.tensor_plan import TensorPlan, calls_by_layer, shape_on_a_rank
-from dslc.compiler.tape import Misfit, Surroundings, record, too_many, unroll
-from dslc.compiler.value import Value, entry
 from dslc.dsl import layers as s
 from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.bounds import LAYERS

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NoReturn, TypeVar
 
-from dslc.compiler import tensor_tape
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import BufferNode, LayerNode, ParameterNode, PartNode
 from dslc.compiler.ir.steps import InitStep, ModuleStep
-from dslc.compiler.value import Shape, Value
-from dslc.compiler.working import Operation, Store, working
+from dslc.compiler.model import tensor_tape
+from dslc.compiler.model.replay import Operation, Store, working
+from dslc.compiler.model.value import Shape, Value
 from dslc.dsl.bounds import LAYERS as MOST_LAYERS
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.layers import Repeat

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from itertools import count
 
-from dslc.compiler.layers import wants_numbers
-from dslc.compiler.tape import Tape, at, layer, unroll
-from dslc.compiler.value import Value, say
+from dslc.compiler.model.layers import wants_numbers
+from dslc.compiler.model.tape import Tape, at, layer, unroll
+from dslc.compiler.model.value import Value, say
 from dslc.dsl import layers as s
 from dslc.dsl.diagnostics import division
 from dslc.dsl.registry import Call

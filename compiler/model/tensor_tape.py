@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from dslc.compiler.value import Value
+from dslc.compiler.model.value import Value
 from dslc.dsl.registry import Call
 
 Operation: TypeAlias = Callable[..., Value]  # `Tape.operation`

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.working import Store
+from dslc.compiler.model.replay import Store
 
 Shape = tuple[int, ...]
 

@@ -13,9 +13,9 @@ from math import sqrt
 from typing import Any
 
 from dslc.compiler.ir.facts import SourceFacts
-from dslc.compiler.layers_sequence import added
-from dslc.compiler.tape import Initialise, Misfit, Tape, at, layer, too_many
-from dslc.compiler.value import Value
+from dslc.compiler.model.sequence_layers import added
+from dslc.compiler.model.tape import Initialise, Misfit, Tape, at, layer, too_many
+from dslc.compiler.model.value import Value
 from dslc.dsl import layers as s
 from dslc.dsl.bounds import LAYERS
 from dslc.dsl.diagnostics import Diagnostic

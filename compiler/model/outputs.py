@@ -9,7 +9,7 @@ from __future__ import annotations
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import LayerNode
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.value import Value, say
+from dslc.compiler.model.value import Value, say
 from dslc.dsl import calls as c
 from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.diagnostics import Note, Report

@@ -15,10 +15,10 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import BufferNode, LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.ir.units import byte_text
-from dslc.compiler.outputs import check_output
+from dslc.compiler.model.outputs import check_output
+from dslc.compiler.model.value import entry
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import sharding_of
-from dslc.compiler.value import entry
 from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.job import JobSpec

@@ -1,0 +1,1 @@
+"""A network as layers with shapes, FLOPs and bytes."""
