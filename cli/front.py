@@ -205,7 +205,7 @@ def _traced_source(job: JobSpec, call: PythonSource, report: Report) -> SourceFa
     from dslc.compiler.ir.program import from_json, to_json
 
     def use(make: Callable[..., Any]) -> Any:
-        from dslc.compiler.trace import trace_source
+        from dslc.compiler.trace.trace import trace_source
         from dslc.runtime.random_numbers import begin_sample
 
         return to_json(trace_source(make, lambda index: begin_sample(job.train.seed, "train", 0, index)))
@@ -219,7 +219,7 @@ def _traced_model(job: JobSpec, call: PythonNetwork, source: SourceFacts, report
     from dslc.compiler.ir.program import from_json, to_json
 
     def use(make: Callable[..., Any]) -> Any:
-        from dslc.compiler.trace import try_to_make
+        from dslc.compiler.trace.trace import try_to_make
 
         return to_json(_told(job, make, source)) if source.input is not None else try_to_make(make)
 
@@ -313,7 +313,7 @@ def _tell_what_is_left(what: str, answer: dict[str, Any], where: Span | None, re
 def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts) -> ModelFacts:
     """What the module that `make` gives is made of, and, where the job has a pipeline, how it can be cut."""
     from dslc.compiler.emit import precision_step
-    from dslc.compiler.trace import trace_model, try_low_copy
+    from dslc.compiler.trace.trace import trace_model, try_low_copy
 
     kept: list[Any] = []
 
@@ -394,7 +394,7 @@ def _traced_transformers(
     def work() -> Any:
         import torch
 
-        from dslc.compiler.trace import TraceError
+        from dslc.compiler.trace.trace import TraceError
         from dslc.runtime.transformers_model import build_transformers, check_configuration, longest, padding_of
 
         torch.set_num_threads(1)

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.trace import trace_model
+from dslc.compiler.trace.trace import trace_model
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
 from dslc.runs import Ready, lay_down, prepare, report_on

@@ -1,4 +1,4 @@
-"""What tracing tells of a user's own module (traced.py): facts, beside those of facts.py.
+"""What tracing tells of a user's own module (trace/model.py): facts, beside those of facts.py.
 
 They stand by themselves because `dslc check` without `--trace` needs none, and each class takes time to make.
 """

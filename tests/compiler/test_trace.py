@@ -17,7 +17,7 @@ from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.ir.working import Working
 from dslc.compiler.model.model import ModelGraph
-from dslc.compiler.trace import TraceError, trace_model
+from dslc.compiler.trace.trace import TraceError, trace_model
 from dslc.dsl import layers as s
 from dslc.dsl.registry import Call
 from dslc.runtime.model import skeleton

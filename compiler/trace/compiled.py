@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dslc.compiler.traced_run import Run, storage, tensors_of
+from dslc.compiler.trace.run import Run, storage, tensors_of
 
 if TYPE_CHECKING:
     import torch

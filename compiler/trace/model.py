@@ -1,10 +1,10 @@
 """A module run with shapes in place of numbers: what each of its layers takes, gives, holds and costs.
 
-Model: the module is cut into layers (traced_cut.py). What is called in between, and parameters that belong to no layer
+Model: the module is cut into layers (trace/cut.py). What is called in between, and parameters that belong to no layer
 or are used outside of theirs, are the root's, whose name is empty. Layers are in the order of their first call. The
-module is run without memory (traced_run.py), with two samples and with four: the former gives the FLOPs, the difference
+module is run without memory (trace/run.py), with two samples and with four: the former gives the FLOPs, the difference
 what a sample adds to the bytes that are kept, so that what does not grow with the batch is left out. What layers take
-while they work is measured apart (traced_memory.py).
+while they work is measured apart (trace/memory.py).
 
 Contract: the conventions of `LayerNode`; each piece of memory counts once, at the first layer that keeps it.
 
@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
 from dslc.compiler.ir.tensors import DType, TensorFact
 from dslc.compiler.ir.working import Working
-from dslc.compiler.traced_compiled import kept_by_blocks
-from dslc.compiler.traced_cut import Cut
-from dslc.compiler.traced_flops import formulas
-from dslc.compiler.traced_memory import measure
-from dslc.compiler.traced_run import LARGE, SMALL, Run, storage, tensors_of
-from dslc.compiler.traced_shares import with_shares
+from dslc.compiler.trace.compiled import kept_by_blocks
+from dslc.compiler.trace.cut import Cut
+from dslc.compiler.trace.flops import formulas
+from dslc.compiler.trace.memory import measure
+from dslc.compiler.trace.run import LARGE, SMALL, Run, storage, tensors_of
+from dslc.compiler.trace.shares import with_shares
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from typing import Any
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.traced import TraceError, seen, trace_model, try_low_copy, try_to_make
+from dslc.compiler.trace.model import TraceError, seen, trace_model, try_low_copy, try_to_make
 
 __all__ = ["TraceError", "trace_model", "trace_source", "try_low_copy", "try_to_make"]
 

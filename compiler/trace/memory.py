@@ -13,7 +13,7 @@ from collections import defaultdict
 from typing import Any, NamedTuple
 
 from dslc.compiler.ir.working import Moment, Working
-from dslc.compiler.traced_run import LARGE, SMALL, Run, storage, tensors_of
+from dslc.compiler.trace.run import LARGE, SMALL, Run, storage, tensors_of
 
 
 class Step(NamedTuple):

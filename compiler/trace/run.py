@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.traced_cut import Cut
+from dslc.compiler.trace.cut import Cut
 
 if TYPE_CHECKING:
     import torch

@@ -1,10 +1,10 @@
 """Whether a module of which parts are cut over the tensor axis computes what it does whole: a proof, without numbers.
 
 Model: between a column and a row a rank has a *share* of a tensor: of `ranks` equal pieces along one dim, the one of
-its number. The module is run twice without memory (traced_run.py). In the first run all is whole, and each operation is
+its number. The module is run twice without memory (trace/run.py). In the first run all is whole, and each operation is
 followed from the columns on: what it makes of a share is a share where it works on each piece for itself
-(traced_rules.py), and where it does not, the plan is refused. In the second run the cut modules have the parameters of
-one rank. It has to do the same operations in the same order, with the same numbers, on tensors of the same shapes;
+(trace/operators.py), and where it does not, the plan is refused. In the second run the cut modules have the parameters
+of one rank. It has to do the same operations in the same order, with the same numbers, on tensors of the same shapes;
 shares alone are smaller, in that dim and by that factor. So it makes of its pieces the pieces of what one process has.
 
 Backward, a column adds up the gradients of what it is given, and `summed` modules those of their parameters. Of all
@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dslc.compiler.ir.module_facts import CutCall, ModelFacts, ModuleFacts, ShareFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.tensor_patterns import chosen
-from dslc.compiler.traced_cut import Cut
-from dslc.compiler.traced_flops import formulas
-from dslc.compiler.traced_rules import Operation, Refused, Share, follow
-from dslc.compiler.traced_run import SMALL, Run, storage, tensors_of
+from dslc.compiler.trace.cut import Cut
+from dslc.compiler.trace.flops import formulas
+from dslc.compiler.trace.operators import Operation, Refused, Share, follow
+from dslc.compiler.trace.run import SMALL, Run, storage, tensors_of
 
 if TYPE_CHECKING:
     import torch

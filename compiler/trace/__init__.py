@@ -1,0 +1,1 @@
+"""A user's own module as layers, by running it without memory."""
