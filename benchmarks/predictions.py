@@ -14,7 +14,7 @@ from functools import cache
 
 from dslc.compiler.analyse import analyse
 from dslc.compiler.analysis import Analysis
-from dslc.compiler.estimate import estimate
+from dslc.compiler.cost.estimate import estimate
 from dslc.compiler.ir.facts import Facts
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from dslc.compiler.analyse import analyse, context_of
 from dslc.compiler.analysis import Analysis
+from dslc.compiler.cost.reuse import READING, Reuse
 from dslc.compiler.facts.sources import source_facts
 from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
@@ -19,7 +20,6 @@ from dslc.compiler.model.model import build
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.layout import lay_out
 from dslc.compiler.placement.sharding import low_copy, low_precision, units
-from dslc.compiler.reuse import READING, Reuse
 from dslc.compiler.rules_training import configuration_file
 from dslc.dsl.bounds import LOOKS, MISTAKES
 from dslc.dsl.calls import Datasets, Parquet, PythonLoss, PythonSource

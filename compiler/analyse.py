@@ -13,8 +13,11 @@ from functools import partial
 
 from dslc.compiler import rules, rules_memory, rules_padding, rules_pipeline, rules_sharding
 from dslc.compiler.analysis import Analysis, Pipeline
-from dslc.compiler.cost import RankCost, rank_costs
-from dslc.compiler.estimate import estimate
+from dslc.compiler.cost.cost import RankCost, rank_costs
+from dslc.compiler.cost.estimate import estimate
+from dslc.compiler.cost.reuse import Reuse
+from dslc.compiler.cost.schedule_cost import Timeline, timeline
+from dslc.compiler.cost.stages import cut
 from dslc.compiler.facts.sources import source_facts
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.model.model import ModelGraph, share_out_traced
@@ -24,9 +27,6 @@ from dslc.compiler.placement.schedules import ScheduleTable, table
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.tensor_plan import tensor_plan
 from dslc.compiler.placement.workload import Workload, measure_out
-from dslc.compiler.reuse import Reuse
-from dslc.compiler.schedule_cost import Timeline, timeline
-from dslc.compiler.stages import cut
 from dslc.dsl.bounds import TRIED, WORK
 from dslc.dsl.calls import PythonSource
 from dslc.dsl.diagnostics import Report

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dslc.compiler.cost import RankCost
-from dslc.compiler.estimate import Estimate
+from dslc.compiler.cost.cost import RankCost
+from dslc.compiler.cost.estimate import Estimate
+from dslc.compiler.cost.schedule_cost import Timeline
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import ScheduleTable
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.workload import Workload
-from dslc.compiler.schedule_cost import Timeline
 from dslc.dsl.job import JobSpec
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dslc.compiler.account import kept_bytes
 from dslc.compiler.analyse import played
 from dslc.compiler.analysis import Analysis
+from dslc.compiler.cost.account import kept_bytes
+from dslc.compiler.cost.stages import equal_counts
 from dslc.compiler.emit import emit, places, scaled_lr, short_line
 from dslc.compiler.graph import PlanGraph
 from dslc.compiler.ir import program as p
@@ -29,7 +30,6 @@ from dslc.compiler.passes import build_graph, shares
 from dslc.compiler.placement.layout import AXES
 from dslc.compiler.placement.seams import unsendable
 from dslc.compiler.placement.sharding import offloaded, sharding_of
-from dslc.compiler.stages import equal_counts
 from dslc.dsl.registry import BLOCKS, Node, Quantity, Range, fields
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 
+from dslc.compiler.cost.schedule_cost import timeline
 from dslc.compiler.describe import axis_of, exchanged, handed_on, members, reach, span_text, stage_layers
 from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, SKY, Canvas, fitted
 from dslc.compiler.draw_legend import HEADING, heading
@@ -19,7 +20,6 @@ from dslc.compiler.draw_schedule import COLOURS
 from dslc.compiler.ir.plan import Plan, RankNode, StageNode
 from dslc.compiler.ir.units import byte_text
 from dslc.compiler.placement.schedules import table
-from dslc.compiler.schedule_cost import timeline
 from dslc.dsl.words import plural
 
 MOST_ACTIONS = 40  # drawn one by one

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+from dslc.compiler.cost.stages import equal_counts
 from dslc.compiler.describe import (
     ORDER,
     UNKNOWN,
@@ -46,7 +47,6 @@ from dslc.compiler.describe import (
 from dslc.compiler.ir.memory import KINDS, MemoryNode
 from dslc.compiler.ir.plan import Plan, RankNode, ScheduleNode
 from dslc.compiler.ir.units import byte_text, count_text, flop_text, percent_text, time_text
-from dslc.compiler.stages import equal_counts
 from dslc.dsl.words import plural
 
 MOST_LAYERS = 40  # lines of the layer table

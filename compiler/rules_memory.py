@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, islice
 from typing import TYPE_CHECKING, Protocol
 
-from dslc.compiler.estimate import missing_figures
+from dslc.compiler.cost.estimate import missing_figures
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.traffic import handed_in
 from dslc.compiler.ir.units import byte_text, percent_text, time_text

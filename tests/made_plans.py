@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from dslc.compiler.cost.schedule_cost import timeline
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.plan import (
     PLAN_VERSION,
@@ -21,7 +22,6 @@ from dslc.compiler.ir.plan import (
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.placement.schedules import ScheduleTable, table
-from dslc.compiler.schedule_cost import timeline
 
 GIB, MIB, KIB = 2**30, 2**20, 2**10
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 
 from dslc.compiler.analysis import Analysis
-from dslc.compiler.reuse import Reuse
+from dslc.compiler.cost.reuse import Reuse
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.load import load_each
 from dslc.dsl.plain import plain

@@ -10,7 +10,7 @@ from made_jobs import gpt_model, make_job
 
 from dslc.compiler.analyse import analyse
 from dslc.compiler.analysis import Analysis
-from dslc.compiler.gathers import Sharded
+from dslc.compiler.cost.gathers import Sharded
 from dslc.compiler.ir.facts import Facts
 from dslc.compiler.ir.working import Moment
 from dslc.dsl import calls as c

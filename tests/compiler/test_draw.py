@@ -13,13 +13,13 @@ import pytest
 from golden import hold
 from planning import JOBS, compiled
 
+from dslc.compiler.cost.schedule_cost import peak_held
 from dslc.compiler.describe import devices_text
 from dslc.compiler.draw import VIEWS, draw
 from dslc.compiler.draw_canvas import MEMORY_COLOURS, Canvas, escape, fitted
 from dslc.compiler.ir.plan import Plan, load_plan
 from dslc.compiler.ir.units import byte_text
 from dslc.compiler.placement.schedules import NAMES, default_microbatches, default_virtual_stages, table
-from dslc.compiler.schedule_cost import peak_held
 
 GOLDEN = Path(__file__).parent / "golden"
 MADE: list[Callable[[], Plan]] = [

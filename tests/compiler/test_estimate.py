@@ -8,7 +8,7 @@ import pytest
 from planning import ROOT, compiled
 
 from dslc.compiler.compile import Compiled
-from dslc.compiler.estimate import Estimate
+from dslc.compiler.cost.estimate import Estimate
 from dslc.compiler.explain import explain
 from dslc.compiler.ir.plan import load_plan
 from dslc.compiler.ir.units import time_text

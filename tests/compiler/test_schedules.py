@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 
+from dslc.compiler.cost.schedule_cost import Timeline, held, peak_held, peaks_held, timeline
 from dslc.compiler.placement.schedules import (
     NAMES,
     SPLITS_BACKWARD,
@@ -31,7 +32,6 @@ from dslc.compiler.placement.schedules import (
     table,
     to_csv,
 )
-from dslc.compiler.schedule_cost import Timeline, held, peak_held, peaks_held, timeline
 
 TORCH_NAMES = {
     "gpipe": "GPipe",

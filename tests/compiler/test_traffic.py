@@ -12,10 +12,10 @@ from gang import gang
 from networks_drawn import built, classes, of, tokens
 from torch import nn
 
+from dslc.compiler.cost.traffic import FIRST_BUCKET_BYTES, buckets, ready
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.program import ModelStep
 from dslc.compiler.placement.sharding import BUCKET_BYTES, zero1_partition
-from dslc.compiler.traffic import FIRST_BUCKET_BYTES, buckets, ready
 from dslc.dsl import layers as s
 from dslc.runtime.build import build_model
 

@@ -23,13 +23,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dslc.compiler.cost import RankCost
+from dslc.compiler.cost.cost import RankCost
+from dslc.compiler.cost.schedule_cost import timeline
+from dslc.compiler.cost.traffic import SHARED
 from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import Sharding, recomputed, sharding_of
 from dslc.compiler.placement.staging import Staging
-from dslc.compiler.schedule_cost import timeline
-from dslc.compiler.traffic import SHARED
 from dslc.dsl.job import JobSpec
 
 

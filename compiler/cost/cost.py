@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dslc.compiler.account import account
+from dslc.compiler.cost.account import account
+from dslc.compiler.cost.traffic import place_of, traffic
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.placement.sharding import recomputed
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.tensor_plan import TensorPlan
-from dslc.compiler.traffic import place_of, traffic
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from dataclasses import dataclass, fields
 from itertools import groupby, pairwise
 from math import prod
 
+from dslc.compiler.cost.tensor_traffic import Exchanged, TensorTraffic
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
 from dslc.compiler.ir.traffic import TrafficNode
@@ -47,7 +48,6 @@ from dslc.compiler.placement.sharding import (
 )
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.tensor_plan import TensorPlan, shape_on_a_rank
-from dslc.compiler.tensor_traffic import Exchanged, TensorTraffic
 from dslc.dsl.job import JobSpec
 
 FIRST_BUCKET_BYTES = 2**20  # DistributedDataParallel's first bucket is small, so that it goes early

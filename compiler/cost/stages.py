@@ -16,7 +16,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dslc.compiler.account import account, kept_bytes, state_per_parameter
+from dslc.compiler.cost.account import account, kept_bytes, state_per_parameter
+from dslc.compiler.cost.schedule_cost import held
 from dslc.compiler.model.model import LayerNode, ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import ScheduleTable
@@ -24,14 +25,13 @@ from dslc.compiler.placement.seams import unsendable
 from dslc.compiler.placement.sharding import sharding_of, trained
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.workload import Workload
-from dslc.compiler.schedule_cost import held
 from dslc.dsl.bounds import TRIED
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec
 from dslc.dsl.words import plural
 
 if TYPE_CHECKING:
-    from dslc.compiler.reuse import Reuse
+    from dslc.compiler.cost.reuse import Reuse
 
 Cut = tuple[range, ...]
 Begins = Callable[[int], Sequence[range]]  # of a stage, by the layer after its last: the layers it may begin with

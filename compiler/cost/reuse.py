@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dslc.compiler.cost import RankCost
+from dslc.compiler.cost.cost import RankCost
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model.model import ModelGraph, build, share_out
 from dslc.compiler.placement.staging import Staging

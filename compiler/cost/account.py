@@ -34,8 +34,9 @@ from functools import cached_property
 from itertools import pairwise
 from math import prod
 
+from dslc.compiler.cost.gathers import Sharded, Whole
+from dslc.compiler.cost.schedule_cost import peak_in_w, peaks_held
 from dslc.compiler.facts.hardware import framework_bytes, workspace_bytes
-from dslc.compiler.gathers import Sharded, Whole
 from dslc.compiler.ir.memory import LayerShare, MemoryNode
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES
@@ -52,7 +53,6 @@ from dslc.compiler.placement.sharding import (
     zero1_partition,
 )
 from dslc.compiler.placement.staging import Staging
-from dslc.compiler.schedule_cost import peak_in_w, peaks_held
 from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec
 from dslc.dsl.registry import Call

@@ -1,0 +1,1 @@
+"""What a step costs a rank: bytes held, bytes moved, time."""
