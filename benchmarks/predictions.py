@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from dslc.compiler.analyse import analyse
-from dslc.compiler.analysis import Analysis
 from dslc.compiler.cost.estimate import estimate
 from dslc.compiler.ir.facts import Facts
+from dslc.compiler.rules.analyse import analyse
+from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
 from dslc.front import gather

@@ -14,10 +14,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dslc.compiler.analysis import Analysis
 from dslc.compiler.facts.weights_file import NAME as WEIGHTS
 from dslc.compiler.facts.weights_file import Unreadable, entries
 from dslc.compiler.model.model import ModelGraph
+from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.job import JobSpec
 from dslc.dsl.plain import plain
 from dslc.runtime.checkpoint_files import (

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from dslc.compiler.analyse import analyse, context_of
-from dslc.compiler.analysis import Analysis
 from dslc.compiler.cost.reuse import READING, Reuse
 from dslc.compiler.facts.sources import source_facts
 from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
@@ -20,7 +18,9 @@ from dslc.compiler.model.model import build
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.layout import lay_out
 from dslc.compiler.placement.sharding import low_copy, low_precision, units
-from dslc.compiler.rules_training import configuration_file
+from dslc.compiler.rules.analyse import analyse, context_of
+from dslc.compiler.rules.analysis import Analysis
+from dslc.compiler.rules.training import configuration_file
 from dslc.dsl.bounds import LOOKS, MISTAKES
 from dslc.dsl.calls import Datasets, Parquet, PythonLoss, PythonSource
 from dslc.dsl.diagnostics import Diagnostic, Full, Note, Report

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from dslc.compiler.analyse import context_of
 from dslc.compiler.facts.sources import source_facts
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.placement.layout import AXES, Layout
+from dslc.compiler.rules.analyse import context_of
 from dslc.dsl import calls as c
 from dslc.dsl import layers as n
 from dslc.dsl.blocks import CheckpointSpec, EvaluateSpec, LaunchSpec, MemorySpec, ParallelismSpec

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dslc.checkpoints import tensors_of
-from dslc.compiler.analysis import Analysis
 from dslc.compiler.emit import TORCH_OPTIMIZERS, optimizer_step
+from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural

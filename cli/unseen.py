@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from dslc.compiler.analysis import Analysis
 from dslc.compiler.facts.weights_file import file_of
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.calls import PythonLoss, PythonSource
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dslc.compiler.analyse import played
-from dslc.compiler.analysis import Analysis
 from dslc.compiler.cost.account import kept_bytes
 from dslc.compiler.cost.stages import equal_counts
 from dslc.compiler.emit import emit, places, scaled_lr, short_line
@@ -30,6 +28,8 @@ from dslc.compiler.passes import build_graph, shares
 from dslc.compiler.placement.layout import AXES
 from dslc.compiler.placement.seams import unsendable
 from dslc.compiler.placement.sharding import offloaded, sharding_of
+from dslc.compiler.rules.analyse import played
+from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.registry import BLOCKS, Node, Quantity, Range, fields
 
 

@@ -9,8 +9,6 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from dslc.compiler.analyse import context_of
-from dslc.compiler.analysis import Analysis
 from dslc.compiler.facts.sources import source_key
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.facts import SourceFacts
@@ -21,7 +19,9 @@ from dslc.compiler.placement.seams import sent
 from dslc.compiler.placement.sharding import low_copy, low_dtype, recomputed, sharding_of, units
 from dslc.compiler.placement.tensor_plan import tensor_plan
 from dslc.compiler.placement.workload import counted, ignored, in_steps
-from dslc.compiler.rules import warmup_steps
+from dslc.compiler.rules.analyse import context_of
+from dslc.compiler.rules.analysis import Analysis
+from dslc.compiler.rules.rules import warmup_steps
 from dslc.dsl import calls as c
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import PythonNetwork, TransformersNetwork

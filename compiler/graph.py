@@ -32,7 +32,7 @@ from typing import Any
 
 import networkx as nx
 
-from dslc.compiler.analysis import Analysis
+from dslc.compiler.rules.analysis import Analysis
 
 COMPUTE = frozenset({"F", "B", "I", "W"})
 MESSAGES = frozenset({"SEND_F", "RECV_F", "SEND_B", "RECV_B"})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dslc.compiler.analyse import analyse
 from dslc.compiler.compile import Compiled, compile_plan
 from dslc.compiler.ir.facts import Facts
+from dslc.compiler.rules.analyse import analyse
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
 

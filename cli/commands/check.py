@@ -8,8 +8,8 @@ import json
 import sys
 from collections.abc import Callable
 
-from dslc.compiler.analysis import Analysis
 from dslc.compiler.cost.reuse import Reuse
+from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.load import load_each
 from dslc.dsl.plain import plain

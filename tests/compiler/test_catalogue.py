@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from dslc.compiler.analyse import analyse
-from dslc.compiler.analysis import Analysis
 from dslc.compiler.facts.catalogue import read_catalogue
 from dslc.compiler.facts.hardware import CATALOGUE, CUDA_CONTEXT, framework_bytes, workspace_bytes
 from dslc.compiler.ir.facts import Facts
+from dslc.compiler.rules.analyse import analyse
+from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load, load_text
 from dslc.dsl.write import write

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from made_jobs import gpt_model, make_job
 
-from dslc.compiler.analyse import analyse
-from dslc.compiler.analysis import Analysis
 from dslc.compiler.cost.gathers import Sharded
 from dslc.compiler.ir.facts import Facts
 from dslc.compiler.ir.working import Moment
+from dslc.compiler.rules.analyse import analyse
+from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl import calls as c
 from dslc.dsl.blocks import DataSpec, DevicesSpec, MemorySpec, ParallelismSpec, TrainSpec
 from dslc.dsl.diagnostics import Report

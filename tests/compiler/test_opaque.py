@@ -9,11 +9,11 @@ import pytest
 from made_jobs import make_job
 from networks_drawn import fact, of
 
-from dslc.compiler.analyse import analyse
-from dslc.compiler.analysis import Analysis
 from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
 from dslc.compiler.placement.sharding import recomputed, units
+from dslc.compiler.rules.analyse import analyse
+from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl import calls as c
 from dslc.dsl import layers as s
 from dslc.dsl.blocks import DevicesSpec, MemorySpec, ModelSpec, ParallelismSpec

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dslc.compiler.analyse import analyse
 from dslc.compiler.ir.facts import Facts
+from dslc.compiler.rules.analyse import analyse
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.load import load_text
 from dslc.dsl.registry import BLOCKS, fields

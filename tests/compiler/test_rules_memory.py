@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dslc.compiler.analyse import analyse
-from dslc.compiler.analysis import Analysis
 from dslc.compiler.ir.facts import Facts, MachineFacts
 from dslc.compiler.ir.units import byte_text
+from dslc.compiler.rules.analyse import analyse
+from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.load import load
 

@@ -11,11 +11,11 @@ import torch
 from made_jobs import gpt_model, make_job
 from safetensors.torch import save_file
 
-from dslc.compiler.analyse import analyse
-from dslc.compiler.analysis import Analysis
 from dslc.compiler.facts.weights_file import TensorEntry, Unreadable, entries, file_of
 from dslc.compiler.ir.facts import Facts
 from dslc.compiler.placement.sharding import sharding_of, trained
+from dslc.compiler.rules.analyse import analyse
+from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl import calls as c
 from dslc.dsl.blocks import DevicesSpec, MemorySpec, ModelSpec, ParallelismSpec, TrainSpec
 from dslc.dsl.diagnostics import Diagnostic, Report

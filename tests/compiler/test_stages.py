@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_jobs import gpt_model, make_job
 
-from dslc.compiler.analyse import analyse
-from dslc.compiler.analysis import Analysis
 from dslc.compiler.cost.stages import balance, equal_counts, work
 from dslc.compiler.ir.facts import Facts
+from dslc.compiler.rules.analyse import analyse
+from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl import calls as c
 from dslc.dsl import layers as s
 from dslc.dsl.blocks import DataSpec, DevicesSpec, MemorySpec, ModelSpec, ParallelismSpec

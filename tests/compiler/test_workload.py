@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from made_jobs import make_job
 
-from dslc.compiler.analyse import analyse
 from dslc.compiler.compile import compile_plan
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.placement.epochs import near_divisors
 from dslc.compiler.placement.layout import lay_out
 from dslc.compiler.placement.workload import Workload, in_steps, measure_out
+from dslc.compiler.rules.analyse import analyse
 from dslc.dsl import calls as c
 from dslc.dsl.blocks import DataSpec, DevicesSpec, ParallelismSpec, TrainSpec
 from dslc.dsl.diagnostics import Report

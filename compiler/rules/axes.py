@@ -9,7 +9,7 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.tensor_plan import TensorPlan, needs_whole, tensor_plan
-from dslc.compiler.rules_styles import check_styles, report_scores, report_uneven
+from dslc.compiler.rules.styles import check_styles, report_scores, report_uneven
 from dslc.dsl.diagnostics import Note, Report, division
 from dslc.dsl.job import JobSpec
 from dslc.dsl.layers import GPT, Attention, PythonNetwork, TransformerBlock, TransformersNetwork, ViT

@@ -12,7 +12,7 @@ from dslc.compiler.placement.seams import unsendable
 from dslc.compiler.placement.sharding import offloaded, sharding_of, trained
 from dslc.compiler.placement.staging import holders
 from dslc.compiler.placement.workload import fitting_pieces
-from dslc.compiler.rules_axes import own_network
+from dslc.compiler.rules.axes import own_network
 from dslc.dsl.bounds import ACTIONS, WORK
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.job import JobSpec

@@ -27,7 +27,7 @@ from dslc.dsl.job import JobSpec, Promise
 from dslc.dsl.registry import Call
 
 if TYPE_CHECKING:
-    from dslc.compiler.analysis import Analysis
+    from dslc.compiler.rules.analysis import Analysis
 
 MOST_REMEDIES = 5
 

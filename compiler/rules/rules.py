@@ -13,10 +13,10 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.workload import Workload, in_steps
-from dslc.compiler.rules_axes import check_context, check_tensor
-from dslc.compiler.rules_checkpoint import check_checkpoints
-from dslc.compiler.rules_pipeline import check_pipeline
-from dslc.compiler.rules_training import check_training
+from dslc.compiler.rules.axes import check_context, check_tensor
+from dslc.compiler.rules.checkpoint import check_checkpoints
+from dslc.compiler.rules.pipeline import check_pipeline
+from dslc.compiler.rules.training import check_training
 from dslc.dsl import calls as c
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.effects import changed, no_effect

@@ -11,8 +11,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
-from dslc.compiler import rules, rules_memory, rules_padding, rules_pipeline, rules_sharding
-from dslc.compiler.analysis import Analysis, Pipeline
 from dslc.compiler.cost.cost import RankCost, rank_costs
 from dslc.compiler.cost.estimate import estimate
 from dslc.compiler.cost.reuse import Reuse
@@ -27,6 +25,22 @@ from dslc.compiler.placement.schedules import ScheduleTable, table
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.tensor_plan import tensor_plan
 from dslc.compiler.placement.workload import Workload, measure_out
+from dslc.compiler.rules import (
+    memory as rules_memory,
+)
+from dslc.compiler.rules import (
+    padding as rules_padding,
+)
+from dslc.compiler.rules import (
+    pipeline as rules_pipeline,
+)
+from dslc.compiler.rules import (
+    rules,
+)
+from dslc.compiler.rules import (
+    sharding as rules_sharding,
+)
+from dslc.compiler.rules.analysis import Analysis, Pipeline
 from dslc.dsl.bounds import TRIED, WORK
 from dslc.dsl.calls import PythonSource
 from dslc.dsl.diagnostics import Report

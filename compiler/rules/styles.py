@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.placement.tensor_patterns import Chosen, Fault, chosen, read
-from dslc.compiler.rules_training import entry_at, likely_patterns
+from dslc.compiler.rules.training import entry_at, likely_patterns
 from dslc.dsl.calls import CrossEntropy
 from dslc.dsl.diagnostics import Note, Report, division
 from dslc.dsl.job import JobSpec

@@ -1,0 +1,1 @@
+"""Every reason to reject a job."""
