@@ -8,7 +8,8 @@ from typing import Any
 from dslc.compiler.cost.account import kept_bytes
 from dslc.compiler.cost.stages import equal_counts
 from dslc.compiler.emit import emit, places, scaled_lr, short_line
-from dslc.compiler.graph import PlanGraph
+from dslc.compiler.graph.graph import PlanGraph
+from dslc.compiler.graph.passes import build_graph, shares
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.plan import (
     PLAN_VERSION,
@@ -24,7 +25,6 @@ from dslc.compiler.ir.plan import (
     TopologyNode,
     TrainingNode,
 )
-from dslc.compiler.passes import build_graph, shares
 from dslc.compiler.placement.layout import AXES
 from dslc.compiler.placement.seams import unsendable
 from dslc.compiler.placement.sharding import offloaded, sharding_of

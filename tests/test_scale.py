@@ -12,7 +12,7 @@ from planning import JOBS, ROOT, compiled
 
 from dslc.compiler.draw import VIEWS, draw
 from dslc.compiler.explain import explain
-from dslc.compiler.verify import PROPOSITIONS, verify
+from dslc.compiler.graph.verify import PROPOSITIONS, verify
 
 LARGE = ROOT / "benchmarks" / "jobs" / "large.plt"
 MEMORY = 500 * 2**20

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from planning import JOBS, compiled
 
 from dslc.compiler.compile import Compiled
-from dslc.compiler.graph import COMPUTE, MESSAGES, PlanGraph
-from dslc.compiler.passes import build_graph
+from dslc.compiler.graph.graph import COMPUTE, MESSAGES, PlanGraph
+from dslc.compiler.graph.passes import build_graph
+from dslc.compiler.graph.proof_view import message, view
+from dslc.compiler.graph.proof_waits import waits
+from dslc.compiler.graph.verify import Unsound, verify
 from dslc.compiler.placement.schedules import NAMES, SPLITS_BACKWARD, default_virtual_stages, demands
-from dslc.compiler.proof_view import message, view
-from dslc.compiler.proof_waits import waits
-from dslc.compiler.verify import Unsound, verify
 
 Change = Callable[[PlanGraph], None]
 

@@ -19,11 +19,11 @@ import pytest
 from planning import JOBS, ROOT, compiled
 
 from dslc.compiler.compile import Compiled
-from dslc.compiler.graph import PlanGraph
+from dslc.compiler.graph.graph import PlanGraph
+from dslc.compiler.graph.passes import PASSES, build_graph
+from dslc.compiler.graph.verify import Unsound, verify
 from dslc.compiler.ir.plan import load_plan
-from dslc.compiler.passes import PASSES, build_graph
 from dslc.compiler.placement.schedules import NAMES
-from dslc.compiler.verify import Unsound, verify
 
 SOUND = ("pipeline.plt", "uneven.plt")
 

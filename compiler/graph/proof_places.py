@@ -7,9 +7,9 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-from dslc.compiler.graph import PlanGraph
+from dslc.compiler.graph.graph import PlanGraph
+from dslc.compiler.graph.proof_view import View
 from dslc.compiler.placement.layout import AXES
-from dslc.compiler.proof_view import View
 
 
 def devices(view: View) -> str:

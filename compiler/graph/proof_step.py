@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dslc.compiler.graph import COMPUTE, LOCAL, unknown
-from dslc.compiler.proof_view import View
+from dslc.compiler.graph.graph import COMPUTE, LOCAL, unknown
+from dslc.compiler.graph.proof_view import View
 
 
 def actions(view: View) -> str:

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from dslc.compiler.cost.schedule_cost import held
 from dslc.compiler.cost.traffic import SHARED, message_bytes, messages
-from dslc.compiler.exchanges import exchanges
-from dslc.compiler.graph import PlanGraph, unknown
+from dslc.compiler.graph.exchanges import exchanges
+from dslc.compiler.graph.graph import PlanGraph, unknown
+from dslc.compiler.graph.verify import verify
 from dslc.compiler.placement.lowering import Issue, lowered
 from dslc.compiler.placement.sharding import sharding_of
 from dslc.compiler.placement.tensor_plan import tensor_plan
 from dslc.compiler.rules.analysis import Analysis
-from dslc.compiler.verify import verify
 
 Pass = Callable[[PlanGraph], None]
 

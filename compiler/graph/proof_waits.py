@@ -13,8 +13,8 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import Any
 
-from dslc.compiler.graph import MESSAGES
-from dslc.compiler.proof_view import Key, View, message
+from dslc.compiler.graph.graph import MESSAGES
+from dslc.compiler.graph.proof_view import Key, View, message
 
 
 def ends(view: View) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dslc.compiler.graph import LOCAL, MESSAGES, PlanGraph
+from dslc.compiler.graph.graph import LOCAL, MESSAGES, PlanGraph
 
 Data = dict[str, Any]
 Line = list[tuple[str, Data]]

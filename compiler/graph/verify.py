@@ -31,11 +31,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dslc.compiler.graph import PlanGraph
-from dslc.compiler.proof_places import devices, layers, memory, samples
-from dslc.compiler.proof_step import actions, exchanged, held, inputs, order, updates
-from dslc.compiler.proof_view import View, view
-from dslc.compiler.proof_waits import agreement, ends, waits
+from dslc.compiler.graph.graph import PlanGraph
+from dslc.compiler.graph.proof_places import devices, layers, memory, samples
+from dslc.compiler.graph.proof_step import actions, exchanged, held, inputs, order, updates
+from dslc.compiler.graph.proof_view import View, view
+from dslc.compiler.graph.proof_waits import agreement, ends, waits
 
 # Each with the pass that says the first of it. Those of a step need the ones before them.
 PROPOSITIONS: tuple[tuple[str, str, Callable[[View], str]], ...] = (

@@ -1,0 +1,1 @@
+"""The plan graph, its passes, and the proofs over it."""
