@@ -90,7 +90,7 @@ def main() -> None:
     import networkx  # noqa: F401
 
     from dslc.commands import check, fmt, plan, render  # noqa: F401
-    from dslc.compiler import draw, explain  # noqa: F401
+    from dslc.compiler.show import draw, explain  # noqa: F401
     from dslc.dsl import codes, parser_table, show, suggest, syntax  # noqa: F401
 
     parser_table.load()

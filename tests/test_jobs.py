@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from strategies import jobs, texts
 
 from dslc.compiler.compile import compile_plan
-from dslc.compiler.explain import explain, explain_rank
 from dslc.compiler.ir.facts import Facts
 from dslc.compiler.ir.plan import load_plan
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
+from dslc.compiler.show.explain import explain, explain_rank
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.format import format_document
 from dslc.dsl.job import JobSpec

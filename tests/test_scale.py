@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from planning import JOBS, ROOT, compiled
 
-from dslc.compiler.draw import VIEWS, draw
-from dslc.compiler.explain import explain
 from dslc.compiler.graph.verify import PROPOSITIONS, verify
+from dslc.compiler.show.draw import VIEWS, draw
+from dslc.compiler.show.explain import explain
 
 LARGE = ROOT / "benchmarks" / "jobs" / "large.plt"
 MEMORY = 500 * 2**20

@@ -7,7 +7,7 @@ import shutil
 import sys
 
 from dslc.compiler.compile import Compiled, compile_plan
-from dslc.compiler.explain import explain, explain_rank
+from dslc.compiler.show.explain import explain, explain_rank
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
 from dslc.dsl.plain import plain, plain_lines

@@ -6,9 +6,9 @@ import argparse
 import os
 import sys
 
-from dslc.compiler.draw import draw
 from dslc.compiler.ir.plan import load_plan
-from dslc.compiler.picture import write
+from dslc.compiler.show.draw import draw
+from dslc.compiler.show.picture import write
 from dslc.dsl.plain import plain
 from dslc.status import GOOD, JOB_AT_FAULT, WRONG_USAGE
 

@@ -14,12 +14,12 @@ from golden import hold
 from planning import JOBS, compiled
 
 from dslc.compiler.cost.schedule_cost import peak_held
-from dslc.compiler.describe import devices_text
-from dslc.compiler.draw import VIEWS, draw
-from dslc.compiler.draw_canvas import MEMORY_COLOURS, Canvas, escape, fitted
 from dslc.compiler.ir.plan import Plan, load_plan
 from dslc.compiler.ir.units import byte_text
 from dslc.compiler.placement.schedules import NAMES, default_microbatches, default_virtual_stages, table
+from dslc.compiler.show.canvas import MEMORY_COLOURS, Canvas, escape, fitted
+from dslc.compiler.show.describe import devices_text
+from dslc.compiler.show.draw import VIEWS, draw
 
 GOLDEN = Path(__file__).parent / "golden"
 MADE: list[Callable[[], Plan]] = [

@@ -9,9 +9,9 @@ from planning import ROOT, compiled
 
 from dslc.compiler.compile import Compiled
 from dslc.compiler.cost.estimate import Estimate
-from dslc.compiler.explain import explain
 from dslc.compiler.ir.plan import load_plan
 from dslc.compiler.ir.units import time_text
+from dslc.compiler.show.explain import explain
 
 GPT = """
 model {

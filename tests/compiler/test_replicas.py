@@ -11,11 +11,11 @@ from golden import hold
 from planning import JOBS, compiled
 from test_draw import GOLDEN, named
 
-from dslc.compiler.describe import exchange_groups, replica, replicas, sharers
-from dslc.compiler.draw import draw
-from dslc.compiler.draw_canvas import fitted
-from dslc.compiler.explain import explain, explain_rank
 from dslc.compiler.ir.plan import Plan
+from dslc.compiler.show.canvas import fitted
+from dslc.compiler.show.describe import exchange_groups, replica, replicas, sharers
+from dslc.compiler.show.draw import draw
+from dslc.compiler.show.explain import explain, explain_rank
 
 JOB = JOBS / "replicas.plt"
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from dslc.compiler.describe import (
+from dslc.compiler.ir.memory import KINDS
+from dslc.compiler.ir.plan import Plan, RankNode
+from dslc.compiler.ir.units import byte_text, percent_text, time_text
+from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, MEMORY_COLOURS, Canvas
+from dslc.compiler.show.describe import (
     WHY,
     axis_bytes,
     axis_text,
@@ -20,10 +24,6 @@ from dslc.compiler.describe import (
     reach,
     span_text,
 )
-from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, MEMORY_COLOURS, Canvas
-from dslc.compiler.ir.memory import KINDS
-from dslc.compiler.ir.plan import Plan, RankNode
-from dslc.compiler.ir.units import byte_text, percent_text, time_text
 from dslc.dsl.words import plural
 
 HEADING = 62  # height of a heading

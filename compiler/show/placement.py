@@ -5,11 +5,11 @@ Up to sixteen devices are drawn one by one (`draw_grid`), more are folded (`draw
 
 from __future__ import annotations
 
-from dslc.compiler.draw_canvas import Canvas
-from dslc.compiler.draw_folded import Folded
-from dslc.compiler.draw_grid import Grid
-from dslc.compiler.draw_legend import HEADING, TRAFFIC_WIDTH, heading, legend
 from dslc.compiler.ir.plan import Plan
+from dslc.compiler.show.canvas import Canvas
+from dslc.compiler.show.folded import Folded
+from dslc.compiler.show.grid import Grid
+from dslc.compiler.show.legend import HEADING, TRAFFIC_WIDTH, heading, legend
 
 MOST_BOXES = 16  # devices drawn one by one
 LEAST_WIDTH = 860

@@ -12,14 +12,14 @@ from __future__ import annotations
 import itertools
 
 from dslc.compiler.cost.schedule_cost import timeline
-from dslc.compiler.describe import axis_of, exchanged, handed_on, members, reach, span_text, stage_layers
-from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, SKY, Canvas, fitted
-from dslc.compiler.draw_legend import HEADING, heading
-from dslc.compiler.draw_parts import WORDS, summed_text
-from dslc.compiler.draw_schedule import COLOURS
 from dslc.compiler.ir.plan import Plan, RankNode, StageNode
 from dslc.compiler.ir.units import byte_text
 from dslc.compiler.placement.schedules import table
+from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, SKY, Canvas, fitted
+from dslc.compiler.show.describe import axis_of, exchanged, handed_on, members, reach, span_text, stage_layers
+from dslc.compiler.show.legend import HEADING, heading
+from dslc.compiler.show.parts import WORDS, summed_text
+from dslc.compiler.show.schedule import COLOURS
 from dslc.dsl.words import plural
 
 MOST_ACTIONS = 40  # drawn one by one

@@ -7,7 +7,10 @@ pair.
 
 from __future__ import annotations
 
-from dslc.compiler.describe import (
+from dslc.compiler.ir.plan import Plan, RankNode
+from dslc.compiler.ir.units import byte_text
+from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, SKY, Canvas
+from dslc.compiler.show.describe import (
     axis_of,
     axis_text,
     class_of,
@@ -19,9 +22,8 @@ from dslc.compiler.describe import (
     reach,
     span_text,
 )
-from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, SKY, Canvas
-from dslc.compiler.draw_legend import HEADING
-from dslc.compiler.draw_parts import (
+from dslc.compiler.show.legend import HEADING
+from dslc.compiler.show.parts import (
     Extent,
     memory_bar,
     operation_text,
@@ -30,8 +32,6 @@ from dslc.compiler.draw_parts import (
     summed_text,
     things_text,
 )
-from dslc.compiler.ir.plan import Plan, RankNode
-from dslc.compiler.ir.units import byte_text
 from dslc.dsl.words import plural
 
 A_LINE = 8  # columns side by side

@@ -10,10 +10,10 @@ what is alike, so that a thousand are a few boxes.
 
 from __future__ import annotations
 
-from dslc.compiler.draw_graph import draw_graph
-from dslc.compiler.draw_placement import draw_placement
-from dslc.compiler.draw_schedule import draw_schedule
 from dslc.compiler.ir.plan import Plan
+from dslc.compiler.show.graph import draw_graph
+from dslc.compiler.show.placement import draw_placement
+from dslc.compiler.show.schedule import draw_schedule
 
 VIEWS = ("placement", "graph", "schedule")
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dslc.compiler.describe import (
+from dslc.compiler.ir.plan import Plan, RankNode
+from dslc.compiler.ir.units import byte_text
+from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, GREY, SKY, Canvas
+from dslc.compiler.show.describe import (
     axis_of,
     axis_text,
     exchange_groups,
@@ -16,11 +19,8 @@ from dslc.compiler.describe import (
     reach,
     span_text,
 )
-from dslc.compiler.draw_canvas import AXIS_COLOURS, FAINT, GREY, SKY, Canvas
-from dslc.compiler.draw_legend import HEADING
-from dslc.compiler.draw_parts import Extent, exchange_lines, memory_bar, source_box, stage_lines, things_text
-from dslc.compiler.ir.plan import Plan, RankNode
-from dslc.compiler.ir.units import byte_text
+from dslc.compiler.show.legend import HEADING
+from dslc.compiler.show.parts import Extent, exchange_lines, memory_bar, source_box, stage_lines, things_text
 from dslc.dsl.words import plural
 
 CHIP = 396  # width of a box beside: what is exchanged

@@ -10,7 +10,10 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from dslc.compiler.cost.stages import equal_counts
-from dslc.compiler.describe import (
+from dslc.compiler.ir.memory import KINDS, MemoryNode
+from dslc.compiler.ir.plan import Plan, RankNode, ScheduleNode
+from dslc.compiler.ir.units import byte_text, count_text, flop_text, percent_text, time_text
+from dslc.compiler.show.describe import (
     ORDER,
     UNKNOWN,
     WHY,
@@ -44,9 +47,6 @@ from dslc.compiler.describe import (
     stage_layers,
     stages_of,
 )
-from dslc.compiler.ir.memory import KINDS, MemoryNode
-from dslc.compiler.ir.plan import Plan, RankNode, ScheduleNode
-from dslc.compiler.ir.units import byte_text, count_text, flop_text, percent_text, time_text
 from dslc.dsl.words import plural
 
 MOST_LAYERS = 40  # lines of the layer table

@@ -16,12 +16,12 @@ import itertools
 from dataclasses import dataclass
 
 from dslc.compiler.cost.schedule_cost import timeline
-from dslc.compiler.describe import axis_of, class_of, span_text
-from dslc.compiler.draw_canvas import FAINT, GREY, MEMORY_COLOURS, Canvas
-from dslc.compiler.draw_legend import HEADING, heading
 from dslc.compiler.ir.plan import Plan
 from dslc.compiler.ir.units import byte_text, percent_text
 from dslc.compiler.placement.schedules import table
+from dslc.compiler.show.canvas import FAINT, GREY, MEMORY_COLOURS, Canvas
+from dslc.compiler.show.describe import axis_of, class_of, span_text
+from dslc.compiler.show.legend import HEADING, heading
 from dslc.dsl.words import plural
 
 LABEL, WIDTH, ROW, STRIP, PITCH = 116, 1000, 26, 16, 54

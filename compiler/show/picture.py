@@ -36,7 +36,7 @@ def write(dot: str, path: str) -> None:
     elif suffix == ".html":
         data = page(svg(dot)).encode()
     else:
-        from dslc.compiler.picture_paint import paint
+        from dslc.compiler.show.paint import paint
 
         data = paint(svg(dot))
     with open(path, "wb") as file:
