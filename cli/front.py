@@ -206,7 +206,7 @@ def _traced_source(job: JobSpec, call: PythonSource, report: Report) -> SourceFa
 
     def use(make: Callable[..., Any]) -> Any:
         from dslc.compiler.trace.trace import trace_source
-        from dslc.runtime.random_numbers import begin_sample
+        from dslc.runtime.process.random_numbers import begin_sample
 
         return to_json(trace_source(make, lambda index: begin_sample(job.train.seed, "train", 0, index)))
 
@@ -260,7 +260,7 @@ def _used(
     def work() -> Any:
         import torch
 
-        from dslc.runtime.user_code import load_function
+        from dslc.runtime.process.user_code import load_function
 
         torch.set_num_threads(1)  # a parent that ran parallel operations leaves no threads to its child
         torch.manual_seed(job.train.seed)
@@ -536,7 +536,7 @@ def _attempt_here(work: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _first_line(error: BaseException) -> str:
-    from dslc.runtime.error_text import error_text, narrow
+    from dslc.runtime.process.error_text import error_text, narrow
 
     text = narrow(error_text(error).strip().split("\n")[0])
     kind = type(error).__name__
@@ -563,7 +563,7 @@ def _where(error: BaseException) -> str:
     """The deepest line of the traceback that is the user's own."""
     import traceback
 
-    from dslc.runtime.whose_code import is_users
+    from dslc.runtime.process.whose_code import is_users
 
     if isinstance(error, SyntaxError) and error.filename:
         return f"{os.path.basename(error.filename)}, line {error.lineno}"

@@ -168,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # From here on a Ctrl-C is answered; that is why little is imported above.
         import importlib
 
-        from dslc.runtime import screen
+        from dslc.runtime.process import screen
 
         screen.prepare()
         chosen = _chosen(build_parser(), sys.argv[1:] if arguments is None else arguments)
@@ -215,7 +215,7 @@ def _say(text: str) -> None:
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:  # then the exit status has to do
-        from dslc.runtime import screen
+        from dslc.runtime.process import screen
 
         screen.drop(sys.stderr)
 
@@ -225,7 +225,7 @@ def _told(error: OSError, command: str) -> int:
     import errno
 
     from dslc.dsl.plain import plain
-    from dslc.runtime import screen
+    from dslc.runtime.process import screen
 
     if error.filename is None:
         raise error

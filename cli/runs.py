@@ -18,10 +18,10 @@ from dslc.dsl.load import Loaded
 from dslc.dsl.plain import plain
 from dslc.dsl.write import anchored, write
 from dslc.front import inspect
-from dslc.runtime.records import naming
+from dslc.runtime.process.records import naming
 
 if TYPE_CHECKING:
-    from dslc.runtime.failure import Outcome
+    from dslc.runtime.process.failure import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,8 +86,8 @@ def _without_training(job: JobSpec) -> JobSpec:
 @contextlib.contextmanager
 def launched(made: Ready, beside: str | None = None) -> Iterator[str]:
     """The folder in which the ranks have left what came of it, for as long as this lasts. Raises Refused."""
-    from dslc.runtime.failure import describe
     from dslc.runtime.launch import launch
+    from dslc.runtime.process.failure import describe
 
     folder = tempfile.mkdtemp(prefix=f".dslc-{made.program.task}-", dir=beside)
     with open(os.devnull, "w", encoding="utf-8") as screen:

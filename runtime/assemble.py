@@ -27,11 +27,11 @@ from dslc.runtime import (
 from dslc.runtime.blank import blank
 from dslc.runtime.build import build_model
 from dslc.runtime.engine import Engine
-from dslc.runtime.job_line import at
 from dslc.runtime.losses import LossSum, loss_sum
 from dslc.runtime.mesh import mesh_of, several_axes
 from dslc.runtime.optimizers import build_optimizer
 from dslc.runtime.precision import grad_scaler
+from dslc.runtime.process.job_line import at
 
 
 @dataclass(frozen=True, kw_only=True)

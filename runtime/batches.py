@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dslc.compiler.ir.program import DataStep, RankPlace
-from dslc.runtime.job_line import each_at
-from dslc.runtime.lifetime import end_with
+from dslc.runtime.process.job_line import each_at
+from dslc.runtime.process.lifetime import end_with
 from dslc.runtime.sampler import (
     batch_samples,
     generator,

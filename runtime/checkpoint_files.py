@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dslc.compiler.ir.program import JobProgram, OptimizerStep, from_json, to_json
-from dslc.runtime.records import naming
+from dslc.runtime.process.records import naming
 
 FORMAT = 2
 MANIFEST = "manifest.json"

@@ -40,15 +40,16 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
 
 from dslc.compiler.ir.program import JobProgram, PythonFunction, RankPlace, from_json, to_json
-from dslc.runtime import checkpoint, failure, fsdp, pipeline, transformers_model, worker, zero1
-from dslc.runtime.failure import Ends, Outcome
-from dslc.runtime.lifetime import Adopted, Pauses, end_with, ending, is_stopped
+from dslc.runtime import checkpoint, fsdp, pipeline, transformers_model, worker, zero1
 from dslc.runtime.meeting import Meeting
-from dslc.runtime.progress import Watch
-from dslc.runtime.records import naming
+from dslc.runtime.process import failure
+from dslc.runtime.process.failure import Ends, Outcome
+from dslc.runtime.process.lifetime import Adopted, Pauses, end_with, ending, is_stopped
+from dslc.runtime.process.progress import Watch
+from dslc.runtime.process.records import naming
+from dslc.runtime.process.screen import prepare
+from dslc.runtime.process.stop import Board, listening
 from dslc.runtime.rendezvous import OneNode, shared_file
-from dslc.runtime.screen import prepare
-from dslc.runtime.stop import Board, listening
 from dslc.runtime.train import End
 
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"

@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep
-from dslc.runtime.job_line import at
-from dslc.runtime.user_code import load_function
+from dslc.runtime.process.job_line import at
+from dslc.runtime.process.user_code import load_function
 
 LossSum: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 
-from dslc.runtime.stop import Board
+from dslc.runtime.process.stop import Board
 
 
 class Gate:

@@ -23,9 +23,9 @@ from torch.overrides import TorchFunctionMode
 
 from dslc.compiler.ir.program import InitStep, ModelStep, ModuleStep
 from dslc.runtime import modules
-from dslc.runtime.job_line import at
 from dslc.runtime.model_error import ModelError
-from dslc.runtime.user_code import load_function
+from dslc.runtime.process.job_line import at
+from dslc.runtime.process.user_code import load_function
 
 
 class _Unfilled(TorchFunctionMode):

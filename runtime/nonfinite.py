@@ -48,8 +48,8 @@ from dslc.runtime.nonfinite_cause import (
     values_text,
 )
 from dslc.runtime.precision import Skipping
-from dslc.runtime.records import note
-from dslc.runtime.stop import Board
+from dslc.runtime.process.records import note
+from dslc.runtime.process.stop import Board
 
 _FOLDED = 256  # losses that are kept one by one until a step is logged
 

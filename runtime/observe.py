@@ -31,10 +31,10 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram, RankPlace, from_json, to_json
-from dslc.runtime import random_numbers
 from dslc.runtime.batches import StepBatch
 from dslc.runtime.initial_weights import Part, own_part
 from dslc.runtime.names import named_tensors
+from dslc.runtime.process import random_numbers
 from dslc.runtime.sampler import micro_batches, steps_per_epoch
 from dslc.runtime.stepper import Done
 

@@ -30,13 +30,14 @@ from dslc.compiler.ir.program import (
     OptimizerStep,
     RankPlace,
 )
-from dslc.runtime import initial_weights, random_numbers
+from dslc.runtime import initial_weights
 from dslc.runtime.batches import StepBatch, batches
 from dslc.runtime.build import build_model
 from dslc.runtime.observe import Observer
+from dslc.runtime.process import random_numbers
+from dslc.runtime.process.user_code import load_function
 from dslc.runtime.sources import Splits
 from dslc.runtime.stepper import Done
-from dslc.runtime.user_code import load_function
 
 MeanLoss = Callable[[Tensor, Tensor], Tensor]
 

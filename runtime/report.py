@@ -47,7 +47,7 @@ from torch import Tensor
 from dslc.compiler.ir.program import JobProgram, RankPlace, to_json
 from dslc.runtime import collectives
 from dslc.runtime.assemble import Parts
-from dslc.runtime.records import Record, naming, read_metrics
+from dslc.runtime.process.records import Record, naming, read_metrics
 from dslc.runtime.track_memory import KINDS, Tracker
 
 NAME = "report.json"

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from dslc.runtime.random_numbers import aside, begin_sample
+from dslc.runtime.process.random_numbers import aside, begin_sample
 
 
 class SourceError(RuntimeError):

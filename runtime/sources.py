@@ -25,6 +25,7 @@ from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep
 from dslc.runtime import sources_files, sources_images, sources_tables
+from dslc.runtime.process.user_code import load_function
 from dslc.runtime.sampler import held_out
 from dslc.runtime.samples import (
     Checked,
@@ -38,7 +39,6 @@ from dslc.runtime.samples import (
     as_seen,
 )
 from dslc.runtime.synthetic import synthetic_samples
-from dslc.runtime.user_code import load_function
 
 __all__ = ["FetchedSamples", "Part", "Samples", "SourceError", "Splits", "TensorSamples", "open_source"]
 

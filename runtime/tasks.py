@@ -28,7 +28,7 @@ from dslc.runtime.checkpoint_state import load_model
 from dslc.runtime.evaluate import batch_size, evaluate, evaluating, forward
 from dslc.runtime.mesh import mesh_of
 from dslc.runtime.predictions import Part
-from dslc.runtime.records import naming
+from dslc.runtime.process.records import naming
 from dslc.runtime.sampler import deal, held_out
 from dslc.runtime.samples import Joined, Samples
 from dslc.runtime.sources import Splits

@@ -29,11 +29,11 @@ from dslc.runtime.learning_rate import set_learning_rate
 from dslc.runtime.mesh import mesh_of
 from dslc.runtime.nonfinite import Guard
 from dslc.runtime.observe import Observer
-from dslc.runtime.records import Records
+from dslc.runtime.process.records import Records
+from dslc.runtime.process.stop import Board
 from dslc.runtime.report import Measure
 from dslc.runtime.sources import Splits
 from dslc.runtime.stepper import Looks, per_sample, stepper
-from dslc.runtime.stop import Board
 
 
 @dataclass(frozen=True, kw_only=True)

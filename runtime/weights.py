@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from dslc.runtime.names import WEIGHTS, named_tensors
-from dslc.runtime.records import naming
+from dslc.runtime.process.records import naming
 
 if TYPE_CHECKING:
     from dslc.runtime.pipeline import Pipeline

@@ -37,11 +37,12 @@ import torch
 import torch.distributed as dist
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
-from dslc.runtime import failure, gloo, out_of_range, plain_loop, random_numbers, stop, tasks, unpickling
+from dslc.runtime import gloo, out_of_range, plain_loop, tasks, unpickling
 from dslc.runtime.assemble import Parts, assemble
-from dslc.runtime.job_line import at
-from dslc.runtime.lifetime import end_with
 from dslc.runtime.meeting import Meeting
+from dslc.runtime.process import failure, random_numbers, stop
+from dslc.runtime.process.job_line import at
+from dslc.runtime.process.lifetime import end_with
 from dslc.runtime.rendezvous import store_at
 from dslc.runtime.sources import Splits, open_source
 from dslc.runtime.tensor_parallel import noise_rank

@@ -32,8 +32,8 @@ from small_disk import fill, small_disk
 from test_kill import ENGINES, LIVES, Events, children, job, records
 
 from dslc.runtime import checkpoint_files as files
-from dslc.runtime.failure import Outcome, describe
-from dslc.runtime.records import read_metrics
+from dslc.runtime.process.failure import Outcome, describe
+from dslc.runtime.process.records import read_metrics
 
 KINDS = ("kill", "stop", "term", "full disk", "removed folder", "damaged file")
 PAUSE = 12.0  # seconds: `launch.timeout` of a training in which ranks are stopped

@@ -25,8 +25,8 @@ from made_programs import gpt_model, places, program, tokens
 
 from dslc.compiler.ir import program as p
 from dslc.runtime import checkpoint_files as files
-from dslc.runtime.failure import Outcome
-from dslc.runtime.records import read_metrics
+from dslc.runtime.process.failure import Outcome
+from dslc.runtime.process.records import read_metrics
 
 STEPS = 14
 LIVES = 400  # more than any training needs

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from trained import ready, train
 
 from dslc.runtime.checkpoint_files import checkpoints_in, read_manifest
-from dslc.runtime.records import read_metrics
+from dslc.runtime.process.records import read_metrics
 
 GPT = """
 model {

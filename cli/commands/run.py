@@ -62,8 +62,8 @@ def run_one(ready: Ready, folder: str, again: Sequence[str]) -> int:
 
 def _run_one(ready: Ready, folder: str, again: Sequence[str]) -> int:
     from dslc.measured import show_report
-    from dslc.runtime.failure import describe
     from dslc.runtime.launch import launch
+    from dslc.runtime.process.failure import describe
 
     outcome = train(ready, folder, launch)
     if outcome.failure is not None:

@@ -230,9 +230,9 @@ def _observed(program: JobProgram, steps: int, checkpoint: CheckpointStep | None
 
 def _train(ready: Ready, program: JobProgram, folder: str, what: str, *, quiet: bool = False) -> Observation | None:
     """What its ranks wrote down; None where the training failed, which is said unless it is to be `quiet`."""
-    from dslc.runtime.failure import describe
     from dslc.runtime.launch import launch
     from dslc.runtime.observe import Observation
+    from dslc.runtime.process.failure import describe
 
     if sys.stderr.isatty():
         print(f"trains {what} …", file=sys.stderr)

@@ -21,7 +21,7 @@ from dslc.compiler.ir import program as p
 from dslc.runtime import checkpoint_files as files
 from dslc.runtime.build import build_model
 from dslc.runtime.checkpoint_state import CheckpointError, load_model
-from dslc.runtime.records import NOTES, read_metrics
+from dslc.runtime.process.records import NOTES, read_metrics
 
 STEPS = 10
 

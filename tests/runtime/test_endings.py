@@ -16,8 +16,8 @@ from small_disk import small_disk
 
 from dslc.compiler.ir import program as p
 from dslc.runtime import checkpoint_files as files
-from dslc.runtime.failure import Outcome, describe
-from dslc.runtime.records import read_metrics
+from dslc.runtime.process.failure import Outcome, describe
+from dslc.runtime.process.records import read_metrics
 
 NET = """
 import multiprocessing, os, shutil, signal, subprocess, sys, threading, time, torch

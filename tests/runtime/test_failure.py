@@ -11,7 +11,7 @@ from launcher import Command, Launcher, write_program
 from made_programs import conv_model, images, places, program, python
 
 from dslc.compiler.ir import program as p
-from dslc.runtime.failure import Outcome, describe, record
+from dslc.runtime.process.failure import Outcome, describe, record
 
 MODEL = """
 import os, signal, sys, threading, torch

@@ -20,7 +20,7 @@ from dslc.runtime import initial_weights
 from dslc.runtime.build import build_model
 from dslc.runtime.initial_weights import WeightsError
 from dslc.runtime.names import named_tensors
-from dslc.runtime.records import read_metrics
+from dslc.runtime.process.records import read_metrics
 from dslc.runtime.weights import save_weights
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import dslc
-from dslc.runtime import whose_code
-from dslc.runtime.job_line import at, each_at, line_of
+from dslc.runtime.process import whose_code
+from dslc.runtime.process.job_line import at, each_at, line_of
 
 
 class Closed(Exception):

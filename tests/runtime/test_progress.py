@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from made_programs import images, program
 
-from dslc.runtime.failure import Failure, Outcome
-from dslc.runtime.progress import Watch
-from dslc.runtime.records import Records
-from dslc.runtime.stop import Board
+from dslc.runtime.process.failure import Failure, Outcome
+from dslc.runtime.process.progress import Watch
+from dslc.runtime.process.records import Records
+from dslc.runtime.process.stop import Board
 
 
 class Screen(io.StringIO):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dslc.runtime import random_numbers
+from dslc.runtime.process import random_numbers
 
 GENERATORS: dict[str, Callable[[], float]] = {
     "python": random.random,

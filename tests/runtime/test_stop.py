@@ -19,8 +19,8 @@ from safetensors.numpy import load_file
 
 from dslc.compiler.ir import program as p
 from dslc.runtime.launch import _Agent
-from dslc.runtime.records import read_metrics
-from dslc.runtime.stop import SECOND, Board
+from dslc.runtime.process.records import read_metrics
+from dslc.runtime.process.stop import SECOND, Board
 
 MODEL = """
 import os, threading, torch

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from typing import Any, Protocol, TextIO
 
 from dslc.compiler.ir.program import JobProgram
-from dslc.runtime.failure import Outcome
-from dslc.runtime.records import NAME, NOTES, Follower, Record, TensorBoard
-from dslc.runtime.screen import drop, readable
-from dslc.runtime.stop import Board
+from dslc.runtime.process.failure import Outcome
+from dslc.runtime.process.records import NAME, NOTES, Follower, Record, TensorBoard
+from dslc.runtime.process.screen import drop, readable
+from dslc.runtime.process.stop import Board
 
 QUIET = 5.0  # seconds
 MOST = 3  # processes left behind that are named

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any, TextIO
 
-from dslc.runtime.records import naming
+from dslc.runtime.process.records import naming
 
 NAMES = {"stdout": "standard output", "stderr": "standard error"}
 

@@ -39,11 +39,11 @@ import torch
 from torch import nn
 
 from dslc.compiler.ir.program import JobProgram, ModuleStep
-from dslc.runtime.error_text import READ, error_text, narrow
-from dslc.runtime.job_line import line_of
-from dslc.runtime.records import NAME, NOTES
-from dslc.runtime.stop import Board
-from dslc.runtime.whose_code import is_ours, is_pythons, is_torchs
+from dslc.runtime.process.error_text import READ, error_text, narrow
+from dslc.runtime.process.job_line import line_of
+from dslc.runtime.process.records import NAME, NOTES
+from dslc.runtime.process.stop import Board
+from dslc.runtime.process.whose_code import is_ours, is_pythons, is_torchs
 
 Kind = Literal["error", "ended", "timeout", "lost"]
 

@@ -1,0 +1,1 @@
+"""What a process is, says and dies of."""
