@@ -31,10 +31,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from dslc.runtime import unpickling
 from dslc.runtime.checkpoint_files import METADATA, Manifest, Shapes, is_plain_name, misfitting_tensors
 from dslc.runtime.names import named_tensors
 from dslc.runtime.process import random_numbers
+from dslc.runtime.transport import unpickling
 
 if TYPE_CHECKING:
     from dslc.runtime.assemble import Parts

@@ -41,7 +41,6 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
 
 from dslc.compiler.ir.program import JobProgram, PythonFunction, RankPlace, from_json, to_json
 from dslc.runtime import checkpoint, fsdp, pipeline, transformers_model, worker, zero1
-from dslc.runtime.meeting import Meeting
 from dslc.runtime.process import failure
 from dslc.runtime.process.failure import Ends, Outcome
 from dslc.runtime.process.lifetime import Adopted, Pauses, end_with, ending, is_stopped
@@ -49,8 +48,9 @@ from dslc.runtime.process.progress import Watch
 from dslc.runtime.process.records import naming
 from dslc.runtime.process.screen import prepare
 from dslc.runtime.process.stop import Board, listening
-from dslc.runtime.rendezvous import OneNode, shared_file
 from dslc.runtime.train import End
+from dslc.runtime.transport.meeting import Meeting
+from dslc.runtime.transport.rendezvous import OneNode, shared_file
 
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 PATIENCE = 5.0  # seconds that processes have which have nothing more to do

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dslc.runtime import gloo
+from dslc.runtime.transport import gloo
 
 LIMIT = 60
 

@@ -15,7 +15,7 @@ from launcher import Command, Launcher, write_program
 from made_programs import gpt_model, images, places, program, python, tokens
 
 from dslc.compiler.ir import program as p
-from dslc.runtime.meeting import Gate
+from dslc.runtime.transport.meeting import Gate
 
 
 def small(folder: Path, ranks: int, **changed: Any) -> p.JobProgram:
