@@ -159,7 +159,7 @@ def _opened(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
     _, arguments = source_key(call)
 
     def work() -> Any:
-        from dslc.runtime import tables
+        from dslc.runtime.data import tables
 
         try:
             if isinstance(call, Parquet):

@@ -23,12 +23,12 @@ from torch import Tensor
 
 from dslc.compiler.ir.program import JobProgram, MetricStep, RankPlace
 from dslc.runtime.assemble import Parts
-from dslc.runtime.batches import validation_batches
 from dslc.runtime.context_parallel import piece_of
+from dslc.runtime.data.batches import validation_batches
+from dslc.runtime.data.sources import Splits
 from dslc.runtime.mesh import mesh_of
 from dslc.runtime.metrics import Metrics
 from dslc.runtime.precision import autocast
-from dslc.runtime.sources import Splits
 from dslc.runtime.tensor_parallel import whole
 
 _LOSS = MetricStep(kind="loss", name="loss")

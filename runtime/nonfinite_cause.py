@@ -20,11 +20,11 @@ from torch.utils._pytree import tree_leaves
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.assemble import Parts
-from dslc.runtime.batches import StepBatch
 from dslc.runtime.context_parallel import piece_of
+from dslc.runtime.data.batches import StepBatch
+from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
 from dslc.runtime.evaluate import forward
 from dslc.runtime.precision import autocast
-from dslc.runtime.sampler import micro_batches, steps_per_epoch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,8 @@ from torch import Tensor
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime import dynamo
 from dslc.runtime.assemble import Parts
-from dslc.runtime.batches import StepBatch
 from dslc.runtime.context_parallel import piece_of
+from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.names import named_tensors
 from dslc.runtime.pipeline import Schedule
 from dslc.runtime.precision import autocast

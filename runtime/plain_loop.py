@@ -31,12 +31,12 @@ from dslc.compiler.ir.program import (
     RankPlace,
 )
 from dslc.runtime import initial_weights
-from dslc.runtime.batches import StepBatch, batches
 from dslc.runtime.build import build_model
+from dslc.runtime.data.batches import StepBatch, batches
+from dslc.runtime.data.sources import Splits
 from dslc.runtime.observe import Observer
 from dslc.runtime.process import random_numbers
 from dslc.runtime.process.user_code import load_function
-from dslc.runtime.sources import Splits
 from dslc.runtime.stepper import Done
 
 MeanLoss = Callable[[Tensor, Tensor], Tensor]

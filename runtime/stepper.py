@@ -26,7 +26,7 @@ from torch import Tensor
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime import context_parallel, dynamo, offload
 from dslc.runtime.assemble import Parts
-from dslc.runtime.batches import StepBatch
+from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.losses import count
 from dslc.runtime.mesh import mesh_of
 from dslc.runtime.precision import autocast

@@ -25,13 +25,13 @@ from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace
 from dslc.runtime import checkpoint_files, context_parallel, initial_weights
 from dslc.runtime.assemble import Parts
 from dslc.runtime.checkpoint_state import load_model
+from dslc.runtime.data.sampler import deal, held_out
+from dslc.runtime.data.samples import Joined, Samples
+from dslc.runtime.data.sources import Splits
 from dslc.runtime.evaluate import batch_size, evaluate, evaluating, forward
 from dslc.runtime.mesh import mesh_of
 from dslc.runtime.predictions import Part
 from dslc.runtime.process.records import naming
-from dslc.runtime.sampler import deal, held_out
-from dslc.runtime.samples import Joined, Samples
-from dslc.runtime.sources import Splits
 
 EVALUATION = "evaluation.json"
 

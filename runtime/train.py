@@ -22,8 +22,9 @@ from torch import Tensor
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime import collectives, pipeline_step, weights
 from dslc.runtime.assemble import Parts
-from dslc.runtime.batches import StepBatch, batches
 from dslc.runtime.checkpoint import Checkpoints
+from dslc.runtime.data.batches import StepBatch, batches
+from dslc.runtime.data.sources import Splits
 from dslc.runtime.evaluate import evaluate
 from dslc.runtime.learning_rate import set_learning_rate
 from dslc.runtime.mesh import mesh_of
@@ -32,7 +33,6 @@ from dslc.runtime.observe import Observer
 from dslc.runtime.process.records import Records
 from dslc.runtime.process.stop import Board
 from dslc.runtime.report import Measure
-from dslc.runtime.sources import Splits
 from dslc.runtime.stepper import Looks, per_sample, stepper
 
 

@@ -21,9 +21,9 @@ from dslc.dsl.load import load
 from dslc.runs import prepare
 from dslc.runtime import pipeline_step
 from dslc.runtime.assemble import assemble
-from dslc.runtime.batches import batches
+from dslc.runtime.data.batches import batches
+from dslc.runtime.data.sources import open_source
 from dslc.runtime.report import tracker_of
-from dslc.runtime.sources import open_source
 from dslc.runtime.stepper import stepper
 
 STEPS = 3

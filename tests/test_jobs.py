@@ -27,7 +27,7 @@ from dslc.dsl.parser import parse
 from dslc.dsl.show import render, to_json
 from dslc.dsl.source import Source
 from dslc.front import inspect
-from dslc.runtime.sampler import micro_batches, permutation
+from dslc.runtime.data.sampler import micro_batches, permutation
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.plt"))
 unhurried = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])

@@ -12,7 +12,7 @@ from launcher import Launcher
 from own_networks import Augmented
 from trained import Trained, agree, beside_own_networks, ready, train, train_job
 
-from dslc.runtime.samples import FetchedSamples
+from dslc.runtime.data.samples import FetchedSamples
 
 # Six steps an epoch.
 JOB = """

@@ -22,7 +22,7 @@ from dslc.dsl.load import load_text
 from dslc.dsl.registry import CALLS
 from dslc.front import inspect
 from dslc.runs import prepare
-from dslc.runtime.sources import open_source
+from dslc.runtime.data.sources import open_source
 
 
 def job(source: str, network: str, *, data: str = "", batch: int = 8, train: str = "steps = 12") -> str:

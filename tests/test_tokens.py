@@ -19,8 +19,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from dslc.compiler.facts.sources import source_facts
 from dslc.dsl import calls as c
-from dslc.runtime import token_files
-from dslc.runtime.token_files import TokensError, pieces_of, write_tokens
+from dslc.runtime.data import token_files
+from dslc.runtime.data.token_files import TokensError, pieces_of, write_tokens
 
 TEXT = Path(argparse.__file__).read_text()
 

@@ -11,10 +11,10 @@ import torch
 from gang import gang
 
 from dslc.compiler.ir.program import DataStep, RankPlace
-from dslc.runtime import batches as module
-from dslc.runtime.batches import StepBatch, batches, validation_batches
-from dslc.runtime.sampler import micro_batches, steps_per_epoch
-from dslc.runtime.sources import FetchedSamples, Part, Splits, TensorSamples
+from dslc.runtime.data import batches as module
+from dslc.runtime.data.batches import StepBatch, batches, validation_batches
+from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
+from dslc.runtime.data.sources import FetchedSamples, Part, Splits, TensorSamples
 
 CPU = torch.device("cpu")
 STEP = DataStep(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dslc.compiler.ir.program import DataStep, RankPlace
-from dslc.runtime import sampler
+from dslc.runtime.data import sampler
 
 
 def data_step(train: int, batch: int, *, keep: bool = False, shuffle: bool = True, seed: int = 0) -> DataStep:

@@ -20,12 +20,12 @@ from dslc.compiler.facts.sources import source_facts, source_key
 from dslc.compiler.ir.program import DataStep
 from dslc.dsl import calls as c
 from dslc.dsl.registry import Call
-from dslc.runtime import tables
-from dslc.runtime.pictures import decoded
-from dslc.runtime.sampler import micro_batches, permutation
-from dslc.runtime.samples import SourceError
-from dslc.runtime.sources import open_source
-from dslc.runtime.sources_tables import ParquetFiles
+from dslc.runtime.data import tables
+from dslc.runtime.data.pictures import decoded
+from dslc.runtime.data.sampler import micro_batches, permutation
+from dslc.runtime.data.samples import SourceError
+from dslc.runtime.data.sources import open_source
+from dslc.runtime.data.sources_tables import ParquetFiles
 
 
 def step_for(call: Call, facts: Any = None, context: int = 10, **more: Any) -> DataStep:

@@ -14,7 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dslc.compiler.ir.program import DataStep, PythonFunction
-from dslc.runtime.sources import FetchedSamples, Part, SourceError, Splits, TensorSamples, npz_array, open_source
+from dslc.runtime.data.sources import (
+    FetchedSamples,
+    Part,
+    SourceError,
+    Splits,
+    TensorSamples,
+    npz_array,
+    open_source,
+)
 
 
 def data_step(source: str, samples: int, validation: int = 0, split: str = "none", **more: Any) -> DataStep:
@@ -151,7 +159,7 @@ def test_made_up_samples_depend_on_seed_and_index_alone(arguments: dict[str, Any
     step = data_step("synthetic", 50, arguments={"samples": 50, **arguments})
     inputs, targets = everything(open_source(step))
     some = torch.tensor([49, 7, 7])
-    monkeypatch.setattr("dslc.runtime.synthetic.KEPT", 0)
+    monkeypatch.setattr("dslc.runtime.data.synthetic.KEPT", 0)
     splits = open_source(step)
     assert isinstance(splits.train, Part) and not isinstance(splits.train.samples, TensorSamples)
     alone = splits.train.batch(some)

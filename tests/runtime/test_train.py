@@ -154,7 +154,7 @@ def test_statistics_per_rank_are_evaluated_and_written_as_rank_0_has_them(launch
     model = build_model(conv_model(), "cpu")
     load_weights(model, str(two.folder))
     model.eval()
-    from dslc.runtime.sources import open_source
+    from dslc.runtime.data.sources import open_source
 
     inputs, targets = open_source(data).validation.batch(torch.arange(30))
     expected = torch.nn.functional.cross_entropy(model(inputs), targets)

@@ -17,7 +17,7 @@ from trained import agree
 
 from dslc.compiler.ir import program as p
 from dslc.runtime.assemble import assemble
-from dslc.runtime.batches import StepBatch
+from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.learning_rate import set_learning_rate
 from dslc.runtime.stepper import stepper
 

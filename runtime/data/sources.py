@@ -24,10 +24,9 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep
-from dslc.runtime import sources_files, sources_images, sources_tables
-from dslc.runtime.process.user_code import load_function
-from dslc.runtime.sampler import held_out
-from dslc.runtime.samples import (
+from dslc.runtime.data import sources_files, sources_images, sources_tables
+from dslc.runtime.data.sampler import held_out
+from dslc.runtime.data.samples import (
     Checked,
     FetchedSamples,
     Padded,
@@ -38,7 +37,8 @@ from dslc.runtime.samples import (
     TensorSamples,
     as_seen,
 )
-from dslc.runtime.synthetic import synthetic_samples
+from dslc.runtime.data.synthetic import synthetic_samples
+from dslc.runtime.process.user_code import load_function
 
 __all__ = ["FetchedSamples", "Part", "Samples", "SourceError", "Splits", "TensorSamples", "open_source"]
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep
-from dslc.runtime.pictures import decoded
-from dslc.runtime.samples import SourceError
+from dslc.runtime.data.pictures import decoded
+from dslc.runtime.data.samples import SourceError
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 

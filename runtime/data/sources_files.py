@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep
-from dslc.runtime.samples import Joined, SourceError
-from dslc.runtime.token_files import MAGIC
+from dslc.runtime.data.samples import Joined, SourceError
+from dslc.runtime.data.token_files import MAGIC
 
 # ------------------------------------------------------------------------------------------------------- tokens
 

@@ -124,7 +124,7 @@ def column_values(column: Any, kind: str, shape: tuple[int, ...], size: int | No
 def _pictures(column: Any, mode: str, shape: tuple[int, ...], size: int | None) -> Any:
     import numpy as np
 
-    from dslc.runtime.pictures import decoded
+    from dslc.runtime.data.pictures import decoded
 
     made = np.empty((len(column), *shape), np.float32)
     for n, value in enumerate(column.to_pylist()):

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep
-from dslc.runtime import tables
-from dslc.runtime.samples import Joined, SourceError
+from dslc.runtime.data import tables
+from dslc.runtime.data.samples import Joined, SourceError
 
 
 class Rows:

@@ -26,9 +26,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dslc.compiler.ir.program import DataStep, RankPlace
-from dslc.runtime.process.job_line import each_at
-from dslc.runtime.process.lifetime import end_with
-from dslc.runtime.sampler import (
+from dslc.runtime.data.sampler import (
     batch_samples,
     generator,
     micro_batches,
@@ -37,7 +35,9 @@ from dslc.runtime.sampler import (
     steps_per_epoch,
     validation_indices,
 )
-from dslc.runtime.samples import Samples, SourceError, Splits
+from dslc.runtime.data.samples import Samples, SourceError, Splits
+from dslc.runtime.process.job_line import each_at
+from dslc.runtime.process.lifetime import end_with
 
 GATHERED = 1 << 20  # bytes, of several steps; a single step may take more
 AHEAD = 2  # steps, or micro-batches of a worker, prepared before they are asked for

@@ -1,0 +1,1 @@
+"""Samples, their order, and batches of them."""
