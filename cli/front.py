@@ -236,7 +236,7 @@ def _try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, model: ModelF
 
     def use(function: Callable[..., Any]) -> None:
         if output is not None and target is not None and can_be_tried(output, target):
-            from dslc.runtime.losses import try_out
+            from dslc.runtime.model.losses import try_out
 
             layout = lay_out(job, Report())
             ranks = layout.world_size if layout else 1
@@ -385,7 +385,7 @@ def _traced_transformers(
         return None
 
     if run:
-        from dslc.runtime.transformers_model import preload
+        from dslc.runtime.model.transformers_model import preload
 
         preload(transformers_step(network, source, job.folder))
 
@@ -395,7 +395,12 @@ def _traced_transformers(
         import torch
 
         from dslc.compiler.trace.trace import TraceError
-        from dslc.runtime.transformers_model import build_transformers, check_configuration, longest, padding_of
+        from dslc.runtime.model.transformers_model import (
+            build_transformers,
+            check_configuration,
+            longest,
+            padding_of,
+        )
 
         torch.set_num_threads(1)
         step = transformers_step(network, source, job.folder, job.data.pad)

@@ -18,17 +18,17 @@ from dslc.runtime import (
     dynamo,
     frozen,
     fsdp,
-    initial_weights,
     offload,
     pipeline,
     recompute,
     tensor_parallel,
 )
-from dslc.runtime.blank import blank
-from dslc.runtime.build import build_model
 from dslc.runtime.engine import Engine
-from dslc.runtime.losses import LossSum, loss_sum
 from dslc.runtime.mesh import mesh_of, several_axes
+from dslc.runtime.model import initial_weights
+from dslc.runtime.model.blank import blank
+from dslc.runtime.model.build import build_model
+from dslc.runtime.model.losses import LossSum, loss_sum
 from dslc.runtime.optimizers import build_optimizer
 from dslc.runtime.precision import grad_scaler
 from dslc.runtime.process.job_line import at

@@ -420,7 +420,7 @@ def _asked(numbers: Callable[[Tensor], bool]) -> contextlib.AbstractContextManag
     """So that `transformers` asks for numbers that are known, as it does in a training."""
     if "transformers" not in sys.modules:
         return contextlib.nullcontext()
-    from dslc.runtime.transformers_model import known
+    from dslc.runtime.model.transformers_model import known
 
     return known(numbers)
 

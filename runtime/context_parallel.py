@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.mesh import mesh_of
-from dslc.runtime.modules import Attention, PositionalEmbedding
+from dslc.runtime.model.modules import Attention, PositionalEmbedding
 
 
 def apply(job: JobProgram, model: nn.Module) -> None:

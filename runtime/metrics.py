@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep, MetricStep
-from dslc.runtime.losses import alike, classes_last, count, loss_sum, wide
+from dslc.runtime.model.losses import alike, classes_last, count, loss_sum, wide
 
 Measure: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, int | Tensor]]
 

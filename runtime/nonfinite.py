@@ -36,7 +36,7 @@ from dslc.compiler.ir.program import JobProgram, RankPlace, from_json, to_json
 from dslc.runtime.assemble import Parts
 from dslc.runtime.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch
-from dslc.runtime.names import named_tensors
+from dslc.runtime.model.names import named_tensors
 from dslc.runtime.nonfinite_cause import (
     Seen,
     broken,

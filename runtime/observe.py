@@ -33,8 +33,8 @@ from torch import Tensor, nn
 from dslc.compiler.ir.program import JobProgram, RankPlace, from_json, to_json
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
-from dslc.runtime.initial_weights import Part, own_part
-from dslc.runtime.names import named_tensors
+from dslc.runtime.model.initial_weights import Part, own_part
+from dslc.runtime.model.names import named_tensors
 from dslc.runtime.process import random_numbers
 from dslc.runtime.stepper import Done
 

@@ -20,7 +20,7 @@ from dslc.runtime import dynamo
 from dslc.runtime.assemble import Parts
 from dslc.runtime.context_parallel import piece_of
 from dslc.runtime.data.batches import StepBatch
-from dslc.runtime.names import named_tensors
+from dslc.runtime.model.names import named_tensors
 from dslc.runtime.pipeline import Schedule
 from dslc.runtime.precision import autocast
 from dslc.runtime.stepper import UNSEEN, Done, Looks, clipped, global_count, share_of_mean

@@ -30,10 +30,10 @@ from dslc.compiler.ir.program import (
     OptimizerStep,
     RankPlace,
 )
-from dslc.runtime import initial_weights
-from dslc.runtime.build import build_model
 from dslc.runtime.data.batches import StepBatch, batches
 from dslc.runtime.data.sources import Splits
+from dslc.runtime.model import initial_weights
+from dslc.runtime.model.build import build_model
 from dslc.runtime.observe import Observer
 from dslc.runtime.process import random_numbers
 from dslc.runtime.process.user_code import load_function

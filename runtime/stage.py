@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import StageStep
-from dslc.runtime.blank import Spot
+from dslc.runtime.model.blank import Spot
 from dslc.runtime.recording import INPUT, Call, Held, filled, tensors_of
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime import context_parallel, dynamo, offload
 from dslc.runtime.assemble import Parts
 from dslc.runtime.data.batches import StepBatch
-from dslc.runtime.losses import count
 from dslc.runtime.mesh import mesh_of
+from dslc.runtime.model.losses import count
 from dslc.runtime.precision import autocast
 
 

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from dslc.compiler.ir.program import JobProgram, TensorParallelStep
 from dslc.runtime.engine import Engine
 from dslc.runtime.mesh import AXES, mesh_of
-from dslc.runtime.model import tie
+from dslc.runtime.model.model import tie
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
-from dslc.runtime.names import WEIGHTS, named_tensors
+from dslc.runtime.model.names import WEIGHTS, named_tensors
 from dslc.runtime.process.records import naming
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from dslc.dsl import layers as s
 from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.registry import Call
-from dslc.runtime.build import build_model
-from dslc.runtime.model import skeleton
+from dslc.runtime.model.build import build_model
+from dslc.runtime.model.model import skeleton
 
 VOCAB = 11
 Draw = Callable[[Any], Any]

@@ -16,7 +16,7 @@ from trained import agree, load_what_traces, ready, train_job
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
 from dslc.front import inspect
-from dslc.runtime.build import build_model
+from dslc.runtime.model.build import build_model
 
 
 @pytest.fixture(scope="module")

@@ -40,8 +40,8 @@ from dslc.dsl.blocks import ParallelismSpec
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.registry import CALLS, Call, Place
 from dslc.dsl.source import Source, Span
-from dslc.runtime.build import build_model
-from dslc.runtime.model import skeleton
+from dslc.runtime.model.build import build_model
+from dslc.runtime.model.model import skeleton
 
 DRAWN = settings(max_examples=120, suppress_health_check=list(HealthCheck))
 Drawn = tuple[tuple[Call, ...], SourceFacts]

@@ -11,7 +11,7 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.dsl import calls as c
 from dslc.dsl import layers as s
 from dslc.dsl.registry import Call
-from dslc.runtime.model import skeleton
+from dslc.runtime.model.model import skeleton
 
 SIZES: dict[str, tuple[Call, SourceFacts]] = {
     "gpt": (of(s.GPT, layers=2, width=32, heads=4, context=16), tokens(16, 50)),

@@ -20,7 +20,7 @@ from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.trace.trace import TraceError, trace_model
 from dslc.dsl import layers as s
 from dslc.dsl.registry import Call
-from dslc.runtime.model import skeleton
+from dslc.runtime.model.model import skeleton
 
 DRAWN = settings(max_examples=12, suppress_health_check=list(HealthCheck))
 FIGURES = ("forward_flops", "backward_flops", "saved", "saved_low")

@@ -15,10 +15,10 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.program import InitStep, ModelStep, ModuleStep, PythonFunction, from_json, to_json
 from dslc.dsl import layers as s
 from dslc.dsl.registry import Call
-from dslc.runtime import modules
-from dslc.runtime.build import build_model
-from dslc.runtime.model import initial_value
-from dslc.runtime.model_error import ModelError
+from dslc.runtime.model import modules
+from dslc.runtime.model.build import build_model
+from dslc.runtime.model.model import initial_value
+from dslc.runtime.model.model_error import ModelError
 
 GPT = of(s.GPT, layers=2, width=16, heads=2, context=8)
 

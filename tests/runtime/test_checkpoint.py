@@ -19,8 +19,8 @@ from safetensors.numpy import load_file
 
 from dslc.compiler.ir import program as p
 from dslc.runtime import checkpoint_files as files
-from dslc.runtime.build import build_model
 from dslc.runtime.checkpoint_state import CheckpointError, load_model
+from dslc.runtime.model.build import build_model
 from dslc.runtime.process.records import NOTES, read_metrics
 
 STEPS = 10

@@ -15,8 +15,8 @@ from trained import Trained, agree
 
 from dslc.compiler.ir import program as p
 from dslc.runtime import compiling, recompute
-from dslc.runtime.build import build_model
 from dslc.runtime.compiling import CompileError
+from dslc.runtime.model.build import build_model
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from gang import gang
 
 from dslc.runtime.context_parallel import attend
-from dslc.runtime.modules import PositionalEmbedding
+from dslc.runtime.model.modules import PositionalEmbedding
 
 LENGTH = 12
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from dslc.compiler.ir import program as p
 from dslc.runtime import frozen
-from dslc.runtime.build import build_model
 from dslc.runtime.frozen import FreezeError
+from dslc.runtime.model.build import build_model
 
 
 def freezing(model: p.ModelStep, *patterns: str) -> p.ModelStep:

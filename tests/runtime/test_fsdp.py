@@ -19,8 +19,8 @@ from trained import Trained, agree
 
 from dslc.compiler.ir import program as p
 from dslc.runtime.assemble import Parts, assemble
-from dslc.runtime.build import build_model
 from dslc.runtime.data.batches import StepBatch
+from dslc.runtime.model.build import build_model
 from dslc.runtime.stepper import stepper
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dslc.compiler.ir.program import LossStep, PythonFunction
-from dslc.runtime.losses import LossError, count, loss_sum
+from dslc.runtime.model.losses import LossError, count, loss_sum
 
 SMOOTHING = {"label_smoothing": 0.2}
 

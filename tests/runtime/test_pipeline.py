@@ -15,10 +15,10 @@ from torch import nn
 
 from dslc.compiler.ir.program import InitStep, JobProgram, ModelStep, PipelineStep, RankPlace, StageStep
 from dslc.runtime.assemble import Parts, assemble
-from dslc.runtime.blank import blank
-from dslc.runtime.build import build_model
-from dslc.runtime.model import initial_value
-from dslc.runtime.names import named_tensors
+from dslc.runtime.model.blank import blank
+from dslc.runtime.model.build import build_model
+from dslc.runtime.model.model import initial_value
+from dslc.runtime.model.names import named_tensors
 from dslc.runtime.pipeline import cut
 from dslc.runtime.weights import load_weights, save_weights
 
@@ -85,7 +85,7 @@ def test_what_is_not_here_is_not_drawn(tmp_path: Path, monkeypatch: pytest.Monke
         drawn.append(init.parameter)
         return initial_value(init, seed)
 
-    monkeypatch.setattr("dslc.runtime.blank.initial_value", noted)
+    monkeypatch.setattr("dslc.runtime.model.blank.initial_value", noted)
     part = cut(pipelined(LOOP, tmp_path), blank(made.gpt_model()), 0)
     part.made.fill(lambda value, _: value, "cpu")
     assert sorted(drawn) == ["0.weight", "1.weight"]

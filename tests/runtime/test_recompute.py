@@ -27,7 +27,7 @@ from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.calls import CrossEntropy
 from dslc.dsl.diagnostics import Report
 from dslc.runtime import recompute
-from dslc.runtime.build import build_model
+from dslc.runtime.model.build import build_model
 
 KINDS = ("full", "selective")
 

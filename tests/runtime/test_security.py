@@ -27,8 +27,8 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from dslc.compiler.ir import program as p
 from dslc.runtime import checkpoint_files as files
-from dslc.runtime.build import build_model
 from dslc.runtime.checkpoint_state import CheckpointError, load_model
+from dslc.runtime.model.build import build_model
 from dslc.runtime.transport.unpickling import loads
 
 NOBODY = 65534

@@ -14,10 +14,10 @@ from made_programs import gpt_model, places, program, tokens
 
 from dslc.compiler.ir import program as p
 from dslc.runtime.assemble import Parts, assemble
-from dslc.runtime.build import build_model
 from dslc.runtime.data.batches import StepBatch
-from dslc.runtime.initial_weights import own_part
-from dslc.runtime.names import named_tensors
+from dslc.runtime.model.build import build_model
+from dslc.runtime.model.initial_weights import own_part
+from dslc.runtime.model.names import named_tensors
 from dslc.runtime.process import random_numbers
 from dslc.runtime.stepper import Done, stepper
 from dslc.runtime.tensor_parallel import noise_rank

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from dslc.compiler.ir.program import ModelStep, TransformersStep
-from dslc.runtime.blank import blank
-from dslc.runtime.build import build_model
-from dslc.runtime.transformers_model import TransformersError, build_transformers, longest
+from dslc.runtime.model.blank import blank
+from dslc.runtime.model.build import build_model
+from dslc.runtime.model.transformers_model import TransformersError, build_transformers, longest
 
 SMALL: dict[str, dict[str, Any]] = {
     "gpt2": {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 40, "n_positions": 12},

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import ModelStep
-from dslc.runtime.names import WEIGHTS, named_tensors
+from dslc.runtime.model.names import WEIGHTS, named_tensors
 
 Part = tuple[slice, ...]
 _WRAPPINGS = ("state_dict", "model", "module")  # under which training scripts keep the state dict

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from dslc.compiler.ir.program import ModelStep
-from dslc.runtime.model import own_model, tie
+from dslc.runtime.model.model import own_model, tie
 
 
 def build_model(step: ModelStep, device: torch.device | str) -> nn.Module:
@@ -14,7 +14,7 @@ def build_model(step: ModelStep, device: torch.device | str) -> nn.Module:
 
     Raises ModelError where a user's own function gives no module; what the function raises comes through.
     """
-    from dslc.runtime.blank import blank
+    from dslc.runtime.model.blank import blank
 
     if step.root is None and not step.reset:
         module = own_model(step).to(device)

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import TransformersStep
-from dslc.runtime.model_error import ModelError
+from dslc.runtime.model.model_error import ModelError
 
 _AUTO = {
     "causal_lm": "AutoModelForCausalLM",

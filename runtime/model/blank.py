@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dslc.compiler.ir.program import ModelStep
-from dslc.runtime.model import initial_value, own_model, skeleton, under_seed
-from dslc.runtime.model_error import ModelError
+from dslc.runtime.model.model import initial_value, own_model, skeleton, under_seed
+from dslc.runtime.model.model_error import ModelError
 
 Spot = tuple[nn.Module, str]
 Facts = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shape and dtype by name

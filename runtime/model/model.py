@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from dslc.compiler.ir.program import InitStep, ModelStep, ModuleStep
-from dslc.runtime import modules
-from dslc.runtime.model_error import ModelError
+from dslc.runtime.model import modules
+from dslc.runtime.model.model_error import ModelError
 from dslc.runtime.process.job_line import at
 from dslc.runtime.process.user_code import load_function
 
@@ -90,7 +90,7 @@ def own_model(step: ModelStep) -> nn.Module:
     """What the user's function, or the `transformers` library, makes of it under the seed, put into training mode: one
     of `from_pretrained` is not in it. What a module's own `train` leaves in evaluation mode stays so."""
     if step.transformers is not None:
-        from dslc.runtime.transformers_model import build_transformers
+        from dslc.runtime.model.transformers_model import build_transformers
 
         with at(step.transformers.line), under_seed(step.seed):
             return build_transformers(step.transformers)

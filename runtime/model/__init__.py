@@ -1,0 +1,1 @@
+"""Modules, their numbers and their loss, before any parallelism."""
