@@ -28,7 +28,7 @@ from dslc.runtime.data.batches import validation_batches
 from dslc.runtime.data.sources import Splits
 from dslc.runtime.mesh import mesh_of
 from dslc.runtime.metrics import Metrics
-from dslc.runtime.precision import autocast
+from dslc.runtime.technique.precision import autocast
 from dslc.runtime.tensor_parallel import whole
 
 _LOSS = MetricStep(kind="loss", name="loss")

@@ -47,9 +47,9 @@ from dslc.runtime.nonfinite_cause import (
     told_by_repetition,
     values_text,
 )
-from dslc.runtime.precision import Skipping
 from dslc.runtime.process.records import note
 from dslc.runtime.process.stop import Board
+from dslc.runtime.technique.precision import Skipping
 
 _FOLDED = 256  # losses that are kept one by one until a step is logged
 

@@ -24,7 +24,7 @@ from dslc.runtime.context_parallel import piece_of
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
 from dslc.runtime.evaluate import forward
-from dslc.runtime.precision import autocast
+from dslc.runtime.technique.precision import autocast
 
 
 @dataclass(frozen=True, kw_only=True)

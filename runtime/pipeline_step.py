@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
-from dslc.runtime import dynamo
 from dslc.runtime.assemble import Parts
 from dslc.runtime.context_parallel import piece_of
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.pipeline import Schedule
-from dslc.runtime.precision import autocast
 from dslc.runtime.stepper import UNSEEN, Done, Looks, clipped, global_count, share_of_mean
+from dslc.runtime.technique import dynamo
+from dslc.runtime.technique.precision import autocast
 
 
 def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSEEN) -> Callable[[StepBatch], Done]:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dslc.runtime import dynamo
+from dslc.runtime.technique import dynamo
 
 
 def preload() -> None:

@@ -220,7 +220,7 @@ def _updated(job: JobSpec, model: ModelGraph, names: frozenset[str], ranks: int)
 
 
 def _statistics(place: Coordinate) -> list[int]:
-    """Bytes of each all-reduce of synchronised batch normalisations (runtime/batch_norm.py) in a micro-batch.
+    """Bytes of each all-reduce of synchronised batch normalisations (runtime/technique/batch_norm.py) in a micro-batch.
 
     Forward: two float64 for each channel and one; once more where the forward pass runs again. Backward: two for each
     channel, unless nothing before it in the model trains, so that there is no backward pass.

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from gang import gang
 from torch import nn
 
-from dslc.runtime.batch_norm import _moments, synchronise
+from dslc.runtime.technique.batch_norm import _moments, synchronise
 
 STEPS = 8
 Arrays = dict[str, np.ndarray[Any, Any]]

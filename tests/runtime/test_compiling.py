@@ -14,9 +14,9 @@ from torch import nn
 from trained import Trained, agree
 
 from dslc.compiler.ir import program as p
-from dslc.runtime import compiling, recompute
-from dslc.runtime.compiling import CompileError
 from dslc.runtime.model.build import build_model
+from dslc.runtime.technique import compiling, recompute
+from dslc.runtime.technique.compiling import CompileError
 
 CPU = torch.device("cpu")
 

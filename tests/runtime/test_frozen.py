@@ -13,9 +13,9 @@ from made_programs import conv_model, gpt_model, images, places, program, tokens
 from safetensors.torch import load_file
 
 from dslc.compiler.ir import program as p
-from dslc.runtime import frozen
-from dslc.runtime.frozen import FreezeError
 from dslc.runtime.model.build import build_model
+from dslc.runtime.technique import frozen
+from dslc.runtime.technique.frozen import FreezeError
 
 
 def freezing(model: p.ModelStep, *patterns: str) -> p.ModelStep:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from trained import agree, train
 
 from dslc.compiler.ir import program as p
-from dslc.runtime import offload
+from dslc.runtime.technique import offload
 
 CPU = torch.device("cpu")
 

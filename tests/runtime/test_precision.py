@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dslc.compiler.ir.program import PrecisionStep
-from dslc.runtime.precision import autocast, grad_scaler
+from dslc.runtime.technique.precision import autocast, grad_scaler
 
 CPU = torch.device("cpu")
 

@@ -26,8 +26,8 @@ from dslc.dsl import layers as s
 from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.calls import CrossEntropy
 from dslc.dsl.diagnostics import Report
-from dslc.runtime import recompute
 from dslc.runtime.model.build import build_model
+from dslc.runtime.technique import recompute
 
 KINDS = ("full", "selective")
 

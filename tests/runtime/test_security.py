@@ -169,7 +169,7 @@ def test_what_ranks_send_each_other_runs_nothing(launcher: Launcher, tmp_path: P
 def test_compiled_code_is_kept_where_others_cannot_write(tmp_path: Path) -> None:
     script = (
         "from torch._inductor.runtime.cache_dir_utils import cache_dir\n"
-        "from dslc.runtime.compiling import keep_to_oneself\n"
+        "from dslc.runtime.technique.compiling import keep_to_oneself\n"
         "keep_to_oneself()\n"
         "print(cache_dir())\n"
     )

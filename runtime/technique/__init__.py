@@ -1,0 +1,1 @@
+"""What changes modules in place on one rank."""
