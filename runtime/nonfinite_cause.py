@@ -20,10 +20,10 @@ from torch.utils._pytree import tree_leaves
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.assemble import Parts
-from dslc.runtime.context_parallel import piece_of
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
 from dslc.runtime.evaluate import forward
+from dslc.runtime.parallel.context_parallel import piece_of
 from dslc.runtime.technique.precision import autocast
 
 

@@ -33,10 +33,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram, PipelineStep, TensorParallelStep
-from dslc.runtime.engine import Engine
-from dslc.runtime.mesh import AXES, Mesh
 from dslc.runtime.model.blank import Blank, Spot
 from dslc.runtime.model.names import named_tensors
+from dslc.runtime.parallel.engine import Engine
+from dslc.runtime.parallel.mesh import AXES, Mesh
 from dslc.runtime.stage import CapturedStage, Part, Stage
 from dslc.runtime.technique import compiling, offload
 from dslc.runtime.technique.precision import autocast

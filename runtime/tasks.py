@@ -22,15 +22,16 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace
-from dslc.runtime import checkpoint_files, context_parallel
+from dslc.runtime import checkpoint_files
 from dslc.runtime.assemble import Parts
 from dslc.runtime.checkpoint_state import load_model
 from dslc.runtime.data.sampler import deal, held_out
 from dslc.runtime.data.samples import Joined, Samples
 from dslc.runtime.data.sources import Splits
 from dslc.runtime.evaluate import batch_size, evaluate, evaluating, forward
-from dslc.runtime.mesh import mesh_of
 from dslc.runtime.model import initial_weights
+from dslc.runtime.parallel import context_parallel
+from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.predictions import Part
 from dslc.runtime.process.records import naming
 

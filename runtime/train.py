@@ -27,9 +27,9 @@ from dslc.runtime.data.batches import StepBatch, batches
 from dslc.runtime.data.sources import Splits
 from dslc.runtime.evaluate import evaluate
 from dslc.runtime.learning_rate import set_learning_rate
-from dslc.runtime.mesh import mesh_of
 from dslc.runtime.nonfinite import Guard
 from dslc.runtime.observe import Observer
+from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process.records import Records
 from dslc.runtime.process.stop import Board
 from dslc.runtime.report import Measure

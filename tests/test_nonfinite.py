@@ -21,8 +21,8 @@ from dslc.runtime import train as runtime
 from dslc.runtime.assemble import assemble
 from dslc.runtime.checkpoint_files import checkpoints_in
 from dslc.runtime.data.sources import open_source
-from dslc.runtime.mesh import mesh_of
 from dslc.runtime.nonfinite import NonFinite
+from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process.failure import Outcome, describe
 from dslc.runtime.process.records import read_metrics
 from dslc.runtime.process.stop import Board

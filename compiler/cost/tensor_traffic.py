@@ -1,7 +1,7 @@
 """What the tensor axis exchanges: the collectives that torch's DTensor styles issue, module by module.
 
 Model: a style puts what a module takes, or gives, into another layout, and autograd puts its gradient back. With n
-ranks, by style (runtime/tensor_parallel.py), where T is what the module takes as a whole and G what it gives:
+ranks, by style (runtime/parallel/tensor_parallel.py), where T is what the module takes as a whole and G what it gives:
 
     column, gathered, scores        backward, all-reduce of T
       … of_pieces                   forward, all-gather of T / n; backward, reduce-scatter of T

@@ -21,7 +21,7 @@ from dslc.dsl.words import article
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts, ModuleFacts
 
-# What a job may say of a module; `runtime/tensor_parallel.py` carries it out.
+# What a job may say of a module; `runtime/parallel/tensor_parallel.py` carries it out.
 STYLES: Mapping[str, str] = {
     "column": "a `Linear` that gives each rank a share of its features",
     "row": "a `Linear` that is given such shares, and whose sums are whole",

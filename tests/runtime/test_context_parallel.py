@@ -11,8 +11,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from gang import gang
 
-from dslc.runtime.context_parallel import attend
 from dslc.runtime.model.modules import PositionalEmbedding
+from dslc.runtime.parallel.context_parallel import attend
 
 LENGTH = 12
 

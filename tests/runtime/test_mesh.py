@@ -16,7 +16,7 @@ from dslc.compiler.ir import program as p
 from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
-from dslc.runtime.mesh import AXES, coordinates_of, mesh_of, sizes_of
+from dslc.runtime.parallel.mesh import AXES, coordinates_of, mesh_of, sizes_of
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from torch import nn
 from dslc.compiler.ir.program import OptimizerStep
 from dslc.dsl import calls
 from dslc.dsl.registry import Call, fields
-from dslc.runtime.optimizers import build_optimizer
+from dslc.runtime.parallel.optimizers import build_optimizer
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {}),

@@ -32,9 +32,9 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram, TensorParallelStep
-from dslc.runtime.engine import Engine
-from dslc.runtime.mesh import AXES, mesh_of
 from dslc.runtime.model.model import tie
+from dslc.runtime.parallel.engine import Engine
+from dslc.runtime.parallel.mesh import AXES, mesh_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

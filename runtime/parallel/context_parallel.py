@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram
-from dslc.runtime.mesh import mesh_of
 from dslc.runtime.model.modules import Attention, PositionalEmbedding
+from dslc.runtime.parallel.mesh import mesh_of
 
 
 def apply(job: JobProgram, model: nn.Module) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from dslc.compiler.ir.program import OptimizerStep
-from dslc.runtime import zero1
+from dslc.runtime.parallel import zero1
 from dslc.runtime.technique import offload
 
 _CLASSES: dict[str, type[torch.optim.Optimizer]] = {

@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dslc.compiler.ir.program import JobProgram
-from dslc.runtime import zero1
-from dslc.runtime.engine import Engine, buffers_of_rank_0, nothing
+from dslc.runtime.parallel import zero1
+from dslc.runtime.parallel.engine import Engine, buffers_of_rank_0, nothing
 
 
 def wrap(job: JobProgram, model: nn.Module) -> Engine:

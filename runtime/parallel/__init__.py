@@ -1,0 +1,1 @@
+"""The axes, one file for each engine, and the optimizers over them."""
