@@ -330,8 +330,8 @@ def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts) -> ModelFa
     if job.parallelism.pipeline == 1:
         return facts
     from dslc.compiler.ir.program import TensorParallelStep
-    from dslc.runtime.captured import look
-    from dslc.runtime.recording import CaptureError
+    from dslc.runtime.pipeline.captured import look
+    from dslc.runtime.pipeline.recording import CaptureError
 
     axis: TensorParallelStep | None = None
     if facts.shares is not None and not facts.shares.fault:

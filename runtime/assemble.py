@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from dslc.compiler.ir.program import JobProgram
-from dslc.runtime import pipeline
 from dslc.runtime.model import initial_weights
 from dslc.runtime.model.blank import blank
 from dslc.runtime.model.build import build_model
@@ -19,6 +18,7 @@ from dslc.runtime.parallel import context_parallel, ddp, fsdp, tensor_parallel
 from dslc.runtime.parallel.engine import Engine
 from dslc.runtime.parallel.mesh import mesh_of, several_axes
 from dslc.runtime.parallel.optimizers import build_optimizer
+from dslc.runtime.pipeline import pipeline
 from dslc.runtime.process.job_line import at
 from dslc.runtime.technique import batch_norm, compiling, dynamo, frozen, offload, recompute
 from dslc.runtime.technique.precision import grad_scaler

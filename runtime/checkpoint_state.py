@@ -38,7 +38,7 @@ from dslc.runtime.transport import unpickling
 
 if TYPE_CHECKING:
     from dslc.runtime.assemble import Parts
-    from dslc.runtime.pipeline import Pipeline
+    from dslc.runtime.pipeline.pipeline import Pipeline
 
 State = dict[str, Tensor]
 

@@ -40,9 +40,10 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
 
 from dslc.compiler.ir.program import JobProgram, PythonFunction, RankPlace, from_json, to_json
-from dslc.runtime import checkpoint, pipeline, worker
+from dslc.runtime import checkpoint, worker
 from dslc.runtime.model import transformers_model
 from dslc.runtime.parallel import fsdp, zero1
+from dslc.runtime.pipeline import pipeline
 from dslc.runtime.process import failure
 from dslc.runtime.process.failure import Ends, Outcome
 from dslc.runtime.process.lifetime import Adopted, Pauses, end_with, ending, is_stopped

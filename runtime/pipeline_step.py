@@ -20,7 +20,7 @@ from dslc.runtime.assemble import Parts
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.parallel.context_parallel import piece_of
-from dslc.runtime.pipeline import Schedule
+from dslc.runtime.pipeline.pipeline import Schedule
 from dslc.runtime.stepper import UNSEEN, Done, Looks, clipped, global_count, share_of_mean
 from dslc.runtime.technique import dynamo
 from dslc.runtime.technique.precision import autocast

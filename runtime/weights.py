@@ -28,7 +28,7 @@ from dslc.runtime.model.names import WEIGHTS, named_tensors
 from dslc.runtime.process.records import naming
 
 if TYPE_CHECKING:
-    from dslc.runtime.pipeline import Pipeline
+    from dslc.runtime.pipeline.pipeline import Pipeline
 
 DTYPES = {
     torch.float64: "F64",

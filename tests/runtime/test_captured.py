@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dslc.compiler.ir.program import PrecisionStep, StageStep, TensorParallelStep
-from dslc.runtime.capture import capture
-from dslc.runtime.captured import codes, held_by, look
-from dslc.runtime.recording import CaptureError
-from dslc.runtime.stage import CapturedStage, Part
+from dslc.runtime.pipeline.capture import capture
+from dslc.runtime.pipeline.captured import codes, held_by, look
+from dslc.runtime.pipeline.recording import CaptureError
+from dslc.runtime.pipeline.stage import CapturedStage, Part
 
 FP32 = PrecisionStep()
 

@@ -19,7 +19,7 @@ from dslc.runtime.model.blank import blank
 from dslc.runtime.model.build import build_model
 from dslc.runtime.model.model import initial_value
 from dslc.runtime.model.names import named_tensors
-from dslc.runtime.pipeline import cut
+from dslc.runtime.pipeline.pipeline import cut
 from dslc.runtime.weights import load_weights, save_weights
 
 HIDDEN = ((8, 16), "float32")
@@ -121,7 +121,7 @@ def test_a_batch_of_any_size_goes_through_the_stages(stages: Any, tmp_path: Path
 
 def _gradients(rank: int, job: JobProgram, place: RankPlace, batch: Any) -> Any:
     """After one step's passes, of what the rank has: gradients by name, which it owns, and the weights written."""
-    from dslc.runtime.pipeline import Schedule
+    from dslc.runtime.pipeline.pipeline import Schedule
 
     parts = _parts(job)
     axis = parts.pipeline

@@ -44,8 +44,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslc.compiler.ir.program import PrecisionStep, TensorParallelStep
 from dslc.runtime.parallel.tensor_parallel import as_on_a_rank
-from dslc.runtime.process.whose_code import is_users
-from dslc.runtime.recording import (
+from dslc.runtime.pipeline.recording import (
     INPUT,
     LARGE,
     SMALL,
@@ -62,6 +61,7 @@ from dslc.runtime.recording import (
     tensors_of,
     touches,
 )
+from dslc.runtime.process.whose_code import is_users
 
 _ASKS = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist"}
 _LOST = {"register_hook", "register_post_accumulate_grad_hook", "backward", "__set__"}

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from dslc.compiler.ir.program import PrecisionStep, TensorParallelStep
-from dslc.runtime.capture import capture
-from dslc.runtime.recording import INPUT, LARGE, SMALL, Call, Held, Recording, full, touches
+from dslc.runtime.pipeline.capture import capture
+from dslc.runtime.pipeline.recording import INPUT, LARGE, SMALL, Call, Held, Recording, full, touches
 
 Crossing = tuple[tuple[tuple[int, ...], str], ...]  # shape of one sample and dtype of each tensor
 

@@ -37,7 +37,7 @@ from dslc.runtime.model.blank import Blank, Spot
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.parallel.engine import Engine
 from dslc.runtime.parallel.mesh import AXES, Mesh
-from dslc.runtime.stage import CapturedStage, Part, Stage
+from dslc.runtime.pipeline.stage import CapturedStage, Part, Stage
 from dslc.runtime.technique import compiling, offload
 from dslc.runtime.technique.precision import autocast
 
@@ -128,8 +128,8 @@ def _between(step: PipelineStep, model: nn.Module) -> dict[str, nn.Module]:
 
 def _parts(job: JobProgram, model: nn.Module, indices: Sequence[int]) -> dict[int, Part]:
     """What the stages `indices` do of a user's own module."""
-    from dslc.runtime.capture import capture
-    from dslc.runtime.captured import codes
+    from dslc.runtime.pipeline.capture import capture
+    from dslc.runtime.pipeline.captured import codes
 
     assert job.pipeline is not None
     stages = job.pipeline.stages
@@ -143,7 +143,7 @@ def _parts(job: JobProgram, model: nn.Module, indices: Sequence[int]) -> dict[in
 def _hold(part: Part, made: Blank, spots: dict[str, list[Spot]], inside: set[int]) -> None:
     """Says where the tensors are that a stage uses outside of layers. What no layer of this rank has, `inside` which
     the modules are, gets a place."""
-    from dslc.runtime.captured import held_by
+    from dslc.runtime.pipeline.captured import held_by
 
     names = {id(getattr(*all_spots[0])): name for name, all_spots in made.spots.items()}
     for number, held in enumerate(held_by(part.codes)):

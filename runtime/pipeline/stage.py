@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.program import StageStep
 from dslc.runtime.model.blank import Spot
-from dslc.runtime.recording import INPUT, Call, Held, filled, tensors_of
+from dslc.runtime.pipeline.recording import INPUT, Call, Held, filled, tensors_of
 
 if TYPE_CHECKING:
-    from dslc.runtime.captured import Code
+    from dslc.runtime.pipeline.captured import Code
 
 Contexts = Callable[[], contextlib.AbstractContextManager[Any]]
 

@@ -1,0 +1,1 @@
+"""Stages: a module cut, written down, and run by torch's schedule."""
