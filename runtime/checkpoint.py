@@ -32,11 +32,11 @@ import torch.distributed as dist
 
 from dslc.compiler.ir.program import JobProgram, RankPlace, from_json, to_json
 from dslc.runtime import checkpoint_files as files
-from dslc.runtime.assemble import Parts
 from dslc.runtime.checkpoint_state import CheckpointError, Copies, State, TrainingState, write
 from dslc.runtime.parallel.tensor_parallel import noise_rank
 from dslc.runtime.process.job_line import at
 from dslc.runtime.process.records import note
+from dslc.runtime.step.assemble import Parts
 
 LONGEST = datetime.timedelta(hours=2)  # that one rank may take longer than another to write its files
 

@@ -37,8 +37,8 @@ from dslc.runtime.process import random_numbers
 from dslc.runtime.transport import unpickling
 
 if TYPE_CHECKING:
-    from dslc.runtime.assemble import Parts
     from dslc.runtime.pipeline.pipeline import Pipeline
+    from dslc.runtime.step.assemble import Parts
 
 State = dict[str, Tensor]
 

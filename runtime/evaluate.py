@@ -22,13 +22,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dslc.compiler.ir.program import JobProgram, MetricStep, RankPlace
-from dslc.runtime.assemble import Parts
 from dslc.runtime.data.batches import validation_batches
 from dslc.runtime.data.sources import Splits
 from dslc.runtime.metrics import Metrics
 from dslc.runtime.parallel.context_parallel import piece_of
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.parallel.tensor_parallel import whole
+from dslc.runtime.step.assemble import Parts
 from dslc.runtime.technique.precision import autocast
 
 _LOSS = MetricStep(kind="loss", name="loss")

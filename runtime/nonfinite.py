@@ -33,7 +33,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram, RankPlace, from_json, to_json
-from dslc.runtime.assemble import Parts
 from dslc.runtime.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.model.names import named_tensors
@@ -49,6 +48,7 @@ from dslc.runtime.nonfinite_cause import (
 )
 from dslc.runtime.process.records import note
 from dslc.runtime.process.stop import Board
+from dslc.runtime.step.assemble import Parts
 from dslc.runtime.technique.precision import Skipping
 
 _FOLDED = 256  # losses that are kept one by one until a step is logged

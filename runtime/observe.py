@@ -36,7 +36,7 @@ from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
 from dslc.runtime.model.initial_weights import Part, own_part
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.process import random_numbers
-from dslc.runtime.stepper import Done
+from dslc.runtime.step.stepper import Done
 
 _FOLDER = "observed"
 Array = np.ndarray[Any, Any]

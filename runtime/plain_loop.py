@@ -37,7 +37,7 @@ from dslc.runtime.model.build import build_model
 from dslc.runtime.observe import Observer
 from dslc.runtime.process import random_numbers
 from dslc.runtime.process.user_code import load_function
-from dslc.runtime.stepper import Done
+from dslc.runtime.step.stepper import Done
 
 MeanLoss = Callable[[Tensor, Tensor], Tensor]
 

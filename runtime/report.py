@@ -46,8 +46,8 @@ from torch import Tensor
 
 from dslc.compiler.ir.program import JobProgram, RankPlace, to_json
 from dslc.runtime import collectives
-from dslc.runtime.assemble import Parts
 from dslc.runtime.process.records import Record, naming, read_metrics
+from dslc.runtime.step.assemble import Parts
 from dslc.runtime.track_memory import KINDS, Tracker
 
 NAME = "report.json"

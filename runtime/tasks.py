@@ -23,7 +23,6 @@ from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace
 from dslc.runtime import checkpoint_files
-from dslc.runtime.assemble import Parts
 from dslc.runtime.checkpoint_state import load_model
 from dslc.runtime.data.sampler import deal, held_out
 from dslc.runtime.data.samples import Joined, Samples
@@ -34,6 +33,7 @@ from dslc.runtime.parallel import context_parallel
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.predictions import Part
 from dslc.runtime.process.records import naming
+from dslc.runtime.step.assemble import Parts
 
 EVALUATION = "evaluation.json"
 

@@ -20,8 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
-from dslc.runtime import collectives, pipeline_step, weights
-from dslc.runtime.assemble import Parts
+from dslc.runtime import collectives, weights
 from dslc.runtime.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch, batches
 from dslc.runtime.data.sources import Splits
@@ -33,7 +32,9 @@ from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process.records import Records
 from dslc.runtime.process.stop import Board
 from dslc.runtime.report import Measure
-from dslc.runtime.stepper import Looks, per_sample, stepper
+from dslc.runtime.step import pipeline_step
+from dslc.runtime.step.assemble import Parts
+from dslc.runtime.step.stepper import Looks, per_sample, stepper
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,12 +38,12 @@ import torch.distributed as dist
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime import out_of_range, plain_loop, tasks
-from dslc.runtime.assemble import Parts, assemble
 from dslc.runtime.data.sources import Splits, open_source
 from dslc.runtime.parallel.tensor_parallel import noise_rank
 from dslc.runtime.process import failure, random_numbers, stop
 from dslc.runtime.process.job_line import at
 from dslc.runtime.process.lifetime import end_with
+from dslc.runtime.step.assemble import Parts, assemble
 from dslc.runtime.train import End, train
 from dslc.runtime.transport import gloo, unpickling
 from dslc.runtime.transport.meeting import Meeting

@@ -19,12 +19,12 @@ from dslc.compiler.ir.units import byte_text, percent_text
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
 from dslc.runs import prepare
-from dslc.runtime import pipeline_step
-from dslc.runtime.assemble import assemble
 from dslc.runtime.data.batches import batches
 from dslc.runtime.data.sources import open_source
 from dslc.runtime.report import tracker_of
-from dslc.runtime.stepper import stepper
+from dslc.runtime.step import pipeline_step
+from dslc.runtime.step.assemble import assemble
+from dslc.runtime.step.stepper import stepper
 
 STEPS = 3
 Sums = dict[str, int]

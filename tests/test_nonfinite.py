@@ -18,7 +18,6 @@ from trained import Trained, ready, train
 
 from dslc.runs import Ready
 from dslc.runtime import train as runtime
-from dslc.runtime.assemble import assemble
 from dslc.runtime.checkpoint_files import checkpoints_in
 from dslc.runtime.data.sources import open_source
 from dslc.runtime.nonfinite import NonFinite
@@ -26,6 +25,7 @@ from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process.failure import Outcome, describe
 from dslc.runtime.process.records import read_metrics
 from dslc.runtime.process.stop import Board
+from dslc.runtime.step.assemble import assemble
 
 JOB = """
 model {

@@ -18,10 +18,10 @@ from torch import nn
 from trained import Trained, agree
 
 from dslc.compiler.ir import program as p
-from dslc.runtime.assemble import Parts, assemble
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.model.build import build_model
-from dslc.runtime.stepper import stepper
+from dslc.runtime.step.assemble import Parts, assemble
+from dslc.runtime.step.stepper import stepper
 
 CPU = torch.device("cpu")
 KEPT = p.LossStep(kind="cross_entropy", counts="kept", ignore=-100)

@@ -13,14 +13,14 @@ from gang import gang
 from made_programs import gpt_model, places, program, tokens
 
 from dslc.compiler.ir import program as p
-from dslc.runtime.assemble import Parts, assemble
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.model.build import build_model
 from dslc.runtime.model.initial_weights import own_part
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.parallel.tensor_parallel import noise_rank
 from dslc.runtime.process import random_numbers
-from dslc.runtime.stepper import Done, stepper
+from dslc.runtime.step.assemble import Parts, assemble
+from dslc.runtime.step.stepper import Done, stepper
 
 CPU = torch.device("cpu")
 ADAMW = p.OptimizerStep(kind="AdamW", lr=0.01, arguments={"weight_decay": 0.1}, no_decay=("*.bias", "*norm*"))

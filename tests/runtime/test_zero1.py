@@ -16,10 +16,10 @@ from test_fsdp import ADAMW, CPU, KEPT, train
 from trained import agree
 
 from dslc.compiler.ir import program as p
-from dslc.runtime.assemble import assemble
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.learning_rate import set_learning_rate
-from dslc.runtime.stepper import stepper
+from dslc.runtime.step.assemble import assemble
+from dslc.runtime.step.stepper import stepper
 
 ZERO1 = p.GradientStep(kind="zero1")
 

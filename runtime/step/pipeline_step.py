@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
-from dslc.runtime.assemble import Parts
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.parallel.context_parallel import piece_of
 from dslc.runtime.pipeline.pipeline import Schedule
-from dslc.runtime.stepper import UNSEEN, Done, Looks, clipped, global_count, share_of_mean
+from dslc.runtime.step.assemble import Parts
+from dslc.runtime.step.stepper import UNSEEN, Done, Looks, clipped, global_count, share_of_mean
 from dslc.runtime.technique import dynamo
 from dslc.runtime.technique.precision import autocast
 

@@ -24,11 +24,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
-from dslc.runtime.assemble import Parts
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.model.losses import count
 from dslc.runtime.parallel import context_parallel
 from dslc.runtime.parallel.mesh import mesh_of
+from dslc.runtime.step.assemble import Parts
 from dslc.runtime.technique import dynamo, offload
 from dslc.runtime.technique.precision import autocast
 

@@ -1,0 +1,1 @@
+"""The parts of a training assembled, and one step of them."""
