@@ -54,11 +54,11 @@ def compile(path: str, settings: Sequence[str] = (), *, trace: bool = False) -> 
 
 def run(path: str, settings: Sequence[str] = (), *, out: str | None = None) -> RunResult:
     """See `dslc.run`."""
+    from dslc.runtime.checkpoint.weights import load_weights
     from dslc.runtime.launch import run_in_subprocess
     from dslc.runtime.model.build import build_model
     from dslc.runtime.process.failure import describe
     from dslc.runtime.process.records import read_metrics
-    from dslc.runtime.weights import load_weights
 
     loaded = load(path, settings)
     report = Report()

@@ -20,7 +20,7 @@ from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.job import JobSpec
 from dslc.dsl.plain import plain
-from dslc.runtime.checkpoint_files import (
+from dslc.runtime.checkpoint.files import (
     MANIFEST,
     Manifest,
     Shapes,

@@ -20,7 +20,7 @@ from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
-from dslc.runtime.checkpoint_files import (
+from dslc.runtime.checkpoint.files import (
     Manifest,
     checkpoints_in,
     damage,

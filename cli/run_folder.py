@@ -29,7 +29,7 @@ from collections.abc import Iterator
 
 from dslc.compiler.ir.program import JobProgram
 from dslc.dsl.plain import plain
-from dslc.runtime.checkpoint_files import checkpoints_in
+from dslc.runtime.checkpoint.files import checkpoints_in
 from dslc.runtime.process.records import naming
 
 LOCK = ".dslc-lock"

@@ -40,7 +40,8 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
 
 from dslc.compiler.ir.program import JobProgram, PythonFunction, RankPlace, from_json, to_json
-from dslc.runtime import checkpoint, worker
+from dslc.runtime import worker
+from dslc.runtime.checkpoint import checkpoint
 from dslc.runtime.model import transformers_model
 from dslc.runtime.parallel import fsdp, zero1
 from dslc.runtime.pipeline import pipeline

@@ -33,7 +33,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram, RankPlace, from_json, to_json
-from dslc.runtime.checkpoint import Checkpoints
+from dslc.runtime.checkpoint.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.nonfinite_cause import (

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace
-from dslc.runtime import checkpoint_files
-from dslc.runtime.checkpoint_state import load_model
+from dslc.runtime.checkpoint import files as checkpoint_files
+from dslc.runtime.checkpoint.state import load_model
 from dslc.runtime.data.sampler import deal, held_out
 from dslc.runtime.data.samples import Joined, Samples
 from dslc.runtime.data.sources import Splits

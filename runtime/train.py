@@ -20,8 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
-from dslc.runtime import collectives, weights
-from dslc.runtime.checkpoint import Checkpoints
+from dslc.runtime import collectives
+from dslc.runtime.checkpoint import weights
+from dslc.runtime.checkpoint.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch, batches
 from dslc.runtime.data.sources import Splits
 from dslc.runtime.evaluate import evaluate

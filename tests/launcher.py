@@ -68,7 +68,7 @@ def serve() -> None:
     """Takes (program, places, run directory) from standard input, one after another, until it ends."""
     import torch
 
-    from dslc.runtime.checkpoint import preload
+    from dslc.runtime.checkpoint.checkpoint import preload
     from dslc.runtime.launch import launch
 
     torch._C._set_print_stack_traces_on_fatal_signal(True)  # of a rank that crashes its log has the native stacks too

@@ -31,7 +31,7 @@ from made_programs import places, tokens
 from small_disk import fill, small_disk
 from test_kill import ENGINES, LIVES, Events, children, job, records
 
-from dslc.runtime import checkpoint_files as files
+from dslc.runtime.checkpoint import files
 from dslc.runtime.process.failure import Outcome, describe
 from dslc.runtime.process.records import read_metrics
 

@@ -24,7 +24,7 @@ from launcher import Launcher
 from made_programs import gpt_model, places, program, tokens
 
 from dslc.compiler.ir import program as p
-from dslc.runtime import checkpoint_files as files
+from dslc.runtime.checkpoint import files
 from dslc.runtime.process.failure import Outcome
 from dslc.runtime.process.records import read_metrics
 

@@ -18,7 +18,7 @@ from trained import Trained, ready, train
 
 from dslc.runs import Ready
 from dslc.runtime import train as runtime
-from dslc.runtime.checkpoint_files import checkpoints_in
+from dslc.runtime.checkpoint.files import checkpoints_in
 from dslc.runtime.data.sources import open_source
 from dslc.runtime.nonfinite import NonFinite
 from dslc.runtime.parallel.mesh import mesh_of

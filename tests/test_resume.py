@@ -15,7 +15,7 @@ from launcher import Launcher
 from safetensors.numpy import load_file
 from trained import ready, train
 
-from dslc.runtime.checkpoint_files import checkpoints_in, read_manifest
+from dslc.runtime.checkpoint.files import checkpoints_in, read_manifest
 from dslc.runtime.process.records import read_metrics
 
 GPT = """

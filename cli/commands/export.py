@@ -39,8 +39,8 @@ def main(arguments: argparse.Namespace) -> int:
     except Misfit as misfit:
         print(plain_lines(f"dslc: {misfit}"), file=sys.stderr)
         return JOB_AT_FAULT
-    from dslc.runtime.checkpoint_state import CheckpointError
-    from dslc.runtime.export import export
+    from dslc.runtime.checkpoint.export import export
+    from dslc.runtime.checkpoint.state import CheckpointError
 
     try:
         count = export(taken.path, dict(analysis.model.ties) if analysis.model else {}, arguments.output)

@@ -81,7 +81,7 @@ def _run_one(ready: Ready, folder: str, again: Sequence[str]) -> int:
 
 def _show_how_to_go_on(ready: Ready, folder: str, again: Sequence[str]) -> None:
     """After a training that ended early: the command that goes on from its newest checkpoint, if there is one."""
-    from dslc.runtime.checkpoint_files import checkpoints_in
+    from dslc.runtime.checkpoint.files import checkpoints_in
 
     if checkpoints_in(ready.program.checkpoint.folder or os.path.join(folder, "checkpoints")):
         job, *settings = again

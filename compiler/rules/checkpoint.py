@@ -12,7 +12,7 @@ import re
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.job import JobSpec
 
-_CHECKPOINT = re.compile(r"step-\d{8,}")  # as runtime/checkpoint_files.py names them
+_CHECKPOINT = re.compile(r"step-\d{8,}")  # as runtime/checkpoint/files.py names them
 
 
 def check_checkpoints(job: JobSpec, report: Report) -> None:

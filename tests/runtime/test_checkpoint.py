@@ -18,8 +18,8 @@ from made_programs import conv_model, gpt_model, images, places, program, python
 from safetensors.numpy import load_file
 
 from dslc.compiler.ir import program as p
-from dslc.runtime import checkpoint_files as files
-from dslc.runtime.checkpoint_state import CheckpointError, load_model
+from dslc.runtime.checkpoint import files
+from dslc.runtime.checkpoint.state import CheckpointError, load_model
 from dslc.runtime.model.build import build_model
 from dslc.runtime.process.records import NOTES, read_metrics
 

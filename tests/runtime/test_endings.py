@@ -15,7 +15,7 @@ from made_programs import images, places, program, python
 from small_disk import small_disk
 
 from dslc.compiler.ir import program as p
-from dslc.runtime import checkpoint_files as files
+from dslc.runtime.checkpoint import files
 from dslc.runtime.process.failure import Outcome, describe
 from dslc.runtime.process.records import read_metrics
 

@@ -16,12 +16,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from dslc.compiler.ir import program as p
+from dslc.runtime.checkpoint.weights import save_weights
 from dslc.runtime.model import initial_weights
 from dslc.runtime.model.build import build_model
 from dslc.runtime.model.initial_weights import WeightsError
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.process.records import read_metrics
-from dslc.runtime.weights import save_weights
 
 
 def other(model: p.ModelStep) -> nn.Module:

@@ -14,13 +14,13 @@ from gang import gang
 from torch import nn
 
 from dslc.compiler.ir.program import InitStep, JobProgram, ModelStep, PipelineStep, RankPlace, StageStep
+from dslc.runtime.checkpoint.weights import load_weights, save_weights
 from dslc.runtime.model.blank import blank
 from dslc.runtime.model.build import build_model
 from dslc.runtime.model.model import initial_value
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.pipeline.pipeline import cut
 from dslc.runtime.step.assemble import Parts, assemble
-from dslc.runtime.weights import load_weights, save_weights
 
 HIDDEN = ((8, 16), "float32")
 # The tied GPT of `made_programs`: embedding, positions, a block, and a head that is the embedding.

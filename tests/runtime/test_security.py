@@ -26,8 +26,8 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
 from dslc.compiler.ir import program as p
-from dslc.runtime import checkpoint_files as files
-from dslc.runtime.checkpoint_state import CheckpointError, load_model
+from dslc.runtime.checkpoint import files
+from dslc.runtime.checkpoint.state import CheckpointError, load_model
 from dslc.runtime.model.build import build_model
 from dslc.runtime.transport.unpickling import loads
 

@@ -16,8 +16,8 @@ from made_programs import conv_model, gpt_model, images, places, program, python
 from trained import Trained, agree
 
 from dslc.compiler.ir import program as p
+from dslc.runtime.checkpoint.weights import load_weights
 from dslc.runtime.model.build import build_model
-from dslc.runtime.weights import load_weights
 
 KEPT = p.LossStep(kind="cross_entropy", counts="kept", ignore=-100)
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from dslc.runtime.checkpoint_files import METADATA, Manifest, Shapes, is_plain_name, misfitting_tensors
+from dslc.runtime.checkpoint.files import METADATA, Manifest, Shapes, is_plain_name, misfitting_tensors
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.process import random_numbers
 from dslc.runtime.transport import unpickling

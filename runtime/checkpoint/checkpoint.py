@@ -1,8 +1,8 @@
 """When a training's state is written down, by whom and into what folder; and how it is taken up again.
 
-Model: all ranks save after the same step. Each copies what is its own to write (checkpoint_state.py) and goes on
+Model: all ranks save after the same step. Each copies what is its own to write (checkpoint/state.py) and goes on
 training; a thread of each writes the copies, over a process group of its own, and rank 0 publishes the folder when all
-of it is on the disk (checkpoint_files.py). With `asynchronous = false` the training waits instead, and nothing is
+of it is on the disk (checkpoint/files.py). With `asynchronous = false` the training waits instead, and nothing is
 copied. To go on, rank 0 looks for the checkpoints that are there, the ranks read the candidates' files to see whether
 they are whole, each its share, and all load the one that is taken.
 
@@ -31,8 +31,8 @@ import torch
 import torch.distributed as dist
 
 from dslc.compiler.ir.program import JobProgram, RankPlace, from_json, to_json
-from dslc.runtime import checkpoint_files as files
-from dslc.runtime.checkpoint_state import CheckpointError, Copies, State, TrainingState, write
+from dslc.runtime.checkpoint import files
+from dslc.runtime.checkpoint.state import CheckpointError, Copies, State, TrainingState, write
 from dslc.runtime.parallel.tensor_parallel import noise_rank
 from dslc.runtime.process.job_line import at
 from dslc.runtime.process.records import note

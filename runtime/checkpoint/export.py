@@ -1,6 +1,6 @@
 """The whole weights of a checkpoint as a file that torch reads without dslc.
 
-Model: a checkpoint of any plan holds each tensor of the model under `model.<name>` (checkpoint_state.py), in pieces;
+Model: a checkpoint of any plan holds each tensor of the model under `model.<name>` (checkpoint/state.py), in pieces;
 one after another is put together and written. `.safetensors` is written as it comes. `.pt`, which torch writes from a
 state dict, is made from such a file mapped into memory.
 
@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dslc.runtime.checkpoint_state import keys_of, read
-from dslc.runtime.weights import DTYPES, header, write_tensor
+from dslc.runtime.checkpoint.state import keys_of, read
+from dslc.runtime.checkpoint.weights import DTYPES, header, write_tensor
 
 SUFFIXES = (".safetensors", ".pt")
 

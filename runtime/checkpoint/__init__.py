@@ -1,0 +1,1 @@
+"""When and how the state of a training is kept."""
