@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from dslc.compiler.ir.units import byte_text, time_text
-from dslc.runtime.collectives import FIRST_STEP
+from dslc.runtime.measure.collectives import FIRST_STEP
 from dslc.tables import console
 
 

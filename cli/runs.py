@@ -96,7 +96,7 @@ def _finish_drawing(drawing: subprocess.Popen[bytes], folder: str) -> None:
 
 def report_on(ready: Ready, folder: str, steps: int) -> dict[str, Any]:
     """Writes report.json of a run that left nothing unfinished, and gives what is in it."""
-    from dslc.runtime.report import write_report
+    from dslc.runtime.measure.report import write_report
 
     return write_report(folder, ready.compiled.plan.to_json(), steps)
 

@@ -1,6 +1,6 @@
 """Whether two observed trainings of a job, under its plan and in one process, are the same training.
 
-Model: LANGUAGE.md's four invariants, each held against what the ranks wrote down (runtime/observe.py): the samples of
+Model: LANGUAGE.md's four invariants, each held against what the ranks wrote down (runtime/measure/observe.py): the samples of
 each step, by number and by content; the values before the first step; losses, their count and the norm of the
 gradient, step by step; the parameters after the last step, and a third training, in one process, that goes on from the
 checkpoint that the plan wrote. Of what breaks only the cause is reported: where samples or the start differ, what
@@ -47,7 +47,7 @@ from dslc.compiler.ir.program import JobProgram
 from dslc.dsl.words import plural
 
 if TYPE_CHECKING:
-    from dslc.runtime.observe import Observation, Seen
+    from dslc.runtime.measure.observe import Observation, Seen
 
 Status = Literal["holds", "broken", "not compared"]
 TITLES = ("same samples", "same start", "same scale", "same state")

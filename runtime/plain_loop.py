@@ -32,9 +32,9 @@ from dslc.compiler.ir.program import (
 )
 from dslc.runtime.data.batches import StepBatch, batches
 from dslc.runtime.data.sources import Splits
+from dslc.runtime.measure.observe import Observer
 from dslc.runtime.model import initial_weights
 from dslc.runtime.model.build import build_model
-from dslc.runtime.observe import Observer
 from dslc.runtime.process import random_numbers
 from dslc.runtime.process.user_code import load_function
 from dslc.runtime.step.stepper import Done

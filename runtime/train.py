@@ -20,19 +20,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
-from dslc.runtime import collectives
 from dslc.runtime.checkpoint import weights
 from dslc.runtime.checkpoint.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch, batches
 from dslc.runtime.data.sources import Splits
 from dslc.runtime.evaluate import evaluate
 from dslc.runtime.learning_rate import set_learning_rate
+from dslc.runtime.measure import collectives
+from dslc.runtime.measure.observe import Observer
+from dslc.runtime.measure.report import Measure
 from dslc.runtime.nonfinite import Guard
-from dslc.runtime.observe import Observer
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process.records import Records
 from dslc.runtime.process.stop import Board
-from dslc.runtime.report import Measure
 from dslc.runtime.step import pipeline_step
 from dslc.runtime.step.assemble import Parts
 from dslc.runtime.step.stepper import Looks, per_sample, stepper

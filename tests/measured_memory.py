@@ -21,7 +21,7 @@ from dslc.dsl.load import load
 from dslc.runs import prepare
 from dslc.runtime.data.batches import batches
 from dslc.runtime.data.sources import open_source
-from dslc.runtime.report import tracker_of
+from dslc.runtime.measure.report import tracker_of
 from dslc.runtime.step import pipeline_step
 from dslc.runtime.step.assemble import assemble
 from dslc.runtime.step.stepper import stepper

@@ -14,7 +14,7 @@ import pytest
 from gang import gang
 from measured_memory import CASES, MORE, Case, Measured, measure
 
-from dslc.runtime import track_memory
+from dslc.runtime.measure import track_memory
 
 FOUND: dict[Case, Measured] = {}
 # Torch 2.15 has nothing between two steps that stages receive into; the account is that of 2.13, which keeps it.

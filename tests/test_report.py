@@ -10,8 +10,8 @@ from typing import Any
 from commands import dslc
 
 from dslc.measured import show_report
-from dslc.runtime.collectives import FIRST_STEP
-from dslc.runtime.report import step_time
+from dslc.runtime.measure.collectives import FIRST_STEP
+from dslc.runtime.measure.report import step_time
 
 DIGITS = Path(__file__).parent.parent / "examples" / "digits.plt"
 

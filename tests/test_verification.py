@@ -20,7 +20,7 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
 from dslc.front import inspect
 from dslc.reference import shrunk
-from dslc.runtime.observe import Observation, Seen
+from dslc.runtime.measure.observe import Observation, Seen
 from dslc.verification import Rounding, Verdict, compare, compare_resumed
 
 JOB = """

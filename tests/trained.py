@@ -19,7 +19,7 @@ from dslc.compiler.trace.trace import trace_model
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.load import load
 from dslc.runs import Ready, lay_down, prepare, report_on
-from dslc.runtime.collectives import FIRST_STEP, STEPS
+from dslc.runtime.measure.collectives import FIRST_STEP, STEPS
 from dslc.runtime.process.records import Record, read_metrics
 
 # A job whose network is a user's, of the module `net` beside it.

@@ -22,7 +22,7 @@ from dslc.runs import Ready, prepare
 from dslc.status import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 
 if TYPE_CHECKING:
-    from dslc.runtime.observe import Observation
+    from dslc.runtime.measure.observe import Observation
     from dslc.verification import Finding, Verdict
 
 _ORDERS = 3  # other ones of the samples of a batch, in which one process is trained to see what float32 rounds
@@ -231,7 +231,7 @@ def _observed(program: JobProgram, steps: int, checkpoint: CheckpointStep | None
 def _train(ready: Ready, program: JobProgram, folder: str, what: str, *, quiet: bool = False) -> Observation | None:
     """What its ranks wrote down; None where the training failed, which is said unless it is to be `quiet`."""
     from dslc.runtime.launch import launch
-    from dslc.runtime.observe import Observation
+    from dslc.runtime.measure.observe import Observation
     from dslc.runtime.process.failure import describe
 
     if sys.stderr.isatty():

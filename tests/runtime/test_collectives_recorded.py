@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
-from dslc.runtime.collectives import FIRST_STEP, STEPS, Exchange, Recorder, recorded
+from dslc.runtime.measure.collectives import FIRST_STEP, STEPS, Exchange, Recorder, recorded
 
 
 def _known(rank: int) -> list[Exchange]:

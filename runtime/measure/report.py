@@ -45,10 +45,10 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import JobProgram, RankPlace, to_json
-from dslc.runtime import collectives
+from dslc.runtime.measure import collectives
+from dslc.runtime.measure.track_memory import KINDS, Tracker
 from dslc.runtime.process.records import Record, naming, read_metrics
 from dslc.runtime.step.assemble import Parts
-from dslc.runtime.track_memory import KINDS, Tracker
 
 NAME = "report.json"
 VERSION = 1
