@@ -107,7 +107,7 @@ def launched(made: Ready, beside: str | None = None) -> Iterator[str]:
 
 def metrics(made: Ready) -> dict[str, float]:
     """Evaluates: the metrics over the validation split by name. Raises Refused."""
-    from dslc.runtime.tasks import EVALUATION
+    from dslc.runtime.loop.tasks import EVALUATION
 
     with launched(made) as folder, open(os.path.join(folder, EVALUATION), encoding="utf-8") as file:
         found: dict[str, float] = json.load(file)

@@ -17,7 +17,7 @@ Tolerances, the largest difference that is let pass (`Tolerance`):
 
 A loss is taken relative to one or to itself, whichever is more, a norm relative to itself, a parameter like a loss.
 
-A fifth finding holds the one process itself against a loop that is written with torch alone (runtime/plain_loop.py), as
+A fifth finding holds the one process itself against a loop that is written with torch alone (runtime/loop/plain_loop.py), as
 what the plan and the one process share, their optimizer, decay, schedule and clipping, would show in neither. Where the
 model can be, both are trained in float64, and agree to `EXACT`, of which nothing is lost to rounding; else as above.
 

@@ -24,12 +24,12 @@ from dslc.runtime.checkpoint import weights
 from dslc.runtime.checkpoint.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch, batches
 from dslc.runtime.data.sources import Splits
-from dslc.runtime.evaluate import evaluate
-from dslc.runtime.learning_rate import set_learning_rate
+from dslc.runtime.loop.evaluate import evaluate
+from dslc.runtime.loop.learning_rate import set_learning_rate
+from dslc.runtime.loop.nonfinite import Guard
 from dslc.runtime.measure import collectives
 from dslc.runtime.measure.observe import Observer
 from dslc.runtime.measure.report import Measure
-from dslc.runtime.nonfinite import Guard
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process.records import Records
 from dslc.runtime.process.stop import Board

@@ -37,8 +37,8 @@ import torch
 import torch.distributed as dist
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
-from dslc.runtime import out_of_range, plain_loop, tasks
 from dslc.runtime.data.sources import Splits, open_source
+from dslc.runtime.loop import out_of_range, plain_loop, tasks
 from dslc.runtime.parallel.tensor_parallel import noise_rank
 from dslc.runtime.process import failure, random_numbers, stop
 from dslc.runtime.process.job_line import at

@@ -29,7 +29,7 @@ def main(arguments: argparse.Namespace) -> int:
             print("dslc: the job holds no samples out: `--split train` or `--split all`", file=sys.stderr)
             return WRONG_USAGE
         with launched(made, beside=folder) as parts:
-            from dslc.runtime.predictions import join
+            from dslc.runtime.loop.predictions import join
 
             try:
                 shape = join(parts, made.program.world_size, output)

@@ -286,7 +286,9 @@ class JobProgram:
     exact: bool = False  # observe: in float64 on one rank, to see what float32 rounds
     reorder: int = 0  # observe: the samples of each batch in another order, one for each number but 0, to see the same
     noise: bool = False  # observe: dropout stays on
-    task: Literal["train", "evaluate", "predict", "plain"] = "train"  # plain: a loop by hand (runtime/plain_loop.py)
+    task: Literal["train", "evaluate", "predict", "plain"] = (
+        "train"  # plain: a loop by hand (runtime/loop/plain_loop.py)
+    )
     use: str = ""  # evaluate, predict: the checkpoint, or the file of weights, that is used
     split: Literal["train", "validation", "all"] = "validation"  # predict: over which samples
     output: str = ""  # predict: the file that is written

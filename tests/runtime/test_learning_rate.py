@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dslc.compiler.ir.program import LearningRateStep
-from dslc.runtime.learning_rate import factor, set_learning_rate
+from dslc.runtime.loop.learning_rate import factor, set_learning_rate
 
 
 def test_warm_up_reaches_the_full_rate_in_its_last_step() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dslc.compiler.ir.program import LossStep, MetricStep
-from dslc.runtime.metrics import Metrics
+from dslc.runtime.loop.metrics import Metrics
 
 KEPT = LossStep(kind="cross_entropy", arguments={"label_smoothing": 0.1}, counts="kept", ignore=-100)
 ALL = (

@@ -17,7 +17,7 @@ from trained import agree
 
 from dslc.compiler.ir import program as p
 from dslc.runtime.data.batches import StepBatch
-from dslc.runtime.learning_rate import set_learning_rate
+from dslc.runtime.loop.learning_rate import set_learning_rate
 from dslc.runtime.step.assemble import assemble
 from dslc.runtime.step.stepper import stepper
 

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace
-from dslc.runtime import evaluate
 from dslc.runtime.data.sampler import held_out, micro_batches, steps_per_epoch, validation_indices
 from dslc.runtime.data.samples import Splits, beyond
+from dslc.runtime.loop import evaluate
 
 _INDEX = re.compile(r"out of (bounds|range)|device-side assert|[Cc]lass values", re.ASCII)
 

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
-from dslc.runtime.evaluate import forward
+from dslc.runtime.loop.evaluate import forward
 from dslc.runtime.parallel.context_parallel import piece_of
 from dslc.runtime.step.assemble import Parts
 from dslc.runtime.technique.precision import autocast

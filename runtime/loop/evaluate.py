@@ -24,7 +24,7 @@ from torch import Tensor
 from dslc.compiler.ir.program import JobProgram, MetricStep, RankPlace
 from dslc.runtime.data.batches import validation_batches
 from dslc.runtime.data.sources import Splits
-from dslc.runtime.metrics import Metrics
+from dslc.runtime.loop.metrics import Metrics
 from dslc.runtime.parallel.context_parallel import piece_of
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.parallel.tensor_parallel import whole

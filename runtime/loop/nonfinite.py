@@ -35,8 +35,7 @@ from torch import Tensor, nn
 from dslc.compiler.ir.program import JobProgram, RankPlace, from_json, to_json
 from dslc.runtime.checkpoint.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch
-from dslc.runtime.model.names import named_tensors
-from dslc.runtime.nonfinite_cause import (
+from dslc.runtime.loop.nonfinite_cause import (
     Seen,
     broken,
     parameters_text,
@@ -46,6 +45,7 @@ from dslc.runtime.nonfinite_cause import (
     told_by_repetition,
     values_text,
 )
+from dslc.runtime.model.names import named_tensors
 from dslc.runtime.process.records import note
 from dslc.runtime.process.stop import Board
 from dslc.runtime.step.assemble import Parts

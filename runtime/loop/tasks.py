@@ -27,11 +27,11 @@ from dslc.runtime.checkpoint.state import load_model
 from dslc.runtime.data.sampler import deal, held_out
 from dslc.runtime.data.samples import Joined, Samples
 from dslc.runtime.data.sources import Splits
-from dslc.runtime.evaluate import batch_size, evaluate, evaluating, forward
+from dslc.runtime.loop.evaluate import batch_size, evaluate, evaluating, forward
+from dslc.runtime.loop.predictions import Part
 from dslc.runtime.model import initial_weights
 from dslc.runtime.parallel import context_parallel
 from dslc.runtime.parallel.mesh import mesh_of
-from dslc.runtime.predictions import Part
 from dslc.runtime.process.records import naming
 from dslc.runtime.step.assemble import Parts
 

@@ -1,0 +1,1 @@
+"""What is done step after step: train, evaluate, predict."""
