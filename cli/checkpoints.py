@@ -18,7 +18,7 @@ from dslc.compiler.facts.weights_file import NAME as WEIGHTS
 from dslc.compiler.facts.weights_file import Unreadable, entries
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.rules.analysis import Analysis
-from dslc.dsl.job import JobSpec
+from dslc.dsl.language.job import JobSpec
 from dslc.dsl.plain import plain
 from dslc.runtime.checkpoint.files import (
     MANIFEST,

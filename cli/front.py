@@ -22,12 +22,12 @@ from dslc.compiler.rules.analyse import analyse, context_of
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.training import configuration_file
 from dslc.dsl.bounds import LOOKS, MISTAKES
-from dslc.dsl.calls import Datasets, Parquet, PythonLoss, PythonSource
 from dslc.dsl.diagnostics import Diagnostic, Full, Note, Report
-from dslc.dsl.job import JobSpec
-from dslc.dsl.layers import PythonNetwork, TransformersNetwork
+from dslc.dsl.language.calls import Datasets, Parquet, PythonLoss, PythonSource
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
+from dslc.dsl.language.registry import Range
 from dslc.dsl.load import Loaded
-from dslc.dsl.registry import Range
 from dslc.dsl.show import render
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural

@@ -18,10 +18,10 @@ from dslc.compiler.facts.sources import source_facts
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.placement.layout import AXES, Layout
 from dslc.compiler.rules.analyse import context_of
-from dslc.dsl import calls as c
-from dslc.dsl import layers as n
-from dslc.dsl.blocks import CheckpointSpec, EvaluateSpec, LaunchSpec, MemorySpec, ParallelismSpec
-from dslc.dsl.job import JobSpec
+from dslc.dsl.language import calls as c
+from dslc.dsl.language import layers as n
+from dslc.dsl.language.blocks import CheckpointSpec, EvaluateSpec, LaunchSpec, MemorySpec, ParallelismSpec
+from dslc.dsl.language.job import JobSpec
 
 RANKS = 4  # of the data axis in a narrow copy
 SAMPLES = 8  # of a micro-batch: fewer are too few for batch statistics in float32

@@ -14,10 +14,10 @@ from dslc.compiler.facts.weights_file import file_of
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.rules.analysis import Analysis
-from dslc.dsl.calls import PythonLoss, PythonSource
 from dslc.dsl.diagnostics import Note, Report
-from dslc.dsl.job import JobSpec
-from dslc.dsl.layers import PythonNetwork, TransformersNetwork
+from dslc.dsl.language.calls import PythonLoss, PythonSource
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 
 TRIED = 10**7  # numbers of a sample with which a user's loss is tried out
 

@@ -26,7 +26,7 @@ def mistake(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
         elif word.endswith(".plt"):
             return f"`{_short(word)}` is no command: `dslc run {_short(word)}` trains it"
         else:
-            from dslc.dsl.suggest import for_command  # here, as below: a command line is seldom wrong
+            from dslc.dsl.language.suggest import for_command  # here, as below: a command line is seldom wrong
 
             return f"there is no command `{_short(word)}`: {for_command(word, commands)}"
     return ""
@@ -59,7 +59,7 @@ def _of_option(parser: argparse.ArgumentParser, word: str, after: Sequence[str],
 
 
 def _instead(parser: argparse.ArgumentParser, name: str, value: str, commands: Commands) -> str:
-    from dslc.dsl.suggest import for_option, near
+    from dslc.dsl.language.suggest import for_option, near
     from dslc.dsl.words import listed
 
     own = [option[2:] for option in _options(parser) if option.startswith("--")]
@@ -77,9 +77,9 @@ def _instead(parser: argparse.ArgumentParser, name: str, value: str, commands: C
 
 def _setting(name: str, value: str) -> str:
     """Where a job says it, and how `--set` does."""
-    from dslc.dsl import blocks  # noqa: F401  (`blocks` fills the registry)
-    from dslc.dsl.registry import BLOCKS
-    from dslc.dsl.suggest import place_of
+    from dslc.dsl.language import blocks  # noqa: F401  (`blocks` fills the registry)
+    from dslc.dsl.language.registry import BLOCKS
+    from dslc.dsl.language.suggest import place_of
 
     if name.partition(".")[0] in BLOCKS and "." in name:
         return f"a setting is `--set {_set(name, value)}`"

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from dslc.checkpoints import Misfit, NoCheckpoint, Taken, hold_against, take
 from dslc.compiler.placement.layout import lay_out
-from dslc.dsl.blocks import CheckpointSpec
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.job import JobSpec
+from dslc.dsl.language.blocks import CheckpointSpec
+from dslc.dsl.language.job import JobSpec
 from dslc.dsl.load import Loaded
 from dslc.dsl.plain import plain_lines
 from dslc.front import show

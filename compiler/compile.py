@@ -30,7 +30,7 @@ from dslc.compiler.placement.seams import unsendable
 from dslc.compiler.placement.sharding import offloaded, sharding_of
 from dslc.compiler.rules.analyse import played
 from dslc.compiler.rules.analysis import Analysis
-from dslc.dsl.registry import BLOCKS, Node, Quantity, Range, fields
+from dslc.dsl.language.registry import BLOCKS, Node, Quantity, Range, fields
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,10 +22,10 @@ from dslc.compiler.placement.workload import counted, ignored, in_steps
 from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.rules import warmup_steps
-from dslc.dsl import calls as c
-from dslc.dsl.job import JobSpec
-from dslc.dsl.layers import PythonNetwork, TransformersNetwork
-from dslc.dsl.registry import Call, Quantity, fields
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
+from dslc.dsl.language.registry import Call, Quantity, fields
 from dslc.dsl.source import Span
 
 TORCH_OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "adagrad": "Adagrad", "rmsprop": "RMSprop"}

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
-from dslc.dsl.registry import Quantity
-from dslc.dsl.units import NAMES, write
+from dslc.dsl.language.registry import Quantity
+from dslc.dsl.language.units import NAMES, write
 
 Amount = int | float | Quantity
 LARGEST = 2**127  # what no count of anything reaches; floats have their own limit

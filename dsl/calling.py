@@ -9,10 +9,10 @@ from dslc.dsl import tree
 from dslc.dsl.describe import CATEGORIES, category, describe, form
 from dslc.dsl.diagnostics import Note
 from dslc.dsl.evaluate import BAD, Bad, Evaluator
+from dslc.dsl.language.registry import CALLS, Anything, Bool, Call, CallOf, Either, Field, Node, Place, fields
+from dslc.dsl.language.suggest import RESERVED, for_argument, for_call, for_path, words_of
 from dslc.dsl.layering import Setting
-from dslc.dsl.registry import CALLS, Anything, Bool, Call, CallOf, Either, Field, Node, Place, fields
 from dslc.dsl.source import Span
-from dslc.dsl.suggest import RESERVED, for_argument, for_call, for_path, words_of
 from dslc.dsl.words import listed, plural
 
 EXTRA = "arguments"  # the field of an open call that keeps its further arguments

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dslc.dsl import tree, units
-from dslc.dsl.registry import (
+from dslc.dsl import tree
+from dslc.dsl.language import units
+from dslc.dsl.language.registry import (
     CALLS,
     Anything,
     Bool,

@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
-from dslc.dsl import arithmetic, tree, units
+from dslc.dsl import arithmetic, tree
 from dslc.dsl.arithmetic import Amount, Impossible
 from dslc.dsl.bounds import OPENED, VALUES
 from dslc.dsl.describe import describe, form, limits
 from dslc.dsl.diagnostics import Full, Note, Report
 from dslc.dsl.forms import accepts, bare_words, fits, inside, numeric, rewrite, spelt, with_unit, words_in
-from dslc.dsl.layering import Merged, Setting, names_in
-from dslc.dsl.registry import (
+from dslc.dsl.language import units
+from dslc.dsl.language.registry import (
     Anything,
     Bool,
     CallOf,
@@ -42,8 +42,9 @@ from dslc.dsl.registry import (
     Str,
     Word,
 )
+from dslc.dsl.language.suggest import RESERVED, can_be_none, did_you_mean, for_word, function_meant, near
+from dslc.dsl.layering import Merged, Setting, names_in
 from dslc.dsl.source import Span
-from dslc.dsl.suggest import RESERVED, can_be_none, did_you_mean, for_word, function_meant, near
 from dslc.dsl.words import listed
 
 

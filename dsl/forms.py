@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 
-from dslc.dsl import tree, units
-from dslc.dsl.registry import (
+from dslc.dsl import tree
+from dslc.dsl.language import units
+from dslc.dsl.language.registry import (
     CALLS,
     Bool,
     CallOf,
@@ -24,7 +25,7 @@ from dslc.dsl.registry import (
     Str,
     Word,
 )
-from dslc.dsl.suggest import said_here
+from dslc.dsl.language.suggest import said_here
 from dslc.dsl.words import quoted
 
 

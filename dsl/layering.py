@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from dslc.dsl import tree
 from dslc.dsl.diagnostics import Note, Report
-from dslc.dsl.registry import BLOCKS
+from dslc.dsl.language.registry import BLOCKS
+from dslc.dsl.language.suggest import RESERVED, did_you_mean, for_block, for_setting
 from dslc.dsl.source import Span
-from dslc.dsl.suggest import RESERVED, did_you_mean, for_block, for_setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,13 +19,13 @@ from dslc.dsl.bounds import BYTES, IMPORT_DEPTH, IMPORTS, SETTING_BYTES, SETTING
 from dslc.dsl.diagnostics import Full, Note, Report
 from dslc.dsl.files import TooLarge, read_bytes
 from dslc.dsl.forms import accepts, words_in
-from dslc.dsl.job import JobSpec
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.registry import BLOCKS, CALLS, Anything, CallOf, Kind, ListOf, Name, Path, Str, fields
+from dslc.dsl.language.suggest import did_you_mean
 from dslc.dsl.layering import Merged, Setting, block_meant, merge, names_in, put, put_promise
 from dslc.dsl.parser import parse, parse_expression, parse_setting
-from dslc.dsl.registry import BLOCKS, CALLS, Anything, CallOf, Kind, ListOf, Name, Path, Str, fields
 from dslc.dsl.resolve import Combination, resolve
 from dslc.dsl.source import Source, Span
-from dslc.dsl.suggest import did_you_mean
 
 _COMPARED = re.compile(r"\s*expect\s*\.\s*([A-Za-z_]\w*)\s*(<=|>=|==|<|>)")
 

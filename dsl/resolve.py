@@ -13,18 +13,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dslc.dsl import blocks, tree, units  # noqa: F401  (`blocks` fills the registry)
+from dslc.dsl import tree
 from dslc.dsl.bounds import LOOKS, WORDS_LOOKED_AT
 from dslc.dsl.calling import build, call, end_of, origin
 from dslc.dsl.diagnostics import Full, Report
-from dslc.dsl.effects import EFFECTS
 from dslc.dsl.evaluate import Bad, Evaluator
-from dslc.dsl.job import JobSpec, Promise
+from dslc.dsl.language import blocks, units  # noqa: F401  (`blocks` fills the registry)
+from dslc.dsl.language.effects import EFFECTS
+from dslc.dsl.language.job import JobSpec, Promise
+from dslc.dsl.language.registry import BLOCKS, Dimension, Kind, Measure, fields
+from dslc.dsl.language.registry import Float as FloatKind
+from dslc.dsl.language.suggest import RESERVED, did_you_mean, for_block, for_field, for_setting, words_of
 from dslc.dsl.layering import Merged, Setting, put
-from dslc.dsl.registry import BLOCKS, Dimension, Kind, Measure, fields
-from dslc.dsl.registry import Float as FloatKind
 from dslc.dsl.source import Span
-from dslc.dsl.suggest import RESERVED, did_you_mean, for_block, for_field, for_setting, words_of
 from dslc.dsl.words import listed, quoted
 
 # What `expect` may speak of, and its dimension; None is a plain number.

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dslc.dsl import blocks, units  # noqa: F401  (`blocks` fills the registry)
 from dslc.dsl.bounds import ALL
 from dslc.dsl.describe import CATEGORIES, describe
-from dslc.dsl.registry import (
+from dslc.dsl.language import blocks, units  # noqa: F401  (`blocks` fills the registry)
+from dslc.dsl.language.registry import (
     BLOCKS,
     CALLS,
     Anything,
@@ -37,8 +37,8 @@ from dslc.dsl.registry import (
     Word,
     fields,
 )
+from dslc.dsl.language.suggest import RESERVED
 from dslc.dsl.resolve import PROMISE_DOCS, PROMISES
-from dslc.dsl.suggest import RESERVED
 from dslc.dsl.write import written
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"

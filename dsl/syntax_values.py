@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from dslc.dsl.registry import BLOCKS
+from dslc.dsl.language.registry import BLOCKS
 from dslc.dsl.syntax_place import (
     BEGINS_VALUE,
     COMPARISONS,

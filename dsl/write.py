@@ -17,12 +17,12 @@ import re
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from dslc.dsl import units
-from dslc.dsl.calls import PythonLoss, PythonSource
 from dslc.dsl.describe import value as plain
-from dslc.dsl.job import JobSpec
-from dslc.dsl.layers import PythonNetwork, TransformersNetwork
-from dslc.dsl.registry import (
+from dslc.dsl.language import units
+from dslc.dsl.language.calls import PythonLoss, PythonSource
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
+from dslc.dsl.language.registry import (
     BLOCKS,
     Anything,
     Block,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dslc.dsl import blocks  # noqa: F401  (fills the registry)
+from dslc.dsl.language import blocks  # noqa: F401  (fills the registry)
 
 ARGUMENT = 2**17 - 1  # bytes that Linux lets an argument of a command have
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zero_bubble", "zbv", "dualpipev")
@@ -377,8 +377,8 @@ def _repeated(draw: random.Random) -> Attack:
 
 def _fields(draw: random.Random) -> Attack:
     """A good job in which any field of the registry holds anything."""
-    from dslc.dsl.registry import BLOCKS
-    from dslc.dsl.suggest import words_of
+    from dslc.dsl.language.registry import BLOCKS
+    from dslc.dsl.language.suggest import words_of
 
     text = draw.choice((written(), gpt(draw.randrange(1, 60)), gpt(draw.randrange(60, 600))))
     settings = []
@@ -395,7 +395,7 @@ def _fields(draw: random.Random) -> Attack:
 
 
 def _value(draw: random.Random, depth: int) -> str:
-    from dslc.dsl.registry import CALLS
+    from dslc.dsl.language.registry import CALLS
 
     kind = draw.randrange(6 if depth < 4 else 3)
     if kind < 2:

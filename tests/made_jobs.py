@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dslc.dsl import calls as c
-from dslc.dsl.blocks import (
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.blocks import (
     CheckpointSpec,
     DataSpec,
     DevicesSpec,
@@ -17,8 +17,8 @@ from dslc.dsl.blocks import (
     ParallelismSpec,
     TrainSpec,
 )
-from dslc.dsl.job import JobSpec
-from dslc.dsl.layers import GPT, Flatten, Linear
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.layers import GPT, Flatten, Linear
 from dslc.dsl.source import Source
 
 

@@ -14,11 +14,11 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.program import ModelStep
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.model import ModelGraph, build
-from dslc.dsl import calls as c
-from dslc.dsl import layers as s
-from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.registry import Call
+from dslc.dsl.language import calls as c
+from dslc.dsl.language import layers as s
+from dslc.dsl.language.blocks import ModelSpec
+from dslc.dsl.language.registry import Call
 from dslc.runtime.model.build import build_model
 from dslc.runtime.model.model import skeleton
 

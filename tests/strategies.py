@@ -14,10 +14,9 @@ from typing import Any
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from dslc.dsl import blocks, units  # noqa: F401  (`blocks` fills the registry)
-from dslc.dsl.job import JobSpec
-from dslc.dsl.load import load_text
-from dslc.dsl.registry import (
+from dslc.dsl.language import blocks, units  # noqa: F401  (`blocks` fills the registry)
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.registry import (
     BLOCKS,
     CALLS,
     Anything,
@@ -40,6 +39,7 @@ from dslc.dsl.registry import (
     Word,
     fields,
 )
+from dslc.dsl.load import load_text
 from dslc.dsl.resolve import PROMISES
 from dslc.dsl.words import quoted
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from dslc.compiler.facts.sources import source_facts
-from dslc.dsl import calls as c
+from dslc.dsl.language import calls as c
 from dslc.runtime.data import token_files
 from dslc.runtime.data.token_files import TokensError, pieces_of, write_tokens
 

@@ -8,7 +8,7 @@ import re
 import pytest
 from commands import dslc
 
-from dslc.dsl import elsewhere
+from dslc.dsl.language import elsewhere
 from dslc.main import build_parser
 from dslc.usage import mistake
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from dslc.dsl.codes import explain, titles
-from dslc.dsl.suggest import near
+from dslc.dsl.language.suggest import near
 from dslc.status import GOOD, WRONG_USAGE
 
 

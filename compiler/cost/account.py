@@ -53,9 +53,9 @@ from dslc.compiler.placement.sharding import (
     zero1_partition,
 )
 from dslc.compiler.placement.staging import Staging
-from dslc.dsl import calls as c
-from dslc.dsl.job import JobSpec
-from dslc.dsl.registry import Call
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.registry import Call
 
 MOST_LAYERS = 3  # named at the peak
 RANDOM_STATE = 5056  # bytes of the CPU's random numbers, as torch keeps where they have come to

@@ -30,7 +30,7 @@ from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import Sharding, recomputed, sharding_of
 from dslc.compiler.placement.staging import Staging
-from dslc.dsl.job import JobSpec
+from dslc.dsl.language.job import JobSpec
 
 
 @dataclass(frozen=True, kw_only=True)

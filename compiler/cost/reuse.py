@@ -14,10 +14,10 @@ from dslc.compiler.cost.cost import RankCost
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model.model import ModelGraph, build, share_out
 from dslc.compiler.placement.staging import Staging
-from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.bounds import WORK
-from dslc.dsl.calls import Constant
 from dslc.dsl.diagnostics import Report
+from dslc.dsl.language.blocks import ModelSpec
+from dslc.dsl.language.calls import Constant
 
 READING = 15  # the work of reading a combination of a sweep, in the measure of `Layout.work`
 

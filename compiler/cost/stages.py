@@ -27,7 +27,7 @@ from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.workload import Workload
 from dslc.dsl.bounds import TRIED
 from dslc.dsl.diagnostics import Note, Report
-from dslc.dsl.job import JobSpec
+from dslc.dsl.language.job import JobSpec
 from dslc.dsl.words import plural
 
 if TYPE_CHECKING:

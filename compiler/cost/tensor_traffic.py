@@ -39,7 +39,7 @@ from dslc.compiler.ir.nodes import LayerNode, ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import Sharding, low_copy, low_dtype, low_precision, recomputed
 from dslc.compiler.placement.tensor_plan import TensorPlan, calls_by_layer
-from dslc.dsl.job import JobSpec
+from dslc.dsl.language.job import JobSpec
 
 FORWARD, AGAIN, BACKWARD = "activations", "activations, again", "gradients of activations"
 LOSS, SUMMED = "parts of the loss", "gradients beside pieces"

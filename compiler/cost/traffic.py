@@ -48,7 +48,7 @@ from dslc.compiler.placement.sharding import (
 )
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.tensor_plan import TensorPlan, shape_on_a_rank
-from dslc.dsl.job import JobSpec
+from dslc.dsl.language.job import JobSpec
 
 FIRST_BUCKET_BYTES = 2**20  # DistributedDataParallel's first bucket is small, so that it goes early
 BUFFER_BUCKET_BYTES = 250 * 2**20

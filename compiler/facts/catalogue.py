@@ -24,13 +24,13 @@ from dataclasses import replace
 from typing import Any
 
 from dslc.compiler.facts.hardware import CATALOGUE, Hardware
-from dslc.dsl import units
 from dslc.dsl.bounds import CATALOGUE as CATALOGUE_BYTES
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.files import read_bytes
-from dslc.dsl.registry import Dimension
+from dslc.dsl.language import units
+from dslc.dsl.language.registry import Dimension
+from dslc.dsl.language.suggest import near
 from dslc.dsl.source import Source, Span
-from dslc.dsl.suggest import near
 
 KEYS: dict[str, tuple[str, Dimension]] = {
     "memory": ("memory", "bytes"),

@@ -26,8 +26,8 @@ from typing import Any
 from dslc.compiler.facts.source_look import Absent, Broken, folders_in, size_of
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.dsl import calls as c
 from dslc.dsl.files import open_file
+from dslc.dsl.language import calls as c
 from dslc.dsl.words import plural
 
 # ------------------------------------------------------------------------------------------------------- tokens

@@ -23,8 +23,8 @@ from dslc.compiler.facts.source_files import said_of, sequences
 from dslc.compiler.facts.source_look import Absent, Broken, size_of
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.dsl import calls as c
-from dslc.dsl.registry import Call, fields
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.registry import Call, fields
 
 DIGITS = 1797
 BYTES = 256  # the vocabulary of text

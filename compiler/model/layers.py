@@ -1,6 +1,6 @@
 """The arithmetic of layers on vectors and images: dense, convolution, pooling, norms, activations.
 
-One small function for each layer of `dsl/layers.py`: what it takes, its parameters with torch's own initial values, its
+One small function for each layer of `dsl/language/layers.py`: what it takes, its parameters with torch's own initial values, its
 products, and what it keeps for the backward pass. Sequences and compositions are in `layers_sequence`.
 """
 
@@ -13,9 +13,9 @@ from typing import TypeAlias
 from dslc.compiler.model.replay import Store
 from dslc.compiler.model.tape import Tape, layer
 from dslc.compiler.model.value import Value, describe, say
-from dslc.dsl import layers as s
 from dslc.dsl.diagnostics import Note, division
-from dslc.dsl.registry import Call
+from dslc.dsl.language import layers as s
+from dslc.dsl.language.registry import Call
 from dslc.dsl.words import plural
 
 AnyConv: TypeAlias = s.Conv1d | s.Conv2d

@@ -26,11 +26,11 @@ from dslc.compiler.model.outputs import check_output
 from dslc.compiler.model.tape import Misfit, Surroundings, record, too_many, unroll
 from dslc.compiler.model.value import Value, entry
 from dslc.compiler.placement.tensor_plan import TensorPlan, calls_by_layer, shape_on_a_rank
-from dslc.dsl import layers as s
-from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.bounds import LAYERS
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.registry import Call
+from dslc.dsl.language import layers as s
+from dslc.dsl.language.blocks import ModelSpec
+from dslc.dsl.language.registry import Call
 
 __all__ = ["BufferNode", "LayerNode", "ModelGraph", "ParameterNode", "build"]
 

@@ -1,6 +1,6 @@
 """The library networks, written as layers with speaking names.
 
-Each function turns a network of `dsl/layers.py` into `(name, layer)` pairs; dots in a name make nested modules.
+Each function turns a network of `dsl/language/layers.py` into `(name, layer)` pairs; dots in a name make nested modules.
 Arithmetic and modules then follow from the layers. Where a network's authors initialise otherwise than torch's layers
 do, an `Initialise` says so.
 """
@@ -16,11 +16,11 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model.sequence_layers import added
 from dslc.compiler.model.tape import Initialise, Misfit, Tape, at, layer, too_many
 from dslc.compiler.model.value import Value
-from dslc.dsl import layers as s
 from dslc.dsl.bounds import LAYERS
 from dslc.dsl.diagnostics import Diagnostic
+from dslc.dsl.language import layers as s
+from dslc.dsl.language.registry import Call
 from dslc.dsl.record import record
-from dslc.dsl.registry import Call
 
 Named = tuple[tuple[str, Call], ...]
 

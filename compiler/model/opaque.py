@@ -19,10 +19,10 @@ from dslc.compiler.model.outputs import check_output
 from dslc.compiler.model.value import entry
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import sharding_of
-from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.job import JobSpec
-from dslc.dsl.registry import Call
+from dslc.dsl.language.blocks import ModelSpec
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.registry import Call
 from dslc.dsl.source import Span
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import LayerNode
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.value import Value, say
-from dslc.dsl import calls as c
-from dslc.dsl.blocks import ModelSpec
 from dslc.dsl.diagnostics import Note, Report
-from dslc.dsl.registry import Call
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.blocks import ModelSpec
+from dslc.dsl.language.registry import Call
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 

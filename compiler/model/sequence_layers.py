@@ -10,9 +10,9 @@ from itertools import count
 from dslc.compiler.model.layers import wants_numbers
 from dslc.compiler.model.tape import Tape, at, layer, unroll
 from dslc.compiler.model.value import Value, say
-from dslc.dsl import layers as s
 from dslc.dsl.diagnostics import division
-from dslc.dsl.registry import Call
+from dslc.dsl.language import layers as s
+from dslc.dsl.language.registry import Call
 
 
 @layer(s.Embedding)

@@ -25,8 +25,8 @@ from dslc.compiler.model.replay import Operation, Store, working
 from dslc.compiler.model.value import Shape, Value
 from dslc.dsl.bounds import LAYERS as MOST_LAYERS
 from dslc.dsl.diagnostics import Diagnostic, Note
-from dslc.dsl.layers import Repeat
-from dslc.dsl.registry import Call
+from dslc.dsl.language.layers import Repeat
+from dslc.dsl.language.registry import Call
 from dslc.dsl.source import Span
 
 # (name, shape, kind, a, b) -> (kind, a, b): how a library network initialises what torch's defaults would do otherwise.

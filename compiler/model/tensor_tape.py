@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from dslc.compiler.model.value import Value
-from dslc.dsl.registry import Call
+from dslc.dsl.language.registry import Call
 
 Operation: TypeAlias = Callable[..., Value]  # `Tape.operation`
 

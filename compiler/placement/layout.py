@@ -13,13 +13,13 @@ from dslc.compiler.facts.catalogue import read_catalogue
 from dslc.compiler.facts.hardware import CATALOGUE, Hardware
 from dslc.compiler.ir.facts import MachineFacts
 from dslc.compiler.placement.schedules import default_microbatches, default_virtual_stages
-from dslc.dsl.blocks import DevicesSpec, ParallelismSpec
 from dslc.dsl.bounds import DEVICES
-from dslc.dsl.calls import Free
 from dslc.dsl.diagnostics import Note, Report
-from dslc.dsl.job import JobSpec
-from dslc.dsl.registry import Call, Range
-from dslc.dsl.suggest import near
+from dslc.dsl.language.blocks import DevicesSpec, ParallelismSpec
+from dslc.dsl.language.calls import Free
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.registry import Call, Range
+from dslc.dsl.language.suggest import near
 from dslc.dsl.words import listed, plural
 
 AXES = ("pipeline", "data", "context", "tensor")  # outermost first

@@ -7,7 +7,7 @@ from dataclasses import replace
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.sharding import low_copy, low_dtype
-from dslc.dsl.job import JobSpec
+from dslc.dsl.language.job import JobSpec
 
 
 def sent(job: JobSpec, model: ModelGraph, last: int) -> tuple[TensorFact, ...]:

@@ -20,8 +20,8 @@ from typing import Literal
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD
-from dslc.dsl.calls import Every, Fp16, Fp32
-from dslc.dsl.job import JobSpec
+from dslc.dsl.language.calls import Every, Fp16, Fp32
+from dslc.dsl.language.job import JobSpec
 
 UNIT_NUMBERS = 2**18  # parameters (1 MiB in float32) from which on a layer is gathered by itself
 

@@ -12,7 +12,7 @@ from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import ScheduleTable
 from dslc.compiler.placement.sharding import Unit
 from dslc.compiler.placement.workload import Workload
-from dslc.dsl.job import JobSpec
+from dslc.dsl.language.job import JobSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 from dslc.compiler.ir.nodes import ModelGraph, ParameterNode
 from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.placement.tensor_patterns import chosen
-from dslc.dsl import calls as c
-from dslc.dsl.job import JobSpec
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.job import JobSpec
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import CutCall

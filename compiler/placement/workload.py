@@ -14,10 +14,10 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.placement.epochs import Epoch, either, near_divisors
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import demands
-from dslc.dsl import calls as c
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
-from dslc.dsl.job import JobSpec
-from dslc.dsl.registry import Quantity
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.registry import Quantity
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 

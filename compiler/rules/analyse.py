@@ -42,10 +42,10 @@ from dslc.compiler.rules import (
 )
 from dslc.compiler.rules.analysis import Analysis, Pipeline
 from dslc.dsl.bounds import TRIED, WORK
-from dslc.dsl.calls import PythonSource
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.job import JobSpec
-from dslc.dsl.layers import PythonNetwork, TransformersNetwork
+from dslc.dsl.language.calls import PythonSource
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 
 
 def analyse(

@@ -13,7 +13,7 @@ from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import ScheduleTable
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.workload import Workload
-from dslc.dsl.job import JobSpec
+from dslc.dsl.language.job import JobSpec
 
 
 @dataclass(frozen=True, kw_only=True)

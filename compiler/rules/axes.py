@@ -11,9 +11,9 @@ from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.tensor_plan import TensorPlan, needs_whole, tensor_plan
 from dslc.compiler.rules.styles import check_styles, report_scores, report_uneven
 from dslc.dsl.diagnostics import Note, Report, division
-from dslc.dsl.job import JobSpec
-from dslc.dsl.layers import GPT, Attention, PythonNetwork, TransformerBlock, TransformersNetwork, ViT
-from dslc.dsl.registry import Call
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.layers import GPT, Attention, PythonNetwork, TransformerBlock, TransformersNetwork, ViT
+from dslc.dsl.language.registry import Call
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 

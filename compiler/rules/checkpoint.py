@@ -10,7 +10,7 @@ import os
 import re
 
 from dslc.dsl.diagnostics import Diagnostic, Report
-from dslc.dsl.job import JobSpec
+from dslc.dsl.language.job import JobSpec
 
 _CHECKPOINT = re.compile(r"step-\d{8,}")  # as runtime/checkpoint/files.py names them
 

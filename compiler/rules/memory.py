@@ -20,11 +20,11 @@ from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.traffic import handed_in
 from dslc.compiler.ir.units import byte_text, percent_text, time_text
 from dslc.compiler.placement.sharding import low_copy, low_precision
-from dslc.dsl import calls as c
 from dslc.dsl.bounds import ACTIONS
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.job import JobSpec, Promise
-from dslc.dsl.registry import Call
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.job import JobSpec, Promise
+from dslc.dsl.language.registry import Call
 
 if TYPE_CHECKING:
     from dslc.compiler.rules.analysis import Analysis

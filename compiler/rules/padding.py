@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.facts import SourceFacts
-from dslc.dsl import calls as c
 from dslc.dsl.diagnostics import Note, Report
-from dslc.dsl.job import JobSpec
-from dslc.dsl.layers import TransformersNetwork
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.layers import TransformersNetwork
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts

@@ -15,7 +15,7 @@ from dslc.compiler.placement.workload import fitting_pieces
 from dslc.compiler.rules.axes import own_network
 from dslc.dsl.bounds import ACTIONS, WORK
 from dslc.dsl.diagnostics import Note, Report
-from dslc.dsl.job import JobSpec
+from dslc.dsl.language.job import JobSpec
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 

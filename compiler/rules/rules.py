@@ -17,11 +17,11 @@ from dslc.compiler.rules.axes import check_context, check_tensor
 from dslc.compiler.rules.checkpoint import check_checkpoints
 from dslc.compiler.rules.pipeline import check_pipeline
 from dslc.compiler.rules.training import check_training
-from dslc.dsl import calls as c
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
-from dslc.dsl.effects import changed, no_effect
-from dslc.dsl.job import JobSpec
-from dslc.dsl.registry import Quantity
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.effects import changed, no_effect
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.registry import Quantity
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 

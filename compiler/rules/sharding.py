@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import Engine, low_copy, offloaded, sharding_of, trained
-from dslc.dsl.calls import Bf16, Fp16
 from dslc.dsl.diagnostics import Note, Report
-from dslc.dsl.job import JobSpec
+from dslc.dsl.language.calls import Bf16, Fp16
+from dslc.dsl.language.job import JobSpec
 from dslc.dsl.source import Span
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.placement.tensor_patterns import Chosen, Fault, chosen, read
 from dslc.compiler.rules.training import entry_at, likely_patterns
-from dslc.dsl.calls import CrossEntropy
 from dslc.dsl.diagnostics import Note, Report, division
-from dslc.dsl.job import JobSpec
-from dslc.dsl.layers import TransformersNetwork
-from dslc.dsl.registry import Call
+from dslc.dsl.language.calls import CrossEntropy
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.layers import TransformersNetwork
+from dslc.dsl.language.registry import Call
+from dslc.dsl.language.suggest import near
 from dslc.dsl.source import Span
-from dslc.dsl.suggest import near
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts, ShareFacts

@@ -16,13 +16,13 @@ from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import offloaded, recomputed, sharding_of, splits_backward, trained
-from dslc.dsl import calls as c
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
-from dslc.dsl.job import JobSpec
-from dslc.dsl.layers import TransformersNetwork
-from dslc.dsl.registry import Block
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.layers import TransformersNetwork
+from dslc.dsl.language.registry import Block
+from dslc.dsl.language.suggest import near
 from dslc.dsl.source import Span
-from dslc.dsl.suggest import near
 from dslc.dsl.words import plural
 
 _FLOATS = ("F64", "F32", "F16", "BF16")

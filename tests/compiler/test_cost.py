@@ -13,11 +13,11 @@ from dslc.compiler.ir.facts import Facts
 from dslc.compiler.ir.working import Moment
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
-from dslc.dsl import calls as c
-from dslc.dsl.blocks import DataSpec, DevicesSpec, MemorySpec, ParallelismSpec, TrainSpec
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.layers import ViT
-from dslc.dsl.registry import Call
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.blocks import DataSpec, DevicesSpec, MemorySpec, ParallelismSpec, TrainSpec
+from dslc.dsl.language.layers import ViT
+from dslc.dsl.language.registry import Call
 
 
 def analysis_of(

@@ -8,8 +8,8 @@ from made_jobs import make_job
 
 from dslc.compiler.ir.facts import MachineFacts
 from dslc.compiler.placement.layout import AXES, Layout, lay_out
-from dslc.dsl.blocks import DevicesSpec, ParallelismSpec
 from dslc.dsl.diagnostics import Report
+from dslc.dsl.language.blocks import DevicesSpec, ParallelismSpec
 
 sizes = st.integers(1, 4)
 

@@ -34,11 +34,11 @@ from dslc.compiler.model import tape
 from dslc.compiler.model.model import ModelGraph, build, share_out
 from dslc.compiler.model.tape import LAYERS
 from dslc.compiler.placement.tensor_plan import tensor_plan
-from dslc.dsl import calls as c
-from dslc.dsl import layers as s
-from dslc.dsl.blocks import ParallelismSpec
 from dslc.dsl.diagnostics import Diagnostic, Report
-from dslc.dsl.registry import CALLS, Call, Place
+from dslc.dsl.language import calls as c
+from dslc.dsl.language import layers as s
+from dslc.dsl.language.blocks import ParallelismSpec
+from dslc.dsl.language.registry import CALLS, Call, Place
 from dslc.dsl.source import Source, Span
 from dslc.runtime.model.build import build_model
 from dslc.runtime.model.model import skeleton

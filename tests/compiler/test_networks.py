@@ -8,9 +8,9 @@ import pytest
 from networks_drawn import built, classes, counted, kept, of, step_of, tokens
 
 from dslc.compiler.ir.facts import SourceFacts
-from dslc.dsl import calls as c
-from dslc.dsl import layers as s
-from dslc.dsl.registry import Call
+from dslc.dsl.language import calls as c
+from dslc.dsl.language import layers as s
+from dslc.dsl.language.registry import Call
 from dslc.runtime.model.model import skeleton
 
 SIZES: dict[str, tuple[Call, SourceFacts]] = {

@@ -14,10 +14,10 @@ from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
 from dslc.compiler.placement.sharding import recomputed, units
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
-from dslc.dsl import calls as c
-from dslc.dsl import layers as s
-from dslc.dsl.blocks import DevicesSpec, MemorySpec, ModelSpec, ParallelismSpec
 from dslc.dsl.diagnostics import Report
+from dslc.dsl.language import calls as c
+from dslc.dsl.language import layers as s
+from dslc.dsl.language.blocks import DevicesSpec, MemorySpec, ModelSpec, ParallelismSpec
 
 
 def layer(name: str, kind: str, *parameters: str, **more: Any) -> LayerFacts:

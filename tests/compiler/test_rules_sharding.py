@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from test_opaque import FACTS, analysed
 
-from dslc.dsl import calls as c
-from dslc.dsl.blocks import DevicesSpec, ParallelismSpec, TrainSpec
 from dslc.dsl.codes import explain
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.blocks import DevicesSpec, ParallelismSpec, TrainSpec
 
 NUMBER = replace(FACTS, parameters=(*FACTS.parameters, ("temperature", (), True)))
 LOW = TrainSpec(steps=5, optimizer=c.SGD(lr=0.1), precision=c.Bf16(level="O2"))

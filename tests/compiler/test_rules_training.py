@@ -16,10 +16,10 @@ from dslc.compiler.ir.facts import Facts
 from dslc.compiler.placement.sharding import sharding_of, trained
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
-from dslc.dsl import calls as c
-from dslc.dsl.blocks import DevicesSpec, MemorySpec, ModelSpec, ParallelismSpec, TrainSpec
 from dslc.dsl.diagnostics import Diagnostic, Report
-from dslc.dsl.layers import BatchNorm, Conv2d, Flatten, Linear
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.blocks import DevicesSpec, MemorySpec, ModelSpec, ParallelismSpec, TrainSpec
+from dslc.dsl.language.layers import BatchNorm, Conv2d, Flatten, Linear
 
 
 def looked_at(**blocks: Any) -> tuple[Analysis | None, list[Diagnostic]]:

@@ -18,8 +18,8 @@ from dslc.compiler.facts.sources import source_facts, source_key
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.program import DataStep
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.dsl import calls as c
-from dslc.dsl.registry import Call
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.registry import Call
 from dslc.runtime.data.sources import open_source
 
 
@@ -271,7 +271,7 @@ def test_batches_of_cifar10_that_are_not_right(files: Path) -> None:
 
 def test_looking_loads_neither_numpy_nor_torch(files: Path) -> None:
     code = (
-        "import sys; from dslc.compiler.facts.sources import source_facts; from dslc.dsl.calls import *\n"
+        "import sys; from dslc.compiler.facts.sources import source_facts; from dslc.dsl.language.calls import *\n"
         f"assert source_facts(Arrays(file={str(files / 'a.npz')!r}), 1).samples == 7\n"
         f"assert source_facts(MNIST(dir={str(files / 'mnist')!r}), 1).samples == 48\n"
         f"assert source_facts(CIFAR10(dir={str(files / 'cifar')!r}), 1).samples == 70\n"

@@ -15,11 +15,11 @@ from dslc.compiler.cost.stages import balance, equal_counts, work
 from dslc.compiler.ir.facts import Facts
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
-from dslc.dsl import calls as c
-from dslc.dsl import layers as s
-from dslc.dsl.blocks import DataSpec, DevicesSpec, MemorySpec, ModelSpec, ParallelismSpec
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.job import JobSpec
+from dslc.dsl.language import calls as c
+from dslc.dsl.language import layers as s
+from dslc.dsl.language.blocks import DataSpec, DevicesSpec, MemorySpec, ModelSpec, ParallelismSpec
+from dslc.dsl.language.job import JobSpec
 
 
 def every_cut(layers: int, stages: int) -> Iterator[tuple[range, ...]]:

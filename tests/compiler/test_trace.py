@@ -18,8 +18,8 @@ from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.ir.working import Working
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.trace.trace import TraceError, trace_model
-from dslc.dsl import layers as s
-from dslc.dsl.registry import Call
+from dslc.dsl.language import layers as s
+from dslc.dsl.language.registry import Call
 from dslc.runtime.model.model import skeleton
 
 DRAWN = settings(max_examples=12, suppress_health_check=list(HealthCheck))

@@ -16,7 +16,7 @@ from dslc.compiler.cost.traffic import FIRST_BUCKET_BYTES, buckets, ready
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.program import ModelStep
 from dslc.compiler.placement.sharding import BUCKET_BYTES, zero1_partition
-from dslc.dsl import layers as s
+from dslc.dsl.language import layers as s
 from dslc.runtime.model.build import build_model
 
 

@@ -11,11 +11,11 @@ from dslc.compiler.placement.epochs import near_divisors
 from dslc.compiler.placement.layout import lay_out
 from dslc.compiler.placement.workload import Workload, in_steps, measure_out
 from dslc.compiler.rules.analyse import analyse
-from dslc.dsl import calls as c
-from dslc.dsl.blocks import DataSpec, DevicesSpec, ParallelismSpec, TrainSpec
 from dslc.dsl.diagnostics import Report
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.blocks import DataSpec, DevicesSpec, ParallelismSpec, TrainSpec
+from dslc.dsl.language.registry import Quantity
 from dslc.dsl.load import load_text
-from dslc.dsl.registry import Quantity
 
 
 def workload_of(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dslc.dsl.calls import SGD, Adam, AdamW, Slurm, Text
-from dslc.dsl.job import JobSpec
+from dslc.dsl.language.calls import SGD, Adam, AdamW, Slurm, Text
+from dslc.dsl.language.job import JobSpec
 from dslc.dsl.load import Loaded, load, load_text
 
 BASE = """\

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dslc.dsl.registry import BLOCKS, CALLS, Call, Node, fields
+from dslc.dsl.language.registry import BLOCKS, CALLS, Call, Node, fields
 from dslc.dsl.schema import reference, schema
 from dslc.dsl.write import written
 

@@ -11,7 +11,7 @@ from strategies import jobs, texts
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.format import format_document
-from dslc.dsl.job import JobSpec
+from dslc.dsl.language.job import JobSpec
 from dslc.dsl.load import load, load_text
 from dslc.dsl.parser import parse
 from dslc.dsl.source import Source

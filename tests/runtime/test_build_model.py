@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.program import InitStep, ModelStep, ModuleStep, PythonFunction, from_json, to_json
-from dslc.dsl import layers as s
-from dslc.dsl.registry import Call
+from dslc.dsl.language import layers as s
+from dslc.dsl.language.registry import Call
 from dslc.runtime.model import modules
 from dslc.runtime.model.build import build_model
 from dslc.runtime.model.model import initial_value

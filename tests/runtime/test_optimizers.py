@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from dslc.compiler.ir.program import OptimizerStep
-from dslc.dsl import calls
-from dslc.dsl.registry import Call, fields
+from dslc.dsl.language import calls
+from dslc.dsl.language.registry import Call, fields
 from dslc.runtime.parallel.optimizers import build_optimizer
 
 CASES: list[tuple[str, dict[str, Any]]] = [

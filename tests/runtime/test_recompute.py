@@ -22,10 +22,10 @@ from dslc.compiler.ir import program as p
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.model import LayerNode, build
-from dslc.dsl import layers as s
-from dslc.dsl.blocks import ModelSpec
-from dslc.dsl.calls import CrossEntropy
 from dslc.dsl.diagnostics import Report
+from dslc.dsl.language import layers as s
+from dslc.dsl.language.blocks import ModelSpec
+from dslc.dsl.language.calls import CrossEntropy
 from dslc.runtime.model.build import build_model
 from dslc.runtime.technique import recompute
 

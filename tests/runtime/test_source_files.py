@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from dslc.compiler.facts.sources import source_facts, source_key
 from dslc.compiler.ir.program import DataStep
-from dslc.dsl import calls as c
-from dslc.dsl.registry import Call
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.registry import Call
 from dslc.runtime.data import tables
 from dslc.runtime.data.pictures import decoded
 from dslc.runtime.data.sampler import micro_batches, permutation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dslc.dsl.blocks import (
+from dslc.dsl.language.blocks import (
     CheckpointSpec,
     DataSpec,
     DevicesSpec,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from dslc.dsl import elsewhere
-from dslc.dsl.elsewhere import ABSENT, ABSENT_VALUES, FIELDS, VALUES
-from dslc.dsl.registry import BLOCKS, CALLS, CallOf, Either, Kind, ListOf, Node, fields
+from dslc.dsl.language import elsewhere
+from dslc.dsl.language.elsewhere import ABSENT, ABSENT_VALUES, FIELDS, VALUES
+from dslc.dsl.language.registry import BLOCKS, CALLS, CallOf, Either, Kind, ListOf, Node, fields
 from dslc.dsl.words import listed
 
 RESERVED = frozenset({"expert", "ema", "lora", "fp8", "wandb"})

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
-from dslc.dsl import calls as c
 from dslc.dsl.diagnostics import Diagnostic, Note
-from dslc.dsl.layers import PythonNetwork, TransformersNetwork
-from dslc.dsl.registry import Block, Call, Node, Quantity, fields
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
+from dslc.dsl.language.registry import Block, Call, Node, Quantity, fields
 from dslc.dsl.source import Span
 
 Blocks = Mapping[str, Any]

@@ -7,7 +7,7 @@ numbers, so that `100ms` is 0.1 and `20%` is 0.2 to the last bit. Units are case
 
 from __future__ import annotations
 
-from dslc.dsl.registry import Dimension, Quantity
+from dslc.dsl.language.registry import Dimension, Quantity
 
 UNITS: dict[str, tuple[Dimension, int, int]] = {
     "B": ("bytes", 1, 1),

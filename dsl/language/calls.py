@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from dslc.dsl.registry import (
+from dslc.dsl.language.registry import (
     Anything,
     Bool,
     Call,

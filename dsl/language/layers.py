@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dslc.dsl.calls import FUNCTION, FUNCTION_DOC
-from dslc.dsl.registry import Anything, Bool, Call, Float, Int, ListOf, Str, arg, call, calls, word
+from dslc.dsl.language.calls import FUNCTION, FUNCTION_DOC
+from dslc.dsl.language.registry import Anything, Bool, Call, Float, Int, ListOf, Str, arg, call, calls, word
 
 _SIZE = Int(min=1)
 _BIAS_DOC = "whether a bias is learned and added"

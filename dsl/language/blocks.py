@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from dslc.dsl import calls as c
 from dslc.dsl.bounds import PATTERN, PATTERNS
-from dslc.dsl.layers import Layers
-from dslc.dsl.registry import (
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.layers import Layers
+from dslc.dsl.language.registry import (
     Block,
     Bool,
     Call,

@@ -1,0 +1,1 @@
+"""What may be said: blocks, fields, calls, layers, units."""
