@@ -1,9 +1,9 @@
 """Whether two observed trainings of a job, under its plan and in one process, are the same training.
 
-Model: LANGUAGE.md's four invariants, each held against what the ranks wrote down (runtime/measure/observe.py): the samples of
-each step, by number and by content; the values before the first step; losses, their count and the norm of the
-gradient, step by step; the parameters after the last step, and a third training, in one process, that goes on from the
-checkpoint that the plan wrote. Of what breaks only the cause is reported: where samples or the start differ, what
+Model: LANGUAGE.md's four invariants, each held against what the ranks wrote down (runtime/measure/observe.py): the
+samples of each step, by number and by content; the values before the first step; losses, their count and the norm of
+the gradient, step by step; the parameters after the last step, and a third training, in one process, that goes on from
+the checkpoint that the plan wrote. Of what breaks only the cause is reported: where samples or the start differ, what
 follows from them is shown and not judged.
 
 Tolerances, the largest difference that is let pass (`Tolerance`):
@@ -17,9 +17,10 @@ Tolerances, the largest difference that is let pass (`Tolerance`):
 
 A loss is taken relative to one or to itself, whichever is more, a norm relative to itself, a parameter like a loss.
 
-A fifth finding holds the one process itself against a loop that is written with torch alone (runtime/loop/plain_loop.py), as
-what the plan and the one process share, their optimizer, decay, schedule and clipping, would show in neither. Where the
-model can be, both are trained in float64, and agree to `EXACT`, of which nothing is lost to rounding; else as above.
+A fifth finding holds the one process itself against a loop that is written with torch alone
+(runtime/loop/plain_loop.py), as what the plan and the one process share, their optimizer, decay, schedule and clipping,
+would show in neither. Where the model can be, both are trained in float64, and agree to `EXACT`, of which nothing is
+lost to rounding; else as above.
 
 Where this does not hold in fp32, the one process is trained again, in float64, if its model can be, and with the
 samples of each batch in other orders: what float32 itself rounds, times `ROUNDING`, is let pass as well. Deep networks

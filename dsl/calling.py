@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dslc.dsl import tree
 from dslc.dsl.describe import CATEGORIES, category, describe, form
 from dslc.dsl.diagnostics import Note
 from dslc.dsl.evaluate import BAD, Bad, Evaluator
@@ -13,6 +12,7 @@ from dslc.dsl.language.registry import CALLS, Anything, Bool, Call, CallOf, Eith
 from dslc.dsl.language.suggest import RESERVED, for_argument, for_call, for_path, words_of
 from dslc.dsl.layering import Setting
 from dslc.dsl.source import Span
+from dslc.dsl.syntax import tree
 from dslc.dsl.words import listed, plural
 
 EXTRA = "arguments"  # the field of an open call that keeps its further arguments

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from dslc.dsl import tree
 from dslc.dsl.language import units
 from dslc.dsl.language.registry import (
     CALLS,
@@ -26,6 +25,7 @@ from dslc.dsl.language.registry import (
     Str,
     Word,
 )
+from dslc.dsl.syntax import tree
 from dslc.dsl.words import article, listed, quoted
 
 # How a call of a category is called in messages; the plural adds an s.

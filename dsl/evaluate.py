@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
-from dslc.dsl import arithmetic, tree
+from dslc.dsl import arithmetic
 from dslc.dsl.arithmetic import Amount, Impossible
 from dslc.dsl.bounds import OPENED, VALUES
 from dslc.dsl.describe import describe, form, limits
@@ -45,6 +45,7 @@ from dslc.dsl.language.registry import (
 from dslc.dsl.language.suggest import RESERVED, can_be_none, did_you_mean, for_word, function_meant, near
 from dslc.dsl.layering import Merged, Setting, names_in
 from dslc.dsl.source import Span
+from dslc.dsl.syntax import tree
 from dslc.dsl.words import listed
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 
-from dslc.dsl import tree
 from dslc.dsl.language import units
 from dslc.dsl.language.registry import (
     CALLS,
@@ -26,6 +25,7 @@ from dslc.dsl.language.registry import (
     Word,
 )
 from dslc.dsl.language.suggest import said_here
+from dslc.dsl.syntax import tree
 from dslc.dsl.words import quoted
 
 

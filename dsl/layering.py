@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from dslc.dsl import tree
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.registry import BLOCKS
 from dslc.dsl.language.suggest import RESERVED, did_you_mean, for_block, for_setting
 from dslc.dsl.source import Span
+from dslc.dsl.syntax import tree
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dslc.dsl import tree
 from dslc.dsl.bounds import LOOKS, WORDS_LOOKED_AT
 from dslc.dsl.calling import build, call, end_of, origin
 from dslc.dsl.diagnostics import Full, Report
@@ -26,6 +25,7 @@ from dslc.dsl.language.registry import Float as FloatKind
 from dslc.dsl.language.suggest import RESERVED, did_you_mean, for_block, for_field, for_setting, words_of
 from dslc.dsl.layering import Merged, Setting, put
 from dslc.dsl.source import Span
+from dslc.dsl.syntax import tree
 from dslc.dsl.words import listed, quoted
 
 # What `expect` may speak of, and its dimension; None is a plain number.

@@ -93,9 +93,9 @@ def anchored(job: JobSpec) -> JobSpec:
 
 def _laid_out(text: str) -> str:
     from dslc.dsl.diagnostics import Report
-    from dslc.dsl.format import format_document
-    from dslc.dsl.parser import parse
     from dslc.dsl.source import Source
+    from dslc.dsl.syntax.format import format_document
+    from dslc.dsl.syntax.parser import parse
 
     report = Report()
     document = parse(Source("job.plt", text), report)

@@ -91,8 +91,9 @@ def main() -> None:
 
     from dslc.commands import check, fmt, plan, render  # noqa: F401
     from dslc.compiler.show import draw, explain  # noqa: F401
-    from dslc.dsl import codes, parser_table, show, syntax  # noqa: F401
+    from dslc.dsl import codes, show  # noqa: F401
     from dslc.dsl.language import suggest  # noqa: F401
+    from dslc.dsl.syntax import parser_table, syntax  # noqa: F401
 
     parser_table.load()
     (folder / "warm.plt").write_text(GOOD)

@@ -58,7 +58,7 @@ def cifar10(folder: Path, rows: int = 12, *, binary: bool = False) -> Path:
 
 def python2_batch(pixels: Array, labels: Array) -> bytes:
     """What Python 2 wrote: protocol 2, strings of bytes, the pixels as they are."""
-    text = lambda word: b"U" + bytes([len(word)]) + word
+    text = lambda word: b"U" + bytes([len(word)]) + word  # noqa: E731
     data = pixels.tobytes()
     array = (
         b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + text(b"b") + b"\x87R("

@@ -20,12 +20,12 @@ from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.show.explain import explain, explain_rank
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.format import format_document
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.load import load_text
-from dslc.dsl.parser import parse
 from dslc.dsl.show import render, to_json
 from dslc.dsl.source import Source
+from dslc.dsl.syntax.format import format_document
+from dslc.dsl.syntax.parser import parse
 from dslc.front import inspect
 from dslc.runtime.data.sampler import micro_batches, permutation
 

@@ -83,7 +83,7 @@ def test_a_job_trains_to_the_same_losses_on_two_ranks(launcher: Launcher, tmp_pa
     two = trained(launcher, tmp_path, text, 2, "data.workers=1")
     assert [(line["step"], line["split"]) for line in one] == [(line["step"], line["split"]) for line in two]
     assert {line["split"] for line in one} == {"train", "validation"}
-    np.testing.assert_allclose([l["loss"] for l in one], [l["loss"] for l in two], rtol=0, atol=1e-5)
+    np.testing.assert_allclose([l["loss"] for l in one], [l["loss"] for l in two], rtol=0, atol=1e-5)  # noqa: E741
     losses = [line["loss"] for line in one if line["split"] == "train"]
     assert len(set(losses)) == len(losses) and np.mean(losses[-4:]) < np.mean(losses[:4]), "and it learns"
 

@@ -9,11 +9,11 @@ import sys
 
 from dslc.dsl.bounds import BYTES
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.format import format_document
 from dslc.dsl.load import decoded, read_text
-from dslc.dsl.parser import parse
 from dslc.dsl.plain import plain
 from dslc.dsl.source import Source
+from dslc.dsl.syntax.format import format_document
+from dslc.dsl.syntax.parser import parse
 from dslc.front import show
 from dslc.status import GOOD, JOB_AT_FAULT
 

@@ -38,7 +38,7 @@ class View:
 
 def view(plan: PlanGraph) -> View:
     names, broken = plan.lines()
-    data: dict[str, Data] = {name: found for name, found in plan.graph.nodes(data=True)}
+    data: dict[str, Data] = {name: found for name, found in plan.graph.nodes(data=True)}  # noqa: C416
     lines = {process: [(name, data[name]) for name in row] for process, row in names.items()}
     coordinates = {d["index"]: d["pipeline"] for _, d in plan.of_kind("process")}
     ends_of, key_of = _meetings(lines, coordinates)

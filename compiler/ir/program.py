@@ -236,8 +236,8 @@ class PipelineStep:
 class TensorParallelStep:
     """The tensor axis: how each module's parameters are cut.
 
-    `styles` are (module, style), in the order in which they are applied; `runtime/parallel/tensor_parallel.py` has the styles.
-    `sequence`: some layers work on a piece of the sequence on each rank, which then draws noise of its own.
+    `styles` are (module, style), in the order in which they are applied; `runtime/parallel/tensor_parallel.py` has the
+    styles. `sequence`: some layers work on a piece of the sequence on each rank, which then draws noise of its own.
     `loss_parallel`: logits stay cut over the vocabulary.
     """
 

@@ -1,7 +1,7 @@
 """The arithmetic of layers on vectors and images: dense, convolution, pooling, norms, activations.
 
-One small function for each layer of `dsl/language/layers.py`: what it takes, its parameters with torch's own initial values, its
-products, and what it keeps for the backward pass. Sequences and compositions are in `layers_sequence`.
+One small function for each layer of `dsl/language/layers.py`: what it takes, its parameters with torch's own initial
+values, its products, and what it keeps for the backward pass. Sequences and compositions are in `layers_sequence`.
 """
 
 from __future__ import annotations

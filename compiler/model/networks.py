@@ -1,8 +1,8 @@
 """The library networks, written as layers with speaking names.
 
-Each function turns a network of `dsl/language/layers.py` into `(name, layer)` pairs; dots in a name make nested modules.
-Arithmetic and modules then follow from the layers. Where a network's authors initialise otherwise than torch's layers
-do, an `Initialise` says so.
+Each function turns a network of `dsl/language/layers.py` into `(name, layer)` pairs; dots in a name make nested
+modules. Arithmetic and modules then follow from the layers. Where a network's authors initialise otherwise than torch's
+layers do, an `Initialise` says so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a network is cut over the tensor axis: modules and their styles, of which `runtime/parallel/tensor_parallel.py` says more.
+"""How a network is cut over the tensor axis: modules and their styles (runtime/parallel/tensor_parallel.py).
 
 Model: what goes from layer to layer is whole on each rank, or a piece of the sequence, or a share of the features.
 

@@ -32,7 +32,7 @@ class Part:
         self._shape: tuple[int, ...] | None = None
 
     def __enter__(self) -> Part:
-        self._files = {name: open(f"{self._stem}.{name}", "wb") for name in _NAMES}
+        self._files = {name: open(f"{self._stem}.{name}", "wb") for name in _NAMES}  # noqa: SIM115
         return self
 
     def add(self, output: np.ndarray[Any, Any], index: np.ndarray[Any, Any]) -> None:

@@ -119,7 +119,7 @@ def _safetensors(path: str, open_files: ExitStack) -> tuple[dict[str, tuple[int,
     from safetensors import safe_open
 
     file: Any = open_files.enter_context(safe_open(path, framework="pt", device="cpu"))
-    shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
+    shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
 
     def read(name: str, part: Part) -> Tensor:
         tensor: Tensor = file.get_slice(name)[part] if part else file.get_tensor(name)

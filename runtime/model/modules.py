@@ -1,7 +1,7 @@
 """The modules that torch.nn lacks, or has in a slower form.
 
-Model: each holds its parts as attributes that the builder adds (`runtime/model/model.py`), so that a module here is little
-more than its forward pass. Tensors are batch first: (batch, length, width), (batch, channels, height, width).
+Model: each holds its parts as attributes that the builder adds (`runtime/model/model.py`), so that a module here is
+little more than its forward pass. Tensors are batch first: (batch, length, width), (batch, channels, height, width).
 
 Contract: right under autocast and with parameters in 16 bits; no data-dependent control flow; the names of parts are
 those of the compiler's arithmetic (`compiler/layers*.py`), which tests hold against each other.

@@ -117,7 +117,7 @@ class Watch:
             yield
         except (OSError, ValueError):
             drop(self._screen)  # or what is still in its buffer would be missed at the end
-            self._screen = open(os.devnull, "w", encoding="utf-8")
+            self._screen = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
             self._display = _Lines(self._job.steps, 1, "", self._screen)
 
     @contextlib.contextmanager

@@ -44,7 +44,7 @@ class Records:
             file.writelines(json.dumps(record) + "\n" for record in kept)
         os.replace(path + ".part", path)
         self._path = path
-        self._file = open(path, "a", encoding="utf-8", buffering=1)
+        self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
         self.begin = os.path.getsize(path)
 
     def write(self, record: Record) -> None:

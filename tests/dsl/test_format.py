@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from texts import JOBS, job_texts
 
-from dslc.dsl import tree
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.format import format_document
-from dslc.dsl.parser import parse
 from dslc.dsl.show import render
 from dslc.dsl.source import Source
+from dslc.dsl.syntax import tree
+from dslc.dsl.syntax.format import format_document
+from dslc.dsl.syntax.parser import parse
 
 
 def read(text: str) -> tree.Document:

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from strategies import jobs, texts
 
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.format import format_document
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.load import load, load_text
-from dslc.dsl.parser import parse
 from dslc.dsl.source import Source
+from dslc.dsl.syntax.format import format_document
+from dslc.dsl.syntax.parser import parse
 from dslc.dsl.write import anchored, write
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.plt"))

@@ -120,7 +120,7 @@ def test_moments_of_sixteen_bits_are_not_rounded_to_them(dtype: torch.dtype) -> 
 def test_the_names_the_class_and_what_asks_not_to_be_synchronised_stay() -> None:
     model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm1d(3), nn.LayerNorm(3))
     names, kept = list(model.state_dict()), model[0].weight
-    setattr(model[1], "sync", False)
+    setattr(model[1], "sync", False)  # noqa: B010
     assert synchronise(model) == 1
     assert list(model.state_dict()) == names and model[0].weight is kept
     assert isinstance(model[0], nn.BatchNorm2d) and type(model[1]) is nn.BatchNorm1d

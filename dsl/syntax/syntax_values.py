@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dslc.dsl.language.registry import BLOCKS
-from dslc.dsl.syntax_place import (
+from dslc.dsl.syntax.syntax_place import (
     BEGINS_VALUE,
     COMPARISONS,
     ENDS,
@@ -23,7 +23,7 @@ from dslc.dsl.syntax_place import (
 )
 
 if TYPE_CHECKING:
-    from dslc.dsl.syntax_place import Token
+    from dslc.dsl.syntax.syntax_place import Token
 
 
 def name_alone(place: Place) -> bool:

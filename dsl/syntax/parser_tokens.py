@@ -12,10 +12,10 @@ import re
 from typing import NamedTuple, NoReturn
 
 from dslc.dsl.bounds import WORDS
-from dslc.dsl.parser_table import load
 from dslc.dsl.source import Source, Span
-from dslc.dsl.syntax_place import GaveUp, Mistakes, Token
-from dslc.dsl.tree import Comment
+from dslc.dsl.syntax.parser_table import load
+from dslc.dsl.syntax.syntax_place import GaveUp, Mistakes, Token
+from dslc.dsl.syntax.tree import Comment
 
 MAX_DIGITS = 400  # more than any float has, and far below where int() gives up
 

@@ -17,16 +17,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dslc.dsl import tree
 from dslc.dsl.bounds import NESTING, WORDS
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.parser_build import Builder, path_of
-from dslc.dsl.parser_layout import Laid, Unit, lay_out
-from dslc.dsl.parser_table import load
-from dslc.dsl.parser_tokens import UNREAD, lex
 from dslc.dsl.source import Source, Span
-from dslc.dsl.syntax import explain, other_format
-from dslc.dsl.syntax_place import COMPARISONS, GaveUp, Mistakes, Place, Token
+from dslc.dsl.syntax import tree
+from dslc.dsl.syntax.parser_build import Builder, path_of
+from dslc.dsl.syntax.parser_layout import Laid, Unit, lay_out
+from dslc.dsl.syntax.parser_table import load
+from dslc.dsl.syntax.parser_tokens import UNREAD, lex
+from dslc.dsl.syntax.syntax import explain, other_format
+from dslc.dsl.syntax.syntax_place import COMPARISONS, GaveUp, Mistakes, Place, Token
 
 
 @dataclass(frozen=True, kw_only=True)

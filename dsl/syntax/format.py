@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from dslc.dsl import tree
 from dslc.dsl.source import Span
+from dslc.dsl.syntax import tree
 
 INDENT = 2
 N = TypeVar("N", bound=tree.Node)
