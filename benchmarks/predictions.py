@@ -17,7 +17,7 @@ from dslc.compiler.ir.facts import Facts
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import load
+from dslc.dsl.meaning.load import load
 from dslc.front import gather
 
 JOBS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "jobs", "torchtitan")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.compile import Compiled, compile_plan
 from dslc.dsl.diagnostics import Diagnostic, JobError, Report
-from dslc.dsl.load import load
+from dslc.dsl.meaning.load import load
 from dslc.dsl.show import render
 from dslc.front import inspect
 from dslc.run_folder import claimed, make_folder

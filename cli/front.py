@@ -27,7 +27,7 @@ from dslc.dsl.language.calls import Datasets, Parquet, PythonLoss, PythonSource
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.registry import Range
-from dslc.dsl.load import Loaded
+from dslc.dsl.meaning.load import Loaded
 from dslc.dsl.show import render
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from dslc.compiler.compile import Compiled, compile_plan
 from dslc.compiler.ir.program import JobProgram, RankPlace, to_json
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import Loaded
+from dslc.dsl.meaning.load import Loaded
+from dslc.dsl.meaning.write import anchored, write
 from dslc.dsl.plain import plain
-from dslc.dsl.write import anchored, write
 from dslc.front import inspect
 from dslc.runtime.process.records import naming
 

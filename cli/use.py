@@ -17,7 +17,7 @@ from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.blocks import CheckpointSpec
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.load import Loaded
+from dslc.dsl.meaning.load import Loaded
 from dslc.dsl.plain import plain_lines
 from dslc.front import show
 from dslc.runs import Ready, prepare

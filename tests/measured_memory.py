@@ -17,7 +17,7 @@ from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.ir.units import byte_text, percent_text
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import load
+from dslc.dsl.meaning.load import load
 from dslc.runs import prepare
 from dslc.runtime.data.batches import batches
 from dslc.runtime.data.sources import open_source

@@ -8,7 +8,7 @@ from dslc.compiler.compile import Compiled, compile_plan
 from dslc.compiler.ir.facts import Facts
 from dslc.compiler.rules.analyse import analyse
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import load
+from dslc.dsl.meaning.load import load
 
 ROOT = Path(__file__).parent.parent
 JOBS = ROOT / "tests" / "compiler" / "jobs"

@@ -39,7 +39,7 @@ from safetensors.numpy import load_file
 from trained import load_what_traces
 
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import load
+from dslc.dsl.meaning.load import load
 from dslc.runs import Ready, prepare
 from dslc.verification import Tolerance, tolerance_of
 

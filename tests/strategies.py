@@ -39,8 +39,8 @@ from dslc.dsl.language.registry import (
     Word,
     fields,
 )
-from dslc.dsl.load import load_text
-from dslc.dsl.resolve import PROMISES
+from dslc.dsl.meaning.load import load_text
+from dslc.dsl.meaning.resolve import PROMISES
 from dslc.dsl.words import quoted
 
 DEPTH = 2

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from dslc.dsl.bounds import ALL
 from dslc.dsl.codes import explain
-from dslc.dsl.load import load, load_text
+from dslc.dsl.meaning.load import load, load_text
 
 ROOT = Path(__file__).parent.parent
 SEEDS = 5_000

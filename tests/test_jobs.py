@@ -21,7 +21,7 @@ from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.show.explain import explain, explain_rank
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.load import load_text
+from dslc.dsl.meaning.load import load_text
 from dslc.dsl.show import render, to_json
 from dslc.dsl.source import Source
 from dslc.dsl.syntax.format import format_document

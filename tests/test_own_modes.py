@@ -10,7 +10,7 @@ from launcher import Launcher
 from trained import Trained, agree, beside_own_networks, exchanges_as_planned, ready, train_job
 
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import load
+from dslc.dsl.meaning.load import load
 from dslc.runs import prepare
 
 JOB = """

@@ -14,7 +14,7 @@ from tiny_llama import write_llama
 from trained import agree, load_what_traces, ready, train_job
 
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import load
+from dslc.dsl.meaning.load import load
 from dslc.front import inspect
 from dslc.runtime.model.build import build_model
 

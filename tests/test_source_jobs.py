@@ -19,7 +19,7 @@ from trained import exchanges_as_planned
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.registry import CALLS
-from dslc.dsl.load import load_text
+from dslc.dsl.meaning.load import load_text
 from dslc.front import inspect
 from dslc.runs import prepare
 from dslc.runtime.data.sources import open_source

@@ -14,7 +14,7 @@ from tiny_llama import write_llama
 from trained import agree, train_job
 
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import load
+from dslc.dsl.meaning.load import load
 from dslc.runs import prepare
 
 GPT2 = (

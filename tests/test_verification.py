@@ -17,7 +17,7 @@ from made_programs import images, places, program
 from dslc.compiler.ir.program import to_json
 from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import load
+from dslc.dsl.meaning.load import load
 from dslc.front import inspect
 from dslc.reference import shrunk
 from dslc.runtime.measure.observe import Observation, Seen

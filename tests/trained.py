@@ -17,7 +17,7 @@ from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.trace import trace_model
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import load
+from dslc.dsl.meaning.load import load
 from dslc.runs import Ready, lay_down, prepare, report_on
 from dslc.runtime.measure.collectives import FIRST_STEP, STEPS
 from dslc.runtime.process.records import Record, read_metrics

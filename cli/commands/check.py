@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dslc.compiler.cost.reuse import Reuse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Report
-from dslc.dsl.load import load_each
+from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain
 from dslc.dsl.show import to_json
 from dslc.dsl.words import plural

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 
-from dslc.dsl.load import load_each
+from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain
 from dslc.status import GOOD, WRONG_USAGE
 from dslc.use import Refused, metrics, ready

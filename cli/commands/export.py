@@ -8,7 +8,7 @@ import sys
 
 from dslc.checkpoints import Misfit, hold_against
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import load_each
+from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural
 from dslc.front import inspect, show

@@ -9,7 +9,7 @@ import sys
 
 from dslc.dsl.bounds import BYTES
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import decoded, read_text
+from dslc.dsl.meaning.load import decoded, read_text
 from dslc.dsl.plain import plain
 from dslc.dsl.source import Source
 from dslc.dsl.syntax.format import format_document

@@ -9,7 +9,7 @@ import sys
 from dslc.compiler.compile import Compiled, compile_plan
 from dslc.compiler.show.explain import explain, explain_rank
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import load
+from dslc.dsl.meaning.load import load
 from dslc.dsl.plain import plain, plain_lines
 from dslc.front import inspect, show
 from dslc.status import GOOD, JOB_AT_FAULT, WRONG_USAGE

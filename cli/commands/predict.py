@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from dslc.dsl.load import load_each
+from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain
 from dslc.status import GOOD, TRAINING_FAILED, WRONG_USAGE
 from dslc.use import Refused, launched, ready

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import load_each
+from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.front import over, show
 from dslc.run_folder import Occupied, claimed, make_folder, refuse_others, refuse_run

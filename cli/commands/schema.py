@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from dslc.dsl.schema import reference, schema
+from dslc.dsl.meaning.schema import reference, schema
 from dslc.status import GOOD
 
 

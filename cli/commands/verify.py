@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.program import CheckpointStep, JobProgram
 from dslc.dsl.diagnostics import Diagnostic, Report
-from dslc.dsl.load import Loaded, load_each
+from dslc.dsl.meaning.load import Loaded, load_each
 from dslc.dsl.plain import plain_lines
 from dslc.front import gpus_here, show
 from dslc.reference import CannotShrink, observed, one_process, shrunk

@@ -12,8 +12,8 @@ from dslc.compiler.ir.facts import Facts
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import load, load_text
-from dslc.dsl.write import write
+from dslc.dsl.meaning.load import load, load_text
+from dslc.dsl.meaning.write import write
 
 JOB = """
 model {

@@ -17,7 +17,7 @@ from dslc.compiler.ir.facts import Facts
 from dslc.compiler.rules.analyse import analyse
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.language.registry import BLOCKS, fields
-from dslc.dsl.load import load_text
+from dslc.dsl.meaning.load import load_text
 
 # Rules that answer to one another's advice. Every other rule stands by itself.
 KINDS = (

@@ -12,7 +12,7 @@ from dslc.compiler.ir.units import byte_text
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Report
-from dslc.dsl.load import load
+from dslc.dsl.meaning.load import load
 
 GPT = """
 model {

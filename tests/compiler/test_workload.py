@@ -15,7 +15,7 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.blocks import DataSpec, DevicesSpec, ParallelismSpec, TrainSpec
 from dslc.dsl.language.registry import Quantity
-from dslc.dsl.load import load_text
+from dslc.dsl.meaning.load import load_text
 
 
 def workload_of(

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from dslc.dsl.forms import words_in
 from dslc.dsl.language import elsewhere
 from dslc.dsl.language.registry import BLOCKS, CALLS, fields
 from dslc.dsl.language.suggest import RESERVED, categories, words_of
-from dslc.dsl.load import load_text
+from dslc.dsl.meaning.forms import words_in
+from dslc.dsl.meaning.load import load_text
 
 PLACES = sorted({place for place, _ in elsewhere.FIELDS.values()})
 GOOD = """

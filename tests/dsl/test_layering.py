@@ -10,7 +10,7 @@ import pytest
 
 from dslc.dsl.language.calls import SGD, Adam, AdamW, Slurm, Text
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.load import Loaded, load, load_text
+from dslc.dsl.meaning.load import Loaded, load, load_text
 
 BASE = """\
 param rate = 0.1

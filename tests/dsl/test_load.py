@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from dslc.dsl.codes import FOLDER, explain
-from dslc.dsl.load import load, load_text
+from dslc.dsl.meaning.load import load, load_text
 from dslc.dsl.show import render
 
 BAD = Path(__file__).parent / "bad"
@@ -141,7 +141,7 @@ def test_a_value_nested_without_end_is_a_diagnostic() -> None:
 
 
 def test_loading_needs_no_heavy_module() -> None:
-    code = "import sys; from dslc.dsl.load import load; load(sys.argv[1]); print(*sys.modules)"
+    code = "import sys; from dslc.dsl.meaning.load import load; load(sys.argv[1]); print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code, str(BAD / "base" / "good.plt")], capture_output=True, text=True,
                          check=True)  # fmt: skip
     loaded = set(run.stdout.split())

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslc.dsl.arithmetic import Impossible, binary
 from dslc.dsl.language import units
 from dslc.dsl.language.calls import AdamW, Bf16, Every, Exponential, Free, Synthetic, WarmupCosine
 from dslc.dsl.language.layers import Conv2d, Linear, MaxPool2d, PythonNetwork, Repeat
 from dslc.dsl.language.registry import Quantity, Range
 from dslc.dsl.language.suggest import distance, near
-from dslc.dsl.load import Loaded, load_text
-from dslc.dsl.resolve import PROMISES
+from dslc.dsl.meaning.arithmetic import Impossible, binary
+from dslc.dsl.meaning.load import Loaded, load_text
+from dslc.dsl.meaning.resolve import PROMISES
 
 BASE = """\
 model { network = [linear(10)], loss = cross_entropy }

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from dslc.dsl.language.registry import BLOCKS, CALLS, Call, Node, fields
-from dslc.dsl.schema import reference, schema
-from dslc.dsl.write import written
+from dslc.dsl.meaning.schema import reference, schema
+from dslc.dsl.meaning.write import written
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 DECLARATIONS = [*BLOCKS.values(), *(call for calls in CALLS.values() for call in calls.values())]

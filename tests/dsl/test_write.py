@@ -11,11 +11,11 @@ from strategies import jobs, texts
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.load import load, load_text
+from dslc.dsl.meaning.load import load, load_text
+from dslc.dsl.meaning.write import anchored, write
 from dslc.dsl.source import Source
 from dslc.dsl.syntax.format import format_document
 from dslc.dsl.syntax.parser import parse
-from dslc.dsl.write import anchored, write
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.plt"))
 drawn = settings(max_examples=60, suppress_health_check=list(HealthCheck))

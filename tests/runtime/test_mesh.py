@@ -15,7 +15,7 @@ from made_programs import program, tokens
 from dslc.compiler.ir import program as p
 from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import load
+from dslc.dsl.meaning.load import load
 from dslc.runtime.parallel.mesh import AXES, coordinates_of, mesh_of, sizes_of
 
 CPU = torch.device("cpu")

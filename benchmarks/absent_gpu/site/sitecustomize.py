@@ -88,5 +88,5 @@ if os.environ.get("ABSENT_GPUS_COMPUTE"):
 else:
     _calls["torch.distributed.pipelining.stage"] = _stages_as_given
 if os.environ.get("ABSENT_GPUS_FOR_CPUS"):
-    _calls["dslc.dsl.load"] = _gpus_for_cpus
+    _calls["dslc.dsl.meaning.load"] = _gpus_for_cpus
 sys.meta_path.insert(0, _After(_calls))

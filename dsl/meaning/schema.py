@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from dslc.dsl.bounds import ALL
-from dslc.dsl.describe import CATEGORIES, describe
 from dslc.dsl.language import blocks, units  # noqa: F401  (`blocks` fills the registry)
 from dslc.dsl.language.registry import (
     BLOCKS,
@@ -38,8 +37,9 @@ from dslc.dsl.language.registry import (
     fields,
 )
 from dslc.dsl.language.suggest import RESERVED
-from dslc.dsl.resolve import PROMISE_DOCS, PROMISES
-from dslc.dsl.write import written
+from dslc.dsl.meaning.describe import CATEGORIES, describe
+from dslc.dsl.meaning.resolve import PROMISE_DOCS, PROMISES
+from dslc.dsl.meaning.write import written
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dslc.dsl.describe import CATEGORIES, category, describe, form
 from dslc.dsl.diagnostics import Note
-from dslc.dsl.evaluate import BAD, Bad, Evaluator
 from dslc.dsl.language.registry import CALLS, Anything, Bool, Call, CallOf, Either, Field, Node, Place, fields
 from dslc.dsl.language.suggest import RESERVED, for_argument, for_call, for_path, words_of
-from dslc.dsl.layering import Setting
+from dslc.dsl.meaning.describe import CATEGORIES, category, describe, form
+from dslc.dsl.meaning.evaluate import BAD, Bad, Evaluator
+from dslc.dsl.meaning.layering import Setting
 from dslc.dsl.source import Span
 from dslc.dsl.syntax import tree
 from dslc.dsl.words import listed, plural

@@ -17,7 +17,6 @@ import re
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from dslc.dsl.describe import value as plain
 from dslc.dsl.language import units
 from dslc.dsl.language.calls import PythonLoss, PythonSource
 from dslc.dsl.language.job import JobSpec
@@ -41,7 +40,8 @@ from dslc.dsl.language.registry import (
     Word,
     fields,
 )
-from dslc.dsl.resolve import PROMISES
+from dslc.dsl.meaning.describe import value as plain
+from dslc.dsl.meaning.resolve import PROMISES
 from dslc.dsl.words import quoted
 
 T = TypeVar("T")

@@ -17,12 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
-from dslc.dsl import arithmetic
-from dslc.dsl.arithmetic import Amount, Impossible
 from dslc.dsl.bounds import OPENED, VALUES
-from dslc.dsl.describe import describe, form, limits
 from dslc.dsl.diagnostics import Full, Note, Report
-from dslc.dsl.forms import accepts, bare_words, fits, inside, numeric, rewrite, spelt, with_unit, words_in
 from dslc.dsl.language import units
 from dslc.dsl.language.registry import (
     Anything,
@@ -43,7 +39,21 @@ from dslc.dsl.language.registry import (
     Word,
 )
 from dslc.dsl.language.suggest import RESERVED, can_be_none, did_you_mean, for_word, function_meant, near
-from dslc.dsl.layering import Merged, Setting, names_in
+from dslc.dsl.meaning import arithmetic
+from dslc.dsl.meaning.arithmetic import Amount, Impossible
+from dslc.dsl.meaning.describe import describe, form, limits
+from dslc.dsl.meaning.forms import (
+    accepts,
+    bare_words,
+    fits,
+    inside,
+    numeric,
+    rewrite,
+    spelt,
+    with_unit,
+    words_in,
+)
+from dslc.dsl.meaning.layering import Merged, Setting, names_in
 from dslc.dsl.source import Span
 from dslc.dsl.syntax import tree
 from dslc.dsl.words import listed

@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dslc.dsl.bounds import LOOKS, WORDS_LOOKED_AT
-from dslc.dsl.calling import build, call, end_of, origin
 from dslc.dsl.diagnostics import Full, Report
-from dslc.dsl.evaluate import Bad, Evaluator
 from dslc.dsl.language import blocks, units  # noqa: F401  (`blocks` fills the registry)
 from dslc.dsl.language.effects import EFFECTS
 from dslc.dsl.language.job import JobSpec, Promise
 from dslc.dsl.language.registry import BLOCKS, Dimension, Kind, Measure, fields
 from dslc.dsl.language.registry import Float as FloatKind
 from dslc.dsl.language.suggest import RESERVED, did_you_mean, for_block, for_field, for_setting, words_of
-from dslc.dsl.layering import Merged, Setting, put
+from dslc.dsl.meaning.calling import build, call, end_of, origin
+from dslc.dsl.meaning.evaluate import Bad, Evaluator
+from dslc.dsl.meaning.layering import Merged, Setting, put
 from dslc.dsl.source import Span
 from dslc.dsl.syntax import tree
 from dslc.dsl.words import listed, quoted

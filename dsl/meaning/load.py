@@ -17,12 +17,12 @@ from itertools import islice
 from dslc.dsl.bounds import BYTES, IMPORT_DEPTH, IMPORTS, SETTING_BYTES, SETTINGS, WORDS
 from dslc.dsl.diagnostics import Full, Note, Report
 from dslc.dsl.files import TooLarge, read_bytes
-from dslc.dsl.forms import accepts, words_in
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import BLOCKS, CALLS, Anything, CallOf, Kind, ListOf, Name, Path, Str, fields
 from dslc.dsl.language.suggest import did_you_mean
-from dslc.dsl.layering import Merged, Setting, block_meant, merge, names_in, put, put_promise
-from dslc.dsl.resolve import Combination, resolve
+from dslc.dsl.meaning.forms import accepts, words_in
+from dslc.dsl.meaning.layering import Merged, Setting, block_meant, merge, names_in, put, put_promise
+from dslc.dsl.meaning.resolve import Combination, resolve
 from dslc.dsl.source import Source, Span
 from dslc.dsl.syntax import tree
 from dslc.dsl.syntax.parser import parse, parse_expression, parse_setting
