@@ -15,9 +15,9 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 FLOORS := dsl compiler runtime grammar
 TYPES  := build/types/dslc
-# The folders that hold tests; pytest puts each on the path, so that tests may share helpers.
+# The folders that hold tests; pytest puts each on the path, so that a test may use one beside it.
 empty  :=
-TESTS  := $(patsubst %/,%,$(sort $(dir $(wildcard tests/*.py tests/*/*.py))))
+TESTS  := $(patsubst %/,%,$(filter-out tests/helpers/,$(sort $(dir $(wildcard tests/*.py tests/*/*.py tests/*/*/*.py)))))
 
 # A start of dslc that may not store its compiled modules compiles them every time, which is most of its time.
 unexport PYTHONDONTWRITEBYTECODE

@@ -2,8 +2,8 @@
 
 `dslc check` stands in front of other people's jobs. Each bound is far above what a training needs, and each has a
 diagnostic that says what it is and what to do. Within all of them a check takes less than 2 s of one core and 300 MB;
-`tests/test_hostile.py` holds that. (`plan` and `render` prove and draw each pass of a step, several times over: for the
-largest step that is allowed this takes about 10 s.)
+`tests/cli/test_hostile.py` holds that. (`plan` and `render` prove and draw each pass of a step, several times over: for
+the largest step that is allowed this takes about 10 s.)
 """
 
 from __future__ import annotations

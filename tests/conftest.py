@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from helpers.launcher import PRELOADED, Launcher
 from hypothesis import settings
-from launcher import PRELOADED, Launcher
 
 # No test has a time to keep; in CI each run draws the same examples. HYPOTHESIS_PROFILE=fresh draws others.
 settings.register_profile("same", settings(deadline=None, derandomize=True))
@@ -25,6 +25,6 @@ def launcher() -> Iterator[Launcher]:
 @pytest.fixture(scope="session")
 def loaded() -> None:
     """What tracing needs is loaded, once, and not in each child that traces."""
-    from trained import load_what_traces
+    from helpers.trained import load_what_traces
 
     load_what_traces()

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from helpers.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"cli": "dslc", **{floor: f"dslc.{floor}" for floor in ("dsl", "compiler", "runtime", "grammar")}}
 MAX_LINES = 600
 

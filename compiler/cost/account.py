@@ -17,7 +17,7 @@ the update. At each stop stand the activations that earlier layers keep, what th
 
 Contract: arithmetic over the model graph, of which a rank has its own shapes along the tensor axis (`tensor_tape`);
 linear in the layers of the rank. Bytes are those of torch 2.13's kernels on CPUs, held against what a run measures by
-tests/test_memory.py.
+tests/training/test_memory.py.
 
 Limits: the batch itself is not counted on a CPU, nor the allocator's slack, nor scratch that libraries allocate beside
 torch. GPU kernels keep slightly other things (`tape`). Under a pipeline the walk is that of one micro-batch beside the

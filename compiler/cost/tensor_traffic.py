@@ -19,7 +19,7 @@ Nothing goes backward where nothing before it trains. The loss over shares of th
 float32 for each target: the largest score, the sum, and the score of the target. Where a block runs again, its
 collectives do too, up to the last module that keeps something: there torch stops.
 
-Contract: kind, count and bytes are those of torch 2.13, which tests/test_collectives.py holds.
+Contract: kind, count and bytes are those of torch 2.13, which tests/training/test_collectives.py holds.
 
 Limits: of a user's own module under autocast, what a cut module takes is counted in float32, and in a block that runs
 again no module is taken to come after the last that is cut. Where a schedule splits the backward pass (`zero_bubble`,

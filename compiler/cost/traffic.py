@@ -9,9 +9,9 @@ Between stages a message is counted at both of its ends: `send` where it is hand
 out. The tensor axis is told in `tensor_traffic`.
 
 Contract: kind, count and bytes are those that a step really has, on any axes, which a test holds
-(tests/test_collectives.py); `dslc run --profile` shows both. The bytes are those handed in: of an all-gather a rank's
-own part, of a reduce-scatter the whole. What is logged, evaluated or written as a checkpoint belongs to no step. What
-all ranks agree on is of the axis that they form, or of `all` where they form several.
+(tests/training/test_collectives.py); `dslc run --profile` shows both. The bytes are those handed in: of an all-gather a
+rank's own part, of a reduce-scatter the whole. What is logged, evaluated or written as a checkpoint belongs to no step.
+What all ranks agree on is of the axis that they form, or of `all` where they form several.
 
 Limits: first steps exchange more, in which engines agree on buckets. Of a user's own module, the order in which
 gradients are ready is taken for the reverse of that in which its layers are called.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from planning import ROOT, compiled
+from helpers.paths import ROOT
+from helpers.planning import compiled
 
 GPT2 = ROOT / "benchmarks" / "jobs" / "gpt2.plt"
 BLOCKS = tuple(f"blocks.{n}" for n in range(12))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+from helpers.paths import ROOT
 
 from dslc.dsl.codes import explain, titles
 from dslc.dsl.diagnostics import BLOCKING, PASSED_OVER, Diagnostic
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCES = sorted(path for floor in ("dsl", "compiler", "cli", "runtime") for path in (ROOT / floor).rglob("*.py"))
 PRINTED = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("dsl/codes/*.md"), *ROOT.glob("tests/**/*.txt")]
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launcher import Command, Launcher, write_program
-from made_programs import gpt_model, images, places, program, python, tokens
+from helpers.launcher import Command, Launcher, write_program
+from helpers.made_programs import gpt_model, images, places, program, python, tokens
+from helpers.paths import TESTS
 
 from dslc.compiler.ir import program as p
 from dslc.runtime.transport.meeting import Gate
@@ -170,7 +171,7 @@ torch.set_num_threads(2)
 torch.randn(1000, 1000) @ torch.randn(1000, 1000)  # a process forked after this would hang
 sys.path.insert(0, {tests!r})
 from pathlib import Path
-from made_programs import images, places, program
+from helpers.made_programs import images, places, program
 from dslc.compiler import program as p
 from dslc.runtime.launch import run_in_subprocess
 
@@ -196,7 +197,7 @@ if __name__ == "__main__":
 def test_from_a_program_that_has_used_torch(tmp_path: Path) -> None:
     """Its output passes through `sys.stdout`, and functions of `__main__` are handed over."""
     script = tmp_path / "script.py"
-    tests = str(Path(__file__).parent.parent)
+    tests = str(TESTS)
     script.write_text(SCRIPT.format(tests=tests, folder=str(tmp_path), run=str(tmp_path / "run")))
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import trained
-from launcher import Launcher
-from made_programs import conv_model, gpt_model, images, places, program, python, tokens
-from trained import Trained, agree
+from helpers import trained
+from helpers.launcher import Launcher
+from helpers.made_programs import conv_model, gpt_model, images, places, program, python, tokens
+from helpers.trained import Trained, agree
 
 from dslc.compiler.ir import program as p
 from dslc.runtime.checkpoint.weights import load_weights

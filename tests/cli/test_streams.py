@@ -1,0 +1,80 @@
+"""The command where the streams it writes to are closed, full or of another encoding, and where Ctrl-C comes early."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.paths import EXAMPLES
+from helpers.small_disk import fill, small_disk
+
+JOB = EXAMPLES / "digits.plt"
+COMMAND = "import sys; from dslc.main import main; sys.exit(main(sys.argv[1:]))"
+
+
+def dslc(redirected: str, *arguments: str, **environment: str) -> tuple[int, str]:
+    """The exit status of a command in a shell that redirects its streams, and what it said on the others."""
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirected}', "sh", sys.executable, "-c", COMMAND, *arguments],
+        capture_output=True,
+        env={**os.environ, **environment},
+        check=False,
+    )
+    return done.returncode, (done.stdout + done.stderr).decode()
+
+
+@pytest.mark.parametrize("redirected", [">&-", "<&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(redirected: str) -> None:
+    status, said = dslc(redirected, "check", str(JOB))
+    assert status == 0 and "Traceback" not in said
+
+
+def test_a_full_standard_output() -> None:
+    assert dslc(">/dev/full", "plan", str(JOB)) == (2, "dslc: standard output: no space left on device\n")
+    assert dslc(">/dev/full 2>&1", "plan", str(JOB)) == (2, "")
+
+
+def test_letters_that_an_encoding_lacks() -> None:
+    status, said = dslc("", "plan", str(JOB), PYTHONIOENCODING="ascii")
+    assert status == 0 and "?" in said
+
+
+EARLY = """
+import os, signal, sys
+
+class Early:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+early = Early()
+sys.meta_path.insert(0, early)
+from dslc.main import main
+for name in [name for name in sys.modules if name.partition(".")[0] == "argparse"]:
+    del sys.modules[name]
+sys.exit(main(["check", {job!r}]))
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["argparse", "dslc.commands.check", "dslc.dsl.meaning.load", "dslc.compiler.rules.rules.analyse"]
+)
+def test_an_early_ctrl_c(name: str) -> None:
+    """While modules are loaded, from the first that takes longer than a blink on."""
+    code = EARLY.format(name=name, job=str(JOB))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_a_run_on_a_full_disk_has_its_own_exit_status(tmp_path: Path) -> None:
+    """Also before the training begins."""
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        (disk / "run").mkdir()
+        fill(disk)
+        status, said = dslc("", "run", str(JOB), "--out", str(disk / "run"))
+    assert (status, "Traceback" in said) == (3, False), said
+    assert "no space left on device" in said and str(disk / "run") in said

@@ -1,0 +1,193 @@
+"""The account against the published formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from helpers.made_jobs import gpt_model, make_job
+
+from dslc.compiler.cost.gathers import Sharded
+from dslc.compiler.ir.facts import Facts
+from dslc.compiler.ir.working import Moment
+from dslc.compiler.rules.analyse import analyse
+from dslc.compiler.rules.analysis import Analysis
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.blocks import DataSpec, DevicesSpec, MemorySpec, ParallelismSpec, TrainSpec
+from dslc.dsl.language.layers import ViT
+from dslc.dsl.language.registry import Call
+
+
+def analysis_of(
+    optimizer: Call | None = None,
+    cpus: int = 4,
+    memory: MemorySpec | None = None,
+    freeze: tuple[str, ...] = (),
+    network: Call | None = None,
+    **axes: Any,
+) -> Analysis:
+    job = make_job(
+        model=replace(gpt_model(), freeze=freeze) if network is None else replace(gpt_model(), network=network),
+        data=DataSpec(source=c.Stdlib() if network is None else c.Digits(), batch=16),
+        devices=DevicesSpec(cpus=cpus),
+        parallelism=ParallelismSpec(**axes),
+        memory=memory or MemorySpec(),
+        train=TrainSpec(steps=10, optimizer=optimizer or c.AdamW()),
+    )
+    report = Report()
+    found = analyse(job, Facts(), report)
+    assert found is not None, report.found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("zero", "parameters", "gradients", "optimizer"), [(0, 1, 4, 8), (2, 0.25, 0, 2), (3, 0.25, 0, 2)]
+)
+def test_zero_divides_the_state_that_stays(zero: int, parameters: float, gradients: int, optimizer: int) -> None:
+    """Rajbhandari et al. 2019, figure 1, for float32 and what `fully_shard` does: parameters are in shards between two
+    steps also where ZeRO-2 has them whole in between, and gradients last as long as a step does."""
+    found = analysis_of(zero=zero)
+    assert found.model is not None
+    count, memory = found.model.parameters, found.costs[0].memory
+    assert memory.parameters == 4 * count * parameters
+    steps = 4 * sum(len(layer.parameters) for layer in found.model.layers)  # of each, on each rank
+    assert memory.optimizer == count * optimizer + steps
+    assert memory.rest == count * (4 * parameters + gradients + optimizer) + steps
+
+
+def test_zero_1_deals_out_whole_parameters() -> None:
+    found = analysis_of(zero=1)
+    assert found.model is not None
+    count, memory = found.model.parameters, found.costs[0].memory
+    assert (memory.parameters, memory.gradients) == (4 * count, 4 * count)
+    assert 8 * count / 4 < memory.optimizer < 1.1 * 8 * count / 4
+
+
+def test_zero_2_gathers_all_and_zero_3_a_unit_at_a_time() -> None:
+    whole, units = analysis_of(zero=2), analysis_of(zero=3)
+    assert whole.model is not None
+    assert whole.costs[0].memory.communication >= 4 * whole.model.parameters * 0.9
+    assert units.costs[0].memory.communication < whole.costs[0].memory.communication
+
+
+def test_the_peak_says_when_it_is_and_which_layers_hold_most() -> None:
+    memory = analysis_of().costs[0].memory
+    assert memory.peak == sum(memory.kinds.values())
+    assert memory.when.startswith("backward pass of")
+    assert memory.layers[0].name.startswith("blocks.")
+    assert all(share.bytes <= memory.activations for share in memory.layers)
+
+
+def test_what_is_frozen_has_neither_gradient_nor_state() -> None:
+    memory = analysis_of(freeze=("blocks.*", "embedding*", "position*")).costs[0].memory
+    trained = 64 * 256 + 128  # the head and the norm before it
+    assert memory.optimizer == 8 * trained + 4 * 3
+    assert memory.gradients <= 8 * trained
+
+
+def test_replicas_shard_over_fewer_ranks() -> None:
+    found = analysis_of(zero=3, replicas=2)
+    assert found.model is not None
+    assert found.costs[0].memory.parameters == 4 * found.model.parameters // 2
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "states"),
+    [
+        (c.SGD(), 0),
+        (c.SGD(momentum=0.9), 1),
+        (c.Adam(), 2),
+        (c.AdamW(amsgrad=True), 3),
+        (c.Adagrad(), 1),
+        (c.Rmsprop(momentum=0.9, centered=True), 3),
+    ],
+)
+def test_state_of_an_optimizer(optimizer: Call, states: int) -> None:
+    found = analysis_of(optimizer)
+    assert found.model is not None
+    steps = 0 if isinstance(optimizer, c.SGD) else sum(len(layer.parameters) for layer in found.model.layers)
+    assert found.costs[0].memory.optimizer == 4 * (states * found.model.parameters + steps)
+
+
+def test_recomputing_trades_memory_for_arithmetic() -> None:
+    kept, again = analysis_of(), analysis_of(memory=MemorySpec(recompute="full"))
+    some = analysis_of(memory=MemorySpec(recompute=c.Every(n=2)))
+    picked = analysis_of(memory=MemorySpec(recompute="selective"))
+    by_memory = [a.costs[0].memory.activations for a in (again, some, kept)]
+    assert by_memory == sorted(set(by_memory))
+    assert picked.costs[0].memory.activations < kept.costs[0].memory.activations
+    assert kept.model is not None
+    blocks = sum(layer.forward_flops for layer in kept.model.layers if layer.recomputable)
+    assert again.costs[0].flops - kept.costs[0].flops == blocks * kept.workload.share
+
+
+def test_micro_batches_divide_activations_and_keep_gradients() -> None:
+    one, four = analysis_of(cpus=1).costs[0].memory, analysis_of(cpus=1, microbatches=4).costs[0].memory
+    assert four.activations * 4 == pytest.approx(one.activations, rel=0.1)
+    assert four.gradients >= four.parameters > one.gradients
+
+
+def test_gradients_are_the_traffic_of_the_data_axis() -> None:
+    found = analysis_of()
+    (traffic,) = found.costs[0].traffic
+    assert found.model is not None
+    assert (traffic.operation, traffic.axis, traffic.bytes) == ("all_reduce", "data", 4 * found.model.parameters)
+    assert analysis_of(cpus=1).costs[0].traffic == ()
+
+
+@pytest.mark.parametrize(("staged", "there"), [(False, (80, 80, 80, 40)), (True, (80, 40, 80, 80))])
+def test_a_stage_lets_go_of_nothing_in_a_backward_pass(staged: bool, there: tuple[int, ...]) -> None:
+    """Two units of ten numbers, and a root without any."""
+    engine = Sharded(
+        unit_of=[0, 1],
+        trains=[10, 10],
+        whole=[10, 10, 0],
+        shard=[5, 5, 0],
+        parts=2,
+        element=4,
+        reshard=True,
+        accumulate=True,
+        stays=False,
+        held=True,
+        copies=True,
+        moved=False,
+        staged=staged,
+    )
+    found = []
+    for layer in (0, 1):
+        engine.forward(layer)
+        found.append(engine.communication)
+    engine.turn()
+    for layer in (1, 0):
+        engine.backward(layer, Moment(0, 0, 0, 0))
+        found.append(engine.communication)
+        assert list(engine.leave(layer)) == []
+    assert tuple(found) == there
+
+
+def test_beside_gradients_fewer_micro_batches_are_held() -> None:
+    """Of two, the first rank has both in flight before it has a gradient, and one with those of the other."""
+    memory = analysis_of(pipeline=2, data=2, zero=3, microbatches=2).costs[0].memory
+    assert memory.when.endswith("the backward pass of blocks.1") and memory.gradients == 0
+
+
+def test_a_tensor_axis_divides_the_arithmetic_of_what_is_cut() -> None:
+    """Patches are embedded on every rank; blocks and the scores are shared out."""
+    found = analysis_of(cpus=2, tensor=2, network=ViT(patch=2, layers=2, width=16, heads=2))
+    assert found.model is not None
+    patches, *cut = (layer.forward_flops + layer.backward_flops for layer in found.model.layers)
+    assert patches > 0
+    assert found.costs[0].flops == 16 * (patches + sum(cut) // 2)
+    text = analysis_of(cpus=2, tensor=2)
+    assert text.model is not None
+    assert text.costs[0].flops == 8 * (text.model.forward_flops + text.model.backward_flops)
+
+
+def test_stages_share_the_parameters() -> None:
+    found = analysis_of(pipeline=2, data=2, microbatches=4)
+    assert found.model is not None
+    assert sum(cost.memory.parameters for cost in found.costs) == 4 * found.model.parameters
+    assert found.pipeline is not None
+    assert 0 < found.pipeline.bubble < 0.5

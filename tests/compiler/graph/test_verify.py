@@ -1,0 +1,267 @@
+"""The second gate: plan graphs broken on purpose are refused, each by the proposition it breaks; sound ones pass.
+
+What is proved of a step is in test_proof."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers import made_plans
+from helpers.paths import ROOT
+from helpers.planning import JOBS, compiled
+
+from dslc.compiler.compile import Compiled
+from dslc.compiler.graph.graph import PlanGraph
+from dslc.compiler.graph.passes import PASSES, build_graph
+from dslc.compiler.graph.verify import Unsound, verify
+from dslc.compiler.ir.plan import load_plan
+from dslc.compiler.placement.schedules import NAMES
+
+SOUND = ("pipeline.plt", "uneven.plt")
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Compiled:
+    return compiled(JOBS / "pipeline.plt")
+
+
+@pytest.fixture(scope="module")
+def uneven() -> Compiled:
+    return compiled(JOBS / "uneven.plt")
+
+
+def broken(job: Compiled, change: Callable[[PlanGraph], None]) -> PlanGraph:
+    """The job's graph built anew, with a change."""
+    plan = build_graph(job.analysis)
+    change(plan)
+    return plan
+
+
+def refused(job: Compiled, change: Callable[[PlanGraph], None]) -> str:
+    """By which proposition the changed graph is refused, and why."""
+    with pytest.raises(Unsound) as found:
+        verify(broken(job, change))
+    return f"{found.value.proposition}: {found.value}"
+
+
+def test_sound_plans_pass(pipeline: Compiled, uneven: Compiled) -> None:
+    for job in (pipeline, uneven):
+        verify(broken(job, lambda plan: None))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_schedule_is_sound(name: str) -> None:
+    job = compiled(JOBS / "pipeline.plt", f"parallelism.schedule={name}", "data.batch=16", "model.network.layers=6")
+    verify(job.graph)
+    assert job.plan.schedule is not None and job.plan.schedule.name == name
+
+
+def test_every_pass_is_followed_by_the_proof(pipeline: Compiled) -> None:
+    plan = PlanGraph(pipeline.analysis)
+    for step in PASSES:
+        step(plan)
+        plan = replace(plan, done=(*plan.done, step.__name__))
+        verify(plan)
+    assert plan.done[-1] == "account"
+
+
+# ---------------------------------------------------------------------------------------------------------- devices
+
+
+def test_a_rank_that_is_missing(pipeline: Compiled) -> None:
+    def change(plan: PlanGraph) -> None:
+        plan.graph.nodes["process 1"]["last"] -= 1
+
+    assert refused(pipeline, change).startswith("devices: ") and "3 ranks on 4 devices" in refused(pipeline, change)
+
+
+def test_a_rank_between_that_is_missing(pipeline: Compiled) -> None:
+    def change(plan: PlanGraph) -> None:
+        plan.graph.nodes["process 1"]["first"] += 1
+
+    assert "begins at rank 3, not 2" in refused(pipeline, change)
+
+
+def test_a_rank_on_two_processes(pipeline: Compiled) -> None:
+    def change(plan: PlanGraph) -> None:
+        plan.graph.nodes["process 1"]["first"] -= 1
+
+    assert "devices: " in refused(pipeline, change) and "begins at rank 1 has two processes" in refused(
+        pipeline, change
+    )
+
+
+def test_a_rank_at_another_coordinate(pipeline: Compiled) -> None:
+    def change(plan: PlanGraph) -> None:
+        for name in ("process 0", "process 1"):
+            plan.graph.nodes[name]["pipeline"] = 1 - plan.graph.nodes[name]["pipeline"]
+
+    assert "process 0 holds rank 0, which is not at pipeline coordinate 1" in refused(pipeline, change)
+
+
+def test_a_gpu_that_is_used_twice() -> None:
+    job = compiled(JOBS / "vast.plt")
+
+    def change(plan: PlanGraph) -> None:
+        plan.graph.nodes["devices"]["gpus"] = (0, 1, 2, 3, 4, 5, 6, 6)
+
+    assert "GPU 6 is used twice on each node" in refused(job, change)
+
+
+def test_devices_that_do_not_exist(pipeline: Compiled) -> None:
+    def change(plan: PlanGraph) -> None:
+        plan.graph.nodes["nodes"]["count"] = 2
+
+    assert refused(pipeline, change).startswith("devices: ")
+
+
+# ----------------------------------------------------------------------------------------------------------- layers
+
+
+def test_a_layer_on_two_stages(pipeline: Compiled) -> None:
+    def change(plan: PlanGraph) -> None:
+        plan.graph.nodes["stage 1"]["first"] -= 1
+
+    assert refused(pipeline, change).startswith("layers: ")
+
+
+def test_a_layer_on_no_stage(pipeline: Compiled) -> None:
+    def between(plan: PlanGraph) -> None:
+        plan.graph.nodes["stage 1"]["first"] += 1
+
+    def at_the_end(plan: PlanGraph) -> None:
+        plan.graph.nodes["stage 1"]["last"] -= 1
+
+    assert refused(pipeline, between).startswith("layers: ")
+    assert refused(pipeline, at_the_end).startswith("layers: ")
+
+
+def test_a_stage_on_two_processes_or_none(pipeline: Compiled) -> None:
+    def two(plan: PlanGraph) -> None:
+        plan.graph.add_edge("stage 0", "process 1", relation="placement")
+
+    def none(plan: PlanGraph) -> None:
+        plan.graph.remove_edge("stage 0", "process 0")
+
+    assert "stage 0 is on 2 processes" in refused(pipeline, two)
+    assert "stage 0 is on 0 processes" in refused(pipeline, none)
+
+
+def test_a_stage_that_is_missing(pipeline: Compiled) -> None:
+    def change(plan: PlanGraph) -> None:
+        plan.graph.remove_node("stage 1")
+
+    assert refused(pipeline, change).startswith("layers: ")
+
+
+# ---------------------------------------------------------------------------------------------------------- samples
+
+
+@pytest.mark.parametrize(
+    ("key", "step"), [("samples", 1), ("samples", -1), ("ranks", 1), ("ranks", -1), ("first_rank", 1)]
+)
+@pytest.mark.parametrize("batch", ["full", "last"])
+def test_a_sample_given_twice_or_to_none(uneven: Compiled, key: str, step: int, batch: str) -> None:
+    def change(plan: PlanGraph) -> None:
+        plan.graph.nodes[f"share {batch} 0"][key] += step
+
+    assert refused(uneven, change).startswith("samples: ")
+
+
+def test_a_share_given_twice(uneven: Compiled) -> None:
+    def change(plan: PlanGraph) -> None:
+        plan.graph.add_node("share again", **plan.graph.nodes["share full 0"])
+
+    assert "has two shares" in refused(uneven, change)
+
+
+def test_a_share_that_is_missing(uneven: Compiled) -> None:
+    def change(plan: PlanGraph) -> None:
+        plan.graph.remove_node("share last 1")
+
+    assert refused(uneven, change).startswith("samples: ")
+
+
+# ----------------------------------------------------------------------------------------------------------- memory
+
+
+def test_memory_over_the_limit() -> None:
+    peak = compiled(JOBS / "pipeline.plt").plan.ranks[0].memory.peak
+    job = compiled(JOBS / "pipeline.plt", f"memory.limit={2 * peak}B")
+
+    def change(plan: PlanGraph) -> None:
+        memory = plan.graph.nodes["process 1"]["memory"]
+        plan.graph.nodes["process 1"]["memory"] = replace(memory, activations=memory.activations + 2 * peak)
+
+    verify(job.graph)
+    assert refused(job, change).startswith("memory: ") and "process 1 holds" in refused(job, change)
+
+
+# ----------------------------------------------------------------------------------------------------- the plan's bytes
+
+
+@pytest.mark.parametrize("name", [*SOUND, "vast.plt"])
+def test_a_plan_is_read_back_as_it_was(name: str) -> None:
+    plan = compiled(JOBS / name).plan
+    again = load_plan(plan.text())
+    assert again == plan and again.hash == plan.hash and again.text() == plan.text()
+
+
+@pytest.mark.parametrize("made", ["digits", "sixteen", "many_thousand"])
+def test_a_plan_made_by_hand_is_read_back(made: str) -> None:
+    plan = getattr(made_plans, made)()
+    assert load_plan(plan.text()) == plan
+
+
+def test_the_hash_is_over_all_of_the_plan_but_itself() -> None:
+    plan = made_plans.digits()
+    data = json.loads(plan.text())
+    assert data.pop("hash") == plan.hash
+    canonical = json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
+    assert hashlib.sha256(canonical).hexdigest().startswith(plan.hash)
+    assert replace(plan, settings={"train": {"seed": 1}}).hash != plan.hash
+    assert replace(plan, job="other").hash != plan.hash
+
+
+FRESH = """
+import sys
+from dslc.compiler.analyse import analyse
+from dslc.compiler.compile import compile_plan
+from dslc.compiler.facts import Facts
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.load import load
+from dslc.compiler.draw import draw
+from dslc.compiler.explain import explain
+plan = compile_plan(analyse(load(sys.argv[1]).job, Facts(), Report())).plan
+sys.stdout.buffer.write((plan.text() + draw(plan) + explain(plan)).encode())
+"""
+
+
+@pytest.mark.parametrize("job", [JOBS / "pipeline.plt", JOBS / "uneven.plt", ROOT / "examples" / "cluster.plt"])
+def test_a_plan_has_the_same_bytes_anywhere(job: Path, tmp_path: Path) -> None:
+    """Another hash seed, another working directory, another place of the file."""
+    moved = tmp_path / "a folder" / job.name
+    moved.parent.mkdir()
+    shutil.copyfile(job, moved)
+    made = []
+    for seed, folder, path in (
+        ("0", ROOT, str(job.relative_to(ROOT))),
+        ("1", tmp_path, str(moved)),
+        ("4000", moved.parent, job.name),
+    ):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        run = subprocess.run(
+            [sys.executable, "-c", FRESH, path], cwd=folder, env=environment, capture_output=True, check=True
+        )
+        made.append(run.stdout)
+    assert made[0] and made[0] == made[1] == made[2]
+    assert str(tmp_path).encode() not in made[1] and str(ROOT).encode() not in made[0]

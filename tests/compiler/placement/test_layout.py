@@ -1,0 +1,94 @@
+"""Ranks and axes."""
+
+from __future__ import annotations
+
+from helpers.made_jobs import make_job
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from dslc.compiler.ir.facts import MachineFacts
+from dslc.compiler.placement.layout import AXES, Layout, lay_out
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.language.blocks import DevicesSpec, ParallelismSpec
+
+sizes = st.integers(1, 4)
+
+
+def layout_of(devices: DevicesSpec, parallelism: ParallelismSpec | None = None) -> Layout:
+    report = Report()
+    layout = lay_out(make_job(devices=devices, parallelism=parallelism or ParallelismSpec()), report)
+    assert layout is not None, report.found
+    return layout
+
+
+@given(data=sizes, pipeline=sizes, tensor=sizes, context=sizes, nodes=sizes)
+def test_every_rank_has_coordinates_of_its_own(data: int, pipeline: int, tensor: int, context: int, nodes: int) -> None:
+    world = data * pipeline * tensor * context
+    layout = layout_of(
+        DevicesSpec(nodes=nodes, cpus=world),
+        ParallelismSpec(data=data * nodes, pipeline=pipeline, tensor=tensor, context=context),
+    )
+    assert layout.world_size == world * nodes
+    seen = [tuple(layout.coordinates(rank).items()) for rank in range(layout.world_size)]
+    assert len(set(seen)) == layout.world_size
+    for rank, coordinates in enumerate(seen):
+        assert rank == sum(layout.stride(axis) * place for axis, place in coordinates)
+    for p in range(pipeline):
+        assert all(layout.coordinates(rank)["pipeline"] == p for rank in layout.ranks(p))
+
+
+def test_tensor_stays_inside_a_node_where_it_fits() -> None:
+    layout = layout_of(DevicesSpec(nodes=2, cpus=8), ParallelismSpec(pipeline=2, tensor=4))
+    assert [layout.stride(axis) for axis in AXES] == [8, 4, 4, 1]
+    assert [axis for axis in AXES if layout.crosses_nodes(axis)] == ["pipeline"]
+
+
+@given(data=sizes, pipeline=sizes, tensor=sizes, context=sizes, nodes=st.integers(1, 6))
+def test_an_axis_crosses_nodes_where_some_of_its_neighbours_do(
+    data: int, pipeline: int, tensor: int, context: int, nodes: int
+) -> None:
+    world = data * pipeline * tensor * context
+    assume(world % nodes == 0)
+    layout = layout_of(
+        DevicesSpec(nodes=nodes, cpus=world // nodes),
+        ParallelismSpec(data=data, pipeline=pipeline, tensor=tensor, context=context),
+    )
+    for axis in AXES:
+        ranks = [r for r in range(world) if layout.coordinates(r)[axis] + 1 < layout.sizes[axis]]
+        each, stride = layout.processes, layout.stride(axis)
+        assert layout.crosses_nodes(axis) == any(r // each != (r + stride) // each for r in ranks)
+
+
+def test_the_data_axis_takes_what_the_others_leave() -> None:
+    assert layout_of(DevicesSpec(cpus=8), ParallelismSpec(tensor=2)).sizes["data"] == 4
+
+
+def test_ways_to_name_gpus() -> None:
+    """The table of SYSTEMS.md's row 18: a count, a list, and both as text."""
+    for gpus, processes, named in (
+        (3, 3, ()),
+        ((1, 3), 2, (1, 3)),
+        ("3", 3, ()),
+        ("1, 3", 2, (1, 3)),
+        ((0,), 1, (0,)),
+    ):
+        layout = layout_of(DevicesSpec(gpus=gpus))
+        assert (layout.processes, layout.gpus) == (processes, named), gpus
+
+
+def test_all_gpus_are_counted_where_the_job_runs() -> None:
+    for gpus in ("all", -1, "-1"):
+        job, report = make_job(devices=DevicesSpec(gpus=gpus)), Report()
+        assert lay_out(job, report) is None
+        assert [d.code for d in report] == ["W0404"]
+        machine = MachineFacts(cores=2, memory=2**30, gpus=(2**30,) * 4)
+        layout = lay_out(job, Report(), machine)
+        assert layout is not None
+        assert layout.processes == 4
+
+
+def test_a_machine_without_the_gpus_asked_for_is_an_error() -> None:
+    report = Report()
+    machine = MachineFacts(cores=2, memory=2**30, gpus=(2**30,))
+    assert lay_out(make_job(devices=DevicesSpec(gpus=(0, 1))), report, machine) is None
+    assert [d.code for d in report] == ["E0420"]

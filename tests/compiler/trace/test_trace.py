@@ -1,0 +1,385 @@
+"""Traced modules, layer by layer: against the arithmetic of the library's networks, and for how they are cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.networks_drawn import built, fact, networks, step_of
+from helpers.small_networks import SIZES
+from hypothesis import HealthCheck, given, settings
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
+from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.ir.working import Working
+from dslc.compiler.model.model import ModelGraph
+from dslc.compiler.trace.trace import TraceError, trace_model
+from dslc.dsl.language import layers as s
+from dslc.dsl.language.registry import Call
+from dslc.runtime.model.model import skeleton
+
+DRAWN = settings(max_examples=12, suppress_health_check=list(HealthCheck))
+FIGURES = ("forward_flops", "backward_flops", "saved", "saved_low")
+
+
+def total(layers: Any, figure: str) -> int:
+    return sum(getattr(layer, figure) for layer in layers)
+
+
+def _highest(working: Working) -> tuple[int, int]:
+    """The most bytes of a sample in the backward pass, and numbers of gradients."""
+    return max(moment.bytes for moment in working.backward), max(moment.made for moment in working.backward)
+
+
+def agree(facts: ModelFacts, graph: ModelGraph) -> None:
+    nodes = [q for layer in graph.layers for q in layer.parameters]
+    assert sorted((n, shape) for n, shape, _ in facts.parameters) == sorted(
+        (q.name, q.shape) for q in nodes if q.tied_to is None
+    )
+    assert (facts.ties, facts.output.shape) == (graph.ties, graph.output.shape)
+    assert (facts.batch_norm, facts.noise) == (graph.batch_norm, graph.noise)
+    for figure in FIGURES:
+        assert total(facts.layers, figure) == total(graph.layers, figure), figure
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_library_network_traced_is_its_arithmetic(name: str) -> None:
+    network, source = SIZES[name]
+    graph = built(network, source)
+    assert source.input is not None
+    facts = trace_model(lambda: skeleton(step_of(graph)), source.input)
+    agree(facts, graph)
+    traced = {layer.name: layer for layer in facts.layers if layer.block}
+    blocks = {node.name: node for node in graph.layers if node.recomputable}
+    if len(blocks) > 1:
+        assert traced.keys() == blocks.keys()
+    for name in traced.keys() & blocks.keys():
+        one, other = traced[name], blocks[name]
+        assert one.parameters == tuple(q.name for q in other.parameters)
+        assert (one.input, one.output) == (other.input, other.output)
+        for figure in (*FIGURES, "saved_selective", "saved_selective_low"):
+            assert getattr(one, figure) == getattr(other, figure), (name, figure)
+        for mine, theirs in ((one.working, other.working), (one.working_low, other.working_low)):
+            assert mine is not None and theirs is not None
+            assert mine.forward == pytest.approx(theirs.forward, rel=0.2)
+            assert _highest(mine) == pytest.approx(_highest(theirs), rel=0.2)
+
+
+@DRAWN
+@given(networks())
+def test_random_networks_traced_are_their_arithmetic(drawn: tuple[tuple[Call, ...], SourceFacts]) -> None:
+    network, source = drawn
+    if any(isinstance(layer, s.LSTM) for layer in network):
+        return  # their kernel has work space of its own
+    graph = built(network, source)
+    assert source.input is not None
+    agree(trace_model(lambda: skeleton(step_of(graph)), source.input), graph)
+
+
+# ------------------------------------------------------------------------------------------------------- the cut
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> tuple[Tensor, float]:
+        return x + self.down(self.up(x).relu()) * scale, scale
+
+
+class Language(nn.Module):
+    """Blocks that take keywords and give tuples, a parameter of the model's own, a head tied to the embedding."""
+
+    def __init__(self, tied: bool = True, again: bool = False) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 8)
+        self.position = nn.Parameter(torch.zeros(5, 8))
+        self.spare = nn.Linear(3, 3)
+        self.blocks = nn.ModuleList([Block(8), Block(8), Block(8)])
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 20, bias=False)
+        if tied:
+            self.head.weight = self.table.weight
+        self.again = again
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.table(x) + self.position
+        for block in self.blocks:
+            x = block(x, scale=0.5)[0]
+            if self.again:
+                x = block(x)[0]
+        return self.head(self.norm(x))
+
+
+TOKENS = fact(5, dtype="int64")
+
+
+def by_name(facts: ModelFacts) -> dict[str, LayerFacts]:
+    return {layer.name: layer for layer in facts.layers}
+
+
+def test_blocks_and_what_is_around_them() -> None:
+    facts = trace_model(Language, TOKENS)
+    names = ["table", "blocks.0", "blocks.1", "blocks.2", "norm", "head", ""]
+    assert [layer.name for layer in facts.layers] == names
+    assert [layer.name for layer in facts.layers if layer.block] == ["blocks.0", "blocks.1", "blocks.2"]
+    layers = by_name(facts)
+    assert layers["blocks.1"].parameters[0] == "blocks.1.up.weight"
+    assert layers["blocks.1"].input == layers["blocks.1"].output == fact(5, 8)
+    assert layers["blocks.1"].forward_flops == 2 * 2 * 5 * 8 * 16
+    assert layers["blocks.1"].backward_flops == 2 * layers["blocks.1"].forward_flops
+    # The input, what comes out of relu (which its derivative and the next product need), and nothing else.
+    assert layers["blocks.1"].saved == 4 * (5 * 8 + 5 * 16)
+    assert layers["blocks.1"].saved_selective == 4 * (5 * 8 + 5 * 16 + 5 * 8)
+    # What belongs to no module of its own, and what is never called, is the root's.
+    assert set(layers[""].parameters) == {"position", "spare.weight", "spare.bias"}
+    assert facts.unused == ("spare.weight", "spare.bias")
+    assert facts.ties == (("head.weight", "table.weight"),)
+    assert layers["head"].parameters == ("head.weight",)
+    assert (facts.vocab, facts.noise) == (20, False)
+
+
+def test_a_block_that_is_called_twice_costs_twice() -> None:
+    once, twice = by_name(trace_model(Language, TOKENS)), by_name(trace_model(lambda: Language(again=True), TOKENS))
+    assert list(once) == list(twice)
+    assert twice["blocks.0"].forward_flops == 2 * once["blocks.0"].forward_flops
+    assert twice["blocks.2"].backward_flops == 2 * once["blocks.2"].backward_flops
+    assert twice["blocks.2"].saved == 2 * once["blocks.2"].saved
+
+
+def test_parameters_used_elsewhere_are_the_roots() -> None:
+    class Functional(Language):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(super().forward(x)[..., :8], self.table.weight)
+
+    layers = by_name(trace_model(lambda: Functional(tied=False), TOKENS))
+    assert layers["table"].parameters == ()
+    assert "table.weight" in layers[""].parameters
+
+
+def cut(module: nn.Module, *shape: int) -> tuple[list[str], list[str]]:
+    facts = trace_model(lambda: module, fact(*shape))
+    return [layer.name for layer in facts.layers], [layer.name for layer in facts.layers if layer.block]
+
+
+def test_what_counts_as_a_block() -> None:
+    def pair(*modules: nn.Module) -> nn.Module:
+        return nn.Sequential(*modules)
+
+    # Single layers are none: their inputs are all that they keep.
+    assert cut(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), 4) == (["0", "1", "2"], [])
+    # Plain containers alike are.
+    alike = pair(pair(nn.Linear(4, 4), nn.ReLU()), pair(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2))
+    assert cut(alike, 4) == (["0", "1", "2"], ["0", "1"])
+    # Stages of blocks are lists of them; the finer cut is taken.
+    encoder = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(4)]
+    stages = pair(pair(*encoder[:2]), pair(*encoder[2:]))
+    assert cut(stages, 5, 8)[1] == ["0.0", "0.1", "1.0", "1.1"]
+    # Of a user's own classes the outer.
+    assert cut(nn.Sequential(Outer(), Outer()), 4)[1] == ["0", "1"]
+    # A wrapper adds nothing.
+    assert cut(Wrapper(alike), 4)[1] == ["inner.0", "inner.1"]
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+class Wrapper(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).relu()
+
+
+def test_noise_is_seen_where_it_is_made() -> None:
+    class Noisy(Wrapper):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.dropout(self.inner(x), 0.1)
+
+    assert trace_model(lambda: Noisy(nn.Linear(4, 4)), fact(4)).noise
+    assert not trace_model(lambda: Wrapper(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0))), fact(4)).noise
+
+
+def test_recomputation_of_the_users_own_is_followed() -> None:
+    class Saving(Language):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.table(x)
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False)[0]
+            return self.head(self.norm(x))
+
+    plain, saving = by_name(trace_model(Language, TOKENS)), by_name(trace_model(Saving, TOKENS))
+    # The second product runs again no more: nothing needs its result.
+    again = plain["blocks.1"].forward_flops // 2
+    assert saving["blocks.1"].backward_flops == plain["blocks.1"].backward_flops + again
+    assert saving["blocks.1"].saved < plain["blocks.1"].saved
+
+
+class Gated(nn.Module):
+    """A block of which a compiler keeps less than autograd does: what the norm and the gate make is cheap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.gate, self.down = nn.RMSNorm(8), *(nn.Linear(8, 8, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        y = self.norm(x)
+        product: Tensor = self.down(self.up(y) * nn.functional.silu(self.gate(y)))
+        return x + product * scale
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Gated() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.ones(8).sigmoid()
+        for block in self.blocks:
+            x = block(x, scale=scale)
+        return x
+
+
+@pytest.mark.parametrize("low", [False, True])
+def test_a_compiled_block_keeps_what_the_compiler_leaves(low: bool) -> None:
+    """Held against what torch's compiler does make of it."""
+    kept = "saved_low" if low else "saved"
+    plain, compiled = (trace_model(Stack, fact(4, 8), low=low, compile=each).layers for each in (False, True))
+    gated, scale = Gated(), torch.ones(8)
+    block, own = torch.compile(gated, dynamic=False), {p.untyped_storage().data_ptr() for p in gated.parameters()}
+    held = []
+    for samples in (2, 4):
+        x = torch.randn(samples, 4, 8, requires_grad=True) * 1
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low):
+            made = block(x, scale=scale).grad_fn
+        there = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in made.saved_tensors}
+        held.append(sum(size for pointer, size in there.items() if pointer not in own))
+    expected = (held[1] - held[0]) // 2
+    # The first is given the model's own input, which is not its to keep.
+    assert [getattr(layer, kept) for layer in compiled] == [expected - 4 * 4 * 8, expected, expected]
+    for one, other in zip(compiled[1:], plain[1:], strict=True):
+        found, usual = (each.working_low if low else each.working for each in (one, other))
+        assert found is not None and usual is not None
+        less = getattr(other, kept) - expected
+        assert less > 0
+        assert (found.dropping, found.forward) == (usual.dropping, usual.forward - less)
+        assert _highest(found)[0] == _highest(usual)[0] - less
+
+
+def test_a_block_that_the_compiler_cannot_follow_counts_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("it cannot be followed")
+
+    monkeypatch.setattr("torch._functorch.partitioners.min_cut_rematerialization_partition", refuse)
+    assert trace_model(Stack, fact(4, 8), compile=True) == trace_model(Stack, fact(4, 8))
+
+
+def test_frozen_parameters_are_known() -> None:
+    def made() -> nn.Module:
+        model = Language(tied=False)
+        model.table.requires_grad_(False)
+        return model
+
+    facts = trace_model(made, TOKENS)
+    assert [name for name, _, trains in facts.parameters if not trains] == ["table.weight"]
+    assert "table.weight" not in facts.unused
+
+
+# --------------------------------------------------------------------------------------------------- how it is made
+
+
+def test_one_that_reads_numbers_while_it_is_built_is_built_on_the_cpu() -> None:
+    def made() -> nn.Module:
+        model = Language(tied=False)
+        model.head.weight.data /= float(model.head.weight.detach().norm())
+        model.get_submodule("blocks.1.up").weight = model.get_parameter("blocks.0.up.weight")
+        return model
+
+    facts = trace_model(made, TOKENS)
+    assert [layer.name for layer in facts.layers if layer.block] == ["blocks.0", "blocks.1", "blocks.2"]
+    assert facts.ties == (("blocks.1.up.weight", "blocks.0.up.weight"),)
+
+
+def test_one_of_the_meta_device_is_taken() -> None:
+    def made() -> nn.Module:
+        with torch.device("meta"):
+            return Language()
+
+    assert trace_model(made, TOKENS) == trace_model(Language, TOKENS)
+
+
+def test_modules_that_cannot_make_their_parameters_again_are_named() -> None:
+    facts = trace_model(Language, TOKENS)
+    assert facts.without_reset == ("",)  # for `position`
+
+    def masked() -> nn.Module:
+        inner = nn.Linear(4, 4)
+        made = Wrapper(inner)
+        made.register_buffer("mask", torch.ones(4))
+        return made
+
+    assert trace_model(masked, fact(4)).without_reset == ("",)  # for `mask`
+
+
+class Reads(Wrapper):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) if float(x.sum()) > 0 else x
+
+
+class Both(Wrapper):
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x), x
+
+
+class Narrow(Wrapper):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).double().sum()
+
+
+@pytest.mark.parametrize(
+    "kind, message",
+    [
+        (lambda inner: 3, "it returns a `int`"),
+        (Both, "its forward returns a `tuple`, not a tensor"),
+        (Narrow, "2 samples go in, and the output's shape is ()"),
+        (Reads, "its forward reads numbers"),
+    ],
+    ids=["no module", "tuple", "no batch", "numbers"],
+)
+def test_what_cannot_be_used_is_said(kind: Any, message: str) -> None:
+    with pytest.raises(TraceError) as error:
+        trace_model(lambda: kind(nn.Linear(4, 4)), TensorFact(shape=(4,), dtype="float32"))
+    assert message in str(error.value)
+
+
+def test_failing_under_autocast_matters_to_jobs_that_use_it() -> None:
+    class Strict(Wrapper):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.inner(x)
+            if y.dtype != torch.float32:
+                raise RuntimeError("only float32")
+            return y
+
+    def made() -> nn.Module:
+        return Strict(nn.Linear(4, 4))
+
+    layer = trace_model(made, fact(4)).layers[0]
+    assert layer.saved_low == layer.saved
+    with pytest.raises(TraceError, match="under autocast its forward fails: only float32"):
+        trace_model(made, fact(4), low=True)

@@ -1,0 +1,208 @@
+"""What is followed through operations is what ranks really have, and what a rank does otherwise is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from helpers.own_transformer import HeadNorm, network
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dslc.compiler.ir.module_facts import ShareFacts
+from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.trace.operators import Operation, Refused, Share, follow
+from dslc.compiler.trace.run import tensors_of
+from dslc.compiler.trace.trace import trace_model
+
+SHAPE = (2, 4, 6, 8)
+RANKS = 2
+MASK = torch.arange(48).view(6, 8) % 3 == 0
+# By name what is done, and along which dims ranks may have shares of what it is given.
+FOLLOWED: dict[str, tuple[Callable[[Tensor], Tensor], set[int]]] = {
+    "numbers": (lambda x: F.gelu(x * 3 + 1) / x.exp(), {0, 1, 2, 3}),
+    "a mask": (lambda x: x.masked_fill(MASK, 0.0), {0, 1}),
+    "softmax": (lambda x: x.softmax(-1), {0, 1, 2}),
+    "sum": (lambda x: x.sum(1), {0, 2, 3}),
+    "mean of two": (lambda x: x.mean((1, 3), keepdim=True), {0, 2}),
+    "everything": (lambda x: x - x.mean(), set()),
+    "norm": (lambda x: F.layer_norm(x, x.shape[-1:]), {0, 1, 2}),
+    "norm by hand": (lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True)), {0, 1, 2}),
+    "cumsum": (lambda x: x.cumsum(1), {0, 2, 3}),
+    "flip": (lambda x: x.flip(2), {0, 1, 3}),
+    "joined dims": (lambda x: x.flatten(1), {0, 1, 2, 3}),
+    "moved and joined": (lambda x: x.transpose(1, 2).flatten(2), {0, 1, 2, 3}),
+    "split dim": (lambda x: x.unflatten(3, (-1, 2)) if x.shape[3] > 1 else x, {0, 1, 2, 3}),
+    "permuted": (lambda x: x.permute(3, 0, 2, 1), {0, 1, 2, 3}),
+    "half": (lambda x: x.chunk(2, -1)[0], {0, 1, 2}),
+    "turned": (lambda x: torch.cat((-x[..., 4:], x[..., :4]), -1), {0, 1, 2}),
+    "stacked": (lambda x: torch.stack((x, -x), 1), {0, 1, 2, 3}),
+    "first": (lambda x: x[:, 0], {0, 2, 3}),
+    "repeated heads": (lambda x: x[:, :, None].expand(-1, -1, 3, -1, -1).flatten(1, 2), {0, 1, 2, 3}),
+    "gated": (F.glu, {0, 1, 2}),
+    "a product": (lambda x: x @ x.transpose(-1, -2), {0, 1}),
+    "attention": (lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), {0, 1}),
+    "sorted": (lambda x: x.sort(2).values, {0, 1, 3}),
+}
+
+
+class Following(TorchDispatchMode):
+    def __init__(self, shares: dict[int, Share]) -> None:
+        super().__init__()
+        self.shares = shares
+        self.alive: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if any(id(tensor) in self.shares for tensor in tensors_of((args, kwargs))):
+            operation = Operation(func, args, kwargs or {}, self.shares)
+            for tensor in tensors_of(result):
+                share = follow(operation, tensor)
+                self.alive.append(tensor)
+                if share is not None:
+                    self.shares[id(tensor)] = share
+        return result
+
+
+def piece(whole: Tensor, share: Share, rank: int) -> Tensor:
+    """What a rank has of `whole`."""
+    apart = whole.unflatten(share.dim, (share.outer, share.size, -1))
+    return apart.chunk(RANKS, share.dim + 1)[rank].flatten(share.dim, share.dim + 2)
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_what_is_followed_is_what_ranks_have(name: str) -> None:
+    function, allowed = FOLLOWED[name]
+    whole = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
+    for dim in range(whole.dim()):
+        given = Share(dim, 1, whole.shape[dim])
+        following = Following({id(whole): given})
+        try:
+            with following:
+                result = function(whole)
+            share = following.shares[id(result)]
+        except Refused:
+            assert dim not in allowed
+            continue
+        assert dim in allowed
+        for rank in range(RANKS):
+            torch.testing.assert_close(function(piece(whole, given, rank)), piece(result, share, rank))
+
+
+class Net(nn.Module):
+    """Something between a column and a row."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.up, self.down, self.between = nn.Linear(8, 16), nn.Linear(16, 8), between
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.scale * self.down(self.between(self.up(x)))
+
+
+def found(between: Callable[[Tensor], Tensor], *plan: str) -> ShareFacts:
+    entries = plan or ("up: column", "down: row")
+    facts = trace_model(lambda: Net(between), TensorFact(shape=(8,), dtype="float32"), tensor=2, tensor_plan=entries)
+    assert facts.shares is not None
+    return facts.shares
+
+
+def test_a_plan_without_a_fault() -> None:
+    shares = found(torch.relu)
+    assert shares.fault == "" and shares.head == ""
+    assert [(call.module, call.input.shape, call.output.shape) for call in shares.calls] == [
+        ("up", (8,), (16,)),
+        ("down", (16,), (8,)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "between, fault",
+    [
+        (lambda x: x / x.shape[-1], "a number that depends on the size of a share"),
+        (lambda x: x * torch.arange(x.shape[-1]), "every rank has whole"),
+        (lambda x: x * torch.rand(x.shape[0], 1), ""),
+        (lambda x: x + torch.zeros(x.shape[-1]).sum(), "of the size of a share"),
+        (lambda x: x.relu() if x.shape[-1] == 16 else x.tanh(), "does other things where its modules are cut"),
+        (lambda x: x * 2 if x.shape[-1] == 16 else x, "where its modules are cut"),
+        (lambda x: x.view(-1, 4, 4).transpose(1, 2).reshape(len(x), -1), "is not one of the features"),
+        (lambda x: x.view(len(x), 4, -1).flip(-1).flatten(1), "which is no share of"),
+        (lambda x: x.view(len(x), 4, 4).flatten(1), "fails on a rank's share"),
+        (lambda x: x.scatter(1, torch.zeros(len(x), 1, dtype=torch.int64), 0.0), "not known what `scatter"),
+    ],
+)
+def test_what_a_rank_would_do_otherwise(between: Callable[[Tensor], Tensor], fault: str) -> None:
+    text = found(between).fault
+    assert fault in text and bool(fault) == bool(text)
+
+
+@pytest.mark.parametrize(
+    "plan, fault",
+    [
+        (("blocks.*.attention.[qkv]: column", "blocks.*.attention.norm: summed", "blocks.*.attention.out: row"), ""),
+        (("blocks.*.attention.norm: summed",), "is `summed`, and works on what every rank has whole"),
+        (
+            ("blocks.*.attention.[qkv]: column", "blocks.*.attention.out: row"),
+            "`blocks.0.attention.norm.weight`, whose",
+        ),
+        (("blocks.*.up: column", "blocks.*.down: row"), "`blocks.0` works on shares with a tensor that every rank"),
+        (("head: column", "table: vocabulary"), ""),
+    ],
+)
+def test_a_transformer(plan: tuple[str, ...], fault: str) -> None:
+    facts = trace_model(network, TensorFact(shape=(16,), dtype="int64"), tensor=2, tensor_plan=plan)
+    assert facts.shares is not None
+    assert fault in facts.shares.fault and bool(fault) == bool(facts.shares.fault)
+    assert facts.shares.head == ("head" if plan[0] == "head: column" else "")
+
+
+class Astray(nn.Module):
+    """A norm whose weight is used by the module around it."""
+
+    def __init__(self, scale: bool) -> None:
+        super().__init__()
+        self.up, self.down, self.norm, self.scale = nn.Linear(8, 16), nn.Linear(16, 8), HeadNorm(4), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x).view(len(x), -1, 4)
+        y = y * self.norm.weight if self.scale else self.norm(y)
+        return self.down(y.flatten(1))
+
+
+def test_what_is_summed_is_so_in_its_own_module() -> None:
+    plan = ("up: column", "norm: summed", "down: row")
+    for scale, fault in ((False, ""), (True, "works on shares with the parameter `norm.weight`")):
+        made = partial(Astray, scale)
+        facts = trace_model(made, TensorFact(shape=(8,), dtype="float32"), tensor=2, tensor_plan=plan)
+        assert facts.shares is not None
+        assert fault in facts.shares.fault and bool(fault) == bool(facts.shares.fault)
+        assert facts.shares.help == ("use it in the `forward` of its own module" if scale else "")
+
+
+def test_a_module_that_sums_counts_each_call() -> None:
+    """As the norm of heads does, which one block calls for queries and for keys."""
+    plan = ("blocks.*.attention.[qkv]: column", "blocks.*.attention.norm: summed", "blocks.*.attention.out: row")
+    facts = trace_model(network, TensorFact(shape=(16,), dtype="int64"), tensor=2, tensor_plan=plan)
+    assert facts.shares is not None
+    assert facts.shares.summed == tuple(f"blocks.{n}.attention.norm" for n in (0, 0, 1, 1))
+
+
+def test_the_work_of_a_rank() -> None:
+    plan = ("blocks.*.up: column", "blocks.*.gate: column", "blocks.*.down: row")
+    facts = trace_model(network, TensorFact(shape=(16,), dtype="int64"), tensor=2, tensor_plan=plan)
+    assert facts.shares is not None
+    work, whole = dict(facts.shares.work), {layer.name: layer.forward_flops for layer in facts.layers}
+    dense = 3 * 2 * 16 * 32 * 48  # of a block: products of 16 positions, forward
+    assert work["blocks.0"] == work["blocks.1"] == whole["blocks.0"] - dense // 2
+    assert work["head"] == whole["head"] > 0
+
+
+def test_a_row_wants_shares() -> None:
+    assert "is a `row`, and is given the whole" in found(torch.relu, "down: row").fault
+    assert found(torch.relu, "down: row_of_whole").fault == ""
+    assert found(torch.relu, "up: gathered").fault == ""

@@ -1,0 +1,477 @@
+"""Jobs drawn at random whose parts are chosen for one another, so that about half of them are accepted.
+
+`draw(seed)` is a pure function of the seed: the text of a job, and of the same training in one process that shards,
+recomputes and accumulates nothing. Networks, losses, sources and every field that a training on CPUs takes are drawn,
+with now and then a value that does not fit. Everything is tiny: a training takes a second. `lay_out` makes the files
+that the jobs name; the jobs are to be written beside them.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from helpers.own_networks_drawn import draw_plan, families
+from helpers.paths import HELPERS
+
+# How often there are images, signals, vectors and tokens. What an axis divides are transformers, more or less always.
+KINDS = {"context": (1, 0, 0, 20), "tensor": (2, 0, 4, 16), "pipeline": (3, 1, 3, 8), "": (4, 2, 3, 5)}
+
+Blocks = dict[str, dict[str, str]]
+Shape = tuple[int, ...]
+Part = tuple[list[str], Shape, str]  # layers, the shape that comes out, what it is a shape of
+
+
+def lay_out(folder: Path) -> None:
+    """The files that the jobs name."""
+    for name in ("own_networks.py", "own_transformer.py"):
+        shutil.copy(HELPERS / name, folder)
+    (folder / "corpus.txt").write_text("".join(f"{n} bottles on the wall, " for n in range(99)))
+    numbers = np.random.default_rng(0)
+    numbers.integers(0, 50, 3000).astype("<u2").tofile(folder / "corpus.bin")
+    images, vectors = numbers.random((37, 2, 6, 5), np.float32), numbers.random((53, 7), np.float32)
+    np.savez(folder / "images.npz", x=images, y=(images[:, 0, 0, 0] * 3).astype(np.int64))
+    np.savez(folder / "vectors.npz", x=vectors, y=vectors[:, :2] - vectors[:, 2:4])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    seed: int
+    text: str
+    plain: str  # the same training in one process
+
+
+def draw(seed: int, *, compile: float = 0.0) -> Drawn:
+    """`compile`: in what share of the jobs `train.compile` is drawn, which takes half a minute each."""
+    rng = random.Random(seed)
+    blocks = _Drawing(rng, compile).blocks()
+    kept = ("model", "data", "train", "evaluate", "log")
+    alone = {"devices": {"cpus": "1"}} | {name: blocks[name] for name in kept if name in blocks}
+    alone["train"] = {name: text for name, text in alone["train"].items() if name != "compile"}
+    return Drawn(seed=seed, text=_text(blocks), plain=_text(alone))
+
+
+def _text(blocks: Blocks) -> str:
+    return "\n".join(
+        f"{name} {{\n" + "".join(f"  {field} = {value}\n" for field, value in body.items()) + "}\n"
+        for name, body in blocks.items()
+        if body
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    """Data and what is to come out of a network for it."""
+
+    source: str
+    shape: Shape  # of a sample
+    kind: str  # image, signal, sequence, vector, tokens
+    output: Shape
+    classes: bool  # targets are classes; else numbers
+    samples: int
+    own_validation: bool = False
+    large: bool = False  # a part of it takes long to look at
+
+
+class _Drawing:
+    def __init__(self, rng: random.Random, compile: float) -> None:
+        self.rng, self.compile = rng, compile
+        self.axes: set[str] = set()
+        self.plan: str = ""  # `tensor_plan`
+
+    def one(self, *choices: str) -> str:
+        return self.rng.choice(choices)
+
+    def chance(self, share: float) -> bool:
+        return self.rng.random() < share
+
+    def number(self, first: int, last: int) -> int:
+        return self.rng.randint(first, last)
+
+    def blocks(self) -> Blocks:
+        devices, parallelism, ranks = self.parallelism()
+        self.axes = {"pipeline", "tensor", "context"} & {*parallelism}
+        task = self.task()
+        data = self.data(task, ranks, int(parallelism.get("microbatches", "1")))
+        model = self.model(task)
+        if self.plan:
+            parallelism["tensor_plan"] = self.plan
+        return {
+            "model": model,
+            "data": data,
+            "devices": devices,
+            "parallelism": parallelism,
+            "memory": self.memory(),
+            "train": self.train(task),
+            "evaluate": self.evaluate(task),
+            "checkpoint": self.checkpoint(),
+            "launch": {"timeout": "1 min"},
+            "log": {"every": "1 step", "tensorboard": "false"},
+        }
+
+    # ------------------------------------------------------------------------------------------------------- data
+
+    def task(self) -> _Task:
+        rng = self.rng
+        axis = next((axis for axis in KINDS if axis in self.axes), "")
+        kind = rng.choices(("image", "signal", "vector", "tokens"), KINDS[axis])[0]
+        if kind == "tokens":
+            length, vocab = rng.choice((4, 6, 8)), rng.choice((11, 16, 50))
+            samples = rng.choice((40, 61, 200))
+            source, vocab = rng.choice(
+                (
+                    (f"stdlib(context = {length})", 256),
+                    (f'text("corpus.txt", context = {length})', 256),
+                    (f'tokens("*.bin", context = {length})', 50),
+                    (f"synthetic(samples = {samples}, vocab = {vocab}, context = {length})", vocab),
+                    (f"synthetic(samples = {samples}, vocab = {vocab}, context = {length})", vocab),
+                )
+            )
+            return _Task(
+                source=source, shape=(length,), kind=kind, output=(length, vocab), classes=True,
+                samples=samples if source.startswith("synthetic") else 600, large=source.startswith("stdlib"),
+            )  # fmt: skip
+        known = {
+            "image": (
+                _Task(source="digits()", shape=(1, 8, 8), kind=kind, output=(10,), classes=True, samples=1797),
+                _Task(
+                    source='arrays("images.npz")', shape=(2, 6, 5), kind=kind, output=(3,), classes=True, samples=37
+                ),
+            ),
+            "vector": (
+                _Task(
+                    source='arrays("vectors.npz")', shape=(7,), kind=kind, output=(2,), classes=False, samples=53
+                ),
+                _Task(
+                    source='python("own_networks:data")', shape=(6,), kind=kind, output=(3,), classes=True, samples=50,
+                    own_validation=True,
+                ),
+            ),
+            "signal": (),
+        }[kind]  # fmt: skip
+        if known and self.chance(0.5):
+            return rng.choice(known)
+        shape: Shape = {
+            "image": (rng.randint(1, 3), rng.randint(5, 9), rng.randint(5, 9)),
+            "signal": (rng.choice((2, 3, 4, 8)), rng.choice((4, 7, 8))),
+            "vector": (rng.randint(2, 9),),
+        }[kind]
+        samples, count, classes = rng.choice((24, 41, 64)), rng.randint(2, 5), self.chance(0.6)
+        targets = f"classes = {count}" if classes else f"targets = [{count}]"
+        source = f"synthetic(samples = {samples}, shape = {list(shape)}, {targets})"
+        return _Task(source=source, shape=shape, kind=kind, output=(count,), classes=classes, samples=samples)
+
+    def data(self, task: _Task, ranks: int, microbatches: int) -> dict[str, str]:
+        batch = ranks * microbatches * self.number(1, 3) if self.chance(0.85) else self.number(1, 12)
+        body = {"source": task.source, "batch": str(batch)}
+        if not task.large and self.chance(0.1 if task.own_validation else 0.4):
+            body["validation"] = self.one("10%", "0.25", "30%")
+        if self.chance(0.3):
+            body["last_batch"] = "keep"
+        if self.chance(0.3):
+            body["shuffle"] = self.one("true", "false")
+        if self.chance(0.08):
+            body["workers"] = self.one("1", "2")
+        return body
+
+    # ---------------------------------------------------------------------------------------------------- the model
+
+    def model(self, task: _Task) -> dict[str, str]:
+        body = {"network": self.network(task), "loss": self.loss(task)}
+        if self.chance(0.12):
+            body["freeze"] = self.one('["*.bias"]', '["*.bias"]', '["0.*"]', '["*0*"]', '["nothing"]')
+        if self.chance(0.01):
+            body["weights"] = '"missing.safetensors"'
+        return body
+
+    def loss(self, task: _Task) -> str:
+        if self.chance(0.04):  # any, whether it fits or not
+            return self.one("mse()", "cross_entropy()", "contrastive()", 'python("own_networks:nothing")')
+        if not task.classes:
+            own = 'python("own_networks:measured"'
+            return self.one("mse()", "l1()", "bce()", f"{own})", f"{own}, power = 1)")
+        more = [f"ignore = {self.number(0, 2)}"] * self.chance(0.2) + ["label_smoothing = 0.1"] * self.chance(0.2)
+        if task.kind != "tokens" and self.chance(0.12):
+            return 'python("own_networks:classified")'
+        return f"cross_entropy({', '.join(more)})"
+
+    def network(self, task: _Task) -> str:
+        library = self.library(task)
+        split = bool({"tensor", "context"} & self.axes)
+        if self.chance(0.12 if not self.axes or "context" in self.axes else 0.5):
+            return self.function(task)
+        return self.rng.choice(library) if library and self.chance(0.8 if split else 0.4) else self.layers(task)
+
+    def function(self, task: _Task) -> str:
+        """A network that a function makes."""
+        family = self.rng.choice(families(self.rng, task.shape, task.output, tokens=task.kind == "tokens"))
+        if "tensor" in self.axes or self.chance(0.02):
+            self.plan = draw_plan(self.rng, family.groups)
+        return family.call
+
+    def library(self, task: _Task) -> list[str]:
+        rng, flag = self.rng, self.one("true", "false")
+        width, heads = rng.choice(((8, 2), (8, 4), (12, 2), (6, 3), (8, 3)) if self.chance(0.15) else ((8, 2), (16, 4)))
+        count = task.output[-1]
+        if task.kind == "tokens":
+            length = task.shape[0] + (8 if self.chance(0.1) else 0)
+            more = "".join([", bias = false"] * self.chance(0.3) + [", dropout = 0.1"] * self.chance(0.06))
+            return [
+                f"gpt(layers = {rng.randint(1, 4)}, width = {width}, heads = {heads}, context = {length}, "
+                f"tie = {flag}{more})"
+            ]
+        classes = f", classes = {count}" if not task.classes or self.chance(0.3) else ""
+        made = [f"mlp(widths = {self.rng.choice(([8], [8, 6], [], [5, 5, 5]))}, activation = tanh{classes})"] * 2
+        if task.kind == "image":
+            made += [f"convnet(channels = {rng.choice(([3], [4, 6]))}{classes})"] * 2
+            made += [f"vit(patch = {rng.choice((1, 2, 2, 3))}, layers = {rng.randint(1, 3)}, width = {width}, "
+                     f"heads = {heads}{classes})"] * 2  # fmt: skip
+            made += [f"resnet(width = 4, stem = small{classes})"] * self.chance(0.2)
+        return made
+
+    def layers(self, task: _Task) -> str:
+        made: list[str] = []
+        shape, kind = task.shape, task.kind
+        if kind == "tokens":
+            width = self.rng.choice((4, 8, 12))
+            made.append(f"embedding(width = {width})")
+            shape, kind = (*shape, width), "sequence"
+        for _ in range(self.number(0, 4)):
+            more, shape, kind = self.step(shape, kind)
+            if task.kind == "tokens" and kind != "sequence" and self.chance(0.95):
+                break  # a token wants an answer at each position
+            made += more
+        if task.kind != "tokens" and kind == "sequence":
+            made.append(self.one("last_step()", "mean_steps()", "flatten()"))
+        elif kind in ("image", "signal"):
+            made.append("flatten()")
+        out = task.output[-1] + (1 if self.chance(0.03) else 0)
+        return f"[{', '.join([*made, f'linear({out})'])}]"
+
+    def step(self, shape: Shape, kind: str) -> Part:
+        """A layer (or some) that takes `shape`."""
+        if self.chance(0.25):
+            return [self.pointwise()], shape, kind
+        if self.chance(0.25):
+            body = ", ".join(self.body(shape, kind))
+            return [self.one(f"residual([{body}])", f"repeat({self.number(1, 3)}, [{body}])")], shape, kind
+        steps = {"image": self.image, "signal": self.signal, "sequence": self.sequence, "vector": self.vector}
+        return steps[kind](shape)
+
+    def pointwise(self) -> str:
+        if self.chance(0.05):
+            return self.one("dropout(0.2)", "dropout(p = 0.0)")
+        return self.one("relu()", "gelu()", "gelu(approximate = tanh)", "silu()", "tanh()", "sigmoid()",
+                        "leaky_relu(slope = 0.1)", "elu(alpha = 0.5)")  # fmt: skip
+
+    def body(self, shape: Shape, kind: str) -> Sequence[str]:
+        """Layers that give back the shape they take."""
+        bias, heads = self.one("true", "false"), self.one("1", "2", "2", "2", "2", "2", "3")
+        options = {
+            "image": (
+                (f"conv2d({shape[0]}, padding = 1, bias = {bias})", self.pointwise()),
+                (f"conv2d({shape[0]}, padding = 1, groups = {shape[0]})", "batch_norm()", self.pointwise()),
+            ),
+            "signal": ((f"conv1d({shape[0]}, padding = 1)", self.pointwise()), ("batch_norm()",)),
+            "sequence": (
+                ("layer_norm()", f"attention(heads = {heads}, causal = {bias}, bias = {bias})"),
+                (f"transformer_block(heads = {heads}, ratio = 2, causal = true, bias = {bias})",),
+                ("rms_norm()", f"linear({shape[-1]})", self.pointwise()),
+            ),
+            "vector": ((f"linear({shape[0]})", self.pointwise()), ("layer_norm()", f"linear({shape[0]})")),
+        }
+        return self.rng.choice(options[kind])
+
+    def image(self, shape: Shape) -> Part:
+        channels, height, width = shape
+        side = min(height, width)
+        match self.one("conv", "conv", "pool", "norm", "adaptive", "shortcut", "patch", "flatten"):
+            case "conv":
+                padding, stride, out = self.number(0, 2), self.number(1, 2), self.number(2, 6)
+                kernel = self.number(1, min(4, side + 2 * padding))
+                arguments = f"{out}, kernel = {kernel}, stride = {stride}, padding = {padding}"
+                size = [(n + 2 * padding - kernel) // stride + 1 for n in (height, width)]
+                return [f"conv2d({arguments}, bias = {self.one('true', 'false')})"], (out, *size), "image"
+            case "pool" if side >= 2:
+                kind, stride = self.one("max", "avg"), self.number(1, 2)
+                size = [(n - 2) // stride + 1 for n in (height, width)]
+                return [f"{kind}_pool2d(2, stride = {stride})"], (channels, *size), "image"
+            case "norm":
+                return [self.one("batch_norm()", "batch_norm()", "batch_norm(sync = false)")], shape, "image"
+            case "adaptive":
+                size = [self.number(1, 2)] * 2
+                return [f"adaptive_{self.one('max', 'avg')}_pool2d({size[0]})"], (channels, *size), "image"
+            case "shortcut":
+                size = [(n - 1) // 2 + 1 for n in (height, width)]
+                straight = "shortcut = [conv2d(4, kernel = 1, stride = 2)]"
+                return [f"residual([conv2d(4, stride = 2, padding = 1), tanh()], {straight})"], (4, *size), "image"
+            case "patch":
+                patch = next((p for p in (3, 2) if height % p == 0 and width % p == 0), 1)
+                layer = f"patch_embedding(patch = {patch}, width = 8)"
+                return [layer], (height // patch * (width // patch), 8), "sequence"
+        return ["flatten()"], (channels * height * width,), "vector"
+
+    def signal(self, shape: Shape) -> Part:
+        channels, length = shape
+        match self.one("conv", "conv", "pool", "norm", "adaptive", "flatten"):
+            case "conv":
+                padding, stride = self.number(0, 1), self.number(1, 2)
+                kernel = self.number(1, min(3, length + 2 * padding))
+                layer = f"conv1d(6, kernel = {kernel}, stride = {stride}, padding = {padding})"
+                return [layer], (6, (length + 2 * padding - kernel) // stride + 1), "signal"
+            case "pool" if length >= 2:
+                return [f"{self.one('max', 'avg')}_pool1d(2)"], (channels, length // 2), "signal"
+            case "norm":
+                return ["batch_norm()"], shape, "signal"
+            case "adaptive":
+                return ["adaptive_avg_pool1d(2)"], (channels, 2), "signal"
+        return ["flatten()"], (channels * length,), "vector"
+
+    def sequence(self, shape: Shape) -> Part:
+        length, width = shape
+        match self.one("linear", "norm", "position", "lstm", "body", "last", "mean"):
+            case "linear":
+                return [f"linear(8, bias = {self.one('true', 'false')})"], (length, 8), "sequence"
+            case "norm":
+                return [self.one("layer_norm()", "rms_norm()", "layer_norm(bias = false)")], shape, "sequence"
+            case "position":
+                return ["positional_embedding()"], shape, "sequence"
+            case "lstm":
+                both = self.chance(0.4)
+                layer = f"lstm(4, layers = {self.number(1, 2)}, bidirectional = {'true' if both else 'false'})"
+                return [layer], (length, 8 if both else 4), "sequence"
+            case "last":
+                return ["last_step()"], (width,), "vector"
+            case "mean":
+                return ["mean_steps()"], (width,), "vector"
+        return [*self.body(shape, "sequence")], shape, "sequence"
+
+    def vector(self, shape: Shape) -> Part:
+        out = self.number(2, 9)
+        match self.one("linear", "linear", "norm", "batch"):
+            case "norm":
+                return ["layer_norm()"], shape, "vector"
+            case "batch":
+                return ["batch_norm()"], shape, "vector"
+        return [f"linear({out})"], (out,), "vector"
+
+    # -------------------------------------------------------------------------------------------------- the splitting
+
+    def parallelism(self) -> tuple[dict[str, str], dict[str, str], int]:
+        """`devices`, `parallelism`, and the data ranks."""
+        rng = self.rng
+        world = rng.choice((1, 2, 2, 2, 3, 4, 4, 4))
+        devices = {"cpus": str(world)}
+        if self.chance(0.03):
+            devices["backend"] = self.one("gloo", "gloo", "nccl")
+        if self.chance(0.02):
+            devices["nodes"] = self.one("2", "1..2")
+        body: dict[str, str] = {}
+        data = world
+        if world in (2, 4) and self.chance(0.45):
+            for axis in rng.sample(("pipeline", "tensor", "context"), 2 if world == 4 else 1):
+                if data > 1 and self.chance(0.75):
+                    body[axis] = "2"
+                    data //= 2
+            if "pipeline" in body:
+                body |= self.pipeline()
+        if self.chance(0.15):
+            body["data"] = str(data if self.chance(0.85) else data + 1)
+        if self.chance(0.7):
+            body["zero"] = str(rng.randint(0, 3))
+        if self.chance(0.2):
+            body["replicas"] = self.one("2", "2", "1", "3", "4") if data > 1 else "1"
+        if "microbatches" not in body and self.chance(0.35):
+            body["microbatches"] = self.one("2", "2", "3", "4")
+        if "tensor" in body and self.chance(0.3):
+            body["sequence"] = "false"
+        if self.chance(0.02):
+            body["gradients"] = self.one("fp16()", "powersgd(rank = 2)", "local_sgd(period = 2)", "allreduce()")
+        return devices, body, data
+
+    def pipeline(self) -> dict[str, str]:
+        schedules = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zero_bubble", "zbv", "dualpipev")
+        body = {"schedule": self.one(*schedules), "microbatches": self.one("2", "4", "4")}
+        if self.chance(0.1):
+            body["virtual_stages"] = self.one("1", "2", "3")
+        if self.chance(0.1):
+            body["stages"] = self.one("[1, 1]", "[2, 2]", "[1, 3]")
+        return body
+
+    def memory(self) -> dict[str, str]:
+        body = {}
+        if self.chance(0.3):
+            body["recompute"] = self.one("full", "selective", "every(2)", "none")
+        if self.chance(0.2):
+            body["offload"] = self.one("[optimizer]", "[optimizer, parameters]", "activations", "[parameters]", "[]")
+        if self.chance(0.02):
+            body["limit"] = self.one("100 B", "4 GiB")
+        return body
+
+    # --------------------------------------------------------------------------------------------------- the training
+
+    def train(self, task: _Task) -> dict[str, str]:
+        body = {"optimizer": self.optimizer()}
+        if task.samples <= 64 and self.chance(0.15):
+            body["epochs"] = "1"
+        else:
+            body["steps"] = str(self.number(3, 5))
+        if self.chance(0.3):
+            body["lr_schedule"] = self.one(
+                "constant", "warmup_cosine(warmup = 2 steps)", "warmup_linear(warmup = 20%, floor = 0.1)",
+                "warmup_constant(warmup = 1 step)", "step(every = 2 steps)", "exponential(0.9, every = 1 step)",
+                "warmup_cosine(warmup = 50 steps)" if self.chance(0.2) else "constant",
+            )  # fmt: skip
+        if self.chance(0.1):
+            body["scale_lr"] = self.one("linear(base_batch = 8)", "sqrt(base_batch = 4)")
+        if self.chance(0.1):
+            body["no_decay"] = self.one('["*.bias"]', '["*.weight"]', '["*bias*", "*weight*"]', '["no.*"]')
+        if self.chance(0.25):
+            body["clip"] = self.one("0.05", "0.5", "10")
+        if self.chance(0.25):
+            body["precision"] = self.one("bf16", "bf16(level = O2)", "fp16", "fp16(level = O2)", "fp32")
+        if self.chance(0.3):
+            body["seed"] = str(self.number(0, 9))
+        if self.chance(0.05):
+            body["deterministic"] = "true"
+        if self.chance(self.compile):
+            body["compile"] = "true"
+        return body
+
+    def optimizer(self) -> str:
+        decay = ", weight_decay = 0.1" if self.chance(0.3) else ""
+        return self.rng.choice(
+            (f"sgd(lr = 0.05{decay})",) * 2
+            + (f"sgd(lr = 0.05, momentum = 0.9, nesterov = {self.one('true', 'false')}{decay})",) * 3
+            + (f"sgd(lr = 0.02, momentum = 0.5, dampening = 0.2{decay})",)
+            + (f"adam(lr = 1e-3{decay})", f"adam(lr = 1e-3, amsgrad = true, betas = [0.8, 0.9]{decay})")
+            + (f"adamw(lr = 1e-3{decay})",) * 2
+            + (f"adagrad(lr = 1e-3{decay})", f"rmsprop(lr = 1e-3, centered = true, momentum = 0.5{decay})")
+            + (("sgd(lr = 0.05, nesterov = true)", "qadam()") if self.chance(0.1) else ())
+        )
+
+    def evaluate(self, task: _Task) -> dict[str, str]:
+        body = {}
+        if self.chance(0.3):
+            body["every"] = self.one("2 steps", "1 step", "1 epoch", "50 steps")
+        if self.chance(0.3):
+            fitting = ("accuracy", "top_k(2)", "accuracy") if task.classes else ("mse", "mse", "mse")
+            body["metrics"] = f"[loss, {self.one(*fitting, *fitting, 'mse', 'perplexity')}]"
+        return body
+
+    def checkpoint(self) -> dict[str, str]:
+        if not self.chance(0.2):
+            return {}
+        return {"every": self.one("2 steps", "1 step", "1 epoch"), "asynchronous": self.one("true", "false")}
+
+
+def drawn(first: int, *, compile: float = 0.0) -> Iterator[Drawn]:
+    seed = first
+    while True:
+        yield draw(seed, compile=compile)
+        seed += 1

@@ -1,0 +1,24 @@
+"""From the text or the file of a job to its plan, as the commands do it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dslc.compiler.compile import Compiled, compile_plan
+from dslc.compiler.ir.facts import Facts
+from dslc.compiler.rules.analyse import analyse
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.meaning.load import load
+from helpers.paths import ROOT
+
+JOBS = ROOT / "tests" / "compiler" / "jobs"
+
+
+def compiled(path: Path, *settings: str) -> Compiled:
+    """The plan and its graph. AssertionError where the job is at fault."""
+    loaded = load(str(path), list(settings))
+    assert loaded.job is not None, loaded.report.found
+    report = Report()
+    analysis = analyse(loaded.job, Facts(), report)
+    assert analysis is not None and not report.errors, report.errors
+    return compile_plan(analysis)

@@ -1,0 +1,143 @@
+"""Trainings of tests: a job or a program, launched to its end on real processes, and whether two are alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file
+
+from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.trace.trace import trace_model
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.meaning.load import load
+from dslc.runs import Ready, lay_down, prepare, report_on
+from dslc.runtime.measure.collectives import FIRST_STEP, STEPS
+from dslc.runtime.process.records import Record, read_metrics
+from helpers.launcher import Launcher
+from helpers.paths import HELPERS
+
+# A job whose network is a user's, of the module `net` beside it.
+OWN_JOB = """
+model {
+  network = python("net:network")
+  loss    = cross_entropy()
+}
+data {
+  source = digits()
+  batch  = 8
+}
+train {
+  steps     = 1
+  optimizer = sgd()
+}
+"""
+METRICS = ("loss", "accuracy", "top_k")
+
+
+class Trained:
+    """What a training left in its run directory, and what it showed."""
+
+    def __init__(self, folder: Path, shown: str = "") -> None:
+        self.folder, self.shown = folder, shown
+        self.lines = read_metrics(str(folder))
+        self.weights: dict[str, np.ndarray[Any, Any]] = load_file(folder / "weights.safetensors")
+
+    def losses(self, split: str = "train") -> list[float]:
+        return [line["loss"] for line in self.lines if line["split"] == split]
+
+    @property
+    def records(self) -> dict[tuple[str, int], Record]:
+        return {(line["split"], line["step"]): line for line in self.lines}
+
+
+def load_what_traces() -> None:
+    """Loads what tracing needs into this process, once, and not into each child that traces: 3 s each."""
+    import transformers  # noqa: F401
+
+    trace_model(lambda: torch.nn.Linear(2, 2), TensorFact(shape=(2,), dtype="float32"))
+
+
+def filled(text: str, choice: Mapping[str, str]) -> str:
+    """`text` with what is chosen in the place of its names in capitals."""
+    for name in sorted(choice, key=len, reverse=True):  # of names within names the longer ones
+        text = text.replace(name.upper(), choice[name])
+    return text
+
+
+def beside_own_networks(folder: Path, text: str) -> Path:
+    """Writes a job into a folder where it finds own_networks.py."""
+    shutil.copy(HELPERS / "own_networks.py", folder)
+    job = folder / "job.plt"
+    job.write_text(text)
+    return job
+
+
+def staged(schedule: str, pipeline: int, data: int, microbatches: int, *settings: str) -> tuple[str, ...]:
+    """The `--set`s of a pipeline, `data` times beside itself, with further ones."""
+    axes = (f"parallelism.data={data}", f"parallelism.pipeline={pipeline}", f"devices.cpus={data * pipeline}")
+    return (*axes, f"parallelism.schedule={schedule}", f"parallelism.microbatches={microbatches}", *settings)
+
+
+def ready(job: Path, *settings: str, profile: bool = False) -> Ready:
+    """The job with its `--set`s, as `dslc run` prepares it; AssertionError where it is rejected."""
+    loaded, report = load(str(job), list(settings)), Report()
+    found = prepare(loaded, report, profile=profile) if loaded.job is not None else None
+    assert found is not None, [d.message for d in (*loaded.report.errors, *report.errors)]
+    return found
+
+
+def train(
+    launcher: Launcher, folder: Path, program: JobProgram, places: tuple[RankPlace, ...], **changed: Any
+) -> Trained:
+    """Trains `program`, `changed` in these fields, in the run directory `folder`."""
+    outcome, shown = launcher.launch(dataclasses.replace(program, **changed), places, folder)
+    if outcome is not None and outcome.failure is not None:
+        shown += Path(outcome.failure.log).read_text(errors="replace")[-10_000:]
+    assert outcome is not None and outcome.done, f"{outcome}\n{shown}"
+    return Trained(folder, shown)
+
+
+def train_job(launcher: Launcher, job: Path, *settings: str, folder: Path | None = None) -> Trained:
+    """Trains a job; in a folder of its own beside it, where none is given."""
+    made = ready(job, *settings)
+    if folder is None:
+        folder = job.parent / f"run{len(list(job.parent.iterdir()))}"
+        folder.mkdir()
+    return train(launcher, folder, made.program, made.places)
+
+
+def exchanges_as_planned(launcher: Launcher, folder: Path, job: Path, *settings: str) -> None:
+    """What each rank exchanges in a step of the job, run with --profile, is what the plan says: kind, count, bytes."""
+    made = ready(job, *settings, f"train.steps={FIRST_STEP + STEPS}", profile=True)
+    lay_down(made, str(folder))
+    outcome, shown = launcher.launch(made.program, made.places, folder)
+    assert outcome.failure is None, f"{outcome.failure}\n{shown}"
+    for rank in report_on(made, str(folder), outcome.steps)["ranks"]:
+        assert rank["recorded"] == list(range(FIRST_STEP, FIRST_STEP + STEPS)) and rank["steady"]
+        found = {each["operation"]: each["measured"] for each in rank["collectives"]}
+        assert found == {each["operation"]: each["predicted"] for each in rank["collectives"]}
+        assert any(each["count"] for each in found.values())
+
+
+def agree(one: Trained, other: Trained, losses: float = 1e-5, weights: float | None = 1e-5) -> None:
+    """The same records, with the same losses and metrics, and the same parameters; None: these are not compared."""
+    expected, found = one.records, other.records
+    assert expected and list(found) == list(expected)
+    for key, record in expected.items():
+        for metric in filter(record.__contains__, METRICS):
+            np.testing.assert_allclose(
+                found[key][metric], record[metric], rtol=0, atol=losses, err_msg=f"{key} {metric}"
+            )
+    assert list(other.weights) == list(one.weights)
+    if weights is None:
+        return
+    for name, value in one.weights.items():
+        assert other.weights[name].dtype == value.dtype, name
+        np.testing.assert_allclose(other.weights[name], value, rtol=0, atol=weights, err_msg=name)

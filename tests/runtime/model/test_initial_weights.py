@@ -1,0 +1,150 @@
+"""Weights from a file: what is put where, and what does not fit."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.gang import gang
+from helpers.launcher import Launcher
+from helpers.made_programs import conv_model, gpt_model, images, places, program
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from dslc.compiler.ir import program as p
+from dslc.runtime.checkpoint.weights import save_weights
+from dslc.runtime.model import initial_weights
+from dslc.runtime.model.build import build_model
+from dslc.runtime.model.initial_weights import WeightsError
+from dslc.runtime.model.names import named_tensors
+from dslc.runtime.process.records import read_metrics
+
+
+def other(model: p.ModelStep) -> nn.Module:
+    """The model with numbers of another seed, in its buffers too."""
+    made = build_model(p.ModelStep(root=model.root, inits=model.inits, ties=model.ties, seed=99), "cpu")
+    for number, buffer in enumerate(made.buffers()):
+        buffer.add_(number + 1)
+    return made
+
+
+def start(model: p.ModelStep, weights: Path) -> p.ModelStep:
+    return p.ModelStep(
+        root=model.root, inits=model.inits, ties=model.ties, weights=str(weights), weights_line="made.plt:5:13"
+    )
+
+
+def loaded(model: p.ModelStep, weights: Path) -> nn.Module:
+    step = start(model, weights)
+    made = build_model(step, "cpu")
+    initial_weights.load(step, made)
+    return made
+
+
+def same(one: nn.Module, two: nn.Module) -> None:
+    torch.testing.assert_close(named_tensors(two), named_tensors(one), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("model", (conv_model(), gpt_model()), ids=("buffers", "tied"))
+def test_a_run_directory_a_file_and_a_torch_file_give_the_same_weights(model: p.ModelStep, tmp_path: Path) -> None:
+    made = other(model)
+    save_weights(made, str(tmp_path))
+    torch.save(made.state_dict(), tmp_path / "weights.pt")  # a tied weight under both its names
+    torch.save({"state_dict": made.state_dict(), "epoch": 3}, tmp_path / "checkpoint.pt")
+    torch.save(made.state_dict(), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    for path in ("", "weights.safetensors", "weights.pt", "checkpoint.pt", "old.pt"):
+        same(made, loaded(model, tmp_path / path))
+
+
+def test_numbers_are_converted(tmp_path: Path) -> None:
+    made = other(gpt_model())
+    file = tmp_path / "half.safetensors"
+    save_file({name: tensor.detach().half() for name, tensor in named_tensors(made).items()}, file)
+    model = loaded(gpt_model(), file)
+    assert {tensor.dtype for tensor in model.parameters()} == {torch.float32}
+    same(made.half().float(), model)
+
+
+def wrong(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    less = {name: tensor for name, tensor in tensors.items() if not name.startswith("2.mlp.")}
+    more = tensors | {"4.weight": torch.zeros(3)}
+    shaped = tensors | {"1.weight": torch.zeros(9, 16)}
+    differing = tensors | {"3.weight": tensors["0.weight"] + 1}
+    return {
+        "it lacks `2.mlp.weight`, `2.mlp.bias`": less,
+        "it has besides `4.weight`": more,
+        "shapes differ: `1.weight` is [9, 16] there and [8, 16] here": shaped,
+        "`3.weight` and `0.weight` are one weight in the model, and differ here": differing,
+    }
+
+
+@pytest.mark.parametrize("said", wrong({"0.weight": torch.zeros(1)}))
+def test_what_does_not_fit_is_named(said: str, tmp_path: Path) -> None:
+    tensors = {name: tensor.detach() for name, tensor in named_tensors(other(gpt_model())).items()}
+    file = tmp_path / "weights.safetensors"
+    save_file(wrong(tensors)[said], file)
+    with pytest.raises(WeightsError, match=f"^made.plt:5:13: .*{re.escape(said)}"):
+        loaded(gpt_model(), file)
+
+
+def test_what_is_no_file_of_weights(tmp_path: Path) -> None:
+    (tmp_path / "text.safetensors").write_text("no weights")
+    (tmp_path / "text.pt").write_text("no weights")
+    torch.save([1, 2], tmp_path / "list.pt")
+    for name in ("text.safetensors", "text.pt", "list.pt", "absent.safetensors", "absent.pt"):
+        with pytest.raises(WeightsError, match=f"^made.plt:5:13: .*{name} cannot be read as weights: "):
+            loaded(gpt_model(), tmp_path / name)
+
+
+# ------------------------------------------------------------------------------------------------ over processes
+
+
+def fill_shards(rank: int, folder: str, replicas: int) -> dict[str, Any]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    from dslc.runtime.model.model import skeleton
+
+    step = start(gpt_model(vocab=33), Path(folder))  # 33 rows do not divide
+    mesh = init_device_mesh("cpu", (replicas, 4 // replicas), mesh_dim_names=("replicate", "shard"))
+    model = skeleton(step)
+    for module in (model.get_submodule("2"), model):
+        fully_shard(module, mesh=mesh if replicas > 1 else mesh["shard"])
+    model.to_empty(device="cpu")
+    initial_weights.load(step, model)
+    whole = {}
+    for name, tensor in model.named_parameters():
+        assert isinstance(tensor, DTensor)
+        whole[name] = tensor.full_tensor().detach().numpy()
+    return whole
+
+
+@pytest.mark.parametrize("replicas", (1, 2))
+def test_each_rank_fills_its_own_rows(replicas: int, tmp_path: Path) -> None:
+    save_weights(other(gpt_model(vocab=33)), str(tmp_path))
+    expected = load_file(tmp_path / "weights.safetensors")
+    for whole in gang(4, fill_shards, str(tmp_path), replicas):
+        assert whole.keys() == expected.keys()
+        for name, value in whole.items():
+            np.testing.assert_array_equal(value, expected[name].numpy())
+
+
+def test_a_training_goes_on_from_the_weights_of_another(launcher: Launcher, tmp_path: Path) -> None:
+    def run(folder: str, ranks: int, model: p.ModelStep, **changed: Any) -> list[float]:
+        outcome, _ = launcher.launch(program(ranks, data, model=model, **changed), places(ranks), tmp_path / folder)
+        assert outcome.done, outcome
+        return [line["loss"] for line in read_metrics(str(tmp_path / folder)) if line["split"] == "train"]
+
+    data = images(tmp_path)
+    first = run("first", 1, conv_model())
+    one = run("one", 1, start(conv_model(), tmp_path / "first"))
+    two = run("two", 2, start(conv_model(), tmp_path / "first"))
+    sharded = p.GradientStep(kind="fsdp", units=("4",), reshard=True)
+    rows = run("rows", 2, start(conv_model(), tmp_path / "first"), gradients=sharded)
+    assert one[0] < first[0] - 0.3
+    np.testing.assert_allclose([two, rows], [one, one], rtol=0, atol=1e-5)

@@ -1,0 +1,261 @@
+"""What the plan says a step exchanges is what every rank really exchanged: kind, count and bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.launcher import Launcher
+from helpers.trained import exchanges_as_planned, filled
+
+GPT = """
+model {
+  network = gpt(layers = 3, width = 36, heads = 2, context = 16, vocab = 256)
+  loss    = cross_entropy(ignore = IGNORE)
+  freeze  = FREEZE
+}
+data {
+  source = stdlib()
+  batch  = 16
+}
+"""
+NESTED = GPT.replace(
+    "gpt(layers = 3, width = 36, heads = 2, context = 16, vocab = 256)",
+    "[embedding(256, 8), residual([attention(heads = 2)]), transformer_block(heads = 2), linear(256)]",
+).replace("stdlib()", "stdlib(context = 16)")
+DEEP = GPT.replace("layers = 3, width = 36", "layers = 4, width = 16")
+TIED = GPT.replace("vocab = 256", "vocab = 256, tie = true")
+WIDE = """
+model {
+  network = [flatten(), linear(600), relu(), linear(700), relu(), linear(650), linear(10)]
+  loss    = cross_entropy()
+  freeze  = FREEZE
+}
+data {
+  source = digits()
+  batch  = 16
+}
+"""
+# 17 rows, of which two ranks have 9 and 8.
+ODD = TIED.replace("vocab = 256", "vocab = 17").replace("stdlib()", "synthetic(vocab = 17)")
+LAYERS = WIDE.replace("relu(), linear(650), linear(10)", "residual([linear(700)]), linear(10)")
+VIT = """
+model {
+  network = vit(layers = 2, width = 16, heads = 2, patch = 4, dropout = DROPOUT)
+  loss    = cross_entropy()
+  freeze  = FREEZE
+}
+data {
+  source = digits()
+  batch  = 16
+}
+"""
+CONV = """
+model {
+  network = [
+    conv2d(5, padding = 1), batch_norm(), relu(),
+    residual([conv2d(5, padding = 1), batch_norm(), relu()]),
+    residual([conv2d(7, padding = 1), batch_norm()], shortcut = [conv2d(7, kernel = 1, padding = 0), batch_norm()]),
+    flatten(), linear(10),
+  ]
+  loss   = cross_entropy()
+  freeze = FREEZE
+}
+data {
+  source = digits()
+  batch  = 48
+}
+"""
+JOB = """
+devices {
+  cpus = RANKS
+}
+parallelism {
+  pipeline     = PIPELINE
+  schedule     = SCHEDULE
+  tensor       = TENSOR
+  sequence     = SEQUENCE
+  tensor_plan  = TENSOR_PLAN
+  context      = CONTEXT
+  zero         = ZERO
+  replicas     = REPLICAS
+  microbatches = MICROBATCHES
+}
+memory {
+  recompute = RECOMPUTE
+}
+train {
+  steps     = 1
+  optimizer = adamw(lr = 1e-3)
+  compile   = COMPILE
+  no_decay  = NO_DECAY
+  precision = PRECISION
+  clip      = CLIP
+}
+log {
+  tensorboard = false
+}
+"""
+OWN = """
+model {
+  network = python("own_nets:KIND")
+  loss    = cross_entropy()
+}
+data {
+  source = digits()
+  batch  = 16
+}
+"""
+OWN_NETS = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, norm=False, buffer=False, unused=False):
+        super().__init__()
+        self.inner = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)) for _ in range(3))
+        self.wide = nn.Linear(64, 5000)
+        self.norm = nn.BatchNorm1d(64) if norm else nn.Identity()
+        self.head = nn.Linear(5000, 10)
+        self.head.bias.requires_grad_(False)
+        if buffer:
+            self.register_buffer("shift", torch.zeros(64))
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        if unused:
+            self.extra = nn.Linear(3, 3)
+
+    def forward(self, x):
+        x = x.flatten(1) + getattr(self, "shift", 0)
+        for part in self.inner:
+            x = x + part(x)
+        return self.head(self.wide(self.norm(x)))
+
+
+def normed():
+    return Net(norm=True)
+
+
+def buffered():
+    return Net(buffer=True)
+
+
+def unused():
+    return Net(unused=True)
+"""
+OWN_PLAN = '["inner.*.0: column", "inner.*.2: row", "wide: column", "head: row"]'
+NETWORKS = {
+    "gpt": GPT, "nested": NESTED, "deep": DEEP, "tied": TIED, "odd": ODD, "wide": WIDE, "layers": LAYERS,
+    "vit": VIT, "conv": CONV,
+} | {kind: OWN.replace("KIND", kind) for kind in ("normed", "buffered", "unused")}  # fmt: skip
+PLAIN = {
+    "network": "gpt",
+    "ranks": "2",
+    "pipeline": "1",
+    "schedule": "1f1b",
+    "tensor": "1",
+    "sequence": "true",
+    "tensor_plan": "none",
+    "context": "1",
+    "zero": "0",
+    "replicas": "1",
+    "microbatches": "1",
+    "recompute": "none",
+    "precision": "fp32",
+    "clip": "none",
+    "ignore": "-100",
+    "freeze": "[]",
+    "no_decay": "[]",
+    "compile": "false",
+    "dropout": "0.0",
+}
+JOBS: list[dict[str, str]] = [
+    {"network": "wide", "precision": "bf16", "microbatches": "2"},
+    {"ignore": "0", "microbatches": "2", "precision": "fp16", "clip": "1.0"},
+    {"network": "conv", "microbatches": "2", "recompute": "full"},
+    {"network": "conv", "freeze": '["0.*", "1.*", "3.layers.0.*"]'},
+    {"zero": "1", "ranks": "4", "microbatches": "2", "no_decay": '["*norm*", "*.bias"]', "clip": "1.0"},
+    {"zero": "2", "ranks": "4", "microbatches": "2", "clip": "1.0"},
+    {"zero": "3", "microbatches": "2", "recompute": "full", "ignore": "0"},
+    {"zero": "3", "ranks": "4", "replicas": "2", "microbatches": "2", "clip": "1.0"},
+    {"zero": "3", "precision": "bf16(level = O2)", "clip": "1.0"},
+    {"zero": "0", "precision": "fp16(level = O2)", "microbatches": "2"},
+    {"zero": "2", "precision": "fp16", "network": "conv", "recompute": "every(2)"},
+    {"zero": "3", "freeze": '["embedding*", "position*", "blocks.0.*", "blocks.1.*"]', "microbatches": "2"},
+    {"context": "2", "ranks": "4", "zero": "3", "microbatches": "2", "clip": "1.0", "ignore": "0"},
+    {"context": "2", "recompute": "full", "precision": "bf16", "network": "nested"},
+    {"network": "unused", "microbatches": "2"},
+    {"network": "buffered", "microbatches": "2"},
+    {"tensor": "2", "microbatches": "2", "precision": "bf16", "recompute": "full"},
+    {"tensor": "2", "sequence": "false", "network": "tied", "ranks": "4", "zero": "3", "precision": "fp16"},
+    {"tensor": "2", "context": "2", "ranks": "4", "ignore": "0", "clip": "1.0"},
+    {"tensor": "2", "network": "vit", "dropout": "0.1", "recompute": "full"},
+    {"pipeline": "2", "ranks": "4", "zero": "3", "clip": "1.0"},
+    {"pipeline": "2", "schedule": "zbv", "network": "deep", "precision": "fp16"},
+    {"pipeline": "2", "tensor": "2", "ranks": "4", "network": "tied", "microbatches": "2", "clip": "1.0"},
+    {"pipeline": "2", "ranks": "4", "zero": "3", "network": "odd", "microbatches": "2", "clip": "1.0"},
+]
+MORE: list[dict[str, str]] = [
+    {"context": "2", "recompute": "full", "precision": "bf16"},
+    {"freeze": '["*norm*", "embedding*"]', "recompute": "selective"},
+    {"zero": "1", "network": "wide", "ranks": "4", "freeze": '["1.*", "3.*", "5.*", "*.bias"]'},
+    {"zero": "1", "ranks": "4", "replicas": "2", "microbatches": "2"},
+    {"zero": "3", "network": "wide", "freeze": '["3.*", "*.bias"]'},
+    {"zero": "2", "network": "wide", "freeze": '["1.*", "3.*"]', "microbatches": "2", "precision": "fp16"},
+    {"network": "normed", "microbatches": "2"},
+    {"network": "normed", "zero": "3", "ranks": "4", "replicas": "2", "recompute": "full"},
+    {"network": "buffered", "zero": "2", "precision": "bf16(level = O2)", "clip": "1.0"},
+    {"compile": "true", "microbatches": "2"},
+    {"compile": "true", "zero": "3", "recompute": "full"},
+    {"compile": "true", "network": "normed"},
+    {"tensor": "2", "recompute": "selective", "freeze": '["embedding*", "position*"]'},
+    {"tensor": "2", "recompute": "full", "freeze": '["embedding*", "position*", "blocks.0.*", "*norm*"]'},
+    {"tensor": "2", "precision": "bf16(level = O2)", "clip": "1.0"},
+    {"tensor": "2", "precision": "bf16(level = O2)", "microbatches": "2", "zero": "2"},
+    {"tensor": "2", "network": "layers", "recompute": "full"},
+    {"tensor": "2", "network": "wide", "precision": "bf16", "microbatches": "2"},
+    {"tensor": "2", "network": "vit", "precision": "bf16"},
+    {"tensor": "2", "sequence": "false", "recompute": "full", "network": "tied"},
+    {"tensor": "2", "network": "buffered", "tensor_plan": OWN_PLAN, "microbatches": "2", "clip": "1.0"},
+    {"tensor": "2", "network": "unused", "tensor_plan": OWN_PLAN, "ranks": "4", "zero": "3", "clip": "1.0"},
+    {"context": "2", "network": "odd", "pipeline": "2", "ranks": "4", "zero": "3", "microbatches": "2"},
+    *(
+        {"tensor": "2", "ranks": "4", "zero": zero, "microbatches": "2", "clip": "1.0", "precision": precision}
+        for zero in "0123"
+        for precision in ("fp32", "fp16(level = O2)")
+    ),
+    {"tensor": "2", "context": "2", "ranks": "4", "recompute": "full", "precision": "bf16"},
+    {"pipeline": "2", "network": "tied", "precision": "fp16", "clip": "1.0"},
+    {"pipeline": "2", "schedule": "gpipe", "recompute": "full", "precision": "bf16"},
+    {"pipeline": "2", "schedule": "interleaved_1f1b", "network": "deep", "ranks": "4", "zero": "3"},
+    {"pipeline": "2", "schedule": "zbv", "network": "tied", "ranks": "4", "zero": "1"},
+    {"pipeline": "2", "schedule": "zbv", "network": "deep", "ranks": "4", "zero": "1"},
+    {"pipeline": "2", "microbatches": "2", "ranks": "4", "zero": "0", "network": "tied", "clip": "1.0"},
+    {"pipeline": "2", "network": "tied", "ranks": "4", "zero": "1", "precision": "bf16(level = O2)"},
+    {"pipeline": "2", "microbatches": "2", "ranks": "4", "zero": "3", "network": "tied", "recompute": "full"},
+    {"pipeline": "2", "microbatches": "2", "ranks": "4", "zero": "3", "network": "conv"},
+    {"pipeline": "2", "microbatches": "2", "ranks": "4", "zero": "3", "freeze": '["embedding*", "blocks.0.*"]'},
+    {"pipeline": "2", "ranks": "4", "tensor": "2", "schedule": "zbv", "network": "deep"},
+    {"pipeline": "2", "ranks": "4", "tensor": "2", "sequence": "false", "precision": "bf16"},
+    {"pipeline": "2", "microbatches": "2", "ranks": "4", "tensor": "2", "precision": "bf16(level = O2)"},
+    {"pipeline": "2", "microbatches": "2", "ranks": "4", "context": "2", "zero": "3", "clip": "1.0"},
+]
+
+
+def _name(choice: dict[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in choice.items())
+
+
+@pytest.mark.parametrize("choice", JOBS, ids=_name)
+def test_a_step_exchanges_what_was_planned(launcher: Launcher, tmp_path: Path, choice: dict[str, str]) -> None:
+    (tmp_path / "own_nets.py").write_text(OWN_NETS)
+    chosen = PLAIN | ({"microbatches": "4"} if "pipeline" in choice else {}) | choice
+    job = tmp_path / "made.plt"
+    job.write_text(filled(NETWORKS[chosen["network"]] + JOB, chosen))
+    exchanges_as_planned(launcher, tmp_path, job)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("choice", MORE, ids=_name)
+def test_and_with_more_of_each(launcher: Launcher, tmp_path: Path, choice: dict[str, str]) -> None:
+    test_a_step_exchanges_what_was_planned(launcher, tmp_path, choice)

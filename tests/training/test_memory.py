@@ -1,0 +1,125 @@
+"""What the account says a rank holds is what its ranks do hold, measured in real processes.
+
+Within 10% at the median and 20% at worst, at the peak; within 5% between two steps. The page docs/memory.md shows the
+figures.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+from dataclasses import replace
+
+import pytest
+from helpers.gang import gang
+from helpers.measured_memory import CASES, MORE, Case, Measured, measure
+
+from dslc.runtime.measure import track_memory
+
+FOUND: dict[Case, Measured] = {}
+# Torch 2.15 has nothing between two steps that stages receive into; the account is that of 2.13, which keeps it.
+LETS_GO = importlib.util.find_spec("torch.distributed.pipelining._recv_buffers") is not None
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_rank_holds_what_the_account_says(case: Case) -> None:
+    found = FOUND[case] = measure(case.text)
+    assert abs(found.error) <= 0.20, (found.error, found.predicted, found.at_peak, found.when)
+    # Usually within 0.1%; what one of gloo's threads lets go of after the step is not reported (track_memory.py).
+    above = 0.20 if LETS_GO and case.pipeline > 1 else 0.05
+    assert -0.05 <= found.error_at_rest <= above, (found.error_at_rest, found.predicted, found.at_rest)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", MORE, ids=str)
+def test_and_with_more_of_each_axis(case: Case) -> None:
+    test_a_rank_holds_what_the_account_says(case)
+
+
+def test_half_of_the_predictions_are_within_a_tenth() -> None:
+    if not FOUND.keys() >= set(CASES):
+        pytest.skip("not all of the jobs were run")
+    assert statistics.median(abs(FOUND[case].error) for case in CASES) <= 0.10
+
+
+def test_kinds_at_rest_are_those_of_the_account() -> None:
+    found = measure(Case(ranks=2).text)
+    for kind in ("parameters", "gradients", "optimizer", "buffers"):
+        assert found.at_rest[kind] == pytest.approx(getattr(found.predicted, kind), rel=0.001), kind
+
+
+TINY = Case(network="tiny", batch=4, recompute="full")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        replace(TINY, microbatches=2),
+        replace(TINY, microbatches=4),  # at its peak where a block is computed again
+        replace(TINY, ranks=2, zero=1),
+        replace(TINY, recompute="none"),
+    ],
+    ids=str,
+)
+def test_what_a_tiny_job_has_besides_its_tensors(case: Case) -> None:
+    """Of each block that draws random numbers and is computed again, where they had come to; the steps of Adam."""
+    found = measure(case.text)
+    assert found.rest == found.predicted.rest
+    assert abs(found.error) <= 0.005, (found.predicted, found.at_peak, found.when)
+    for kind, size in found.at_peak.items():
+        assert size == pytest.approx(found.predicted.kinds[kind], abs=300), kind
+
+
+def _sees_what_is_made(rank: int) -> list[dict[str, int]]:
+    """A step that makes, beside its gradients, so many bytes of its own, and one that does not."""
+    import torch
+
+    model = torch.nn.Linear(100, 100, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    peaks = []
+    for extra in (0, 1_000_000):
+        tracker = track_memory.Tracker(model, optimizer, torch.device("cpu"))
+        for _ in range(2):
+            with tracker.step():
+                loss = model(torch.ones(1, 100)).sum()
+                loss.backward()
+                made = torch.empty(extra, dtype=torch.uint8)
+                del made
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+        peaks.append(tracker.peak)
+    return peaks
+
+
+def test_the_tracker_counts_every_byte() -> None:
+    ((without, made),) = gang(1, _sees_what_is_made)
+    assert without["parameters"] == without["gradients"] == 40_000
+    assert made["activations"] - without["activations"] == pytest.approx(1_000_000, abs=1000)
+
+
+def _lets_go_in_another_thread(rank: int) -> dict[str, int]:
+    """Broadcasts a million bytes as DistributedDataParallel does its buckets, and then makes two million."""
+    import threading
+
+    import torch
+    import torch.distributed as dist
+    from torch.autograd.profiler import record_function
+
+    model = torch.nn.Linear(10, 10)
+    tracker = track_memory.Tracker(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.device("cpu"))
+    with tracker.step():
+        held = []
+        with record_function("DistributedDataParallel.forward"):
+            held.append(torch.empty(1_000_000, dtype=torch.uint8))
+            dist.broadcast(held[0], 0)
+        other = threading.Thread(target=held.clear)
+        other.start()
+        other.join()
+        made = torch.empty(2_000_000, dtype=torch.uint8)
+        del made
+    return tracker.peak
+
+
+def test_what_a_thread_of_gloos_lets_go_of_is_not_held_for_good() -> None:
+    for peak in gang(2, _lets_go_in_another_thread):
+        assert peak["activations"] == pytest.approx(2_000_000, abs=1000)

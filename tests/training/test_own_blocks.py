@@ -1,0 +1,64 @@
+"""A module of a user's own, whose blocks the plan found, sharded and recomputed: it trains as in one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.launcher import Launcher
+from helpers.trained import agree, beside_own_networks, ready, train_job
+
+from dslc.runs import lay_down
+
+JOB = """
+model {
+  network = python("own_networks:Decoder", width = 32, blocks = 4)
+  loss    = cross_entropy()
+}
+data {
+  source = stdlib(context = 16)
+  batch  = 8
+}
+devices {
+  cpus = 1
+}
+train {
+  steps     = 6
+  optimizer = sgd(lr = 0.1, momentum = 0.9)
+}
+log {
+  every       = 1 step
+  tensorboard = false
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return beside_own_networks(tmp_path_factory.mktemp("own"), JOB)
+
+
+def test_the_job_that_a_run_leaves_finds_the_same_function(job: Path, tmp_path: Path) -> None:
+    first = ready(job)
+    lay_down(first, str(tmp_path))
+    again = ready(tmp_path / "job.plt")
+    assert first.program.model.python is not None and again.program.model.python is not None
+    assert again.program.model.python == replace(first.program.model.python, line=again.program.model.python.line)
+
+
+def test_blocks_are_sharded_and_recomputed(job: Path, launcher: Launcher) -> None:
+    one = train_job(launcher, job)
+    assert one.losses()[-1] < one.losses()[0]
+    for settings, again in (
+        (("parallelism.zero=3", "memory.recompute=full"), ("blocks.0", "blocks.1", "blocks.2", "blocks.3")),
+        (
+            ("parallelism.zero=2", "parallelism.microbatches=2", "memory.recompute=every(2)"),
+            ("blocks.0", "blocks.2"),
+        ),
+    ):
+        program = ready(job, "devices.cpus=2", *settings).program
+        assert program.gradients.units == ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
+        assert program.recompute.modules == again
+        assert program.model.ties == (("head.weight", "table.weight"),)
+        agree(one, train_job(launcher, job, "devices.cpus=2", *settings))

@@ -1,0 +1,223 @@
+"""A checkpoint that one plan wrote is gone on from under any other: the curve is that of a training in one piece."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.commands import dslc
+from helpers.launcher import Launcher
+from helpers.trained import ready, train
+from safetensors.numpy import load_file
+
+from dslc.runtime.checkpoint.files import checkpoints_in, read_manifest
+from dslc.runtime.process.records import read_metrics
+
+GPT = """
+model {
+  network = gpt(layers = 2, width = 32, heads = 2, context = 16, vocab = 256, tie = true)
+  loss    = cross_entropy()
+}
+data {
+  source = stdlib()
+  batch  = 16
+}
+train {
+  steps       = 20
+  optimizer   = adamw(lr = 1e-3, weight_decay = 0.1)
+  lr_schedule = warmup_cosine(warmup = 5 steps)
+  clip        = 0.5
+}
+log {
+  every       = 1 step
+  tensorboard = false
+}
+"""
+# An epoch of 8 steps, the last of which has 38 samples.
+CONVNET = """
+model {
+  network = [conv2d(6, kernel = 3), batch_norm(), relu(), max_pool2d(2), flatten(), linear(10)]
+  loss    = cross_entropy()
+}
+data {
+  source     = digits()
+  batch      = 200
+  last_batch = keep
+  validation = 20%
+}
+train {
+  steps     = 20
+  optimizer = sgd(lr = 0.05, momentum = 0.9)
+}
+evaluate {
+  every = 1 epoch
+}
+log {
+  every       = 1 step
+  tensorboard = false
+}
+"""
+PLANS = {
+    "one process": ("devices.cpus=1",),
+    "one process in pieces": ("devices.cpus=1", "parallelism.microbatches=2", "memory.recompute=full"),
+    "2 ranks, zero 0": ("devices.cpus=2",),
+    "4 ranks, zero 1": ("devices.cpus=4", "parallelism.zero=1"),
+    "4 ranks, zero 2": ("devices.cpus=4", "parallelism.zero=2"),
+    "2 ranks, zero 3": ("devices.cpus=2", "parallelism.zero=3"),
+    "4 ranks, zero 3, 2 replicas": ("devices.cpus=4", "parallelism.zero=3", "parallelism.replicas=2"),
+}
+
+
+class Trainer:
+    """Trains a job a part at a time, each under a plan of its own, in one run directory."""
+
+    def __init__(self, launcher: Launcher, folder: Path, text: str) -> None:
+        self._launcher, self.folder, self._job = launcher, folder / "run", folder / "made.plt"
+        folder.mkdir(exist_ok=True)
+        self._job.write_text(text)
+
+    def until(self, step: int, plan: Sequence[str], *settings: str) -> str:
+        """Goes on to the end of `step`; what was shown."""
+        made = ready(self._job, *plan, "checkpoint.every=1000 steps", "checkpoint.resume=auto", *settings)
+        return train(self._launcher, self.folder, made.program, made.places, steps=step).shown
+
+
+def agree(one: Path, other: Path, tolerance: float = 1e-5, weights: float = 1e-5) -> None:
+    """The same records (`other` has evaluated at the end of each of its parts besides), and the same weights."""
+    wanted, found = read_metrics(str(one)), read_metrics(str(other))
+    evaluated = [line["step"] for line in wanted if line["split"] == "validation"]
+    found = [line for line in found if line["split"] == "train" or line["step"] in evaluated]
+    a, b = ([(line["step"], line["split"], line["samples"]) for line in lines] for lines in (wanted, found))
+    assert a == b
+    np.testing.assert_allclose([f["loss"] for f in found], [w["loss"] for w in wanted], rtol=0, atol=tolerance)
+    begun, ended = (load_file(run / "weights.safetensors") for run in (one, other))
+    assert begun.keys() == ended.keys()
+    for name, value in begun.items():
+        bound = 1e-4 if "running_" in name else weights
+        np.testing.assert_allclose(ended[name], value, rtol=0, atol=bound, err_msg=name)
+
+
+ADAM = 0.05 * 1e-3 * 20  # LANGUAGE.md: of parameters under Adam
+
+
+def test_two_ranks_sharded_then_four_then_one(launcher: Launcher, tmp_path: Path) -> None:
+    """2 ranks, zero 3 -> 4 ranks, zero 1 -> 1 rank, cut in mid-epoch (steps 7 and 13; an epoch has hundreds)."""
+    whole, cut = (Trainer(launcher, tmp_path / name, GPT) for name in ("whole", "cut"))
+    whole.until(20, PLANS["one process"])
+    cut.until(7, PLANS["2 ranks, zero 3"])
+    assert "goes on after step 7" in cut.until(13, PLANS["4 ranks, zero 1"])
+    assert "goes on after step 13" in cut.until(20, PLANS["one process"])
+    agree(whole.folder, cut.folder, weights=ADAM)
+
+
+def _walk(launcher: Launcher, folder: Path, text: str, names: Sequence[str], *settings: str) -> Path:
+    """One training of 20 steps, shared out over some plans, one after the other."""
+    trainer = Trainer(launcher, folder, text)
+    parts = len(names)
+    for n, name in enumerate(names, 1):
+        trainer.until(round(20 * n / parts), PLANS[name], *settings)
+    return trainer.folder
+
+
+def _once_each(names: Sequence[str]) -> list[str]:
+    """A walk in which every ordered pair of different names follows one another once."""
+    left = set(itertools.permutations(names, 2))
+    path, walk = [names[0]], []
+    while path:  # Hierholzer: the pairs are the edges of a complete graph, which has a circuit through all of them
+        following = [b for b in names if (path[-1], b) in left]
+        if following:
+            left.remove((path[-1], following[0]))
+            path.append(following[0])
+        else:
+            walk.append(path.pop())
+    return walk[::-1]
+
+
+@pytest.mark.parametrize("network", ["gpt", "convnet"])
+def test_one_training_through_all_plans(launcher: Launcher, tmp_path: Path, network: str) -> None:
+    text, bound = (GPT, ADAM) if network == "gpt" else (CONVNET, 1e-5)
+    order = [name for name in PLANS if network == "gpt" or "pieces" not in name]  # statistics are of whole batches
+    order = order if network == "gpt" else order[::-1]
+    Trainer(launcher, tmp_path / "whole", text).until(20, PLANS["one process"])
+    agree(tmp_path / "whole" / "run", _walk(launcher, tmp_path / "cut", text, order), weights=bound)
+
+
+@pytest.mark.parametrize("settings", [("train.precision=bf16(level = O2)",), ("train.precision=fp16",)])
+def test_low_precision_keeps_its_full_weights_and_its_scale(
+    launcher: Launcher, tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    for name, plans in (("whole", ["2 ranks, zero 3"]), ("cut", ["2 ranks, zero 3", "2 ranks, zero 3"])):
+        _walk(launcher, tmp_path / name, GPT, plans, "train.deterministic=true", *settings)
+    agree(tmp_path / "whole" / "run", tmp_path / "cut" / "run", tolerance=0, weights=0)
+    if "bf16" in settings[0]:  # which step fp16 skips differs from plan to plan
+        other = _walk(launcher, tmp_path / "other", GPT, ["4 ranks, zero 1", "2 ranks, zero 3"], *settings)
+        agree(tmp_path / "whole" / "run", other, tolerance=2e-2, weights=0.02)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("network", ["gpt", "convnet"])
+def test_every_pair_of_plans(launcher: Launcher, tmp_path: Path, network: str) -> None:
+    """Forty-two hand-overs and thirty, two steps apart."""
+    text, bound = (GPT, 0.05 * 1e-3 * 86) if network == "gpt" else (CONVNET, 2e-5)
+    names = _once_each([name for name in PLANS if network == "gpt" or "pieces" not in name])
+    steps = 2 * len(names)
+    Trainer(launcher, tmp_path / "whole", text).until(steps, PLANS["one process"])
+    cut = Trainer(launcher, tmp_path / "cut", text)
+    for n, name in enumerate(names, 1):
+        cut.until(2 * n, PLANS[name])
+    agree(tmp_path / "whole" / "run", cut.folder, weights=bound)
+
+
+# ----------------------------------------------------------------------------------------------------- the command
+
+
+def test_a_run_directory_is_gone_on_with_where_the_job_says_so(tmp_path: Path) -> None:
+    job, given = tmp_path / "made.plt", ("--set", "checkpoint.every=6 steps", "--set", "log.tensorboard=true")
+    job.write_text(CONVNET)
+    whole = dslc("run", job, "--out", "whole", *given, cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    short = dslc("run", job, "--out", "run", *given, "--set", "train.steps=9", cwd=tmp_path)
+    assert short.returncode == 0, short.stderr
+    again = dslc("run", job, "--out", "run", *given, cwd=tmp_path)
+    assert again.returncode == 2 and "`--set checkpoint.resume=auto` goes on with it" in again.stderr
+    auto = ("--set", "checkpoint.resume=auto", "--set", "devices.cpus=2", "--set", "parallelism.zero=3")
+    gone_on = dslc("run", job, "--out", "run", *given, *auto, cwd=tmp_path)
+    assert gone_on.returncode == 0, gone_on.stderr
+    assert "goes on after step 9, from run/checkpoints/step-00000009" in gone_on.stdout
+    agree(tmp_path / "whole", tmp_path / "run")
+    seconds = [line["seconds"] for line in read_metrics(str(tmp_path / "run"))]
+    assert seconds == sorted(seconds)
+    manifest = read_manifest(checkpoints_in(str(tmp_path / "run" / "checkpoints"))[0])
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert (manifest.step, manifest.world_size, manifest.plan_hash) == (20, 2, plan["hash"])
+
+
+def test_a_training_that_fails_says_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("""
+from pathlib import Path
+from torch.nn.functional import cross_entropy
+
+calls = 0
+
+def loss(output, target):
+    global calls
+    calls += 1
+    if calls == 6 and not Path(__file__).with_name("mended").exists():
+        raise RuntimeError("not yet")
+    return cross_entropy(output, target, reduction="none")
+""")
+    job = tmp_path / "made.plt"
+    job.write_text(CONVNET.replace("cross_entropy()", 'python("own:loss")'))
+    given = ("--set", "checkpoint.every=2 steps", "--set", "checkpoint.asynchronous=false")
+    failed = dslc("run", job, "--out", "a run", *given, cwd=tmp_path)
+    assert failed.returncode == 3, failed.stderr
+    command = shlex.split(failed.stderr.splitlines()[-1].removeprefix("to go on: dslc "))
+    (tmp_path / "mended").touch()
+    gone_on = dslc(*command, cwd=tmp_path)
+    assert gone_on.returncode == 0, gone_on.stderr
+    assert "goes on after step 4" in gone_on.stdout

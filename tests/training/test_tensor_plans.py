@@ -1,0 +1,250 @@
+"""Networks that a function makes, cut over the tensor axis by a plan of the job's or of their library, also beside a
+pipeline: they train as in one process, or the plan is refused before any process starts.
+"""
+
+from __future__ import annotations
+
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.launcher import PRELOADED, Launcher
+from helpers.paths import HELPERS
+from helpers.tiny_llama import write_llama
+from helpers.trained import Trained, agree, exchanges_as_planned, load_what_traces, ready, train, train_job
+
+OWN = HELPERS / "own_transformer.py"
+PLAN = """[
+    "blocks.*.attention.[qkv]: column",
+    "blocks.*.attention.norm: summed",
+    "blocks.*.attention.out: row",
+    "blocks.*.up: column",
+    "blocks.*.gate: column",
+    "blocks.*.down: row",
+    "table: vocabulary",
+    "head: gathered",
+  ]"""
+FLAT = '["gate: column", "split: summed", "up: column", "down: row", "head: column"]'
+GPT2 = '["transformer.wte: vocabulary", "lm_head: gathered"]'  # one weight, at both ends
+JOB = """
+model {
+  network = NETWORK
+  loss    = cross_entropy()
+}
+data {
+  source     = stdlib(context = 16)
+  batch      = 8
+  validation = 0.1%
+}
+devices {
+  cpus = 1
+}
+train {
+  steps     = 8
+  optimizer = sgd(lr = 0.05, momentum = 0.9)
+  clip      = 0.5
+}
+evaluate {
+  metrics = [loss, accuracy]
+}
+log {
+  every       = 1 step
+  tensorboard = false
+}
+"""
+NETWORKS = {
+    "own": 'python("own_transformer:network")',
+    "flat": 'python("own_transformer:flat")',
+    "by hand": 'python("own_transformer:network", tie = false, by_hand = true)',
+    "plain": 'python("own_transformer:plain")',
+    "llama": 'transformers("llama")',
+    "tied": 'transformers("llama", tie_word_embeddings = true)',
+    "qwen3": 'transformers("qwen3", head_dim = 8)',
+    "phi3": 'transformers("phi3", pad_token_id = 0)',
+    "gpt2": 'transformers("gpt2", resid_pdrop = 0.0, embd_pdrop = 0.0, attn_pdrop = 0.0)',
+}
+TENSOR = ("devices.cpus=2", "parallelism.tensor=2")
+FOUR = ("devices.cpus=4", "parallelism.tensor=2")
+ZERO_3 = (*FOUR, "parallelism.zero=3")
+
+
+class Jobs:
+    """Writes jobs, and trains each network once in one process."""
+
+    def __init__(self, folder: Path) -> None:
+        load_what_traces()
+        self.folder, self.launcher = folder, Launcher("transformers", *PRELOADED)
+        self.plain = cache(lambda name, *settings: train_job(self.launcher, self.write(name), *settings))
+
+    def write(self, name: str) -> Path:
+        folder = self.folder / name.replace(" ", "_")
+        path = folder / "job.plt"
+        if not folder.exists():
+            folder.mkdir()
+            shutil.copy(OWN, folder)
+            kind = NETWORKS[name].partition('"')[2].partition('"')[0]
+            if "transformers" in NETWORKS[name]:
+                write_llama(folder / kind, model_type=kind)
+            path.write_text(JOB.replace("NETWORK", NETWORKS[name]))
+        return path
+
+    def settings(self, name: str) -> tuple[str, ...]:
+        plan = {"flat": FLAT, "gpt2": GPT2}.get(name, PLAN if "own" in NETWORKS[name] else "")
+        return (f"parallelism.tensor_plan={plan}",) if plan else ()
+
+    def train(self, name: str, *settings: str) -> Trained:
+        return train_job(self.launcher, self.write(name), *self.settings(name), *settings)
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    made = Jobs(tmp_path_factory.mktemp("plans"))
+    yield made
+    made.launcher.close()
+
+
+def staged(schedule: str, microbatches: int, *settings: str) -> tuple[str, ...]:
+    axes = (*FOUR, "parallelism.pipeline=2", f"parallelism.microbatches={microbatches}")
+    return (*axes, f"parallelism.schedule={schedule}", *settings)
+
+
+TRAINED = [
+    ("own", TENSOR),
+    ("llama", TENSOR),
+    ("own", (*ZERO_3, "memory.recompute=full", "parallelism.microbatches=2")),
+    ("llama", ZERO_3),
+    ("own", staged("zero_bubble", 2)),
+]
+MORE = [
+    ("by hand", (*ZERO_3, "memory.recompute=selective")),
+    ("by hand", ("devices.cpus=4", "parallelism.tensor=4", "parallelism.microbatches=4")),
+    ("own", (*FOUR, "parallelism.zero=2", "parallelism.microbatches=2")),
+    ("own", (*FOUR, 'model.freeze=["blocks.0.*", "table*"]')),
+    ("tied", (*FOUR, "parallelism.zero=1", "parallelism.microbatches=2")),
+    ("llama", (*FOUR, "parallelism.zero=2", "memory.recompute=full")),
+    ("llama", (*TENSOR, "train.compile=true")),  # whose first block is handed what the table's ranks add up
+    ("own", (*ZERO_3, "train.compile=true", "memory.recompute=full")),
+    ("tied", (*ZERO_3, "train.compile=true", "parallelism.microbatches=2")),
+    ("qwen3", (*FOUR, "parallelism.microbatches=2")),
+    ("phi3", TENSOR),
+]
+
+
+EIGHT = ("devices.cpus=8", "parallelism.data=2")
+STAGED = [
+    ("own", staged("1f1b", 2)),
+    ("own", staged("zero_bubble", 4, 'model.freeze=["blocks.0.*", "places"]')),
+    ("own", staged("1f1b", 2, "memory.recompute=full")),
+    ("own", staged("gpipe", 2, *EIGHT, "parallelism.zero=3")),
+    ("own", staged("zero_bubble", 2, *EIGHT, "parallelism.zero=1", "memory.recompute=full")),
+    ("by hand", staged("interleaved_1f1b", 4, "memory.recompute=selective")),
+    ("llama", staged("gpipe", 2, "parallelism.zero=3")),
+    ("llama", staged("zero_bubble", 2, "memory.recompute=full")),
+    ("llama", staged("dualpipev", 4)),
+    ("tied", staged("zbv", 4)),
+    ("tied", staged("1f1b", 2, *EIGHT, "parallelism.zero=2")),
+    ("qwen3", staged("looped_bfs", 4)),
+    ("gpt2", staged("zero_bubble", 2)),
+    ("flat", staged("1f1b", 2, "parallelism.stages=[4, 4]")),
+    ("flat", staged("zero_bubble", 2, "parallelism.stages=[6, 2]")),
+    ("flat", staged("zbv", 4, "parallelism.stages=[3, 2, 1, 2]")),
+]
+
+
+def _name(value: Any) -> str:
+    return value if isinstance(value, str) else ", ".join(each.partition(".")[2] for each in value)
+
+
+@pytest.mark.parametrize("name, settings", TRAINED, ids=_name)
+def test_a_cut_network_trains_as_in_one_process(jobs: Jobs, name: str, settings: tuple[str, ...]) -> None:
+    same = [each for each in settings if each.startswith("model.")]
+    agree(jobs.plain(name, *same), jobs.train(name, *settings))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name, settings", MORE, ids=_name)
+def test_and_in_more_ways(jobs: Jobs, name: str, settings: tuple[str, ...]) -> None:
+    test_a_cut_network_trains_as_in_one_process(jobs, name, settings)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name, settings", STAGED, ids=_name)
+def test_beside_a_pipeline(jobs: Jobs, name: str, settings: tuple[str, ...]) -> None:
+    test_a_cut_network_trains_as_in_one_process(jobs, name, settings)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["bf16", "bf16(level = O2)", "fp16"])
+def test_beside_a_pipeline_in_16_bits(jobs: Jobs, precision: str) -> None:
+    same, plan = (f"train.precision={precision}", "train.steps=4"), staged("zero_bubble", 2)
+    agree(jobs.plain("own", *same), jobs.train("own", *plan, *same), losses=2e-2, weights=None)
+
+
+@pytest.mark.long
+def test_stages_of_shares_go_on_in_one_process(jobs: Jobs, tmp_path: Path) -> None:
+    """What crosses a cut is a share of the features on each rank, and beside it the whole."""
+    kept = (f'checkpoint.dir="{tmp_path}"', "checkpoint.every=4 steps")
+    plan = staged("zbv", 4, "parallelism.stages=[3, 2, 1, 2]", "train.steps=4")
+    begun = jobs.train("flat", *plan, *kept)
+    goes_on = train_job(jobs.launcher, jobs.write("flat"), *kept, "checkpoint.resume=auto")
+    whole = jobs.plain("flat")
+    np.testing.assert_allclose([*begun.losses(), *goes_on.losses()], whole.losses(), rtol=0, atol=1e-5)
+    for name, value in whole.weights.items():
+        np.testing.assert_allclose(goes_on.weights[name], value, rtol=0, atol=1e-5, err_msg=name)
+
+
+EXCHANGED = [
+    ("tied", staged("zero_bubble", 2)),
+    ("by hand", (*TENSOR, "train.precision=bf16", "parallelism.microbatches=2")),  # norms twice with one weight
+    ("by hand", TENSOR),
+    ("by hand", (*TENSOR, "train.precision=fp16", "parallelism.microbatches=4", "memory.recompute=full")),
+    ("own", (*TENSOR, 'model.freeze=["blocks.0.attention.norm*"]')),
+    ("qwen3", (*TENSOR, "train.precision=bf16", "parallelism.microbatches=2")),
+    ("flat", TENSOR),
+    *(
+        (name, staged(schedule, microbatches, *more))
+        for name, schedule, microbatches, more in (
+            ("own", "1f1b", 2, ()),
+            ("own", "zbv", 4, ("train.precision=bf16", "memory.recompute=full")),
+            ("own", "gpipe", 2, (*EIGHT, "parallelism.zero=3")),
+            ("llama", "interleaved_1f1b", 4, ("train.precision=fp16(level = O2)",)),
+            ("flat", "1f1b", 2, ("parallelism.stages=[4, 4]",)),
+            ("flat", "zbv", 4, ("parallelism.stages=[3, 2, 1, 2]",)),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("name, settings", EXCHANGED[:2], ids=_name)
+def test_a_step_exchanges_what_was_planned(jobs: Jobs, name: str, settings: tuple[str, ...], tmp_path: Path) -> None:
+    exchanges_as_planned(jobs.launcher, tmp_path, jobs.write(name), *jobs.settings(name), *settings)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name, settings", EXCHANGED[2:], ids=_name)
+def test_and_with_more_of_each(jobs: Jobs, name: str, settings: tuple[str, ...], tmp_path: Path) -> None:
+    test_a_step_exchanges_what_was_planned(jobs, name, settings, tmp_path)
+
+
+def test_no_rank_makes_what_is_too_large_for_one(jobs: Jobs) -> None:
+    """Each module gives its parameters their numbers, of which a rank keeps its share."""
+    path = jobs.write("plain")
+    same = ("data.batch=2", "data.source=stdlib(context = 4)", "data.validation=0")
+    plan = 'parallelism.tensor_plan=["0: vocabulary", "1: column", "3: row", "4: gathered"]'
+    one = ready(path, *same)
+    cut = ready(path, *same, "devices.cpus=4", "parallelism.tensor=4", plan, "memory.limit=190 kB")
+    assert cut.program.model.reset and not one.program.model.reset
+    whole = train(jobs.launcher, path.parent / "one", one.program, one.places, model=cut.program.model)
+    agree(whole, train(jobs.launcher, path.parent / "cut", cut.program, cut.places))
+
+
+def test_a_plan_of_the_library_is_carried_out(jobs: Jobs) -> None:
+    step = ready(jobs.write("tied"), *TENSOR).program.tensor
+    assert step is not None and step.loss_parallel and not step.sequence
+    styles = dict(step.styles)
+    assert styles["model.layers.1.self_attn.k_proj"] == "column"
+    assert styles["model.layers.0.mlp.down_proj"] == "row"
+    assert styles["model.embed_tokens"] == "vocabulary" and styles["lm_head"] == "scores"
