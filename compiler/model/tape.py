@@ -122,7 +122,7 @@ class Tape:
     # ------------------------------------------------------------------------------------- for a layer's function
 
     def module(self, kind: str, **arguments: Any) -> None:
-        """The module of this layer: a class of torch.nn, or `.Name` of dslc.runtime.model.model.modules."""
+        """The module of this layer: a class of torch.nn, or `.Name` of dslc.runtime.model.modules."""
         self._frame.kind, self._frame.arguments = kind, arguments
 
     def parameter(self, name: str, shape: Shape, kind: str, a: float, b: float = 0.0) -> None:

@@ -214,7 +214,9 @@ train {
 """
 FAULTY = """
 import dataclasses, sys
-from dslc.runtime import learning_rate, optimizers, stepper
+from dslc.runtime.loop import learning_rate
+from dslc.runtime.parallel import optimizers
+from dslc.runtime.step import stepper
 if "FAULT" == "rate":
     factor = learning_rate.factor
     learning_rate.factor = lambda step, s: factor(step, s) if s < 2 else 0.99 * factor(step, s)

@@ -172,7 +172,7 @@ torch.randn(1000, 1000) @ torch.randn(1000, 1000)  # a process forked after this
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from helpers.made_programs import images, places, program
-from dslc.compiler import program as p
+from dslc.compiler.ir import program as p
 from dslc.runtime.launch import run_in_subprocess
 
 def net(width):

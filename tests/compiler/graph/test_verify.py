@@ -234,13 +234,13 @@ def test_the_hash_is_over_all_of_the_plan_but_itself() -> None:
 
 FRESH = """
 import sys
-from dslc.compiler.analyse import analyse
+from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.compile import compile_plan
-from dslc.compiler.facts import Facts
+from dslc.compiler.ir.facts import Facts
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.load import load
-from dslc.compiler.draw import draw
-from dslc.compiler.explain import explain
+from dslc.dsl.meaning.load import load
+from dslc.compiler.show.draw import draw
+from dslc.compiler.show.explain import explain
 plan = compile_plan(analyse(load(sys.argv[1]).job, Facts(), Report())).plan
 sys.stdout.buffer.write((plan.text() + draw(plan) + explain(plan)).encode())
 """

@@ -420,7 +420,7 @@ def run_python(code: str, cache: Path, *arguments: str) -> str:
 LOADED = """
 import sys
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.parser import parse
+from dslc.dsl.syntax.parser import parse
 from dslc.dsl.source import Source
 assert parse(Source("a", "a { b = 1 }"), Report())
 print("lark" in sys.modules)

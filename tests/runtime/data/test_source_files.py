@@ -326,8 +326,8 @@ def test_rows_that_differ_from_the_first_are_named(tmp_path: Path, rows: Any, wo
 
 GROWTH = """
 import pickle, sys
-from dslc.runtime.sources import open_source
-from dslc.runtime.sampler import permutation
+from dslc.runtime.data.sources import open_source
+from dslc.runtime.data.sampler import permutation
 step = pickle.load(sys.stdin.buffer)
 def held():
     return next(int(line.split()[1]) for line in open("/proc/self/smaps_rollup") if line.startswith("Anonymous:"))

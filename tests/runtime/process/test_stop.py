@@ -116,7 +116,7 @@ sys.path.insert(0, {tests!r})
 from pathlib import Path
 from types import SimpleNamespace
 from helpers.made_programs import images, places, program, python
-from dslc.compiler import program as p
+from dslc.compiler.ir import program as p
 from dslc.runtime.launch import run_in_subprocess
 
 folder = Path({folder!r})
