@@ -22,7 +22,7 @@ TESTS  := $(patsubst %/,%,$(filter-out tests/helpers/,$(sort $(dir $(wildcard te
 # A start of dslc that may not store its compiled modules compiles them every time, which is most of its time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install run test lint types long bench clean
+.PHONY: help install run test lint types long bench rooms clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -65,6 +65,9 @@ long: $(STAMP) ## the full products and the hundred-run tests
 
 bench: $(STAMP) ## the benchmarks
 	$(BIN)/python -m benchmarks $(ARGS)
+
+rooms: $(STAMP) ## draw the rooms and their imports into CONTRIBUTING.md
+	PYTHONPATH=tests $(BIN)/python -m helpers.rooms
 
 clean: ## all that make created, .venv with it
 	rm -rf $(VENV) build dist dslc.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

