@@ -1,1 +1,1 @@
-"""What a process is, says and dies of."""
+"""One process: its lifetime, what it reports and how it fails."""

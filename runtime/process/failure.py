@@ -1,22 +1,22 @@
-"""How a training ended, and why: what each rank says when it fails, and which of it is the cause.
+"""How and why a training ended: each rank reports its failure, and the launcher finds the cause among the reports.
 
-Model: a rank that fails says on the board (stop.py) when, at which step, the exception, the lines of its traceback and
-the place in the job that it concerns. The others then find their connections closed and fail too, within the same
-moment. The launcher reads what all of them said, how the processes ended before it ended any, and which of them are
-stopped, and takes in this order
+Model: a rank that fails writes to the board (stop.py) the time, the step, the exception, the lines of its traceback and
+the line of the job that it concerns. The other ranks then lose their connections to it and fail in the same moment. The
+launcher reads all reports, the exit statuses of the processes before it ended any itself, and which processes are
+stopped. The cause is the first of these that is found:
 
-    the run directory, where that is gone
+    the run directory, if it is gone
     an exception that is not about a lost connection, the earliest
-    a process that ended without a word: by a signal, or with an exit status of its own
+    a process that ended without a report: by a signal, or with an exit status of its own
     a process that is stopped
     a collective that waited longer than the job's timeout, the earliest
     the earliest lost connection
 
-Contract: `cause` gives one `Failure`, with everything that a message needs, in a length that a terminal can take.
-Nothing here raises because of what a rank said or did not say, or because of what its exception is like.
+Contract: `cause` returns one `Failure` with everything that a message needs, short enough for a terminal. Nothing here
+raises because of a rank's report, a missing report, or the kind of its exception.
 
-Limits: whether an exception is about a lost connection is read from its text, as torch gives it no type of its own. The
-kernel does not say why it killed a process; that memory ran out is a guess, and worded as one.
+Limits: an exception counts as a lost connection by its text, as torch has no type of its own for it. The kernel does
+not say why it killed a process; that memory ran out is a guess, and worded as one.
 """
 
 from __future__ import annotations
@@ -47,41 +47,42 @@ from dslc.runtime.process.whose_code import is_ours, is_pythons, is_torchs
 
 Kind = Literal["error", "ended", "timeout", "lost"]
 
-_FRAMES = 3  # of the traceback, in a message
-_LINES = 12  # of the text of an exception, in a message
-_LAST = 3  # lines of a log, before a crash, in a message
-_CRASH = "Fatal Python error: "  # what Python's faulthandler begins with
+_FRAMES = 3  # frames of the traceback in a message
+_LINES = 12  # lines of an exception's text in a message
+_LAST = 3  # lines of a log before a crash in a message
+_CRASH = "Fatal Python error: "  # the first words that Python's faulthandler writes
 _LOST = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|[Ss]ocket closed|closed by peer|Application timeout caused pair "
     r"closure|failed to recv|recvValue failed|sendBytes failed|remote process exited|Connection was likely closed",
 )
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-_FULL = 1 << 16  # bytes: no room for a file
+_FULL = 1 << 16  # bytes: a device with less room counts as full
 _TIMEOUT = re.compile(r"Timed out waiting|[Tt]imed out after|Watchdog caught collective operation timeout")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One rank's failure, or that of the whole (`rank` None). `step` counts from 1; 0 is before the first step.
-    `frames` are lines of its traceback."""
+    """One rank's failure, or that of the whole training (`rank` None). `step` counts from 1; 0 is before the first
+    step. `frames` are lines of the traceback.
+    """
 
     rank: int | None
     step: int
     kind: Kind
-    message: str  # "RuntimeError: mat1 and mat2 shapes cannot be multiplied", or what became of the process
-    line: str = ""  # "digits.plt:8:13": the place in the job, where it is known
+    message: str  # "RuntimeError: mat1 and mat2 shapes cannot be multiplied", or how the process ended
+    line: str = ""  # "digits.plt:8:13": the line of the job, if it is known
     frames: tuple[str, ...] = ()
-    log: str = ""  # the path of the rank's log
+    log: str = ""  # path of the rank's log
     notes: tuple[str, ...] = ()
     time: float = 0.0  # seconds since the epoch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ends:
-    """How the processes of the ranks were when one had failed, before the launcher ended those that were left.
+    """The state of all processes when one had failed, before the launcher ended the others.
 
-    `statuses` are exit statuses by rank, -N for signal N, None of those that were alive; `stopped` are ranks; `folder`
-    says whether the run directory was there.
+    `statuses` are the exit statuses by rank: -N for signal N, None for a process still alive. `stopped` holds ranks;
+    `folder` is true if the run directory was there.
     """
 
     statuses: Mapping[int, int | None] = field(default_factory=dict)
@@ -91,10 +92,10 @@ class Ends:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The end of a training. Exactly one of these holds: it is done, it was stopped, it failed.
+    """The end of a training, which is done, stopped or failed.
 
-    `steps` is the number of steps completed. `stopped_at` is the step after which Ctrl-C ended it, None if it did not;
-    0 if it ended at once, by a second Ctrl-C. `failure` is why it failed.
+    `steps` is the number of completed steps. `stopped_at` is the step after which Ctrl-C ended it, None if it did not;
+    0 if a second Ctrl-C ended it at once. `failure` says why it failed.
     """
 
     run_dir: str
@@ -108,7 +109,7 @@ class Outcome:
 
 
 def log_path(run_dir: str, rank: int) -> str:
-    """Where a rank writes all that it prints."""
+    """Returns the path of the file to which a rank writes all its output."""
     return os.path.join(run_dir, "logs", f"rank-{rank}.log")
 
 
@@ -116,7 +117,7 @@ def log_path(run_dir: str, rank: int) -> str:
 
 
 def describe(outcome: Outcome) -> str:
-    """What to tell the user, several lines; empty for a training that is done."""
+    """Returns the message for the user, several lines; "" for a training that is done."""
     if outcome.failure is not None:
         return _of_a_failure(outcome.failure)
     if outcome.stopped_at is None:
@@ -144,7 +145,7 @@ def _of_a_failure(failure: Failure) -> str:
 def record(
     run_dir: str, rank: int, step: int, error: BaseException, job: JobProgram, model: nn.Module | None
 ) -> Failure:
-    """Why this rank fails. All of it goes into the log as well, as far as that can be written."""
+    """Returns this rank's failure, after writing all of it to the log as far as the log can be written."""
     now = time.time()
     with contextlib.suppress(OSError):
         traceback.print_exception(error)
@@ -164,7 +165,7 @@ def record(
 
 
 def say(board: Board, rank: int, failure: Failure) -> None:
-    """Leaves it on the board, for the launcher."""
+    """Writes the failure to the board, for the launcher."""
     board.say(rank, json.dumps(dataclasses.asdict(failure), ensure_ascii=False))
 
 
@@ -173,8 +174,9 @@ def _own_notes(error: BaseException) -> tuple[str, ...]:
 
 
 def _of_storage(error: BaseException, folders: Iterable[str]) -> tuple[str, ...]:
-    """Which of the folders are on a device that is full, where something could not be written. torch's writers drop the
-    reason; on the way from rank to rank its context is lost."""
+    """Returns those of the folders that are on a full device, if something could not be written. torch's writers drop
+    the reason, and the exception's context is lost on the way from rank to rank.
+    """
     if not isinstance(error, OSError | RuntimeError) or getattr(error, "errno", None) == errno.EDQUOT:
         return ()
     notes = []
@@ -187,17 +189,17 @@ def _of_storage(error: BaseException, folders: Iterable[str]) -> tuple[str, ...]
 
 
 def show_stacks(board: Board, ranks: int, own: int) -> None:
-    """After a timeout: has the other ranks of this node write into their logs where they are."""
+    """Has the other ranks of this node write their stacks into their logs, after a timeout."""
     for rank in range(ranks):
         process = board.process(rank)
         if rank != own and process and hasattr(signal, "SIGUSR1"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGUSR1)
-    time.sleep(0.2)  # they write within microseconds; after this they are ended
+    time.sleep(0.2)  # they write within microseconds, and are ended after this
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What torch's pipeline has wrapped into an error that says where it was raised and not why."""
+    """Unwraps the error in which torch's pipeline puts an exception: it names the place and hides the reason."""
     while error.__cause__ is not None:
         frames = traceback.extract_tb(error.__traceback__)
         if not frames or not frames[-1].filename.startswith(_STAGES):
@@ -210,7 +212,7 @@ def _kind(error: BaseException) -> Kind:
     text = error_text(error)
     if isinstance(error, SystemExit):
         return "error"
-    if getattr(error, "told", True) is False:  # all ranks end alike, and another one tells (nonfinite.py)
+    if getattr(error, "told", True) is False:  # all ranks end alike, and another one reports it (loop/nonfinite.py)
         return "lost"
     if isinstance(error, RuntimeError | ConnectionError) or type(error).__module__.startswith("torch"):
         if _TIMEOUT.search(text):
@@ -243,7 +245,7 @@ def _shown(value: object) -> str:
 
 
 def _bounded(text: str) -> str:
-    """At most so many lines, and so many letters of each."""
+    """Returns at most _LINES lines, each cut to the width of a message."""
     lines = text[: _LINES * READ].rstrip().splitlines()
     over = text.count("\n") + 1 - _LINES
     more = [f"… ({over:,} line{'s' * (over > 1)} more)"] if len(lines) > _LINES else []
@@ -254,12 +256,12 @@ _STAGES = os.path.join(os.path.dirname(torch.__file__), "distributed", "pipelini
 
 
 def _explains_itself(error: BaseException) -> bool:
-    """Whether it is one of our own, whose text is meant for the user."""
+    """True for an exception of dslc's own, whose text is meant for the user."""
     return type(error).__module__.startswith("dslc.")
 
 
 def _frames(error: BaseException) -> tuple[str, ...]:
-    """The innermost frames of the user's own, else the innermost of all, as a traceback prints them."""
+    """Returns the innermost frames of the user's code, or else the innermost of all, as a traceback prints them."""
     if _explains_itself(error):
         return ()
     frames = traceback.extract_tb(error.__traceback__)
@@ -273,8 +275,9 @@ def _frames(error: BaseException) -> tuple[str, ...]:
 
 
 def _place(error: BaseException, job: JobProgram, model: nn.Module | None) -> str:
-    """The line of the job that it concerns: of the module that it names, its own mark, or of the innermost module that
-    was called."""
+    """Returns the line of the job that the exception concerns: of the module that it names, its own mark, or that of
+    the innermost module that was called.
+    """
     named = getattr(error, "module", None)
     if named is not None and _explains_itself(error):
         return _line_of_module(job, named)
@@ -284,7 +287,7 @@ def _place(error: BaseException, job: JobProgram, model: nn.Module | None) -> st
 
 
 def _selves(error: BaseException) -> list[object]:
-    """The objects whose methods were at work, the innermost last."""
+    """Returns the objects whose methods were being called, the innermost last."""
     return [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
@@ -303,15 +306,16 @@ def _line_of_module(job: JobProgram, name: str) -> str:
 
 
 def forget(run_dir: str, goes_on: bool = False) -> None:
-    """Takes away what an earlier training in this run directory wrote down, but for the records of one that may be
-    gone on with."""
+    """Removes the reports of an earlier training from the run directory; `goes_on` keeps the records of one that may be
+    resumed.
+    """
     for name in (NOTES, "weights.safetensors", *(() if goes_on else (NAME,))):
         with contextlib.suppress(FileNotFoundError):
             os.remove(os.path.join(run_dir, name))
 
 
 def cause(run_dir: str, board: Board, ranks: int, ends: Ends, timeout: float) -> Failure:
-    """The failure that ended the training."""
+    """Returns the failure that ended the training."""
     if not ends.folder:
         message = f"{run_dir} was removed while the training ran"
         return Failure(rank=None, step=board.step(0), kind="ended", message=message)
@@ -330,7 +334,7 @@ def cause(run_dir: str, board: Board, ranks: int, ends: Ends, timeout: float) ->
 
 
 def said(board: Board, rank: int) -> Failure | None:
-    """The failure of which a rank has told, if it has."""
+    """Returns the failure that a rank has reported, or None."""
     words = board.said(rank)
     if not words or board.done(rank):
         return None
@@ -339,7 +343,7 @@ def said(board: Board, rank: int) -> Failure | None:
 
 
 def is_final(failure: Failure | None) -> bool:
-    """Whether nothing that other ranks may still say is more of a cause."""
+    """True if no report of another rank could be a better cause."""
     return failure is not None and failure.kind != "lost"
 
 
@@ -381,7 +385,7 @@ def _ended(run_dir: str, board: Board, rank: int, status: int | None) -> Failure
 
 
 def _last_words(path: str) -> tuple[str, ...]:
-    """What a process said as a signal ended it, and where its main thread was then, by the log that it leaves."""
+    """Returns the last lines of a process that a signal ended, and where its main thread was, from its log."""
     said, found, stacks = _end_of(path).rpartition(_CRASH)
     if not found:
         return ()
@@ -408,7 +412,7 @@ def _of_a_timeout(run_dir: str, board: Board, silent: list[int], timeout: float)
 
 
 def _where(log: str) -> str:
-    """Where the main thread of a rank was, from what `show_stacks` or a crash made it write into its log."""
+    """Returns where the main thread of a rank was, as `show_stacks` or a crash wrote it into the log."""
     _, found, stack = log.rpartition("most recent call first")
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack) if found else []
     own = [frame for frame in frames if not any(foreign(frame[0]) for foreign in (is_torchs, is_ours, is_pythons))]

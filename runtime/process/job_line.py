@@ -1,10 +1,10 @@
-"""Which line of the job an exception concerns: said by the code that works for that line.
+"""Marks an exception with the line of the job that it concerns, in the code that works for that line.
 
-Model: `with at(step.line):` marks an exception that leaves the block with the line, and a mark that is there already,
-of an inner block, stays. `line_of` reads it, through exceptions that were raised from a marked one.
+Model: `with at(step.line):` marks an exception that leaves the block with the line; a mark that an inner block has set
+stays. `line_of` reads the mark, also through exceptions that were raised from a marked one.
 
-Limits: exceptions that refuse attributes stay unmarked. A module of the model is not called by this code; which of them
-raised an exception is found by failure.py.
+Limits: exceptions that refuse attributes stay unmarked. This code does not call the model's modules; failure.py finds
+which of them raised an exception.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class at(contextlib.ContextDecorator):
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None and self._line and not line_of(error):
-            with contextlib.suppress(Exception):  # one of the user's own classes may refuse it
+            with contextlib.suppress(Exception):  # a user's own class may refuse the attribute
                 setattr(error, _MARK, self._line)
 
 
 def each_at(line: str, items: Iterable[T]) -> Iterator[T]:
-    """The same items; an exception in making one is marked."""
+    """Yields the same items; marks an exception raised while making one."""
     with at(line):
         yield from items
 
 
 def line_of(error: BaseException) -> str:
-    """The line that an exception, or one that it was raised from, is marked with; "" where none is."""
+    """Returns the line with which an exception, or one that it was raised from, is marked; "" if there is none."""
     seen: BaseException | None = error
     while seen is not None:
         line = vars(seen).get(_MARK, "")

@@ -1,10 +1,10 @@
-"""How long processes live: no longer than the one that forked them, and how to see what they are at (Linux).
+"""Ends processes with the one that forked them, and finds those that are stopped or left behind (Linux).
 
-Model: the system kills a rank whose launcher ends (`end_with`). What a rank's own children leave behind would go to the
-first process of the machine; while there is an `Adopted` it comes to this process instead, which ends it.
+Model: the kernel kills a rank whose launcher ends (`end_with`). Processes that a rank leaves behind would be adopted by
+the machine's first process; while an `Adopted` exists this process adopts them and ends them.
 
-Limits: where the system is not Linux, nothing of this is there and nothing is found. A child that outlives its parent
-is not ended where the launcher is killed itself.
+Limits: on other systems than Linux these are no-ops and find nothing. A process that outlives its parent is not ended
+if the launcher itself is killed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import time
 from collections.abc import Iterable
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
-_SHOWN = 80  # letters of a command
+_SHOWN = 80  # letters of a command that are shown
 
 
 def end_with(parent: int) -> None:
-    """Has the system kill this process when `parent`, which forked it, ends in whatever way (Linux; else nothing).
+    """Has the kernel kill this process when `parent`, which forked it, ends in any way (Linux; elsewhere a no-op).
 
-    It is the thread that forked whose end counts.
+    The parent's thread that forked counts, not the whole process.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the line above
@@ -39,9 +39,9 @@ def _prctl(option: int, value: int) -> None:
 
 
 def ending(process: int, otherwise: int) -> int:
-    """A descriptor to wait at for the end of a child; `otherwise` where the system has none.
+    """Returns a descriptor that becomes readable when the child ends; `otherwise` if the system has none.
 
-    A child's own children keep the pipe open that multiprocessing would wait at.
+    The pipe that multiprocessing waits for is not enough: the child's own children keep it open.
     """
     try:
         return os.pidfd_open(process)
@@ -53,14 +53,14 @@ def ending(process: int, otherwise: int) -> int:
 
 
 def is_stopped(process: int) -> bool:
-    """Whether a process is stopped: by SIGSTOP, by Ctrl-Z, or by a debugger."""
+    """True if a process is stopped: by SIGSTOP, by Ctrl-Z, or by a debugger."""
     return _stat(process)[:1] in (["T"], ["t"])
 
 
 class Pauses:
-    """For how many seconds each of some processes has been stopped, as far as was looked.
+    """Counts the seconds that each of some processes has been stopped, by looking now and then.
 
-    Of the time between two looks `gap` seconds count at most: this process may have been stopped as well.
+    At most `gap` seconds between two looks count, as this process may have been stopped as well.
     """
 
     def __init__(self, gap: float) -> None:
@@ -79,15 +79,16 @@ class Pauses:
 
 
 class Adopted:
-    """The processes that come to this one because those that made them have ended, not its children of before."""
+    """The orphans that this process adopts: children it has now and did not have before."""
 
     def __init__(self) -> None:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._before = set(_children(os.getpid()))
 
     def end(self, patience: float) -> list[str]:
-        """Ends all of them, and gives the commands of those that were alive. Within `patience` seconds they may end by
-        SIGTERM; 0 is SIGKILL at once."""
+        """Ends all of them and returns the commands of those that were alive. They have `patience` seconds to end after
+        SIGTERM; 0 means SIGKILL at once.
+        """
         found: list[str] = []
         until = time.monotonic() + patience
         while left := [child for child in _children(os.getpid()) if child not in self._before]:
@@ -100,7 +101,7 @@ class Adopted:
         return found
 
     def close(self) -> None:
-        """Orphans go where they always went."""
+        """Stops adopting orphans."""
         _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
@@ -108,7 +109,7 @@ def _end(children: list[int], until: float) -> None:
     handles = {child: ending(child, -1) for child in children}
     if until > time.monotonic():
         for child in children:
-            os.kill(child, signal.SIGTERM)  # it has not been waited for: the number is its own
+            os.kill(child, signal.SIGTERM)  # no race: a child that nobody has waited for keeps its process id
             os.kill(child, signal.SIGCONT)
         waited = {handle for handle in handles.values() if handle >= 0}
         while waited and (rest := until - time.monotonic()) > 0:
@@ -128,7 +129,7 @@ def _children(parent: int) -> list[int]:
 
 
 def _stat(process: int) -> list[str]:
-    """What the system says of a process: its state, its parent, …; nothing where it is gone."""
+    """Returns the fields of /proc/PID/stat from the state on; [] if the process is gone."""
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()

@@ -1,12 +1,12 @@
-"""What the user sees of a training: a bar on a terminal, plain lines elsewhere, and a summary at the end.
+"""The display of a training: a bar on a terminal, plain lines elsewhere, and a summary at the end.
 
-Model: the launcher, which has nothing else to do, looks at metrics.jsonl and at the board a few times a second, so that
-the ranks do nothing for the display. The same records go to TensorBoard from here.
+Model: the launcher, which is otherwise idle, reads metrics.jsonl and the board a few times a second, so that the ranks
+do no work for the display. It also passes the records to TensorBoard.
 
-Contract: without a terminal, and where the environment says `CI`, there are no control characters: the first step, each
-evaluation, and at most a line every `QUIET` seconds. Libraries are loaded after the first step is done.
+Contract: without a terminal, and if the environment has `CI`, no control characters are printed: only the first step,
+each evaluation, and at most one line every `QUIET` seconds. Libraries are loaded after the first step is done.
 
-Limits: the rate is that of the steps between two looks; it begins after the first step, which is never typical.
+Limits: the rate is that of the steps between two looks. It leaves out the first step, which is never typical.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dslc.runtime.process.screen import drop, readable
 from dslc.runtime.process.stop import Board
 
 QUIET = 5.0  # seconds
-MOST = 3  # processes left behind that are named
+MOST = 3  # processes left behind that are named at most
 LOOKS = {True: 0.2, False: 1.0}  # seconds between two looks, on a terminal and elsewhere
 
 _FACTS = ("step", "split", "samples", "seconds", "lr")
@@ -48,7 +48,7 @@ class Watch:
         self.interval = LOOKS[self._fancy]
 
     def look(self) -> None:
-        """Shows what is new. Called often; costs some microseconds where nothing is."""
+        """Shows what is new. Called often; costs some microseconds if nothing is new."""
         for line in self._notes.new():
             with self._screened():
                 self._say(readable(line.rstrip()))
@@ -58,7 +58,7 @@ class Watch:
             try:
                 record: Record = json.loads(line)
             except ValueError:
-                continue  # cut off where the disk was full
+                continue  # cut off when the disk was full
             self._last[record["split"]] = record
             with self._screened():
                 self._shown(record["step"]).record(record)
@@ -74,23 +74,23 @@ class Watch:
                 self._display.tick(self._board.step(0))
 
     def has_folder(self) -> bool:
-        """Whether the run directory is still there."""
+        """True if the run directory is still there."""
         try:
             found = os.stat(self._run_dir)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError:  # a network that is down for a moment
+        except OSError:  # the network is down for a moment
             return True
         return (found.st_dev, found.st_ino) == self._folder
 
     def say_of_late(self, ranks: list[int]) -> None:
-        """After a training: of ranks that are done and do not end."""
+        """Names, after a training, the ranks that are done but have not ended."""
         which = f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
         with self._screened():
             self._say(f"{which} been ended: a thread or a process that the job's code began did not come to its end")
 
     def say_of_left(self, commands: list[str]) -> None:
-        """After a training: of processes that it left behind."""
+        """Names, after a training, the processes that it left behind."""
         for command in commands[:MOST]:
             with self._screened():
                 self._say(f"a process that the job's code left behind has been ended: {command}")
@@ -99,7 +99,7 @@ class Watch:
                 self._say(f"and {len(commands) - MOST} others")
 
     def close(self, outcome: Outcome) -> None:
-        """The last records, and a summary where the training did not fail."""
+        """Shows the last records, and a summary if the training did not fail."""
         self.look()
         with self._kept():
             if self._tensorboard is not None:
@@ -112,17 +112,17 @@ class Watch:
 
     @contextlib.contextmanager
     def _screened(self) -> Iterator[None]:
-        """A closed terminal, or a pipe that no one reads, is no reason to end a training: it goes on unseen."""
+        """Suppresses the error of a closed terminal or a pipe without a reader: the training goes on unseen."""
         try:
             yield
         except (OSError, ValueError):
-            drop(self._screen)  # or what is still in its buffer would be missed at the end
+            drop(self._screen)  # or flushing its buffer would fail at exit
             self._screen = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
             self._display = _Lines(self._job.steps, 1, "", self._screen)
 
     @contextlib.contextmanager
     def _kept(self) -> Iterator[None]:
-        """TensorBoard's events can be missed, as where the disk is full: they are made of metrics.jsonl."""
+        """Drops TensorBoard's events if they cannot be written, as on a full disk: metrics.jsonl has the same numbers."""
         try:
             yield
         except OSError as error:
@@ -137,7 +137,7 @@ class Watch:
             self._display.say(text)
 
     def _shown(self, step: int) -> _Display:
-        """The display, which begins with the record of `step`."""
+        """Returns the display, made at the first call with the record of `step`."""
         if self._display is None:
             with self._kept():
                 if self._job.tensorboard:
@@ -176,7 +176,7 @@ class _Display(Protocol):
 
 
 class _Lines:
-    """Plain lines, few of them."""
+    """Prints plain lines, few of them."""
 
     def __init__(self, steps: int, batch: int, units: str, screen: TextIO) -> None:
         self._steps, self._batch, self._units, self._screen = steps, batch, units, screen
@@ -249,7 +249,7 @@ class _Bar:
         (then, earlier), rate = self._looks[0], ""
         if step > earlier and now > then:
             rate = f"{_number((step - earlier) * self._batch / (now - then))} {self._units}/s"
-        # The board says which step is being worked on; one less is done.
+        # The board names the step being worked on; one less is done.
         self._progress.update(self._task, completed=max(0, step - 1))
         if rate:
             self._progress.update(self._task, rate=rate)
@@ -263,7 +263,7 @@ class _Bar:
 
 
 def _numbers(record: Record) -> str:
-    """`loss 0.1234  accuracy 0.967`."""
+    """Formats a record: `loss 0.1234  accuracy 0.967`."""
     return "  ".join(f"{name} {_number(value)}" for name, value in record.items() if name not in _FACTS)
 
 

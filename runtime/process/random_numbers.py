@@ -1,15 +1,16 @@
-"""Where the random numbers of a rank, and of each sample of a user's data set, begin, and where they have come to.
+"""Seeds the random generators of a rank and of each sample of a user's data set, and saves and restores their states.
 
-Model: three generators are used by models and data sets: torch's (and that of the GPU), Python's and numpy's. A rank
-begins all from (seed, rank, first step), so that no two ranks draw the same noise, nor a resumed training that of its
-beginning. A sample begins all but the GPU's from (seed, part of the data, epoch, index), and `aside` leaves them as the
-rank had them: which process makes it, and after which others, changes neither the sample nor the rank's noise.
+Model: models and data sets use three generators: torch's (and that of the GPU), Python's and numpy's. A rank seeds all
+of them from (seed, rank, first step), so that no two ranks draw the same noise, and a resumed training does not repeat
+the noise of its beginning. A sample seeds all but the GPU's from (seed, part of the data, epoch, index), and `aside`
+restores the rank's states afterwards: neither the sample nor the rank's noise depends on the process that makes the
+sample, or on the samples made before it.
 
-States that are kept are tensors: Python's and numpy's (both the Mersenne Twister: 624 words of 32 bits, a position, and
-half of a pair of normal numbers, where one is kept) as float64, which holds each of these exactly.
+A state is saved as a tensor. Python's and numpy's (both the Mersenne Twister: 624 words of 32 bits, a position, and
+half of a pair of normal numbers, if one is kept) are float64, which holds each of these exactly.
 
-Limits: a generator that a data set keeps to itself goes on from sample to sample (W0610). Of the processor's time a
-sample costs 8 us, and a batch, for the states that are kept, 150 us.
+Limits: a generator that a data set keeps to itself goes on from sample to sample (W0610). Seeding takes 8 us of
+processor time a sample; saving and restoring the states takes 150 us a batch.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_VERSION = random.getstate()[0]  # of the layout of Python's state
+_VERSION = random.getstate()[0]  # version of Python's state layout
 _TWISTER = "MT19937"
 
 
 def begin(seed: int, rank: int, step: int = 0) -> None:
-    """Begins the random numbers of `rank` for a training that starts after `step` steps."""
+    """Seeds the generators of `rank` for a training that starts after `step` steps."""
     number = (seed * 1_000_003 + step * 7_919 + rank) % 2**32
     random.seed(number)
     np.random.seed(number)
@@ -36,18 +37,18 @@ def begin(seed: int, rank: int, step: int = 0) -> None:
 
 
 def begin_sample(seed: int, part: str, epoch: int, index: int) -> None:
-    """Begins the random numbers that sample `index` of `part` (train, validation) draws in `epoch`."""
+    """Seeds the generators for sample `index` of `part` (train, validation) in `epoch`."""
     digest = hashlib.blake2b(f"{seed}/{part}/{epoch}/{index}".encode(), digest_size=12).digest()
-    # Each generator gets 32 bits of its own: two Mersenne Twisters that begin alike go on alike.
+    # Each generator gets 32 bits of its own: two Mersenne Twisters with one seed draw the same numbers.
     own, numpys, torchs = (int.from_bytes(digest[at : at + 4], "little") for at in (0, 4, 8))
     random.seed(own)
     np.random.seed(numpys)
-    torch.default_generator.manual_seed(torchs)  # not `torch.manual_seed`, which would begin the GPU's too
+    torch.default_generator.manual_seed(torchs)  # not `torch.manual_seed`, which would seed the GPU's too
 
 
 @contextlib.contextmanager
 def aside() -> Iterator[None]:
-    """Leaves the generators of the host as they are now, whatever is drawn from them meanwhile."""
+    """Restores the states of the host's generators on leaving, whatever has been drawn in between."""
     own, numpys, torchs = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     try:
         yield
@@ -58,8 +59,7 @@ def aside() -> Iterator[None]:
 
 
 def state(device: torch.device) -> dict[str, Tensor]:
-    """Where they have come to, by generator, on the CPU: torch's and the GPU's (uint8), Python's and numpy's
-    (627, float64)."""
+    """Returns the states by generator, on the CPU: torch's and the GPU's (uint8), Python's and numpy's (627, float64)."""
     found = {"torch": torch.get_rng_state(), "python": _of_python(), "numpy": _of_numpy()}
     if device.type == "cuda":
         found["cuda"] = torch.cuda.get_rng_state(device)
@@ -67,8 +67,9 @@ def state(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore(found: Mapping[str, Tensor], device: torch.device) -> None:
-    """Goes on from what `state` gave. The GPU's stay as they are where the other training had none. Raises ValueError
-    and RuntimeError for what no generator can be in."""
+    """Restores states that `state` returned. The GPU's stay as they are if the other training had none. Raises
+    ValueError and RuntimeError for an impossible state.
+    """
     torch.set_rng_state(found["torch"])
     *words, kept, gauss = found["python"].tolist()
     random.setstate((_VERSION, tuple(map(int, words)), gauss if kept else None))

@@ -1,15 +1,14 @@
-"""What a training writes down while it runs: metrics.jsonl, and the same for TensorBoard.
+"""The record of a training as it runs: metrics.jsonl, and the same for TensorBoard.
 
-Model: rank 0 appends one JSON object a line to `metrics.jsonl`, and that file is all there is: the launcher reads it as
-it grows, and makes the display and TensorBoard's events from it, away from the ranks. What is to be said in words goes
-to `logs/notes.txt` in the same way.
+Model: rank 0 appends one JSON object a line to `metrics.jsonl`. The launcher reads that file as it grows, and makes the
+display and TensorBoard's events from it, away from the ranks. Notes in words go to `logs/notes.txt` in the same way.
 
-Contract: a training that goes on from a checkpoint keeps the lines up to its step and loses those after it, which it
-writes again. A line that cannot be read (a disk that failed, an editor) is left out, and said, with its number; the
-training goes on. A line is written whole and at once. Its keys are `step` (from 1), `split` (`train` or `validation`),
-`loss` and other metrics, `lr` (training), `samples` (seen so far) and `seconds` (since the first step began), and,
-where steps are left out (`on_nonfinite = skip`), `skipped`: how many were since the training began or went on. A
-number that is not finite is `null`, as JSON has no word for it.
+Contract: a resumed training keeps the lines up to the step of its checkpoint, drops those after it, and writes them
+again. A line that cannot be read (a disk that failed, an editor) is left out and reported with its number; the training
+goes on. A line is written whole, in one write. Its keys are `step` (from 1), `split` (`train` or `validation`), `loss`
+and other metrics, `lr` (training), `samples` (seen so far), `seconds` (since the first step began), and, with
+`on_nonfinite = skip`, `skipped`: the number of steps skipped since the training began or was resumed. A number that is
+not finite is `null`, as JSON has no word for it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Record = dict[str, Any]
 class Records:
     """Writes metrics.jsonl of a run directory, after the records of the first `step` steps; on rank 0 alone.
 
-    `begin` is where in the file the new lines begin.
+    `begin` is the position in the file at which the new lines begin.
     """
 
     def __init__(self, run_dir: str, step: int = 0) -> None:
@@ -59,7 +58,7 @@ class Records:
 
 @contextlib.contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Lets an OSError say which file it is about: where a disk is full, the system says it of one that is open."""
+    """Adds the file's name to an OSError: on a full disk the system gives none for a file that is open."""
     try:
         yield
     except OSError as error:
@@ -69,8 +68,9 @@ def naming(path: str) -> Iterator[None]:
 
 
 def read_metrics(run_dir: str) -> list[Record]:
-    """The lines of metrics.jsonl; an empty list where there is none. A line that was cut off is left out. Raises
-    ValueError, with the number of the line, where one cannot be read."""
+    """Returns the records of metrics.jsonl; [] if there is no file. Leaves out a line that was cut off. Raises
+    ValueError, with the number of the line, if one cannot be read.
+    """
     found, damaged = _read(run_dir)
     if damaged:
         raise ValueError(f"{os.path.join(run_dir, NAME)}, {damaged[0]}")
@@ -78,7 +78,7 @@ def read_metrics(run_dir: str) -> list[Record]:
 
 
 def _read(run_dir: str) -> tuple[list[Record], list[str]]:
-    """The records of metrics.jsonl, and for each line that is none its number and the reason."""
+    """Returns the records of metrics.jsonl, and for each unreadable line its number and the reason."""
     try:
         with open(os.path.join(run_dir, NAME), "rb") as file:
             lines = [line for line in file if line.endswith(b"\n")]
@@ -89,13 +89,13 @@ def _read(run_dir: str) -> tuple[list[Record], list[str]]:
     for number, line in enumerate(lines, 1):
         try:
             found.append(_record(line))
-        except (ValueError, RecursionError) as error:  # also where it is no UTF-8, or no JSON
+        except (ValueError, RecursionError) as error:  # also if it is not UTF-8, or not JSON
             damaged.append(f"line {number} cannot be read ({error})")
     return found, damaged
 
 
 def _record(line: bytes) -> Record:
-    """The record that a line holds. Raises ValueError."""
+    """Returns the record in a line. Raises ValueError."""
     told = json.loads(line.decode())
     if not isinstance(told, dict) or not isinstance(told.get("step"), int) or "split" not in told:
         raise ValueError("it is no record of a step")
@@ -103,21 +103,20 @@ def _record(line: bytes) -> Record:
 
 
 def note(run_dir: str, text: str) -> None:
-    """Says something, in one line, to whoever watches the training, and into this rank's log. No training ends where
-    that cannot be written."""
+    """Writes one line for whoever watches the training, and into this rank's log. Raises nothing if that fails."""
     print(text, flush=True)
     with contextlib.suppress(OSError), open(os.path.join(run_dir, NOTES), "a", encoding="utf-8") as file:
         file.write(" ".join(text.split()) + "\n")
 
 
 class Follower:
-    """Reads a file of lines as it grows, from the byte `begin` on."""
+    """Reads a file of lines as it grows, from byte `begin` on."""
 
     def __init__(self, path: str, begin: int = 0) -> None:
         self._path, self._at = path, begin
 
     def new(self) -> Iterator[str]:
-        """The lines that were written since the last call."""
+        """Yields the lines written since the last call."""
         try:
             with open(self._path, encoding="utf-8") as file:
                 file.seek(self._at)
@@ -125,13 +124,13 @@ class Follower:
                     self._at = file.tell()
                     yield line
         except OSError:
-            return  # it is not there, or not now
+            return  # it is not there, or not at the moment
 
 
 class TensorBoard:
     """Writes each record's numbers into `<run_dir>/tensorboard`, as `train/loss`, `validation/accuracy`, `train/lr`.
 
-    Of a training that goes on, what was written of `step`, its first, and later ones is left out by TensorBoard.
+    In a resumed training TensorBoard drops the earlier events of `step`, its first step, and of later ones.
     """
 
     def __init__(self, run_dir: str, step: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""The standard streams of a process, which may be closed, full, or of an encoding that lacks letters."""
+"""Prepares the standard streams of a process, which may be closed, full, or in an encoding that lacks letters."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ NAMES = {"stdout": "standard output", "stderr": "standard error"}
 
 
 class _Stream(io.FileIO):
-    """Says which it is where it cannot be written to."""
+    """A standard stream whose write errors name it."""
 
     def __init__(self, descriptor: int, called: str) -> None:
         super().__init__(descriptor, "w", closefd=False)
         self._called = called
 
-    def write(self, content: Any, /) -> int:  # of what type has no name before Python 3.12
+    def write(self, content: Any, /) -> int:  # `content` is a buffer, a type without a name before Python 3.12
         with naming(self._called):
             return super().write(content)
 
 
 def prepare() -> None:
-    """Lets the standard streams take whatever is written: a closed one leads nowhere, a letter that cannot be encoded
-    is a question mark. The OSError of one that cannot be written to has its name of `NAMES` for a file name."""
+    """Makes the standard streams accept all output: a closed one discards it, and a letter that cannot be encoded
+    becomes a question mark. If a stream cannot be written to, the OSError has its name (of `NAMES`) as the file name.
+    """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest that is free; or it would be that of some file of ours
+            os.open(
+                os.devnull, os.O_RDWR
+            )  # takes the lowest free descriptor, which one of our files would get otherwise
     for descriptor, (name, called) in enumerate(NAMES.items(), 1):
         own = getattr(sys, name)
         if own is None or (type(own) is io.TextIOWrapper and own is getattr(sys, f"__{name}__")):
@@ -47,18 +50,18 @@ def _over(own: io.TextIOWrapper | None, descriptor: int, called: str) -> TextIO:
         raw,
         own.encoding,
         "replace",
-        line_buffering=own.line_buffering or descriptor == 2,  # what Python does to it without saying so
+        line_buffering=own.line_buffering or descriptor == 2,  # Python's own default, set silently
         write_through=own.write_through,
     )
 
 
 def readable(name: str) -> str:
-    """A name as it may be shown: what would steer the terminal is written as Python writes it."""
+    """Returns a name that is safe to print: control characters are escaped as Python does."""
     return name if name.isprintable() else repr(name)[1:-1]
 
 
 def drop(stream: TextIO) -> None:
-    """Sends what a stream could not take, and all that follows, nowhere. Nothing where it is no file."""
+    """Discards a stream's buffer and all later output. A no-op for a stream without a file."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

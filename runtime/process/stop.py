@@ -1,26 +1,26 @@
 """The board that the processes of one node share, and how Ctrl-C stops a training at one step.
 
 Model: the launcher makes some pages of anonymous shared memory before it forks, and every rank inherits them. On them
-stand the request to stop, the step after which all ranks leave, and for each rank its process, the step it is in,
-whether it is done, and its last words: how it ended (failure.py), which no full disk and no removed folder can keep
-from the launcher.
+stand the request to stop, the step after which all ranks leave, and for each rank its process, its step, whether it is
+done, and its last words: how it ended (failure.py). A full disk or a removed folder cannot keep these from the
+launcher.
 
 Contract: Ctrl-C, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 (batch systems send these before they end a job) to the launcher
-is a request. The ranks ignore those that are sent to a whole process group, and look at the board. A second one, more
+is a request. The ranks ignore signals that are sent to a whole process group, and read the board. A second one, more
 than `SECOND` seconds after the first, ends the training at once.
 
 Why all ranks leave after the same step. Rank 0 reads the request before it begins step s. If there is one it writes
 `stop_at = s` (once) and only then works on step s. Each rank compares `stop_at` with its own step at the end of a step.
 - At the end of step s a rank has completed the exchange of gradients of step s, to which rank 0 contributed after its
   write: the rank finds `stop_at = s` and leaves.
-- At the end of a step before s it finds 0, or s already, which is not its own step: it goes on.
+- At the end of a step before s it finds 0 or s, neither of which is its own step: it goes on.
 This needs a step in which the host waits for a collective that rank 0 takes part in. On the CPU that is every step. On
 a GPU the host runs ahead of the device and waits only where it reads a number back: there rank 0 answers with the next
 such step (`answer` takes it as an argument).
 
-Limits: one node, since memory is not shared with others. SIGTERM sent to the ranks themselves, rather than to the
-launcher, ends them at once. A number on the board is 8 bytes, aligned, and written by one process alone, or the same by
-each that writes it (`not_finite`): no lock is needed.
+Limits: one node, as memory is not shared between nodes. SIGTERM sent to the ranks themselves, rather than to the
+launcher, ends them at once. A number on the board is 8 bytes, aligned, and has one writer, or writers of the same value
+(`not_finite`): no lock is needed.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-SECOND = 0.5  # seconds; `timeout` and some supervisors send one signal twice at the same moment
+SECOND = 0.5  # seconds; `timeout` and some supervisors send one signal twice in the same moment
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-WORDS = 1 << 16  # bytes that the last words of a rank may have; pages that no one writes to cost nothing
+WORDS = 1 << 16  # bytes reserved for the last words of a rank; untouched pages cost nothing
 
 _REQUEST, _STOP_AT, _UNITS, _RECORDS, _NOT_FINITE = range(5)
 _HEAD, _EACH = 8, 3  # numbers at the beginning of the board, and for each rank
-_PROCESS, _STEP, _SAID = range(3)  # _SAID: how many bytes of last words there are; negative of a rank that is done
+_PROCESS, _STEP, _SAID = range(3)  # _SAID: bytes of last words, negated for a rank that is done
 
 
 class Board:
-    """Numbers that the launcher and the ranks of one node see at the same time."""
+    """Numbers that the launcher and the ranks of one node share."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks, self._words = ranks, 8 * (_HEAD + _EACH * ranks)  # where the words begin
@@ -54,7 +54,7 @@ class Board:
     # ------------------------------------------------------------------------------------------------- stopping
 
     def request_stop(self) -> None:
-        """Asks the ranks to leave; said by the launcher."""
+        """Asks the ranks to leave; called by the launcher."""
         self._numbers[_REQUEST] = 1
 
     @property
@@ -62,21 +62,21 @@ class Board:
         return bool(self._numbers[_REQUEST])
 
     def answer(self, step: int) -> None:
-        """Rank 0, before it begins a step: everyone leaves after `step` (from 1) if that has been asked for."""
+        """Sets `stop_at` to `step` (from 1) if a stop was requested; called by rank 0 before it begins a step."""
         numbers = self._numbers
         if numbers[_REQUEST] and not numbers[_STOP_AT]:
             numbers[_STOP_AT] = step
 
     @property
     def stop_at(self) -> int:
-        """The step (from 1) after which all ranks leave; 0 as long as there is none."""
+        """Step (from 1) after which all ranks leave; 0 if there is none yet."""
         return self._numbers[_STOP_AT]
 
     # -------------------------------------------------------------------------------------------------- not finite
 
     @property
     def not_finite(self) -> int:
-        """The step (from 1) in which some rank's loss was not finite; 0 as long as there is none."""
+        """Step (from 1) in which some rank's loss was not finite; 0 if there is none yet."""
         return self._numbers[_NOT_FINITE]
 
     @not_finite.setter
@@ -86,27 +86,27 @@ class Board:
     # ------------------------------------------------------------------------------------------- what a rank is at
 
     def arrive(self, rank: int) -> None:
-        """A rank's process has begun."""
+        """Records that a rank's process has begun."""
         self._numbers[_HEAD + _EACH * rank + _PROCESS] = os.getpid()
 
     def enter(self, rank: int, step: int) -> None:
-        """A rank begins `step` (from 1)."""
+        """Records that a rank begins `step` (from 1)."""
         self._numbers[_HEAD + _EACH * rank + _STEP] = step
 
     def process(self, rank: int) -> int:
-        """The process id of a rank; 0 before it has begun."""
+        """Returns the process id of a rank; 0 before it has begun."""
         return self._numbers[_HEAD + _EACH * rank + _PROCESS]
 
     def step(self, rank: int) -> int:
-        """The step (from 1) that a rank is in; 0 before the first."""
+        """Returns the step (from 1) that a rank is in; 0 before the first."""
         return self._numbers[_HEAD + _EACH * rank + _STEP]
 
     def done(self, rank: int) -> bool:
-        """Whether a rank has done all it had to do."""
+        """True if a rank has finished its work."""
         return self._numbers[_HEAD + _EACH * rank + _SAID] < 0
 
     def failing(self, rank: int) -> bool:
-        """Whether a rank has said that it ends before it has done all it had to do."""
+        """True if a rank has reported that it ends before its work is finished."""
         return self._numbers[_HEAD + _EACH * rank + _SAID] > 0
 
     @property
@@ -116,15 +116,15 @@ class Board:
     # ----------------------------------------------------------------------------------------------- its last words
 
     def say(self, rank: int, words: str, *, done: bool = False) -> None:
-        """A rank says how it ends: once, in 1 to `WORDS` bytes; `done` if it has done all it had to do."""
+        """Records how a rank ends, once, in 1 to `WORDS` bytes; `done` if it has finished its work."""
         content, begin = words.encode(errors="replace"), self._words + WORDS * rank
         assert 0 < len(content) <= WORDS
         self._memory[begin : begin + len(content)] = content
-        # Last, and one number: what is there by then is whole, and whoever sees the words sees whose they are.
+        # Written last, as one number: whoever sees it sees complete words.
         self._numbers[_HEAD + _EACH * rank + _SAID] = -len(content) if done else len(content)
 
     def said(self, rank: int) -> str:
-        """What a rank has said; "" if it has not."""
+        """Returns the last words of a rank; "" if there are none yet."""
         begin = self._words + WORDS * rank
         return self._memory[begin : begin + abs(self._numbers[_HEAD + _EACH * rank + _SAID])].decode()
 
@@ -132,7 +132,7 @@ class Board:
 
     @property
     def units(self) -> int:
-        """What one sample counts as in the rate that is shown: 1, or the tokens of a sequence."""
+        """Number that one sample counts for in the rate shown: 1, or the tokens of a sequence."""
         return self._numbers[_UNITS] or 1
 
     @units.setter
@@ -141,7 +141,7 @@ class Board:
 
     @property
     def records(self) -> int | None:
-        """Where in metrics.jsonl the records of this training begin; None before rank 0 has laid the file out."""
+        """Position in metrics.jsonl of this training's first record; None before rank 0 has prepared the file."""
         begin = self._numbers[_RECORDS]
         return begin - 1 if begin else None
 
@@ -152,7 +152,7 @@ class Board:
 
 @contextlib.contextmanager
 def listening(board: Board, at_once: type[BaseException] | None = None) -> Iterator[None]:
-    """While this lasts, the signals of a user who wants to stop become a request on the board.
+    """Turns the signals of a user who wants to stop into a request on the board, while the context lasts.
 
     The second raises `at_once` in the main thread (KeyboardInterrupt if None). A signal that was ignored before (a job
     in the background, nohup) stays ignored. Outside the main thread nothing is changed: Python allows it only there.
@@ -165,13 +165,13 @@ def listening(board: Board, at_once: type[BaseException] | None = None) -> Itera
     def heard(number: int, frame: FrameType | None) -> None:
         nonlocal first, ending
         if os.getpid() != owner:
-            return  # a rank that has just been forked and has not yet set its own
+            return  # a rank just forked that has not set its own handlers yet
         now = time.monotonic()
         if not first:
             first = now
             board.request_stop()
         elif now - first > SECOND and not ending:
-            ending = True  # any more would only be in the way
+            ending = True  # further signals would only disturb
             raise (at_once or KeyboardInterrupt)(f"{signal.Signals(number).name} for the second time")
 
     before = {}
@@ -187,11 +187,13 @@ def listening(board: Board, at_once: type[BaseException] | None = None) -> Itera
 
 
 def deaf() -> None:
-    """For a rank: what stops a training is the launcher's business; SIGTERM and SIGQUIT end this process at once."""
+    """Makes a rank ignore the signals that stop a training, which the launcher handles; SIGTERM and SIGQUIT end it at
+    once.
+    """
     for name, answer in (
         ("SIGINT", signal.SIG_IGN),
         ("SIGHUP", signal.SIG_IGN),
-        ("SIGUSR1", signal.SIG_IGN),  # until the log is there that it writes stacks to (worker.py)
+        ("SIGUSR1", signal.SIG_IGN),  # until the log exists into which it writes stacks (worker.py)
         ("SIGUSR2", signal.SIG_IGN),
         ("SIGTERM", signal.SIG_DFL),
         ("SIGQUIT", signal.SIG_DFL),

@@ -1,4 +1,4 @@
-"""Finds the functions of the user's own that a job names as `python("module:function")`."""
+"""Finds the user's functions that a job names as `python("module:function")`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from dslc.compiler.ir.program import PythonFunction
 
 
 def load_function(named: PythonFunction) -> Callable[..., Any]:
-    """The function, with its keyword arguments bound. The job's folder is put first on `sys.path` and stays there.
+    """Returns the function with its keyword arguments bound. Puts the job's folder first on `sys.path` and leaves it
+    there.
 
-    Raises ImportError, naming the place in the job, where the module or the function is not there; an exception that
-    the module itself raises comes through.
+    Raises ImportError, naming the line of the job, if the module or the function does not exist. An exception that the
+    module itself raises passes through.
     """
     if named.folder and named.folder not in sys.path[:1]:
         sys.path.insert(0, named.folder)

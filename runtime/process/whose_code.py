@@ -1,7 +1,7 @@
-"""Whose code a line of a traceback is: ours, torch's, Python's, another library's, or the user's.
+"""Tells whose code a line of a traceback is: dslc's, torch's, Python's, another library's, or the user's.
 
-Model: by the folder that a file lies in. A checkout of ours has its floors side by side, a wheel
-below one another, and both count.
+Model: decided by the folder of the file. dslc's floors lie side by side in a checkout and below one another in a wheel;
+both are recognized.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_pythons(file: str) -> bool:
 
 @lru_cache
 def is_users(file: str) -> bool:
-    """Whether it is a file of none of the others."""
+    """True for a file of the user's own: none of the others."""
     return not (file.startswith("<") or _is_installed(file) or is_pythons(file) or is_ours(file))
 
 
@@ -38,7 +38,7 @@ def _is_installed(file: str) -> bool:
 
 
 def _floors() -> tuple[str, ...]:
-    """The folders of `dslc` and of the packages right below it, as far as they are loaded."""
+    """Returns the folders of `dslc` and of the packages right below it, as far as they are loaded."""
     packages = [module for name, module in sys.modules.items() if name == "dslc" or re.fullmatch(r"dslc\.\w+", name)]
     return tuple(_inside(path) for module in packages for path in getattr(module, "__path__", ()))
 

@@ -1,1 +1,1 @@
-"""How ranks find each other, and what they may send."""
+"""Connections between ranks: how they find each other, and which objects they may send."""

@@ -1,16 +1,16 @@
-"""What of gloo's process groups has to be gone round.
+"""Works around a data race in gloo's process groups.
 
-Model: two threads of a group work its collectives off, and each writes the name of what it has just done into one
-string of the group, without a lock (`ProcessGroupGloo::runLoop`, torch 2.13 to 2.15). A name of up to 15 letters fits
-into the string itself. A longer one lies in memory of its own, which both threads may give back: the process then ends
-by SIGSEGV or SIGABRT, there or anywhere later. It takes both within the same few nanoseconds: once in a million such
-collectives on a busy machine. The one long name that a training comes by is ALLGATHER_COALESCED, which is what the
-operator behind `DTensor.full_tensor()` and the tensor axis asks gloo for.
+Model: two threads of a process group run its collectives, and each writes the name of the last one into the same
+string, without a lock (`ProcessGroupGloo::runLoop`, torch 2.13 to 2.15). A name of up to 15 letters fits into the
+string itself. A longer one is allocated, and both threads may free it: the process then ends by SIGSEGV or SIGABRT,
+there or anywhere later. It happens if both write within the same few nanoseconds: once in a million such collectives on
+a busy machine. The one long name that occurs in a training is ALLGATHER_COALESCED, used by the operator behind
+`DTensor.full_tensor()` and the tensor axis.
 
-Contract: after `short_names()` that operator gathers the same as ALLGATHER, which is what gloo calls an all-gather into
-one tensor. It is to be called in each rank before the first collective; it may be called again.
+Contract: after `short_names()` that operator gathers the same as ALLGATHER, gloo's name for an all-gather into one
+tensor. Each rank calls it before its first collective; a second call does no harm.
 
-Limits: collectives that a user's own code asks for by their coalesced forms keep their long names.
+Limits: the coalesced collectives that a user's own code calls keep their long names.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from torch import Tensor
 
 @cache
 def short_names() -> torch.library.Library:
-    """Gives the functional all-gather a kernel for the CPU; what keeps it in place."""
+    """Gives the functional all-gather a kernel for the CPU; returns the object that keeps it registered."""
     kernels = torch.library.Library("_c10d_functional", "IMPL", "CPU")
     kernels.impl("all_gather_into_tensor", _all_gather)
     return kernels
 
 
 def _all_gather(input: Tensor, ranks: int, group: object) -> Tensor:
-    """The parts (n, …) of the `ranks` ranks of a group, one after another: (ranks * n, …). Asynchronous: to be waited
-    for by `_c10d_functional.wait_tensor`."""
+    """Gathers the parts (n, …) of the `ranks` ranks of a group into (ranks * n, …). Asynchronous:
+    `_c10d_functional.wait_tensor` waits for the result.
+    """
     gathered = input.new_empty((ranks * input.size(0), *input.shape[1:]))
     parts, whole = input, gathered
-    if input.is_complex():  # which gloo does not know; the memory is the same
+    if input.is_complex():  # gloo has no complex numbers; the memory is the same
         parts, whole = torch.view_as_real(input), torch.view_as_real(gathered)
     torch.ops._c10d_functional.all_gather_into_tensor_out(parts, ranks, group, out=whole)
     return gathered

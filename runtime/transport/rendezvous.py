@@ -1,15 +1,15 @@
-"""How the ranks of one node find each other: a store that no other user of the machine can reach.
+"""Lets the ranks of one node find each other, through a store that no other user of the machine can reach.
 
-Model: a rank tells its peers where it listens, and reads where they do, in a store. Torch's own rendezvous keeps it
-behind a TCP port that it opens on every interface, asks nobody for a password, and unpickles what it finds there. Here
-it is a file without a name, in memory, that the launcher makes before it forks and that the ranks inherit (Linux; a
-file in a folder that only this user can enter elsewhere). Torch's agent, which counts the nodes by a rendezvous of its
-own, gets one that knows of this node alone, in its own memory.
+Model: a rank writes its addresses to a store and reads those of its peers. Torch's own rendezvous serves the store at a
+TCP port on every interface, without a password, and unpickles its contents. Here it is a file without a name, in
+memory, that the launcher makes before it forks and that the ranks inherit (on Linux; elsewhere a file in a folder that
+only this user can enter). Torch's agent counts the nodes by a rendezvous of its own; it gets one that knows this node
+alone, in its own memory.
 
-Contract: nothing listens for the store, and nothing that comes out of it is unpickled. It is gone when the launcher and
-the ranks are, however they end.
+Contract: nothing listens for the store, and nothing in it is unpickled. It disappears with the launcher and the ranks,
+however they end.
 
-Limits: one node. What ranks send each other goes over gloo's sockets on the loopback interface, and over NCCL's.
+Limits: one node. The ranks' data goes over gloo's sockets on the loopback interface, and over NCCL's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 
 @contextlib.contextmanager
 def shared_file() -> Iterator[str]:
-    """A path by which this process and those that it forks open one empty file, and other users cannot."""
+    """Yields a path at which this process and those that it forks open one empty file, and other users cannot."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("dslc-store")
         try:
@@ -39,7 +39,7 @@ def shared_file() -> Iterator[str]:
 
 
 def store_at(path: str) -> Store:
-    """The store that the ranks share, by the path that `shared_file` gave."""
+    """Returns the store that the ranks share, at the path from `shared_file`."""
     return FileStore(path, -1)  # -1: the last rank that leaves does not remove it
 
 
@@ -57,7 +57,7 @@ class OneNode(RendezvousHandler):
         return False
 
     def next_rendezvous(self) -> RendezvousInfo:
-        # Ranks do not look for a store at an address; agents have to be told one.
+        # Ranks do not use this address to find the store, but agents must be given one.
         return RendezvousInfo(
             HashStore(), rank=0, world_size=1, bootstrap_store_info=RendezvousStoreInfo("localhost", 0)
         )
@@ -66,7 +66,7 @@ class OneNode(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """Does nothing: no other node could join."""
+        """A no-op: no other node could join."""
 
     def num_nodes_waiting(self) -> int:
         return 0

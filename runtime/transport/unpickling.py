@@ -1,10 +1,10 @@
 """Unpickles plain values, tensors, and the records of torch's distributed checkpoints, and runs nothing else.
 
-Model: a pickle may name any function of any module and have it called. Two things that a rank reads are pickles by
-torch's choice: the `.metadata` of a checkpoint, which whoever can write to its folder may have forged, and the objects
-that ranks send one another (`all_gather_object` and its like, which distributed checkpoints use for their plans), over
-connections that know no password. Both are read by `PlainUnpickler`, which looks up only what is listed here: plain
-values, exceptions of Python's own, numbers' types, tensors, and the dataclasses of `torch.distributed.checkpoint`
+Model: a pickle may name any function of any module and have it called. Torch makes a rank read two kinds of pickle: the
+`.metadata` of a checkpoint, which anyone who can write to its folder may have forged, and the objects that ranks send
+one another (`all_gather_object` and its like, which distributed checkpoints use for their plans), over connections
+without a password. `PlainUnpickler` reads both. It resolves only the names listed here: plain values, exceptions of
+Python's own, numbers' types, tensors, and the dataclasses of `torch.distributed.checkpoint`
 (https://docs.python.org/3/library/pickle.html#restricting-globals).
 
 Contract: `loads` and `load` raise pickle.UnpicklingError for a pickle that names anything else. `guard()`, called in
@@ -35,18 +35,18 @@ _PLAIN = {
     "torch._utils": {"_rebuild_tensor_v2", "_rebuild_parameter"},
     "torch.serialization": {"_get_layout"},
     "torch.distributed.checkpoint.api": {"CheckpointException"},
-    "traceback": {"FrameSummary", "StackSummary"},  # of an exception of another rank
+    "traceback": {"FrameSummary", "StackSummary"},  # of an exception from another rank
 }
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """A pickle.Unpickler that knows the names of the module's docstring alone."""
+    """A pickle.Unpickler that resolves only the names in the module's docstring."""
 
     def find_class(self, module: str, name: str) -> object:
-        """Returns what a pickle names. Raises pickle.UnpicklingError unless it is listed."""
+        """Returns the object that a pickle names. Raises pickle.UnpicklingError unless it is listed."""
         if (module, name) == ("torch.storage", "_load_from_bytes"):
             return _storage
-        module = "builtins" if module == "__builtin__" else module  # as pickles of protocol 2 and less have it
+        module = "builtins" if module == "__builtin__" else module  # its name in pickles of protocol 2 and below
         if name in _PLAIN.get(module, ()) or _is_data(module, name):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it names {module}.{name}, which could run code")
@@ -66,22 +66,22 @@ def _is_data(module: str, name: str) -> bool:
 
 
 def _storage(content: bytes) -> object:
-    """Returns the memory of a tensor that was sent: torch's own function would load a pickle of any kind."""
+    """Returns the storage of a tensor that was sent. Torch's own function would load a pickle of any kind."""
     return torch.load(io.BytesIO(content), weights_only=True)
 
 
 def load(file: BinaryIO) -> Any:
-    """Returns the plain value whose pickle `file` holds. Raises pickle.UnpicklingError where it is none."""
+    """Returns the plain value whose pickle `file` holds. Raises pickle.UnpicklingError if it holds none."""
     return PlainUnpickler(file).load()
 
 
 def loads(content: bytes) -> Any:
-    """Returns the plain value of a pickle. Raises pickle.UnpicklingError where it is none."""
+    """Returns the plain value of a pickle. Raises pickle.UnpicklingError if it is none."""
     return load(io.BytesIO(content))
 
 
 def guard() -> None:
-    """Has torch's object collectives unpickle plain values alone, in this process."""
+    """Makes torch's object collectives unpickle only plain values, in this process."""
     from torch.distributed import distributed_c10d
 
     distributed_c10d._unpickler = PlainUnpickler
