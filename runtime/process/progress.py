@@ -122,7 +122,7 @@ class Watch:
 
     @contextlib.contextmanager
     def _kept(self) -> Iterator[None]:
-        """Drops TensorBoard's events if they cannot be written, as on a full disk: metrics.jsonl has the same numbers."""
+        """Drops TensorBoard's events if they cannot be written (disk full): metrics.jsonl has the same numbers."""
         try:
             yield
         except OSError as error:

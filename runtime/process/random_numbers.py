@@ -59,7 +59,7 @@ def aside() -> Iterator[None]:
 
 
 def state(device: torch.device) -> dict[str, Tensor]:
-    """Returns the states by generator, on the CPU: torch's and the GPU's (uint8), Python's and numpy's (627, float64)."""
+    """Returns the states, on the CPU: torch's and the GPU's (uint8), Python's and numpy's (627, float64)."""
     found = {"torch": torch.get_rng_state(), "python": _of_python(), "numpy": _of_numpy()}
     if device.type == "cuda":
         found["cuda"] = torch.cuda.get_rng_state(device)

@@ -33,9 +33,7 @@ def prepare() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(
-                os.devnull, os.O_RDWR
-            )  # takes the lowest free descriptor, which one of our files would get otherwise
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor, else one of our files would
     for descriptor, (name, called) in enumerate(NAMES.items(), 1):
         own = getattr(sys, name)
         if own is None or (type(own) is io.TextIOWrapper and own is getattr(sys, f"__{name}__")):
