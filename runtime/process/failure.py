@@ -174,8 +174,8 @@ def _own_notes(error: BaseException) -> tuple[str, ...]:
 
 
 def _of_storage(error: BaseException, folders: Iterable[str]) -> tuple[str, ...]:
-    """Returns a note for each of the folders on a full device, if something could not be written. torch's writers drop the
-    reason, and the exception's context is lost on the way from rank to rank.
+    """Returns a note for each of the folders on a full device, if something could not be written. torch's writers drop
+    the reason, and the exception's context is lost on the way from rank to rank.
     """
     if not isinstance(error, OSError | RuntimeError) or getattr(error, "errno", None) == errno.EDQUOT:
         return ()
