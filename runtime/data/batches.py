@@ -1,14 +1,14 @@
 """The batches of a training: for each step the micro-batches of one rank, prepared in the order of the sampler.
 
-Model: one operation gathers this rank's samples of as many steps as fit into `GATHERED` bytes, and what it gives is cut
-into micro-batches, which are views of it: some microseconds a step, less than handing over from another thread would
-take. With `workers`, samples that cost computing (a user's data set, pictures) are made by that many processes (torch's
-DataLoader), any other samples by one thread, ahead of the training.
+Model: one operation gathers this rank's samples of as many steps as fit into `GATHERED` bytes, and the result is cut
+into micro-batches, which are views of it. This takes some microseconds a step, less than handing over from another
+thread would. With `workers`, samples that need computing (a user's data set, pictures) are made ahead of the training
+by that many processes (torch's DataLoader), all others by one thread.
 
 Contract: step s is global batch `s % steps_per_epoch` of epoch `s // steps_per_epoch`; nothing depends on the step at
 which iteration begins, so that a resumed run sees the very next sample.
 
-Limits: worker processes are forked where the system can fork.
+Limits: worker processes are forked if the system can fork.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from dslc.runtime.data.samples import Samples, SourceError, Splits
 from dslc.runtime.process.job_line import each_at
 from dslc.runtime.process.lifetime import end_with
 
-GATHERED = 1 << 20  # bytes, of several steps; a single step may take more
+GATHERED = 1 << 20  # bytes gathered at once, of several steps; a single step may take more
 AHEAD = 2  # steps, or micro-batches of a worker, prepared before they are asked for
 
 Pair = tuple[Tensor, Tensor]
@@ -47,10 +47,10 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """What one rank works through in one step."""
+    """The work of one rank in one step."""
 
     micro: list[Pair]  # (input, target) of each micro-batch
-    samples: int  # of the whole global batch, over all ranks
+    samples: int  # samples of the whole global batch, over all ranks
     epoch: int  # from 0
 
 
@@ -63,7 +63,7 @@ def batches(
     steps: int,
     device: torch.device,
 ) -> Iterator[StepBatch]:
-    """Batches of the steps `first_step` to `steps - 1`, counted from the beginning of the training."""
+    """Yields the batches of the steps `first_step` to `steps - 1`, counted from the beginning of the training."""
     numbers = range(first_step, steps)
     if step.workers and splits.train.by_process:
         return each_at(step.line, _by_processes(step, splits.train, place, microbatches, numbers, device))
@@ -74,7 +74,7 @@ def batches(
 def validation_batches(
     step: DataStep, splits: Splits, place: RankPlace, size: int, device: torch.device
 ) -> Iterator[Pair]:
-    """This rank's share of the validation samples, `size` at a time; nothing where its share is empty."""
+    """Yields this rank's share of the validation samples, `size` at a time; nothing if its share is empty."""
     indices = validation_indices(step, place)
     if not len(indices):
         return iter(())
@@ -107,7 +107,7 @@ def _in_line(
 
 
 def _moved(pair: Pair, device: torch.device) -> Pair:
-    """On the device. Page-locked memory lets the copy run beside what the device computes."""
+    """Copies a pair to the device. Page-locked memory lets the copy overlap with the device's computation."""
     if device.type == "cpu":
         return pair
     inputs, targets = (tensor.pin_memory().to(device, non_blocking=True) for tensor in pair)
@@ -118,7 +118,7 @@ def _moved(pair: Pair, device: torch.device) -> Pair:
 
 
 def _ahead(made: Iterator[Any], device: torch.device) -> Iterator[Any]:
-    """The same items, made by a thread up to `AHEAD` of them before they are asked for."""
+    """Yields the same items, made by a thread up to `AHEAD` of them before they are asked for."""
     ready: queue.Queue[tuple[str, Any]] = queue.Queue(AHEAD)
     stopped = threading.Event()
 
@@ -134,7 +134,7 @@ def _ahead(made: Iterator[Any], device: torch.device) -> Iterator[Any]:
     def work() -> None:
         try:
             if device.type == "cuda":
-                torch.cuda.set_device(device)  # each thread has its own: memory is locked for the first GPU otherwise
+                torch.cuda.set_device(device)  # set for each thread: without it memory is locked for the first GPU
             for item in made:
                 if not put("item", item):
                     return
@@ -159,8 +159,9 @@ def _ahead(made: Iterator[Any], device: torch.device) -> Iterator[Any]:
 
 
 class _Batched(Dataset[Any]):
-    """A data set whose items are micro-batches: the loader hands a worker the indices of one, and the epoch, and takes
-    the pair."""
+    """A data set whose items are micro-batches: the loader gives a worker the indices of one, with the epoch, and
+    receives the pair.
+    """
 
     def __init__(self, samples: Samples) -> None:
         self.samples = samples
@@ -169,11 +170,11 @@ class _Batched(Dataset[Any]):
         try:
             return self.samples.batch(*asked)
         except SourceError as error:
-            return error  # to be raised in the rank: torch would put its text into a traceback of the worker's
+            return error  # raised in the rank: torch would put its text into a traceback of the worker's
 
 
 class _Order:
-    """The indices of the micro-batches of a rank, step after step, each with the epoch."""
+    """Yields the indices of a rank's micro-batches, step after step, each with the epoch."""
 
     def __init__(self, step: DataStep, place: RankPlace, microbatches: int, numbers: range) -> None:
         self.step, self.place, self.microbatches, self.numbers = step, place, microbatches, numbers
@@ -217,7 +218,7 @@ def _loader(step: DataStep, samples: Samples, place: RankPlace, order: Any, devi
 
 
 def _begin(rank: int, worker: int) -> None:
-    """In a worker: it is to end with its rank, however that ends."""
+    """Ends a worker with its rank, however that ends."""
     end_with(rank)
 
 
@@ -226,6 +227,6 @@ def _as_it_is(item: Any) -> Any:
 
 
 def _context() -> str | None:
-    # A user's data set need not be picklable where workers are forked. They run torch with one thread each, which keeps
-    # them from the locks of the thread pool that a fork leaves behind.
+    # A forked worker needs no picklable data set. Workers run torch with one thread each, which keeps them from the
+    # locks of the thread pool that a fork leaves behind.
     return "fork" if "fork" in torch.multiprocessing.get_all_start_methods() else None

@@ -1,4 +1,4 @@
-"""Pictures as numbers."""
+"""Decodes pictures into numbers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 
 
 def decoded(stream: Any, mode: str, size: int | None) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """An image (a file, or its path) as numbers 0 … 1, channels first, in a mode of Pillow: `L` or `RGB`.
+    """Returns an image (a file, or its path) as numbers 0 … 1, channels first, in a mode of Pillow: `L` or `RGB`.
 
-    `size` brings the shorter side to so many pixels (bilinear, with antialiasing) and crops the other around the
-    middle; None leaves height and width as they are. This is torchvision's Resize, CenterCrop and ToTensor.
+    `size` scales the shorter side to so many pixels (bilinear, with antialiasing) and crops the other around the
+    middle; None keeps height and width. This is torchvision's Resize, CenterCrop and ToTensor.
     """
     from PIL import Image
 

@@ -1,16 +1,16 @@
-"""Which samples a rank takes: the order of an epoch, its global batches, their shares and micro-batches.
+"""Chooses the samples of a rank: the order of an epoch, its global batches, their shares and micro-batches.
 
-Model: an epoch `e` visits the training samples 0 … train_samples - 1 in the order `permutation(step, e)`. Global batch
-`k` of it is entries `k * batch` to `(k + 1) * batch` of that order, a data rank takes a contiguous share of them, and a
-share is cut into micro-batches; both cuts are made by `deal`. Where samples can only be read a block at a time (row
-groups of Parquet files), the blocks are shuffled, and the samples of each `window` of blocks that then follow one
-another: a block is read once an epoch, and few are held.
+Model: epoch `e` visits the training samples 0 … train_samples - 1 in the order `permutation(step, e)`. Its global batch
+`k` is the entries `k * batch` to `(k + 1) * batch` of that order. A data rank takes a contiguous share of the batch,
+and the share is cut into micro-batches; `deal` makes both cuts. If samples can only be read a block at a time (row
+groups of Parquet files), the blocks are shuffled, and then the samples within each `window` of consecutive blocks: a
+block is read once an epoch, and few are held.
 
-Contract: everything is a pure function of (seed, epoch, k) and of where the rank stands, the same on any machine, in
-any process and from any first step. The ranks' shares of a global batch are disjoint and their union is the batch,
-whatever the number of ranks and micro-batches.
+Contract: everything is a pure function of (seed, epoch, k) and the rank's place, the same on any machine, in any
+process and from any first step. The ranks' shares of a global batch are disjoint and their union is the batch, whatever
+the number of ranks and micro-batches.
 
-Limits: an order is 8 bytes a sample, held for the last two epochs asked for.
+Limits: an order takes 8 bytes a sample, held for the last two epochs asked for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dslc.compiler.ir.program import DataStep, RankPlace
 
 
 def permutation(step: DataStep, epoch: int) -> Tensor:
-    """The order in which `epoch` (from 0) visits the training samples: int64, shape (train_samples,).
+    """Returns the order in which `epoch` (from 0) visits the training samples: int64, shape (train_samples,).
 
     It is shared between callers and must not be written to.
     """
@@ -36,7 +36,7 @@ def permutation(step: DataStep, epoch: int) -> Tensor:
 
 
 def _bounds_of(step: DataStep) -> tuple[int, ...]:
-    """Where blocks begin and end among the training samples; blocks of which none is for training are empty."""
+    """Returns the bounds of the blocks among the training samples; a block without training samples is empty."""
     total = step.train_samples + (step.validation_samples if step.split == "random" else 0)
     return _bounds(step.arguments["blocks"], step.seed, step.train_samples, total)
 
@@ -67,9 +67,9 @@ def _order(seed: int, samples: int, epoch: int | None) -> Tensor:
 
 
 def generator(seed: int, stream: str) -> torch.Generator:
-    """A generator on the CPU for one named stream of random numbers; streams of one seed are independent."""
+    """Returns a generator on the CPU for one named stream of random numbers; streams of one seed are independent."""
     digest = hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=4).digest()
-    # The generator, a Mersenne Twister, takes 32 bits of its seed and drops what is above them.
+    # The generator, a Mersenne Twister, takes 32 bits of its seed and drops the rest.
     return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
 
 
@@ -81,17 +81,18 @@ def deal(count: int, parts: int) -> tuple[tuple[int, int], ...]:
 
 
 def steps_per_epoch(step: DataStep) -> int:
-    """Global batches of an epoch, the partial one included where it is kept."""
+    """Returns the number of global batches of an epoch, including the partial one if it is kept."""
     return step.train_samples // step.batch + (1 if step.last else 0)
 
 
 def batch_samples(step: DataStep, k: int) -> int:
-    """Samples of global batch `k` (from 0) of an epoch."""
+    """Returns the number of samples in global batch `k` (from 0) of an epoch."""
     return step.batch if k < step.train_samples // step.batch else step.last
 
 
 def sizes_of(step: DataStep, place: RankPlace, microbatches: int, k: int) -> tuple[int, int, list[int]]:
-    """This rank's share of global batch `k` as entries [start, stop) of the batch, and the sizes of its micro-batches.
+    """Returns this rank's share of global batch `k` as entries [start, stop) of the batch, and its micro-batches'
+    sizes.
 
     All ranks have the same number of micro-batches in a step, and none is empty as long as every rank has a sample: the
     partial last batch of an epoch has min(microbatches, last // data_ranks) of them.
@@ -103,7 +104,7 @@ def sizes_of(step: DataStep, place: RankPlace, microbatches: int, k: int) -> tup
 
 
 def shares(step: DataStep, place: RankPlace, epoch: int, k: int, count: int = 1) -> Tensor:
-    """The samples (int64) of this rank's shares of `count` global batches of `epoch` from `k` on, in order.
+    """Returns the samples (int64) of this rank's shares of `count` global batches of `epoch` from `k` on, in order.
 
     All of them have to be full, or `count` 1.
     """
@@ -114,18 +115,20 @@ def shares(step: DataStep, place: RankPlace, epoch: int, k: int, count: int = 1)
 
 
 def micro_batches(step: DataStep, place: RankPlace, microbatches: int, epoch: int, k: int) -> tuple[Tensor, ...]:
-    """The indices (int64, into the training samples) of each of this rank's micro-batches of global batch `k`."""
+    """Returns the indices (int64, into the training samples) of this rank's micro-batches of global batch `k`."""
     return shares(step, place, epoch, k).split(sizes_of(step, place, microbatches, k)[2])
 
 
 def validation_indices(step: DataStep, place: RankPlace) -> Tensor:
-    """This rank's contiguous share of the validation samples (int64); empty where there are more ranks than samples."""
+    """Returns this rank's contiguous share of the validation samples (int64); empty if there are more ranks than
+    samples.
+    """
     start, stop = deal(step.validation_samples, place.data_ranks)[place.data_rank]
     return torch.arange(start, stop)
 
 
 def held_out(step: DataStep) -> tuple[Tensor, Tensor]:
-    """For the `random` split: which samples of the source are for training and which are held out (int64, ascending).
+    """Returns, for the `random` split, the samples for training and those held out (int64, ascending).
 
     The held-out set follows from the seed and the sizes alone, not from the epoch, the batch or the ranks.
     """

@@ -1,14 +1,14 @@
-"""Samples: what a source of data is to the training, and the few ways in which they are kept.
+"""Samples: the interface of a data source to the training, and its few implementations.
 
 Model: `Samples` have a length and `batch(indices)`, which gathers the samples at these indices into an input and a
-target tensor. What fits in memory, or can be mapped into it, is `TensorSamples`: it keeps the form in which it is
-stored (bytes of text, float64) and is converted batch by batch. `FetchedSamples` are got one at a time, `Joined` are
-several sources one after another, of which a limited number is open, `Part` is some of the samples of another source.
+target tensor. `TensorSamples` are in memory or mapped into it, in the form in which they are stored (bytes of text,
+float64), and are converted batch by batch. `FetchedSamples` are fetched one at a time. `Joined` are several sources one
+after another, of which a limited number is open. `Part` is some of the samples of another source.
 
-Contract: floats are seen as float32, integers of any width and truth values as int64. A batch depends on its indices
-alone, and, of a data set that draws random numbers, on the epoch: not on the process that makes it, or on what that has
-made before. Evaluations and predictions are of epoch 0. `by_process` says that a sample costs computing (a picture is
-decoded, a user's code runs), so that workers are processes; others are gathered by a thread.
+Contract: floats become float32, integers of any width and booleans int64. A batch depends on its indices alone and, if
+the data set draws random numbers, on the epoch: not on the process that makes it, or on the batches made before.
+Evaluations and predictions use epoch 0. `by_process` says that a sample needs computing (a picture is decoded, a user's
+code runs), so that workers are processes; other samples are gathered by a thread.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from dslc.runtime.process.random_numbers import aside, begin_sample
 
 
 class SourceError(RuntimeError):
-    """The data is not what the plan was made for; the message names the place in the job."""
+    """Raised if the data differs from the data that the plan was made for; the message names the line of the job."""
 
 
 class Samples(Protocol):
-    """Samples numbered from 0. `batch` takes int64 indices of shape (n,) and gives tensors (n, …), on the CPU, as they
-    are in `epoch`, from 0."""
+    """Samples numbered from 0. `batch` takes int64 indices of shape (n,) and returns tensors (n, …) on the CPU, as they
+    are in `epoch` (from 0).
+    """
 
     @property
     def by_process(self) -> bool: ...
@@ -50,7 +51,7 @@ class Splits:
 
 @dataclass(frozen=True)
 class TensorSamples:
-    """Samples that are rows of two tensors, in memory or mapped into it."""
+    """Samples stored as rows of two tensors, in memory or mapped into it."""
 
     inputs: Tensor
     targets: Tensor
@@ -65,8 +66,9 @@ class TensorSamples:
 
 @dataclass(frozen=True)
 class FetchedSamples:
-    """Samples of a user's data set, fetched one by one and stacked, each with random numbers of its own: they follow
-    from (`seed`, `part`, epoch, index)."""
+    """Samples of a user's data set, fetched one by one and stacked. Each has random numbers of its own, which follow
+    from (`seed`, `part`, epoch, index).
+    """
 
     dataset: Any
     line: str
@@ -99,7 +101,7 @@ class FetchedSamples:
 
 @dataclass(frozen=True)
 class _Of:
-    """Samples that are made of other ones: as many as they are and made where they are, if nothing else is said."""
+    """Samples made of other samples; by default as many, and made by the same kind of worker."""
 
     samples: Samples
 
@@ -129,9 +131,9 @@ class Part(_Of):
 
 
 class Joined:
-    """Samples of several parts, one after another; part `n` holds `counts[n]` of them and is opened by `opened(n)`.
+    """Samples of several parts, one after another; part `n` has `counts[n]` of them, and `opened(n)` opens it.
 
-    Of the parts that were used last, `keep` stay open (None: all).
+    The `keep` parts used last stay open (None: all).
     """
 
     def __init__(
@@ -145,7 +147,7 @@ class Joined:
         return int(self._starts[-1])
 
     def part_of(self, indices: Tensor) -> Tensor:
-        """The part that holds each of these samples."""
+        """Returns the part that holds each of these samples."""
         return torch.searchsorted(self._starts, indices, right=True) - 1
 
     def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
@@ -169,9 +171,10 @@ class Joined:
 
 @dataclass(frozen=True)
 class Checked(_Of):
-    """Samples whose numbers are held against what the network can take, because the plan could not know them.
+    """Checks that the network can take the numbers of the samples, which the plan could not know.
 
-    On a GPU an index out of range ends the process with an assertion of a kernel; here it is an error that says where.
+    On a GPU an index out of range ends the process with an assertion of a kernel; here it is an error that names the
+    place.
     """
 
     line: str
@@ -179,7 +182,7 @@ class Checked(_Of):
     classes: int | None  # targets are 0 <= n < classes, or `ignore`
     ignore: int
     place: Callable[[Tensor], list[str]]  # the files of some samples
-    part: str = ""  # what stands before `sample`, where there are two data sets
+    part: str = ""  # the word before `sample` in messages, if there are two data sets
 
     def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         inputs, targets = self.samples.batch(indices, epoch)
@@ -200,7 +203,9 @@ class Checked(_Of):
 
 
 def beyond(seen: Tensor, limit: int, ignore: int | None = None) -> tuple[int, int] | None:
-    """The first number that is not 0 <= n < limit, nor `ignore`, and its place along the first dimension."""
+    """Returns the first number that is not 0 <= n < limit, nor `ignore`, and its place along the first dimension; or
+    None.
+    """
     if not seen.numel() or seen.is_floating_point():
         return None
     low, high = torch.aminmax(seen)
@@ -217,8 +222,9 @@ def beyond(seen: Tensor, limit: int, ignore: int | None = None) -> tuple[int, in
 
 @dataclass(frozen=True)
 class Padded(_Of):
-    """Samples whose sequences are filled up with `pad`: targets that are `pad`, or stand where the input is, become
-    `ignore`. Targets of another shape, such as one class for a sequence, stay."""
+    """Samples whose sequences are padded with `pad`: targets that are `pad`, or whose input is, become `ignore`.
+    Targets of another shape, such as one class for a sequence, stay.
+    """
 
     pad: int
     ignore: int
@@ -231,5 +237,5 @@ class Padded(_Of):
 
 
 def as_seen(tensor: Tensor) -> Tensor:
-    """As a model sees it: floats as float32, everything else as int64; no copy where it is so already."""
+    """Converts floats to float32 and everything else to int64, as models take them; no copy if it is so already."""
     return tensor.to(torch.float32 if tensor.dtype.is_floating_point else torch.int64)

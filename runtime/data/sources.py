@@ -1,12 +1,12 @@
 """The sources of data: opened once per process, then gathered a whole micro-batch at a time.
 
-Model: `open_source` gives the training and the validation samples of a job as `Samples` (samples.py). The kinds that
-are files of their own forms have modules of their own: facts/source_files.py, sources_images.py, sources_tables.py.
+Model: `open_source` gives the training and the validation samples of a job as `Samples` (samples.py). Kinds with a file
+format of their own have modules of their own: sources_files.py, sources_images.py, sources_tables.py.
 
-Contract: a source that does not hold as many samples as the plan was made for is an error before the first step.
+Contract: a source that does not hold as many samples as the plan was made for raises before the first step.
 
-Limits: `stdlib` is read whole (a byte a token). A Fortran-ordered, compressed or otherwise unmappable
-array is read whole too. Samples of `python(…)` are fetched one at a time, and have one input and one target.
+Limits: `stdlib` is read whole (a byte a token). A Fortran-ordered, compressed or otherwise unmappable array is read
+whole too. Samples of `python(…)` are fetched one at a time, and have one input and one target.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ __all__ = ["FetchedSamples", "Part", "Samples", "SourceError", "Splits", "Tensor
 
 
 def open_source(step: DataStep) -> Splits:
-    """The training and validation samples of `step`.
+    """Returns the training and validation samples of `step`.
 
-    Raises SourceError where the source does not hold the samples that the plan counted, or cannot be read as the plan
-    says; OSError where a file is not there.
+    Raises SourceError if the source does not have the samples that the plan counted, or cannot be read as the plan
+    says; OSError if a file does not exist.
     """
     opened = _open(step)
     if isinstance(opened, tuple):
@@ -96,8 +96,7 @@ def _open(step: DataStep) -> Samples | tuple[Samples, Samples]:
 
 
 def _checked(step: DataStep, samples: Samples, part: str = "") -> Samples:
-    """With the targets of padding left out, and the numbers held against what the network takes, where the plan says
-    what that is."""
+    """Masks the targets of padding, and checks the numbers against the network's limits if the plan names them."""
     name = step.python.function if step.python is not None else step.source
     place = getattr(samples, "place", None) or (lambda indices: [f"`{name}`"] * len(indices))
     if step.pad is not None:
@@ -127,7 +126,7 @@ def _split(step: DataStep, samples: Samples) -> Splits:
 
 
 def digits() -> TensorSamples:
-    """1,797 handwritten digits: inputs (1, 8, 8) float32 in 0 … 1, targets 0 … 9.
+    """Returns 1,797 handwritten digits: inputs (1, 8, 8) float32 in 0 … 1, targets 0 … 9.
 
     E. Alpaydin and C. Kaynak (1998), Optical Recognition of Handwritten Digits, UCI Machine Learning Repository,
     https://doi.org/10.24432/C50P49, CC BY 4.0.
@@ -140,25 +139,25 @@ def digits() -> TensorSamples:
 
 
 def stdlib_bytes() -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The modules (not packages) of Python's own standard library, `*.py` sorted by name, one after another."""
+    """Returns the modules (not packages) of Python's standard library, `*.py` sorted by name, one after another."""
     files = sorted(Path(os.__file__).parent.glob("*.py"))
     return np.frombuffer(bytearray(b"".join(file.read_bytes() for file in files if file.is_file())), np.uint8)
 
 
 def mapped_bytes(file: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The bytes of a file, mapped, copy on write."""
+    """Returns the bytes of a file, mapped copy-on-write."""
     return np.memmap(file, np.uint8, "c") if os.path.getsize(file) else np.empty(0, np.uint8)
 
 
 def text(stream: np.ndarray[Any, np.dtype[np.uint8]], context: int) -> TensorSamples:
-    """A stream of n bytes as (n - 1) // context sequences without overlap; targets are the bytes that follow."""
+    """Cuts a stream of n bytes into (n - 1) // context sequences without overlap; targets are the bytes that follow."""
     tokens = torch.from_numpy(stream)
     used = max(0, tokens.numel() - 1) // context * context
     return TensorSamples(tokens[:used].view(-1, context), tokens[1 : used + 1].view(-1, context))
 
 
 def arrays(step: DataStep) -> TensorSamples:
-    """The two arrays of an `.npz` file, memory-mapped where they are stored uncompressed."""
+    """Returns the two arrays of an `.npz` file, memory-mapped if they are stored uncompressed."""
     file, names = step.arguments["file"], (step.arguments["input"], step.arguments["target"])
     found = []
     for name in names:
@@ -173,7 +172,7 @@ def arrays(step: DataStep) -> TensorSamples:
 
 
 def npz_array(file: str, name: str) -> Tensor:
-    """Array `name` of an `.npz` file. Mapped, copy on write, where it is stored as it would lie in memory."""
+    """Returns array `name` of an `.npz` file, mapped copy-on-write if it is stored as it would lie in memory."""
     with zipfile.ZipFile(file) as archive:
         entry = archive.getinfo(name + ".npy")
         if entry.compress_type == zipfile.ZIP_STORED:
@@ -222,7 +221,7 @@ def _python(step: DataStep) -> Samples | tuple[Samples, Samples]:
 
 
 def _dataset(step: DataStep, made: Any, part: str) -> Samples:
-    """A user's data set: tensors and arrays are taken whole, anything else sample by sample."""
+    """Wraps a user's data set: tensors and arrays are taken whole, anything else sample by sample."""
     if isinstance(made, torch.utils.data.TensorDataset):
         made = made.tensors
     if is_pair_of_arrays(made):
@@ -236,6 +235,6 @@ def _dataset(step: DataStep, made: Any, part: str) -> Samples:
 
 
 def is_pair_of_arrays(made: Any) -> bool:
-    """Whether this is (inputs, targets) rather than a pair of data sets."""
+    """True if `made` is (inputs, targets) rather than a pair of data sets."""
     kinds = (Tensor, np.ndarray)
     return isinstance(made, tuple | list) and len(made) == 2 and all(isinstance(i, kinds) and i.ndim for i in made)

@@ -1,12 +1,12 @@
 """Sources that are files of numbers in a known layout, mapped into memory: `tokens`, `mnist`, `cifar10`.
 
-Model: which files there are and how they are laid out is in the step's arguments; here each is mapped when a sample of
-it is first asked for, and checked against them. Pixels stay bytes until a batch of them is made: 0 … 255 as 0 … 1.
+Model: the step's arguments list the files and their layout. Each file is mapped at the first use of one of its samples,
+and checked against them. Pixels stay bytes until they are batched, and then become 0 … 1.
 
-Contract: nothing is read but what is asked for, in pages that the system shares between the ranks of a machine.
+Contract: only the pages that a sample needs are read; the ranks of a machine share them.
 
-Limits: gzipped files of MNIST cannot be mapped and are held by each rank, unpacked, a byte a pixel; so is a batch of
-CIFAR-10 in its python version in which the pixels do not lie as they are.
+Limits: gzipped MNIST files cannot be mapped; each rank holds them unpacked, a byte a pixel. The same goes for a batch
+of CIFAR-10's python version whose pixels do not lie contiguously in the file.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def tokens(step: DataStep) -> TokenFiles:
 
 
 def token_stream(file: str, item: str, offset: int, held: int, line: str) -> np.ndarray[Any, Any]:
-    """The tokens of a file, mapped. Raises SourceError where its header is not what the plan was made for."""
+    """Returns the tokens of a file, mapped. Raises SourceError if its header differs from the one the plan was made
+    for.
+    """
     if offset:
         with open(file, "rb") as stream:
             head = np.frombuffer(stream.read(12), "<i4").tolist()
@@ -95,7 +97,7 @@ def _hold_size(step: DataStep, file: str, planned: int) -> None:
 
 @dataclass(frozen=True)
 class PixelSamples:
-    """Images (n, channels, height, width) and labels (n,) in bytes; seen as 0 … 1 and as classes."""
+    """Images (n, channels, height, width) and labels (n,) in bytes; batches have pixels 0 … 1 and classes."""
 
     images: np.ndarray[Any, np.dtype[np.uint8]]
     labels: np.ndarray[Any, np.dtype[np.uint8]]
@@ -111,7 +113,7 @@ class PixelSamples:
 
 
 def mnist(step: DataStep) -> tuple[PixelSamples, PixelSamples]:
-    """Training and test set."""
+    """Returns the training and the test set."""
     train, validation = (
         PixelSamples(_idx(images)[:, None], _idx(labels))
         for images, labels in (step.arguments["train"], step.arguments["validation"])
@@ -120,7 +122,7 @@ def mnist(step: DataStep) -> tuple[PixelSamples, PixelSamples]:
 
 
 def _idx(file: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The bytes of an IDX file in the shape that its header says: big-endian numbers of 32 bits, behind the magic."""
+    """Returns the bytes of an IDX file in the shape of its header: big-endian 32-bit numbers after the magic."""
     packed = file.endswith(".gz")
     with gzip.open(file) if packed else open(file, "rb") as stream:
         dims = stream.read(4)[3]
@@ -131,7 +133,7 @@ def _idx(file: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def cifar10(step: DataStep) -> tuple[Joined, Joined]:
-    """The five training batches, and the test batch."""
+    """Returns the five training batches, and the test batch."""
 
     def joined(files: tuple[str, ...]) -> Joined:
         parts = [_cifar_batch(file, step.line) for file in files]
@@ -141,7 +143,7 @@ def cifar10(step: DataStep) -> tuple[Joined, Joined]:
 
 
 def _cifar_batch(file: str, line: str) -> PixelSamples:
-    """A batch of the binary version (label and pixels, 3073 bytes an image) or of the python version."""
+    """Returns a batch of the binary version (label and pixels, 3073 bytes an image) or of the python version."""
     if file.endswith(".bin"):
         rows = np.memmap(file, np.uint8, "r").reshape(-1, 3073)
         return PixelSamples(rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0])
@@ -158,12 +160,12 @@ def _cifar_batch(file: str, line: str) -> PixelSamples:
 
 
 def _of(made: dict[Any, Any], name: str) -> Any:
-    """An entry, whether Python 2 or Python 3 wrote the pickle."""
+    """Returns an entry, whether Python 2 or Python 3 wrote the pickle."""
     return made[name.encode()] if name.encode() in made else made[name]
 
 
 def _mapped(file: str, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The same pixels, mapped from the place where they stand in the file; as they are where they do not."""
+    """Returns the same pixels mapped from their place in the file; unchanged if they are not in the file."""
     with open(file, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as whole:
         at = whole.find(pixels.data if pixels.flags.c_contiguous else pixels.tobytes())
     return pixels if at < 0 else np.memmap(file, np.uint8, "r", at, pixels.shape)
@@ -184,7 +186,7 @@ class _Plain(pickle.Unpickler):
 
 
 def _empty_array(kind: Any, shape: Any, code: Any) -> np.ndarray[Any, Any]:
-    """What numpy's own `_reconstruct` makes: an array whose state comes next."""
+    """Stands in for numpy's own `_reconstruct`: returns an array whose state comes next."""
     return np.ndarray.__new__(np.ndarray, (0,), "b")
 
 

@@ -1,11 +1,11 @@
-"""`images`: a folder with a folder of images for each class, decoded one by one as they are asked for.
+"""`images`: a folder with one subfolder of images per class, decoded one by one when they are asked for.
 
 Model: classes are numbered in the order of the folders' names; the images of a class are in the order of their paths.
-Each is opened by Pillow as RGB and brought to `size` x `size` (pictures.py); numbers are 0 … 1, channels first: what
-torchvision's Resize, CenterCrop and ToTensor give.
+Pillow opens each as RGB, and it is scaled to `size` x `size` (pictures.py). Numbers are 0 … 1, channels first, as from
+torchvision's Resize, CenterCrop and ToTensor.
 
-Limits: paths are held by each rank, packed into one string of bytes (some 100 bytes an image). Nothing is drawn at
-random: no augmentation.
+Limits: each rank holds all paths, packed into one byte string (some 100 bytes an image). Nothing is drawn at random: no
+augmentation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".
 
 
 class ImageSamples:
-    """The images below `folder`, of which each class has a folder."""
+    """The images below `folder`, which has a folder for each class."""
 
     by_process = True
 
@@ -56,7 +56,7 @@ class ImageSamples:
             try:
                 with open(path, "rb") as stream:
                     pixels[n] = decoded(stream, "RGB", self.size)
-            except Exception as error:  # Pillow raises anything for a file that is damaged
+            except Exception as error:  # Pillow raises any exception for a damaged file
                 raise SourceError(f"{self.line}: {path} cannot be decoded: {error}") from error
         return torch.from_numpy(pixels), self._labels[indices]
 

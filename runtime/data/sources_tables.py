@@ -1,8 +1,9 @@
 """`parquet` and `datasets`: columns of tables, read a block at a time or mapped.
 
-Model: tables.py opens them and knows what a column may be; here rows become batches. Of Parquet files, runs of row
-groups (`blocks` of the step's arguments) are read when a row of them is asked for, and as many are held as the sampler
-shuffles together, and one more. Data sets of `datasets` are Arrow files, which that library maps into memory.
+Model: tables.py opens the tables and decides on the kinds of columns; this module makes batches of rows. A block of a
+Parquet file (a run of row groups, `blocks` of the step's arguments) is read at the first use of one of its rows. As
+many blocks are held as the sampler shuffles together, and one more. Data sets of `datasets` are Arrow files, which that
+library maps into memory.
 
 Limits: pictures are decoded by worker processes, each of which reads the blocks it needs for itself.
 """
@@ -21,7 +22,9 @@ from dslc.runtime.data.samples import Joined, SourceError
 
 
 class Rows:
-    """Rows as batches: `gather` gives those at some indices as an Arrow table. `name` is what messages call them."""
+    """Batches of rows: `gather` returns those at some indices as an Arrow table. `name` is the source's name in
+    messages.
+    """
 
     def __init__(self, count: int, gather: Callable[[Tensor], Any], step: DataStep, name: str) -> None:
         self.count, self.gather, self.step, self.name = count, gather, step, name

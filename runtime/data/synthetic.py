@@ -1,14 +1,14 @@
-"""Samples that are made up: a pure function of the seed and the sample's number, the same on any machine.
+"""Synthetic samples: a pure function of the seed and the sample's number, the same on any machine.
 
 Model: every number comes from SplitMix64 (Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195) of its position, so
-that a sample does not depend on which others are made with it. Real numbers are sums of four 16-bit parts of such a
-word: near to normal, with mean 0 and variance 1, and exact in integers. Targets follow from the sample: the sample is
-folded into at most 256 sums, and a fixed random matrix of -1 and +1 is applied; the class is the place of the largest
-result, real targets are the results scaled to variance 1. The results are whole numbers below 2^53: float64 holds them
-exactly, and no order of summation changes them. Tokens rise by a step of 1 to 4 that the sequence keeps, modulo the
-vocabulary, and one in sixteen is replaced by a random one.
+that a sample does not depend on the others made with it. Real numbers are sums of four 16-bit parts of such a word:
+near to normal, with mean 0 and variance 1, and exact in integers. Targets follow from the sample: the sample is folded
+into at most 256 sums, and a fixed random matrix of -1 and +1 is applied; the class is the place of the largest result,
+real targets are the results scaled to variance 1. The results are whole numbers below 2^53: float64 holds them exactly,
+and no order of summation changes them. Tokens rise by a step of 1 to 4 that the sequence keeps, modulo the vocabulary,
+and one in sixteen is replaced by a random one.
 
-Limits: what takes at most `KEPT` bytes is made once; more is made again for each batch, at some 20 ns a number.
+Limits: a set of at most `KEPT` bytes is made once; a larger one is made again for each batch, at some 20 ns a number.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ FEATURES = 256
 
 Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 
-_AT_ONCE = 1 << 15  # words: what the cache holds, three times as fast as all of a large batch
+_AT_ONCE = 1 << 15  # words that fit into the cache: three times as fast as all of a large batch at once
 _GOLDEN = 0x9E3779B97F4A7C15
 _LOW = np.uint64(0x0000FFFF0000FFFF)
-_DEVIATION = math.sqrt((2**32 - 1) / 3)  # of the sum of four independent uniform numbers 0 … 65535
+_DEVIATION = math.sqrt((2**32 - 1) / 3)  # standard deviation of the sum of four independent uniform numbers 0 … 65535
 
 
 def words(seed: int, stream: int, positions: Words) -> Words:
-    """A random 64-bit word for each position, of one of the streams of a seed."""
-    # The mixture of zero is zero: no stream may start there.
+    """Returns a random 64-bit word for each position, from one of the streams of a seed."""
+    # The hash of zero is zero: no stream may start there.
     start = np.array([(seed * 0x2545F4914F6CDD1D + stream * 0xD1342543DE82EF95 + _GOLDEN) % 2**64], np.uint64)
     return _mix(_mix(start) + positions * np.uint64(_GOLDEN))
 
@@ -49,7 +49,7 @@ def _mix(z: Words) -> Words:
 
 
 def whole_normals(seed: int, stream: int, positions: Words) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Whole numbers, near to normal, with mean 0 and deviation `_DEVIATION`."""
+    """Returns whole numbers, nearly normal, with mean 0 and standard deviation `_DEVIATION`."""
     made = np.empty(positions.shape, np.int32)
     flat, places = made.reshape(-1), positions.reshape(-1)
     for at in range(0, len(flat), _AT_ONCE):
@@ -62,7 +62,7 @@ def whole_normals(seed: int, stream: int, positions: Words) -> np.ndarray[Any, n
 
 @dataclass(frozen=True)
 class Numbers:
-    """Samples of real numbers of a shape, with a class each (`classes`), or real targets of a shape."""
+    """Samples of real numbers of a shape, with a class each (`classes`), or with real targets of a shape."""
 
     seed: int
     samples: int
@@ -123,7 +123,9 @@ class Tokens:
 
 
 def synthetic_samples(step: DataStep) -> Numbers | Tokens | tuple[Tensor, Tensor]:
-    """The samples of a `synthetic` source: inputs and targets where they are small, else what makes them when asked."""
+    """Returns the samples of a `synthetic` source: two tensors if they are small, else an object that makes them on
+    demand.
+    """
     arguments = step.arguments
     samples = arguments["samples"]
     made: Numbers | Tokens

@@ -1,15 +1,16 @@
-"""Tables opened by a library: Parquet files by pyarrow, data sets by Hugging Face `datasets`; what a column holds.
+"""Opens tables by a library (Parquet files by pyarrow, data sets by Hugging Face `datasets`) and says what a column
+holds.
 
-Model: the compiler asks here, in a child process, for the facts of a table; the runtime opens it through the same
-functions and with the layout that was found, so that both see the same rows and shapes. This module loads neither torch
-nor, before it is called, the libraries. A column is numbers, lists of numbers of one shape, or pictures: encoded bytes,
-alone or as `datasets` stores them, with a path.
+Model: the compiler asks this module, in a child process, for the facts of a table. The runtime opens it through the
+same functions and with the layout found, so that both see the same rows and shapes. This module imports no torch, and
+the libraries only when it is called. A column holds numbers, lists of numbers of one shape, or pictures: encoded bytes,
+alone or with a path as `datasets` stores them.
 
-Contract: facts come from the footers of Parquet files and from the first row. `TableFault` says what is wrong as a
+Contract: facts come from the footers of Parquet files and from the first row. `TableFault` explains a fault as a
 diagnostic does.
 
-Limits: a data set that has to be fetched is fetched where a network may be used, by `dslc run`; elsewhere what is in
-the library's cache is found, and nothing else. Streaming data sets, whose length is not known, are refused.
+Limits: only `dslc run` downloads a data set. All other commands use the library's cache and nothing else. Streaming
+data sets, whose length is not known, are refused.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-BLOCK = 8 << 20  # bytes of the two columns, unpacked, that are read as one; a row group may take more
+BLOCK = 8 << 20  # bytes of the two columns, unpacked, that are read as one block; a row group may have more
 WINDOW = 64 << 20  # bytes of the blocks that are shuffled together, and so held at once
 
 
@@ -41,7 +42,7 @@ class TableFault(Exception):
 
 
 def column_fact(name: str, column: Any, size: int | None) -> dict[str, Any]:
-    """`kind` (float32, int64, or the mode of a picture) and `shape` of a sample, from a column of one row."""
+    """Returns `kind` (float32, int64, or the mode of a picture) and `shape` of a sample, from a column of one row."""
     import pyarrow.types as t
 
     column = _plain(column)
@@ -81,7 +82,7 @@ def _picture_fact(name: str, data: bytes | None, path: str | None, size: int | N
 
 
 def _plain(column: Any) -> Any:
-    """One array, of the type in which an extension type is stored."""
+    """Returns one array, of the storage type if it is of an extension type."""
     import pyarrow as pa
 
     if isinstance(column, pa.ChunkedArray):
@@ -96,7 +97,9 @@ def _plain(column: Any) -> Any:
 
 
 def column_values(column: Any, kind: str, shape: tuple[int, ...], size: int | None) -> Any:
-    """The rows of a column as an array (n, *shape) of float32 or int64. ValueError where they are not of one shape."""
+    """Returns the rows of a column as an array (n, *shape) of float32 or int64. Raises ValueError if their shapes
+    differ.
+    """
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -144,7 +147,7 @@ Columns = tuple[str, ...]
 
 
 def _facts_of(table: Any, input: Columns, target: Columns, size: int | None, classes: int | None) -> dict[str, Any]:
-    """Of a table with one row."""
+    """Returns the facts of a table with one row."""
     sides = [_side_by_side(table, names, size) for names in (input, target)]
     tensors = [{"shape": side["shape"], "dtype": "int64" if side["kind"] == "int64" else "float32"} for side in sides]
     layout = {
@@ -156,7 +159,7 @@ def _facts_of(table: Any, input: Columns, target: Columns, size: int | None, cla
 
 
 def _side_by_side(table: Any, names: Columns, size: int | None) -> dict[str, Any]:
-    """The fact of one column, or of several of one number each, which make a list."""
+    """Returns the fact of one column, or of several of one number each, which make a list."""
     facts = [column_fact(name, table.column(name), size) for name in names]
     if len(facts) == 1:
         return facts[0]
@@ -167,7 +170,9 @@ def _side_by_side(table: Any, names: Columns, size: int | None) -> dict[str, Any
 
 
 def values_of(table: Any, names: Columns, kind: str, shape: tuple[int, ...], size: int | None) -> Any:
-    """The rows of these columns as one array. ValueError as in `column_values`, with the column's name."""
+    """Returns the rows of these columns as one array. Raises ValueError as `column_values` does, with the column's
+    name.
+    """
     import numpy as np
 
     made = []
@@ -183,7 +188,7 @@ def values_of(table: Any, names: Columns, kind: str, shape: tuple[int, ...], siz
 
 
 def parquet_facts(pattern: str, input: Columns, target: Columns, size: int | None) -> dict[str, Any]:
-    """The fields of SourceFacts. Raises TableFault."""
+    """Returns the fields of SourceFacts. Raises TableFault."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -233,11 +238,11 @@ def _hold_columns(file: str, before: str, schema: Any, columns: Columns, types: 
 
 
 def _blocks(file: str, metadata: Any, columns: Columns) -> list[tuple[str, int, int, int, int]]:
-    """Consecutive row groups, together as many as fit into a block."""
+    """Returns consecutive row groups, together as many as fit into a block."""
     made: list[tuple[str, int, int, int, int]] = []
     wanted = [
         n for n in range(metadata.num_columns) if metadata.schema.column(n).path.split(".")[0] in columns
-    ]  # names of columns may hold dots themselves: then a size is too small, and nothing worse
+    ]  # column names may hold dots themselves; then only a size is too small
     for n in range(metadata.num_row_groups):
         group = metadata.row_group(n)
         size = sum(group.column(c).total_uncompressed_size for c in wanted)
@@ -259,10 +264,10 @@ _HELD_OUT = ("validation", "val", "valid", "dev", "test")
 
 
 def open_datasets(arguments: Mapping[str, Any], *, fetch: bool = False) -> tuple[Any, Any]:
-    """The data set to train on, and the one held out or None. Raises TableFault.
+    """Returns the data set to train on, and the one held out or None. Raises TableFault.
 
-    What is on this machine is found without asking the network, which would take most of a minute to be silent; `fetch`
-    asks it for what is not.
+    A data set on this machine is found without the network, whose timeouts would take most of a minute; `fetch`
+    downloads one that is missing.
     """
     try:
         import datasets
@@ -297,14 +302,14 @@ def open_datasets(arguments: Mapping[str, Any], *, fetch: bool = False) -> tuple
                 made = datasets.load_dataset(path, **more)
     except TableFault:
         raise
-    except Exception as error:  # of a dozen kinds, of three libraries
+    except Exception as error:  # a dozen kinds, of three libraries
         raise _not_loaded(path, more, error) from error
     return _parted(path, made)
 
 
 @contextlib.contextmanager
 def _offline() -> Iterator[None]:
-    """Both libraries look at these when they are about to ask the network."""
+    """Sets the variables that keep both libraries from the network."""
     from datasets import config
 
     constants = config.constants  # of huggingface_hub
@@ -350,7 +355,7 @@ def _parted(path: str, made: Any) -> tuple[Any, Any]:
 
 
 def datasets_facts(arguments: Mapping[str, Any], *, fetch: bool) -> dict[str, Any]:
-    """The fields of SourceFacts. Raises TableFault."""
+    """Returns the fields of SourceFacts. Raises TableFault."""
     train, validation = open_datasets(arguments, fetch=fetch)
     names = list(train.column_names)
     input, target = arguments["input"], arguments["target"]

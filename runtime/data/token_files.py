@@ -1,13 +1,14 @@
-"""Files of tokens: their form, and how one is made from text.
+"""The format of token files, and how to make one from text.
 
-Model: a header of 256 little-endian numbers of 32 bits (magic, version, number of tokens, vocabulary, zeros), then the
-tokens, little-endian, of 16 bits where the vocabulary allows, else of 32. It is the form of llm.c
-(https://github.com/karpathy/llm.c, `dev/data/data_common.py`), which leaves the fourth number zero. Files of 16-bit
-tokens alone, without a header, as nanoGPT writes them, are read too.
+Model: a header of 256 little-endian 32-bit numbers (magic, version, number of tokens, vocabulary, zeros), then the
+tokens, little-endian, 16 bits each if the vocabulary allows, else 32. It is the format of llm.c
+(https://github.com/karpathy/llm.c, `dev/data/data_common.py`), which leaves the fourth number zero. Files of bare
+16-bit tokens, without a header, as nanoGPT writes them, are read too.
 
-Contract: text is read, encoded and written piece by piece: memory does not grow with the file. A file appears under
-its name when it is whole. A piece ends at a line's end behind a letter or digit: tokenizers that split text as GPT-2's,
-GPT-4's or Llama's do never join what stands on its two sides, so that pieces give the tokens of the whole text.
+Contract: text is read, encoded and written piece by piece, so that memory does not grow with the file. A file appears
+under its name when it is complete. A piece ends at the end of a line, after a letter or digit: tokenizers that split
+text as GPT-2's, GPT-4's or Llama's do never merge across that place, so that the pieces give the tokens of the whole
+text.
 
 Limits: a file holds at most 2^31 - 1 tokens. Other tokenizers may give a token more or less at the end of a piece. This
 module loads numpy and, only where a tokenizer is given, `tokenizers`; never torch.
@@ -23,36 +24,36 @@ from typing import Any
 
 import numpy as np
 
-MAGIC = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # magic and version by what a token is
+MAGIC = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # magic and version, by the type of a token
 HEADER = 256  # numbers
 MOST = 2**31 - 1  # tokens of a file
 
-PIECE = 1 << 16  # bytes of text that are encoded as one; a tokenizer takes `AT_ONCE` of these on all cores
+PIECE = 1 << 16  # bytes of text encoded at once; a tokenizer takes `AT_ONCE` of these on all cores
 AT_ONCE = 32
 LONGEST = 1 << 22  # bytes after which a piece ends anywhere
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 
 Ids = np.ndarray[Any, Any]
-Seen = Callable[[int], None]  # is told of bytes that were read
+Seen = Callable[[int], None]  # called with the number of bytes read
 
 
 class TokensError(Exception):
-    """Why no file of tokens can be made, in one line."""
+    """Why no token file can be made, in one line."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """What was made."""
+    """The file that was made."""
 
     file: str
     tokens: int
     vocab: int
     item: str  # uint16 or uint32
-    end: str  # the token behind each text; "" where there is none
+    end: str  # the token after each text; "" if there is none
 
 
 def write_tokens(texts: Sequence[str], file: str, tokenizer: str | None, seen: Seen) -> Written:
-    """Makes `file` from the texts, one after another: their bytes, or what a `tokenizer.json` makes of them.
+    """Makes `file` from the texts, one after another: their bytes, or their tokens by a `tokenizer.json`.
 
     Raises TokensError.
     """
@@ -98,7 +99,7 @@ def _bytes_of(text: str, seen: Seen) -> Iterator[Ids]:
 
 
 def _tokenizer(file: str) -> tuple[Callable[[str, Seen], Iterator[Ids]], int, int | None, str]:
-    """How a text is encoded, the vocabulary, and the token that ends a text, if there is one."""
+    """Returns the function that encodes a text, the vocabulary, and the token that ends a text, if there is one."""
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
@@ -130,7 +131,7 @@ def _tokenizer(file: str) -> tuple[Callable[[str, Seen], Iterator[Ids]], int, in
 
 
 def pieces_of(text: str, seen: Seen) -> Iterator[str]:
-    """A text of UTF-8 in pieces, which are it when put together."""
+    """Yields a UTF-8 text in pieces."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     read, rest = 0, ""
     with open(text, "rb") as stream:
@@ -139,7 +140,7 @@ def pieces_of(text: str, seen: Seen) -> Iterator[str]:
             try:
                 rest += decoder.decode(piece, final=not piece)
             except UnicodeDecodeError as error:
-                # What the decoder held back of the piece before stands in front of what it complains of.
+                # The decoder's rest of the piece before stands in front of the text that the error counts in.
                 at = read + len(piece) - len(error.object) + error.start
                 raise TokensError(f"{text} is not UTF-8: byte {at} is 0x{error.object[error.start]:02x}") from error
             read += len(piece)
@@ -155,7 +156,7 @@ def pieces_of(text: str, seen: Seen) -> Iterator[str]:
 
 
 def _cut(text: str) -> int:
-    """The last line's end behind a letter or digit; 0 where there is none and more may be read."""
+    """Returns the end of the last line that ends after a letter or digit; 0 if there is none and more may be read."""
     at = text.rfind("\n")
     while at > 0 and not text[at - 1].isalnum():
         at = text.rfind("\n", 0, at)
