@@ -1,1 +1,1 @@
-"""The axes, one file for each engine, and the optimizers over them."""
+"""The parallel axes, one file for each engine, and the optimizers over them."""

@@ -1,15 +1,15 @@
-"""The context axis: each rank has a contiguous piece of every sequence, inputs and targets alike.
+"""The context axis: each rank has a contiguous piece of every sequence, of inputs and targets alike.
 
-Model: all layers but attention work on a position by itself. A rank's queries meet the keys and values of all pieces,
-which one all-gather brings (and one reduce-scatter takes the gradients back); under a causal mask, those of its own
-piece and the pieces before it. Parameters are the same on the ranks, which add up their gradients as ranks with other
-samples do.
+Model: all layers but attention work on each position by itself. In attention a rank's queries meet the keys and values
+of all pieces, which one all-gather brings (one reduce-scatter returns the gradients); under a causal mask, those of its
+own piece and the pieces before it. All ranks have the same parameters, and sum their gradients like ranks with other
+samples.
 
-Contract: `apply` changes modules in place; names and parameters stay. `piece_of` gives the function that cuts what a
-step works on, (batch, length, …) along the length. The pieces of one sequence are equal.
+Contract: `apply` changes modules in place; names and parameters stay. `piece_of` returns the function that cuts inputs
+and targets, (batch, length, …) along the length. The pieces of one sequence are equal.
 
-Limits: keys and values of the whole sequence are on each rank while a layer works (no ring). Later ranks do more of a
-causal layer's work than earlier ones. The layers are those that the compiler lets pass.
+Limits: each rank holds keys and values of the whole sequence while a layer works (no ring). Later ranks do more of a
+causal layer's work than earlier ones. Only layers that the compiler admits work here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dslc.runtime.parallel.mesh import mesh_of
 
 
 def apply(job: JobProgram, model: nn.Module) -> None:
-    """Has the attention of `model` meet the whole sequence, and positions begin at this rank's."""
+    """Makes the attention of `model` meet the whole sequence, and lets positions begin at this rank's."""
     if job.context == 1:
         return
     mesh = mesh_of(job)
@@ -42,11 +42,11 @@ def apply(job: JobProgram, model: nn.Module) -> None:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, *, number: int, group: Any) -> Tensor:
-    """Attention of this rank's queries, the piece `number` of the sequence, (batch, heads, length, head_dim)."""
+    """Returns the attention for this rank's queries, piece `number` of a sequence, (batch, heads, length, head_dim)."""
     from torch.distributed._functional_collectives import all_gather_tensor_autograd
 
     own = query.shape[2]
-    # Not torch.distributed.nn's all_gather, whose gradient is wrong for strides that are permuted.
+    # Not torch.distributed.nn's all_gather, whose gradient is wrong for permuted strides.
     gathered = all_gather_tensor_autograd(torch.stack((key, value)).contiguous(), gather_dim=3, group=group)
     keys, values = gathered.unbind(0)
     if not is_causal:
@@ -58,7 +58,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, *, number
 
 
 def piece_of(job: JobProgram) -> Callable[[Tensor], Tensor]:
-    """The function that takes this rank's piece of a batch of sequences."""
+    """Returns the function that takes this rank's piece of a batch of sequences."""
     if job.context == 1:
         return _all_of_it
     number, count = mesh_of(job).coordinates["context"], job.context
@@ -72,7 +72,7 @@ def piece_of(job: JobProgram) -> Callable[[Tensor], Tensor]:
 
 
 def joined(job: JobProgram, output: Tensor) -> Tensor:
-    """The whole of which each rank's `output` is a piece; all ranks of the axis call this."""
+    """Gathers the whole from each rank's piece `output`; all ranks of the axis call this."""
     group = mesh_of(job).group("context")
     if group is None:
         return output

@@ -1,4 +1,4 @@
-"""What the loop has to know of the engine that lays a model over the ranks (ddp.py, zero1.py, fsdp.py)."""
+"""The interface between the loop and the engine that lays a model over the ranks (ddp.py, zero1.py, fsdp.py)."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ Contexts = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 def nothing() -> None:
-    """In the place of what an engine has no need of."""
+    """Stands in for a function that an engine does not need."""
 
 
 def all_count(parameter: Tensor) -> bool:
-    """What a rank holds of a gradient is its own alone, or all ranks have all of it."""
+    """True for every parameter: each rank holds gradients of its own, or all hold all."""
     return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """`model` is what the loop calls.
+    """`model` is the module that the loop calls.
 
-    `scale` is what a loss is multiplied by so that the gradients end as a sum over the ranks. `held` makes the context
-    for the passes of each micro-batch but the last. `lockstep`: a forward pass takes all ranks. `shards` are the ranks
-    that hold the gradients between them, row by row; None where each holds them whole. `counts` says of a parameter
-    whether this rank is the one that counts the rows it holds. `agree_on_buffers` gives all ranks rank 0's buffers
-    where they may differ (statistics per rank), before they are used. `let_go` frees what forward passes without a
-    backward pass have left gathered. `complete` adds up, after the passes of a step, what gradients are still in parts.
+    `scale` multiplies a loss so that the gradients end as a sum over the ranks. `held` makes the context for the passes
+    of each micro-batch but the last. `lockstep`: a forward pass needs all ranks. `shards` is the group of ranks that
+    together hold the gradients, row by row; None if each holds them whole. `counts` is true of a parameter whose rows
+    this rank counts. `agree_on_buffers` gives all ranks rank 0's buffers if they may differ (statistics per rank),
+    before they are used. `let_go` frees parameters that forward passes without a backward pass have left gathered.
+    `complete` sums, after the passes of a step, gradients that are still partial.
     """
 
     model: nn.Module
@@ -45,7 +45,7 @@ class Engine:
 
 
 def buffers_of_rank_0(model: nn.Module, group: dist.ProcessGroup | None = None) -> Callable[[], None]:
-    """The function that gives the ranks of a group (None: all) the buffers of its first."""
+    """Returns the function that copies the first rank's buffers to all ranks of a group (None: all ranks)."""
 
     def agree() -> None:
         for buffer in model.buffers():

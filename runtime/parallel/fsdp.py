@@ -1,23 +1,23 @@
 """Sharded parameters, gradients and optimizer state: torch's `fully_shard`, set up as the program says.
 
 Model: the ranks that hold the same part of the model (mesh.py) are a mesh of `replicas` x shards. Each parameter is a
-DTensor of which a rank keeps some rows (`Shard(0)`: equal pieces, the last ones shorter or empty), or of its share of
-them where the tensor axis has cut it before (tensor_parallel.py). A unit, a module of the program's or the root with
-what is left, gathers its parameters by one all-gather before it runs, and its gradients are agreed by one
-reduce-scatter. Under O2 what is gathered is a copy in 16 bits, and gradients are added up in float32.
+DTensor of which a rank keeps some rows (`Shard(0)`: equal pieces, the last ones shorter or empty); if the tensor axis
+has cut it before (tensor_parallel.py), some rows of its share. A unit is a module that the program names, or the root
+with the rest. One all-gather gathers its parameters before it runs, and one reduce-scatter sums its gradients. Under O2
+a 16-bit copy is gathered, and gradients are summed in float32.
 
-Contract: gradients are sums over the ranks, so that a loss needs no scale. `shard` takes a model on the meta device
-and leaves it there; `place` then puts one value in, of which a rank keeps its rows alone. Parameters are DTensors
-whenever no pass is running. Between the micro-batches of a step
+Contract: gradients are sums over the ranks, so that a loss needs no scale. `shard` takes a model on the meta device and
+leaves it there; `place` then fills in one value, of which a rank keeps only its rows. Parameters are DTensors whenever
+no pass is running. Between the micro-batches of a step
 
-    reshard       parameters are let go after each pass (ZeRO-3)
+    reshard       parameters are freed after each pass (ZeRO-3)
     neither       parameters stay gathered; gradients are reduce-scattered at each micro-batch (ZeRO-2)
     accumulate    parameters stay gathered, gradients whole; they are reduce-scattered at the last (ZeRO-1)
 
 and over several replicas the rows of a gradient are summed at the last micro-batch only.
 
 Limits: the ranks use the same parameters in each micro-batch. A parameter has at least one dimension; those that train
-have one dtype. Of parameters that are not contiguous the order in memory is lost.
+have one dtype. The strides of a non-contiguous parameter are lost.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ from dslc.runtime.technique import offload
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-# torch.distributed.fsdp takes 0.6 s to import, and what its tensors load on first use as much again: only inside
-# functions, so that a training that shards nothing does without.
+# Imported inside functions: torch.distributed.fsdp takes 0.6 s to import, and the first use of its tensors as much
+# again, which a training without sharding does not pay.
 
 
 def preload() -> None:
-    """Imports what every rank is going to need, in a process from which ranks are forked."""
+    """Imports the modules that every rank will need, in the process from which ranks are forked."""
     import torch._dynamo.config
     import torch.distributed.fsdp  # noqa: F401
 
 
 def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequence[nn.Module] = ()) -> Engine:
-    """Shards `model`, which is on the meta device, in place. Raises ModelError for what torch cannot shard.
+    """Shards `model`, which is on the meta device, in place. Raises ModelError for a module that torch cannot shard.
 
-    `roots` are what is called of it, each for itself: the stages of a pipeline; all of it where there are none.
+    `roots` are the modules that are called separately, the stages of a pipeline; by default the model itself.
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     preload()
     _check(job, model)
     if device.type == "cuda":
-        torch.cuda.init()  # or the mesh would choose a device in the place of the rank's
+        torch.cuda.init()  # or the mesh would choose a device other than the rank's
     step, axes = job.gradients, mesh_of(job)
     mesh = axes.sharded(step.replicas, device)
     low = getattr(torch, job.precision.dtype) if job.precision.level == "O2" else None
@@ -70,16 +70,16 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequen
     for name in step.units:
         module = model.get_submodule(name)
         fully_shard(module, reshard_after_forward=step.reshard, mp_policy=inner, **common)
-    # The root is needed again as soon as the backward pass begins: torch's default keeps it.
+    # The backward pass needs the root again at once, but torch's default frees it.
     outer = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduced, output_dtype=reduced)
     for root in roots or (model,):
-        last = getattr(root, "last", True)  # of a stage: what it gives goes to the loss, not to another
+        last = getattr(root, "last", True)  # of a stage: its output goes to the loss, not to another stage
         policy = outer if last else inner
         fully_shard(root, reshard_after_forward=None if step.reshard else False, mp_policy=policy, **common)
     units = [module for root in roots or (model,) for module in root.modules() if isinstance(module, FSDPModule)]
     for unit in units:
         unit.set_gradient_divide_factor(1.0)
-        unit.set_force_sum_reduction_for_comms(True)  # or gloo is asked for an operation that it lacks
+        unit.set_force_sum_reduction_for_comms(True)  # without it gloo is asked for an operation that it lacks
 
     def let_go() -> None:
         for unit in units:
@@ -99,14 +99,14 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequen
 
 
 def _shards(axes: Mesh, mesh: Any) -> Any:
-    """The ranks that have all rows of all gradients between them."""
+    """Returns the group of ranks that together have all rows of all gradients."""
     if axes.root is not None:
         return axes.group(*AXES)
     return mesh.get_group(mesh.ndim - 1) if mesh.size(mesh.ndim - 1) > 1 else None
 
 
 def _counts(axes: Mesh, mesh: Any) -> Callable[[Tensor], bool]:
-    """Whether this rank, of all that hold the same rows of a gradient, is the one that counts them."""
+    """Returns a function: true of a gradient if this rank counts its rows, of all ranks that hold the same ones."""
     if axes.root is None:
         return all_count
     first = mesh.ndim == 1 or mesh.get_local_rank("replicas") == 0
@@ -135,7 +135,7 @@ def _check(job: JobProgram, model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def _held(job: JobProgram, units: Sequence[FSDPModule]) -> Iterator[None]:
-    """What a micro-batch that is not the last leaves undone."""
+    """Defers the exchange of a micro-batch that is not the last."""
     _exchange(job, units, last=False)
     yield
     _exchange(job, units, last=True)
@@ -153,7 +153,7 @@ def _exchange(job: JobProgram, units: Sequence[FSDPModule], last: bool) -> None:
 
 
 def place(value: Tensor, old: Tensor, device: torch.device, home: torch.device) -> Tensor:
-    """The part of `value` that this rank keeps in the place of `old`; a copy.
+    """Returns a copy of the part of `value` that this rank keeps in the place of `old`.
 
     `value` is the whole tensor, the same on all ranks; `old` a sharded parameter on the meta device, whose rows go to
     `home`, or a buffer, which goes to `device`.
@@ -162,6 +162,6 @@ def place(value: Tensor, old: Tensor, device: torch.device, home: torch.device) 
 
     if not isinstance(old, DTensor):
         return value.to(device, copy=True)
-    # Not `from_local`, which would take the rows to the mesh's device.
+    # Not `from_local`, which would move the rows to the mesh's device.
     own = value[part_of(old)].to(home, copy=True, memory_format=torch.contiguous_format)
     return DTensor(own, old._spec, requires_grad=False)

@@ -2,10 +2,10 @@
 
 Model: rank = ((p * data + d) * context + c) * tensor + t, as the program's places say. One DeviceMesh of these four
 axes is the root of every other: that of `fully_shard` is replicas x shards, cut from the flattened (data, context) of a
-rank's pipeline and tensor coordinate, since ranks that share a sequence hold the same parameters and see other tokens.
+rank's pipeline and tensor coordinate, as ranks that share a sequence hold the same parameters and see other tokens.
 
-Contract: all ranks make the mesh, and ask for the same groups in the same order, as making one is a collective. What is
-counted over all ranks is counted once: `leads` is the one rank of those that compute the same from the same samples.
+Contract: all ranks make the mesh, and ask for the same groups in the same order, as making one is a collective. A sum
+over all ranks counts each value once: `leads` is true on one of the ranks that compute the same from the same samples.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 AXES = ("pipeline", "data", "context", "tensor")  # outermost first
-_MADE: dict[tuple[int, ...], Mesh] = {}  # of this process, by the sizes of the axes: groups are never closed
+_MADE: dict[tuple[int, ...], Mesh] = {}  # the meshes of this process, by the sizes of the axes: groups are never closed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """This rank's place among the axes. `root` is None where the data axis is alone."""
+    """This rank's place on the axes. `root` is None if the data axis is the only one."""
 
     sizes: Mapping[str, int]
     coordinates: Mapping[str, int]
@@ -38,11 +38,11 @@ class Mesh:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank is the first of those that compute the same: the ranks of a tensor axis."""
+        """True if this rank is the first of those that compute the same: the ranks of a tensor axis."""
         return self.coordinates["tensor"] == 0
 
     def group(self, *axes: str) -> dist.ProcessGroup | None:
-        """The ranks that differ from this one along `axes` alone; None where that is this rank alone."""
+        """Returns the group of ranks that differ from this one along `axes` alone; None if it is this rank alone."""
         wide = tuple(axis for axis in AXES if axis in axes and self.sizes[axis] > 1)
         if wide not in self._groups:
             self._groups[wide] = self._made(wide)
@@ -57,12 +57,12 @@ class Mesh:
         return self.root[wide]._flatten().get_group() if len(wide) > 1 else self.root.get_group(wide[0])
 
     def axis(self, name: str) -> DeviceMesh:
-        """The mesh of one axis, for torch's own use."""
+        """Returns the mesh of one axis, for torch's own use."""
         assert self.root is not None
         return self.root[name]
 
     def sharded(self, replicas: int, device: torch.device) -> DeviceMesh:
-        """What `fully_shard` takes: replicas x shards, the first left out where it is one."""
+        """Returns the mesh for `fully_shard`: replicas x shards, without the first if it is one."""
         from torch.distributed.device_mesh import init_device_mesh
 
         ranks = self.sizes["data"] * self.sizes["context"]
@@ -77,7 +77,7 @@ class Mesh:
 
 
 def sizes_of(job: JobProgram) -> dict[str, int]:
-    """Ranks along each axis."""
+    """Returns the number of ranks along each axis."""
     pipeline = 1 + max((stage.rank for stage in job.pipeline.stages), default=0) if job.pipeline else 1
     tensor = job.tensor.size if job.tensor else 1
     data = job.world_size // (pipeline * tensor * job.context)
@@ -85,12 +85,12 @@ def sizes_of(job: JobProgram) -> dict[str, int]:
 
 
 def several_axes(job: JobProgram) -> bool:
-    """Whether there is another axis than data."""
+    """True if there is another axis than data."""
     return sizes_of(job)["data"] != job.world_size
 
 
 def coordinates_of(job: JobProgram, rank: int) -> dict[str, int]:
-    """Where a rank stands on each axis."""
+    """Returns a rank's coordinate on each axis."""
     found, sizes = {}, sizes_of(job)
     for axis in reversed(AXES):
         rank, found[axis] = divmod(rank, sizes[axis])
@@ -98,9 +98,9 @@ def coordinates_of(job: JobProgram, rank: int) -> dict[str, int]:
 
 
 def mesh_of(job: JobProgram, place: RankPlace | None = None) -> Mesh:
-    """The mesh of this process, made when it is first asked for, by all ranks. The process group is open by then.
+    """Returns the mesh of this process, which all ranks make at the first call. The process group is open by then.
 
-    `place` is checked against where the group says that this process is.
+    `place` is checked against the place that the group gives this process.
     """
     sizes = tuple(sizes_of(job).values())
     if sizes not in _MADE:

@@ -1,14 +1,14 @@
 """The optimizer of a job: a class of `torch.optim` over the parameters that train.
 
-Contract: the arguments are torch's own; the numbers are torch's. On every device the fused kernel is taken where torch
-has one (SGD, Adam, AdamW and Adagrad on the CPU; all but Adagrad and RMSprop on a GPU), else the `foreach` form. On one
+Contract: the arguments are torch's own; the numbers are torch's. Torch's fused kernel is used if it has one for the
+device (SGD, Adam, AdamW and Adagrad on the CPU; all but Adagrad and RMSprop on a GPU), else the `foreach` form. On one
 core of a CPU, over torch's plain loop: SGD 2.5 times as fast, AdamW 4, Adagrad 2.6, RMSprop 1.3, with the same numbers
 within one rounding of the update.
 
-Where steps may be left out, SGD is not fused: a step that is skipped leaves its momentum what happened to be in memory
-if it is the first, and on a GPU takes infinities into it later (torch 2.13).
+If steps may be skipped, SGD is not fused: skipping the first step leaves its momentum uninitialized, and skipping a
+later one on a GPU takes infinities into it (torch 2.13).
 
-Limits: a fused kernel rounds differently from the plain loop; a job takes the same kernel on every rank and under every
+Limits: a fused kernel rounds differently from the plain loop; a job uses the same kernel on every rank and under every
 plan for the same kind of device.
 """
 
@@ -32,18 +32,18 @@ _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
     "rmsprop": torch.optim.RMSprop,
 }
 _FUSED = {"cpu": ("sgd", "adam", "adamw", "adagrad"), "cuda": ("sgd", "adam", "adamw")}
-_FUSED_IN_ROWS = ("adam", "adamw")  # those of torch's fused kernels that take DTensors
+_FUSED_IN_ROWS = ("adam", "adamw")  # torch's fused kernels that take DTensors
 
 
 def build_optimizer(
     step: OptimizerStep, model: nn.Module, shared_out: bool = False, moved: bool = False, skipping: bool = False
 ) -> torch.optim.Optimizer:
-    """The optimizer over the model's trainable parameters, each once, in the model's order.
+    """Returns the optimizer over the model's trainable parameters, each once, in the model's order.
 
     `step.kind` is the name of the class in `torch.optim`, in any case. Parameters that a pattern of `step.no_decay`
-    matches, by any of their names, are a group of their own. Every group has `initial_lr`, what the factor of the
-    learning rate is applied to. With `shared_out` each rank keeps the state of its share (zero1.py); `moved`, in the
-    host's memory (offload.py). With `skipping` a step whose gradients are not finite is left out.
+    matches, by any of their names, are a group of their own. Every group has `initial_lr`, to which the factor of the
+    learning rate is applied. With `shared_out` each rank keeps the state of its share (zero1.py); with `moved`, in the
+    host's memory (technique/offload.py). With `skipping` a step whose gradients are not finite is skipped.
     """
     kind = step.kind.lower()
     groups = _groups(step, model)

@@ -1,8 +1,8 @@
 """The tensor axis: torch's `parallelize_module` with DTensor styles, set up as the program says.
 
-Model (Shoeybi et al. 2019, arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198): a matrix lies on the ranks of
-the axis in shares of its rows or columns. What is between modules is a plain tensor, either whole on each rank, or a
-piece of the sequence, or, between a column and a row, a share of the features. By style, what a module takes and gives:
+Model (Shoeybi et al. 2019, arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198): a matrix is sharded by rows or
+columns over the ranks of the axis. Between modules tensors are plain: whole on each rank, or a piece of the sequence,
+or, between a column and a row, a share of the features. Each style by the input and the output of its module:
 
     column, column_of_pieces        the whole, or a piece: its share of the features (rows of the weight)
     row, row_to_pieces              a share of the features (columns of the weight): the whole, or a piece
@@ -16,10 +16,10 @@ piece of the sequence, or, between a column and a row, a share of the features. 
     gather                          a piece, of which the whole is handed on
 
 Contract: `apply` takes a model on the meta device, before anything that replaces a `forward` and before `fully_shard`,
-which then cuts each rank's share in turn. Names stay. A tied weight stays one tensor, so that both its modules have to
-cut it alike. Parameters without a style are the same on every rank, and so are their gradients.
+which then cuts each rank's share in turn. Names stay. A tied weight stays one tensor, so both its modules have to cut
+it alike. Parameters without a style are the same on every rank, and so are their gradients.
 
-Limits: one axis. Dropout is drawn alike where a rank has the whole, and by each for itself on pieces (`noise_rank`).
+Limits: one axis. Ranks that have the whole draw the same dropout; ranks with pieces draw their own (`noise_rank`).
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def apply(job: JobProgram, model: nn.Module) -> None:
             if job.compiled and not any(name.startswith(f"{each}." if each else "") for each in job.compiled):
                 model.get_submodule(name).register_forward_hook(_arrived)
     for name in frozen:
-        model.get_parameter(name).requires_grad_(False)  # some styles make a parameter that trains of any
+        model.get_parameter(name).requires_grad_(False)  # some styles turn requires_grad on
     tie(model, job.model.ties)
     if job.tensor.loss_parallel and not _LOSS:
-        # It has to hold for forward and backward passes alike, which schedules of pipelines mix: for good.
+        # It is never closed: forward and backward passes both need it, and pipeline schedules mix them.
         _LOSS.append(loss_parallel())
         _LOSS[0].__enter__()
 
@@ -97,7 +97,7 @@ def _style(name: str) -> ParallelStyle:
 
 
 def _sum_gradients(module: nn.Module, axis: DeviceMesh) -> None:
-    """Has the module's own parameters used as they are, and their gradients added up over the axis."""
+    """Makes the module use its own parameters as they are, and sums their gradients over the axis."""
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
     kept: dict[str, Any] = {}
@@ -118,8 +118,9 @@ def _sum_gradients(module: nn.Module, axis: DeviceMesh) -> None:
 
 @contextlib.contextmanager
 def as_on_a_rank(step: TensorParallelStep, model: nn.Module) -> Iterator[None]:
-    """Has the modules of `step` take, hold and give what they do on a rank, of a user's own `model` without numbers and
-    without other ranks: what a rank would be given by these is its own once more."""
+    """Makes the modules of `step` take, hold and return the shapes that they have on a rank, in a user's own `model`
+    without numbers and without other ranks: this rank stands in for the others.
+    """
     with contextlib.ExitStack() as around:
         for name, style in step.styles:
             module = model.get_submodule(name)
@@ -145,8 +146,9 @@ def _as_often(ranks: int) -> Callable[[nn.Module, Any, Any], Any]:
 
 
 def _arrived(module: nn.Module, args: Any, output: Any) -> Any:
-    """The output, waited for. Of one that is still on its way torch (2.13) compiles what it is handed to without a
-    gradient: it looks at the tensor inside, which has none (`process_inputs` of AOTAutograd)."""
+    """Waits for the output. Without this torch (2.13) compiles the next module without a gradient: it looks at the
+    tensor inside, which has none (`process_inputs` of AOTAutograd).
+    """
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
     return _Arrived.apply(output) if isinstance(output, AsyncCollectiveTensor) else output
@@ -164,8 +166,9 @@ class _Arrived(torch.autograd.Function):
 
 
 def engine(job: JobProgram, model: nn.Module) -> Engine:
-    """The engine of a model whose shares no data axis cuts further. Norms on pieces of the sequence have gradients in
-    parts, a rank's own."""
+    """Returns the engine of a model whose shares no data axis cuts further. Norms on pieces of the sequence have
+    partial gradients, each rank its own.
+    """
     axes = mesh_of(job)
     parameters: list[Any] = []
 
@@ -174,7 +177,7 @@ def engine(job: JobProgram, model: nn.Module) -> Engine:
 
     def complete() -> None:
         if not parameters:
-            parameters.extend(model.parameters())  # not before: those of a blank model give way to others
+            parameters.extend(model.parameters())  # not before: the parameters of a blank model are replaced
         for parameter in parameters:
             gradient = parameter.grad
             if gradient is not None and getattr(gradient, "placements", ()) != getattr(parameter, "placements", ()):
@@ -184,13 +187,13 @@ def engine(job: JobProgram, model: nn.Module) -> Engine:
 
 
 def whole(output: Tensor) -> Tensor:
-    """A model's output, put together where the ranks have shares of it; all of them call this."""
+    """Gathers a model's output if the ranks have shares of it; all of them call this."""
     gathered: Tensor = output.full_tensor() if hasattr(output, "full_tensor") else output
     return gathered
 
 
 def noise_rank(job: JobProgram, rank: int) -> int:
-    """Which random numbers a rank draws: the ranks of a tensor axis that compute the same draw the same."""
+    """Returns the number that seeds a rank's noise: ranks of a tensor axis that compute the same draw the same."""
     if job.tensor is None or job.tensor.sequence:
         return rank
     return rank - mesh_of(job).coordinates["tensor"]

@@ -1,12 +1,12 @@
-"""Optimizer state shared out over the ranks: torch's ZeroRedundancyOptimizer beside DistributedDataParallel.
+"""Optimizer state sharded over the ranks: torch's ZeroRedundancyOptimizer beside DistributedDataParallel.
 
 Model: whole parameters are dealt out, largest first, each to the rank that has the least so far; that rank keeps their
-state, updates them, and broadcasts what came of it. Gradients are DDP's, whole on every rank.
+state, updates them, and broadcasts the result. Gradients are DDP's, whole on every rank.
 
-Contract: each rank's parameters lie in one piece of memory (`parameters_as_bucket_view`), so that a step takes one
-broadcast a rank. The numbers are those of the optimizer without sharing: every parameter's update is its own.
+Contract: each rank's parameters lie in one bucket (`parameters_as_bucket_view`), so that a step takes one broadcast a
+rank. The numbers are those of the unsharded optimizer: every parameter's update is its own.
 
-A parameter in one piece is contiguous, and its gradient has to be: torch's fused updates take both as they lie in
+A parameter in a bucket is contiguous, and its gradient must be too: torch's fused updates take both as they lie in
 memory. DDP lays gradients out like parameters, so `lay_out` has to come before it.
 
 Limits: parameters of one dtype (torch refuses others).
@@ -23,7 +23,7 @@ from dslc.runtime.technique import dynamo
 
 
 def preload() -> None:
-    """Imports what every rank is going to need, 0.9 s of it, in a process from which ranks are forked."""
+    """Imports the modules that every rank will need (0.9 s), in the process from which ranks are forked."""
     import torch.distributed.optim  # noqa: F401
 
 
@@ -36,7 +36,7 @@ def lay_out(model: nn.Module) -> None:
 def share_out(
     kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], arguments: dict[str, Any]
 ) -> torch.optim.Optimizer:
-    """The optimizer `kind` over `groups` of parameters, of which this rank keeps its share of the state."""
+    """Returns the optimizer `kind` over `groups` of parameters; this rank keeps its share of the state."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     made = ZeroRedundancyOptimizer(groups, kind, parameters_as_bucket_view=True, **arguments)
