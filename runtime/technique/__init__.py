@@ -1,1 +1,1 @@
-"""What changes modules in place on one rank."""
+"""Techniques that change modules in place on one rank."""

@@ -1,22 +1,22 @@
-"""Batch normalisation over the samples of all data ranks, so that statistics are those of the whole batch; and with
-weights in 16 bits.
+"""Batch normalisation over the samples of all data ranks, with the statistics of the whole batch; and with 16-bit
+weights.
 
-Model: forward, each rank takes mean and variance of its own samples; one all-reduce of (n * mean, n * (variance +
-mean^2), n), in float64, gives those of the batch, with which every rank normalises its samples. Running statistics
-take the unbiased variance of the batch. Backward, with y = w * x^ + b, the gradient of one rank's x is
+Model: forward, each rank computes mean and variance of its own samples; one all-reduce of (n * mean, n * (variance +
+mean^2), n), in float64, gives those of the batch, with which every rank normalises its samples. Running statistics use
+the unbiased variance of the batch. Backward, with y = w * x^ + b, the gradient of one rank's x is
 
     dx = w / sigma * (dy - (S1 + x^ * S2) / N),    S1 = sum dy,  S2 = sum dy * x^   over all ranks
 
 (Ioffe and Szegedy 2015, arXiv:1502.03167): torch's kernel gives w / sigma * dy and the rank's own S1 and S2, one
-all-reduce sums these, and the rest is one more normalisation. The gradients of w and b are the rank's own share: they
+all-reduce sums these, and the rest is one more normalisation. The gradients of w and b are the rank's own share, and
 are summed with all others.
 
-Contract: the same as one process on the whole batch, within the rounding of float32, whatever the shares, on CPU and
-GPU, under autocast and in channels-last order. Parameters, buffers and their names stay. Evaluation exchanges nothing.
-Weights in 16 bits (level O2) are widened to the float32 of the running statistics, as torch's kernel wants them alike.
+Contract: equal to one process on the whole batch, within the rounding of float32, for any shares, on CPU and GPU, under
+autocast and in channels-last order. Parameters, buffers and their names stay. Evaluation exchanges nothing. 16-bit
+weights (level O2) are widened to the float32 of the running statistics, as torch's kernel wants one dtype.
 
 Limits: every rank has at least one sample and runs the same layers in the same order. With several micro-batches the
-statistics are those of a micro-batch of each rank. A module that tracks no running statistics uses, in evaluation, the
+statistics are those of one micro-batch of each rank. In evaluation a module that tracks no running statistics uses the
 batch of its own rank. torch's own SyncBatchNorm does the same, and refuses the CPU.
 """
 
@@ -32,9 +32,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def synchronise(module: nn.Module, group: dist.ProcessGroup | None = None) -> int:
-    """Makes the batch normalisations in `module` take their statistics over `group` (None: all ranks); how many.
+    """Makes the batch normalisations in `module` take their statistics over `group` (None: all ranks); returns their
+    number.
 
-    They are changed in place: those whose attribute `sync` is true, and those without such an attribute.
+    Changes them in place: those whose attribute `sync` is true, and those without such an attribute.
     """
     found = 0
     for each in module.modules():
@@ -46,7 +47,7 @@ def synchronise(module: nn.Module, group: dist.ProcessGroup | None = None) -> in
 
 
 def widen(module: nn.Module) -> None:
-    """Makes the batch normalisations in `module` that are not synchronised take weights in 16 bits, in place."""
+    """Makes the batch normalisations in `module` that are not synchronised accept 16-bit weights, in place."""
     for each in module.modules():
         if isinstance(each, _BatchNorm) and not isinstance(each, nn.SyncBatchNorm | _Wide):
             each.__class__ = _derived("Wide", _Wide, type(each))
@@ -61,7 +62,7 @@ def _derived(word: str, base: type[_BatchNorm], kind: type[_BatchNorm]) -> type[
 
 
 class _Wide(_BatchNorm):
-    """The forward pass that a batch normalisation is given whose weights may have 16 bits."""
+    """A batch normalisation whose forward pass accepts 16-bit weights."""
 
     def forward(self, input: Tensor) -> Tensor:
         if self.weight is None or self.weight.dtype not in (torch.bfloat16, torch.float16):
@@ -84,7 +85,7 @@ class _Wide(_BatchNorm):
         return _widened(self.weight), _widened(self.bias)
 
     def _weight_of_a_batch(self) -> float:
-        """In the running statistics."""
+        """Returns the weight of a new batch in the running statistics."""
         if self.momentum is not None:
             return self.momentum
         assert self.num_batches_tracked is not None
@@ -96,7 +97,7 @@ def _widened(tensor: Tensor | None) -> Tensor | None:
 
 
 class _Synchronised(_Wide):
-    """The forward pass that a batch normalisation is given to take its statistics over all ranks."""
+    """A batch normalisation whose forward pass takes its statistics over all ranks."""
 
     group: Any
 
@@ -122,10 +123,12 @@ class _Synchronised(_Wide):
 
 
 def _moments(input: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of each channel, at least float32: the kernel of torch's own batch normalisation."""
+    """Returns mean and biased variance of each channel, at least float32, by the kernel of torch's own batch
+    normalisation.
+    """
     scratch = (None, None)
     if input.dtype != _wide(input):
-        # The kernel answers in the input's dtype unless it is given running statistics in another.
+        # The kernel's result has the input's dtype unless it is given running statistics of another.
         scratch = tuple(torch.zeros(2, input.shape[1], device=input.device))
     mean, variance = torch.batch_norm_update_stats(input, *scratch, 0.0)
     return mean, variance
@@ -136,10 +139,11 @@ def _wide(input: Tensor) -> torch.dtype:
 
 
 class _Normalise(torch.autograd.Function):
-    """(output, mean, biased variance, samples per channel) of the batch; the last three, float64, without gradient.
+    """Returns (output, mean, biased variance, samples per channel) of the batch; the last three are float64, without
+    gradient.
 
-    Tensors here are as small as the channels are few, and each operation on one costs about a microsecond: hence few
-    of them, and in place.
+    Tensors here are as small as the channels are few, and each operation on one costs about a microsecond: so there are
+    few operations, and in place.
     """
 
     @staticmethod
@@ -169,7 +173,7 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
         input, weight, mean, variance, samples = ctx.saved_tensors
         scale = torch.ones_like(mean) if weight is None else weight
-        saved = mean.new_empty(0)  # nothing: as in evaluation, whose kernel for GPUs wants a tensor all the same
+        saved = mean.new_empty(0)  # empty, as in evaluation; the kernel for GPUs requires a tensor
         grad_input, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
             gradient, input, scale, mean, variance, saved, saved, False, ctx.eps, [True, True, True]
         )

@@ -1,15 +1,15 @@
 """`torch.compile`, module by module and in place.
 
 Model: the module's `forward` is replaced, on the instance, by its compiled form, which torch makes at the first call.
-`nn.Module.compile` would leave modules of torch's own as they are, as the compiler skips their `__call__`; and what
-hooks do, to gather parameters say, is better left outside. Modules that are alike share what is compiled.
+`nn.Module.compile` would leave torch's own modules uncompiled, as the compiler skips their `__call__`; and the work of
+hooks, such as gathering parameters, is better left outside. Modules that are alike share the compiled code.
 
-Contract: names, parameters and hooks stay; results agree with the plain module within rounding. A machine that lacks
-what torch compiles with is a CompileError before the first step, which says what is missing.
+Contract: names, parameters and hooks stay; results agree with the plain module within rounding. If the machine lacks a
+tool that torch needs to compile, a CompileError before the first step names it.
 
-Limits: what torch cannot compile runs as it is between compiled parts. A second size of a batch (the last of an epoch,
-evaluation) is compiled once more, for any size; on the tensor axis each size is, as torch (2.13) cannot do any size of
-a DTensor.
+Limits: code that torch cannot compile runs as it is, between compiled parts. A second batch size (the last of an epoch,
+evaluation) is compiled once more, for any size; on the tensor axis each size is compiled, as torch (2.13) has no
+dynamic sizes for DTensors.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import torch
 from torch import nn
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
-_VARIANTS = 16  # of one module: training or not, with gradients or not, sizes of a batch
+_VARIANTS = 16  # variants of one module: training or not, with gradients or not, sizes of a batch
 
 
 class CompileError(RuntimeError):
-    """The machine has not what `train.compile` needs."""
+    """The machine lacks a tool that `train.compile` needs."""
 
 
 def apply(modules: tuple[str, ...], model: nn.Module, device: torch.device, *, cut: bool = False) -> None:
@@ -39,7 +39,7 @@ def apply(modules: tuple[str, ...], model: nn.Module, device: torch.device, *, c
     _expect_compiler(device)
     import torch._dynamo
 
-    # Torch's limits count all modules that share a line of code; beyond them it would run them as they are.
+    # Torch's limits count all modules that share a line of code; beyond them it runs modules uncompiled.
     limits: Any = torch._dynamo.config
     limits.recompile_limit = max(limits.recompile_limit, _VARIANTS * len(modules))
     limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 2 * limits.recompile_limit)
@@ -50,12 +50,12 @@ def apply(modules: tuple[str, ...], model: nn.Module, device: torch.device, *, c
 
 
 def keep_to_oneself() -> None:
-    """Has torch keep what it compiles in a folder of this user's, unless the user has named one.
+    """Sets torch's compile cache to a folder of this user's, unless the user has named one.
 
-    Torch would choose a folder in the temporary one, under a name that another user could have taken first, and would
-    load code and pickles from there.
+    Torch's default is a folder in the shared temporary one, under a name that another user could have taken first;
+    torch would load code and pickles from there.
     """
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # its import sets the variable to just that
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # importing it sets the variable
 
     if os.environ.get(_CACHE, default_cache_dir()) == default_cache_dir():
         caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")

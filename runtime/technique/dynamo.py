@@ -1,16 +1,15 @@
-"""Keeps torch's compiler out of a training that does not compile anything.
+"""Keeps torch's compiler out of a training that compiles nothing.
 
-Optimizers and DistributedDataParallel are marked so that `torch.compile` leaves parts of them alone, and the first call
-of a marked function imports the whole of torch._dynamo to find out how: 0.8 s a process, a quarter of what it takes a
-small job to its first step. DistributedDataParallel asks torch._dynamo for one setting besides, and the wrapper around
-every optimizer's `step` tells it that a graph ends there. `leave_out` answers the first two beforehand, with what they
-come to where nothing is compiled; `plain_step` is the step inside that wrapper.
+Optimizers and DistributedDataParallel are marked so that `torch.compile` skips parts of them, and the first call of a
+marked function imports all of torch._dynamo: 0.8 s a process, a quarter of a small job's time to its first step.
+DistributedDataParallel also reads one setting of torch._dynamo, and the wrapper around every optimizer's `step` tells
+it that a graph ends there. `leave_out` answers the first two beforehand with the values they have if nothing is
+compiled; `plain_step` is the step inside that wrapper.
 
-Contract: changes nothing where torch._dynamo is loaded already (a user's module that compiles itself has loaded it).
-It may be loaded later: what is marked here is then seen as ordinary code, which matters only to someone who compiles an
-optimizer's step.
+Contract: a no-op if torch._dynamo is loaded already (by a user's module that compiles itself). It may be loaded later:
+functions patched here then count as ordinary code, which matters only to someone who compiles an optimizer's step.
 
-Limits: it relies on names inside torch. Where they are not there, it does nothing and torch loads its compiler.
+Limits: it relies on names inside torch. If they are missing it does nothing, and torch loads its compiler.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ import torch
 import torch.nn.parallel.distributed
 
 _MODULE = "torch._dynamo"
-_MARK = "__dynamo_disable"  # where torch._compile._disable_dynamo keeps what it found out
+_MARK = "__dynamo_disable"  # the attribute in which torch._compile._disable_dynamo caches its result
 
 
 @contextlib.contextmanager
 def leave_out() -> Iterator[None]:
-    """While this lasts, optimizers and DistributedDataParallel are made without torch._dynamo; they keep to that."""
+    """Makes optimizers and DistributedDataParallel without torch._dynamo while the context lasts; they stay so."""
     if _MODULE in sys.modules:
         yield
         return
@@ -48,7 +47,9 @@ def leave_out() -> Iterator[None]:
 
 
 def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-    """`optimizer.step` without its wrappers: the compiler's, the profiler's, and the hooks (there are none here)."""
+    """Returns `optimizer.step` without its wrappers: the compiler's, the profiler's, and the hooks (there are none
+    here).
+    """
     step: Any = type(optimizer).step
     wrappers = 0
     while hasattr(step, "__wrapped__"):

@@ -1,10 +1,9 @@
-"""Parameters that do not train.
+"""Freezes parameters: those that do not train.
 
-Model: a pattern (`fnmatch`: `*` is any text, dots included) is held against the full names of the parameters in the
-unwrapped model; a tied weight has several. What a pattern matches has no gradient and no optimizer state.
+Model: a pattern (`fnmatch`: `*` is any text, dots included) is matched against the full names of the parameters in the
+unwrapped model; a tied weight has several. A parameter that matches has no gradient and no optimizer state.
 
-Limits: a frozen batch norm still follows the statistics of what passes through it, as in torch; only its weight and
-bias stay.
+Limits: a frozen batch norm still updates its running statistics, as in torch; only its weight and bias stay.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from dslc.compiler.ir.program import ModelStep
 
 
 class FreezeError(RuntimeError):
-    """A pattern that does not do what it says."""
+    """A pattern matches no parameter, or all of them."""
 
 
 def freeze(step: ModelStep, model: nn.Module) -> None:
-    """Takes the parameters that a pattern of `step.frozen` matches out of training.
+    """Freezes the parameters that a pattern of `step.frozen` matches.
 
-    Raises FreezeError where a pattern matches none, or none is left: the compiler does not see the names of every
-    model of a user's own.
+    Raises FreezeError if a pattern matches none, or none is left to train: the compiler does not see the names in every
+    user's own model.
     """
     named = [*model.named_parameters(remove_duplicate=False)] if step.frozen else []
     for pattern in step.frozen:

@@ -1,6 +1,6 @@
-"""What is kept in the host's memory while the device does not need it.
+"""Keeps tensors in the host's memory while the device does not need them.
 
-Model: three techniques, by what libraries have.
+Model: three techniques, each of a library.
 
     activations               torch's `saved_tensors_hooks`: what autograd keeps goes to pinned memory and comes back
                               in the backward pass; parameters stay, which autograd keeps by reference only
@@ -9,7 +9,7 @@ Model: three techniques, by what libraries have.
     optimizer                 torchao's `CPUOffloadOptimizer`, for one rank: a copy of the parameters on the host is
                               updated there as gradients come in
 
-Contract: the numbers are those of the training that moves nothing, but for an update by the CPU's kernel.
+Contract: the numbers are those of the training without offloading, except for an update by the CPU's kernel.
 
 Limits: `CPUOffloadOptimizer` takes gradients as soon as the backward pass has made them, so the compiler lets none be
 clipped, scaled or agreed on beside it. It leaves parameters of fewer than 4,096 numbers to an optimizer on the GPU.
@@ -32,18 +32,19 @@ if TYPE_CHECKING:
 
 
 class OffloadError(RuntimeError):
-    """The machine has not what `memory.offload` needs."""
+    """The machine lacks a library or device that `memory.offload` needs."""
 
 
 # ------------------------------------------------------------------------------------------------ activations
 
 
 class _Activations(saved_tensors_hooks):
-    """What autograd keeps goes to the host, but for parameters and views of them; of a DTensor a rank's share.
+    """Moves the tensors that autograd saves to the host, except parameters and views of them; of a DTensor, this rank's
+    share.
 
-    Not torch's `save_on_cpu` (2.13), which gives pinned tensors back in another order of memory than they had, while
-    what `torch.compile` has made of the backward pass goes by the order; and which waits for each copy. Here copies
-    are queued on the stream that computes, so that each is done before the memory is used again.
+    A replacement for torch's `save_on_cpu` (2.13), which returns pinned tensors with other strides than they had, while
+    the compiled backward pass relies on the strides; and which waits for each copy. Here copies are queued on the
+    computing stream, so that each is done before the memory is used again.
     """
 
     def __init__(self, pin_memory: bool) -> None:
@@ -67,7 +68,7 @@ class _Activations(saved_tensors_hooks):
 
 
 class _Kept(NamedTuple):
-    """Numbers on the host, each once, of a tensor of this place, size and order in memory."""
+    """The numbers of a tensor on the host, each once, with its device, size and strides."""
 
     numbers: Tensor
     device: torch.device
@@ -76,7 +77,7 @@ class _Kept(NamedTuple):
 
 
 class _Share(NamedTuple):
-    """A DTensor: what is kept of this rank's share, and how it lies on the ranks."""
+    """A saved DTensor: this rank's share, and its layout over the ranks."""
 
     kept: _Kept
     spec: Any
@@ -85,7 +86,7 @@ class _Share(NamedTuple):
 def _moved(tensor: Tensor, pin_memory: bool) -> _Kept:
     once = tensor
     for dim, (size, step) in enumerate(zip(tensor.size(), tensor.stride(), strict=True)):
-        if step == 0 and size > 1:  # the same numbers again and again
+        if step == 0 and size > 1:  # an expanded dimension: the same numbers again and again
             once = once.narrow(dim, 0, 1)
     numbers = torch.empty_like(once, device="cpu", pin_memory=pin_memory)
     numbers.copy_(once, non_blocking=pin_memory)
@@ -105,7 +106,7 @@ def _is_parameter(tensor: Tensor) -> bool:
 
 
 def activations(job: JobProgram, device: torch.device) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Makes what the forward pass of a micro-batch runs in."""
+    """Returns the function that makes the context for the forward pass of a micro-batch."""
     if "activations" not in job.offload:
         return contextlib.nullcontext
     return lambda: _Activations(pin_memory=device.type == "cuda")
@@ -115,26 +116,28 @@ def activations(job: JobProgram, device: torch.device) -> Callable[[], contextli
 
 
 def policy(job: JobProgram, device: torch.device) -> OffloadPolicy:
-    """What `fully_shard` is told."""
+    """Returns the offload policy for `fully_shard`."""
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
     return CPUOffloadPolicy(pin_memory=device.type == "cuda") if "parameters" in job.offload else OffloadPolicy()
 
 
 def home(job: JobProgram, device: torch.device) -> torch.device:
-    """Where shards of parameters live."""
+    """Returns the device of the parameter shards."""
     return torch.device("cpu") if "parameters" in job.offload else device
 
 
 def moves_optimizer(job: JobProgram) -> bool:
-    """Whether the optimizer's state alone is moved."""
+    """True if the optimizer's state alone is moved."""
     return "optimizer" in job.offload and "parameters" not in job.offload
 
 
 def optimizer(
     kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], arguments: dict[str, Any]
 ) -> torch.optim.Optimizer:
-    """The optimizer `kind` over `groups` of parameters on a GPU, its state on the host. Raises OffloadError."""
+    """Returns the optimizer `kind` over `groups` of parameters on a GPU, with its state on the host. Raises
+    OffloadError.
+    """
     try:
         from torchao.optim import CPUOffloadOptimizer
     except ImportError as error:

@@ -1,16 +1,15 @@
 """Mixed precision: autocast over float32 parameters (O1), and loss scaling for float16.
 
-Model: under O1 the forward pass and the loss run inside `autocast(step, device)`; under O2 the engine hands out a copy
-of the parameters in 16 bits (fsdp.py), and there is no autocast. The backward pass runs on `scaler.scale(loss)`. Before
-gradients are clipped, `scaler.unscale_(optimizer)`; then `scaler.step(optimizer)` and `scaler.update()`. Where nothing
-is scaled these are the plain backward pass and `optimizer.step()`.
+Model: under O1 the forward pass and the loss run inside `autocast(step, device)`; under O2 the engine gives modules a
+16-bit copy of the parameters (parallel/fsdp.py), and there is no autocast. The backward pass runs on
+`scaler.scale(loss)`. Before gradients are clipped, `scaler.unscale_(optimizer)`; then `scaler.step(optimizer)` and
+`scaler.update()`. Without scaling these are the plain backward pass and `optimizer.step()`.
 
-Contract: a step whose gradients hold an infinity or a nan is skipped and the scale halved, on all ranks or on none.
-Where each rank holds whole gradients they have been summed over all ranks, and an infinity or nan on one is one in the
-sum. Where each holds some rows, torch agrees on the flag over the mesh of the gradients; over several axes all ranks
-agree on it. A job that leaves out steps that are not finite asks for the same without a scale (`Skipping`). What passes
-through float16 is as large under every engine: where a loss is multiplied to undo a mean, the scale begins so much
-lower.
+Contract: a step whose gradients hold an infinity or a nan is skipped and the scale halved, on all ranks or on none. If
+each rank holds whole gradients they have been summed over all ranks, and an infinity or nan on one rank is one in the
+sum. If each holds some rows, torch reduces the flag over the mesh of the gradients; over several axes all ranks reduce
+it. A job that skips steps that are not finite does the same without a scale (`Skipping`). Numbers in float16 are as
+large under every engine: if a loss is multiplied to undo a mean, the initial scale is lower by that factor.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from dslc.compiler.ir.program import PrecisionStep
 
 
 def autocast(step: PrecisionStep, device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """What the forward pass and the loss run in. A new one for each use; for float32 it does nothing."""
+    """Returns the context for the forward pass and the loss, a new one for each use; for float32 a no-op."""
     if step.dtype == "float32" or step.level == "O2":
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=getattr(torch, step.dtype))
@@ -35,9 +34,10 @@ def autocast(step: PrecisionStep, device: torch.device) -> contextlib.AbstractCo
 def grad_scaler(
     step: PrecisionStep, device: torch.device, loss_scale: int = 1, *, agreed: bool = False, skips: bool = False
 ) -> torch.amp.GradScaler:
-    """The loss scaler; where nothing is scaled, one whose methods hand through. `loss_scale` is the engine's; `agreed`
-    asks for one whose flag all ranks agree on, because no rank has whole gradients nor one mesh has all of them;
-    `skips` for one that leaves out every step that is not finite, scaled or not."""
+    """Returns the loss scaler; without scaling, one whose methods pass their arguments through. `loss_scale` is the
+    engine's. `agreed`: all ranks reduce the flag, because no rank has whole gradients and no single mesh has all of
+    them. `skips`: every step that is not finite is skipped, scaled or not.
+    """
     scale = 2.0**16 / loss_scale
     if skips:
         return (_AgreedSkipping if agreed else Skipping)(device, scale if step.scaled else None)
@@ -46,7 +46,7 @@ def grad_scaler(
 
 
 class _Agreed(torch.amp.GradScaler):
-    """Over several axes: gradients are of several meshes, and each rank looks at the rows that it has."""
+    """A scaler for several axes: gradients are on several meshes, and each rank checks its own rows."""
 
     def _unscale_grads_(
         self, optimizer: torch.optim.Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
@@ -61,24 +61,25 @@ class _Agreed(torch.amp.GradScaler):
 
 
 class Skipping(torch.amp.GradScaler):
-    """Leaves out the update of a step whose loss or gradient is not finite, and counts such steps in `skipped`, on the
-    device and in checkpoints. Without an `initial` scale there is none: it stays at 1, and is no part of these."""
+    """Skips the update of a step whose loss or gradient is not finite, and counts such steps in `skipped`, on the
+    device and in checkpoints. Without an `initial` scale nothing is scaled: it stays at 1, and is not saved.
+    """
 
     def __init__(self, device: torch.device, initial: float | None) -> None:
         super().__init__(device.type, init_scale=initial or 1.0)
         self._scaled = initial is not None
         self.skipped = torch.zeros((), device=device)
-        self.found = torch.zeros((), device=device)  # more than 0 where the last step was one of them
+        self.found = torch.zeros((), device=device)  # positive if the last step was skipped
 
     def scale(self, outputs: Any) -> Any:
-        # Of a loss that is not finite every gradient becomes nan, on all ranks; else this is a factor of 1.
+        # If the loss is not finite every gradient becomes nan, on all ranks; else this multiplies by 1.
         return super().scale(outputs) * (1 + 0 * outputs.detach())
 
     def _unscale_grads_(
         self, optimizer: torch.optim.Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
         found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
-        for flag in found.values():  # of one device
+        for flag in found.values():  # one per device
             self.found = flag
             self.skipped += flag
         return found
@@ -90,7 +91,7 @@ class Skipping(torch.amp.GradScaler):
         return (super().state_dict() if self._scaled else {}) | {"skipped": self.skipped.item()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Of a job that left nothing out there is no `skipped`, of one that scaled nothing no scale."""
+        """Loads a state, which lacks `skipped` if the saved job skipped nothing, and the scale if it scaled nothing."""
         scale = dict(state_dict)
         self.skipped.fill_(scale.pop("skipped", 0.0))
         if scale:
@@ -98,4 +99,4 @@ class Skipping(torch.amp.GradScaler):
 
 
 class _AgreedSkipping(Skipping, _Agreed):
-    """Over several axes."""
+    """Skips steps over several axes."""

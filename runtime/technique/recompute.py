@@ -1,19 +1,19 @@
-"""Recomputation: modules whose forward pass runs again in the backward pass, for the memory of what it would keep.
+"""Recomputation: runs a module's forward pass again in the backward pass, to save the memory of its activations.
 
 Model: the module's `forward` is replaced, on the instance, by one that goes through `torch.utils.checkpoint` (Chen et
-al. 2016, arXiv:1604.06174). `full` keeps the module's inputs. `selective` keeps besides the results of matrix products,
-convolutions and attention, and computes the rest again, which is cheap (Korthikanti et al. 2022, arXiv:2205.05198):
-what the account calls `saved_selective` (`compiler/model/tape.py`).
+al. 2016, arXiv:1604.06174). `full` keeps the module's inputs. `selective` also keeps the results of matrix products,
+convolutions and attention, and computes the rest again, which is cheap (Korthikanti et al. 2022, arXiv:2205.05198): the
+account's `saved_selective` (`compiler/model/tape.py`).
 
-Contract: names, parameters and hooks stay as they are; what hooks do (gathering parameters, casting inputs) stands
-outside and is not repeated. Gradients are those of the plain module to the bit; but those of a weight that is used
-several times under autocast, whose copy in 16 bits is then made for each, are added up in float32. Buffers are written
-once: the second pass works on copies of them, which are dropped. Random numbers are drawn again as they were where a
-module draws any. Without gradients (evaluation) the module runs as it is.
+Contract: names, parameters and hooks stay as they are; hooks (gathering parameters, casting inputs) run outside and are
+not repeated. Gradients are those of the plain module to the bit, with one exception: if a weight is used several times
+under autocast, its 16-bit copy is made for each use, and its gradients are added up in float32. Buffers are written
+once: the second pass works on copies of them, which are dropped. A module that draws random numbers draws the same ones
+again. Without gradients (evaluation) the module runs as it is.
 
-Limits: in the backward pass the module must still be what it was in the forward pass, in its parameters and in what its
-forward reads from outside. A buffer that a forward pass writes and its output depends on is met as it was left (batch
-statistics are no such buffer). Under `torch.compile` there are no copies, as the compiler writes buffers once.
+Limits: the module's parameters, and all that its forward reads from outside, must not change before the backward pass.
+A buffer that a forward pass writes and its output depends on has its new value in the second pass (batch statistics are
+no such buffer). Under `torch.compile` there are no copies, as the compiler writes buffers once.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _KEPT = (
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
 )
-_NOISELESS = ("torch.nn.", "dslc.runtime.")  # whose modules draw random numbers in dropout alone
+_NOISELESS = ("torch.nn.", "dslc.runtime.")  # modules of these packages draw random numbers only in dropout
 
 
 def apply(step: RecomputeStep, model: nn.Module) -> None:
-    """Has the modules of `step` recompute, in place; their names and parameters stay."""
+    """Makes the modules of `step` recompute, in place; their names and parameters stay."""
     for name in step.modules if step.kind != "none" else ():
         module = model.get_submodule(name)
         module.forward = _recomputing(module, selective=step.kind == "selective")
@@ -72,8 +72,9 @@ def _recomputing(module: nn.Module, *, selective: bool) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _casting_anew() -> Iterator[None]:
-    """Without the copies that autocast keeps of weights in 16 bits, in both passes: a copy that another call has made
-    would be there in the first alone."""
+    """Disables autocast's cache of 16-bit weights in both passes: a copy made by another call would be there only in
+    the first.
+    """
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -83,25 +84,25 @@ def _casting_anew() -> Iterator[None]:
 
 
 def draws_numbers(module: nn.Module) -> bool:
-    """Whether a forward pass of the module may draw random numbers, as far as its parts tell."""
+    """True if a forward pass of the module may draw random numbers, judged by its submodules."""
     for part in module.modules():
         if isinstance(part, _DropoutNd | nn.RNNBase | nn.MultiheadAttention):
             rate = part.p if isinstance(part, _DropoutNd) else part.dropout
             if rate > 0:
                 return True
         elif not type(part).__module__.startswith(_NOISELESS):
-            return True  # a user's own module may call a function that does
+            return True  # a user's own module may call a function that draws
     return False
 
 
 def _policy(context: Any, operation: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
-    # By name: the operations of other devices are not there in every build.
+    # By name: not every build has the operations of other devices.
     name = getattr(operation, "_overloadpacket", operation).__name__
     return CheckpointPolicy.MUST_SAVE if name in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _writing_once(module: nn.Module, contexts: Callable[[], Any]) -> tuple[Any, Any]:
-    """The contexts of both passes; the second leaves the module's buffers as they are."""
+    """Returns the contexts of both passes; the second leaves the module's buffers as they are."""
     first, second = contexts()
     return first, _on_copies(module, second)
 
@@ -112,7 +113,7 @@ def _on_copies(module: nn.Module, within: contextlib.AbstractContextManager[Any]
     for part, buffers in kept:
         part._buffers.update({name: _copy(buffer) for name, buffer in buffers.items()})
     try:
-        with within:  # after the copies, which are no operations of the module
+        with within:  # entered after the copies, which are no operations of the module
             yield
     finally:
         for part, buffers in kept:
