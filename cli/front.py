@@ -229,7 +229,7 @@ def _traced_model(job: JobSpec, call: PythonNetwork, source: SourceFacts, report
 
 def _try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, model: ModelFacts | None, report: Report) -> None:
     """Looks a user's loss up and, where it is known what it is given, and that is not large, calls it."""
-    from dslc.compiler.emit import loss_step
+    from dslc.compiler.graph.constants import loss_step
 
     made = model or build(job.model, source, context_of(job), Report())
     output, target = made.output if made is not None else None, source.target
@@ -253,7 +253,7 @@ def _used(
     report: Report,
 ) -> Any:
     """What `use` makes of a user's function, in a child, so that nothing it does stays; reports what it raised."""
-    from dslc.compiler.emit import python_function
+    from dslc.compiler.graph.constants import python_function
 
     named = python_function(call, job.folder)
 
@@ -312,7 +312,7 @@ def _tell_what_is_left(what: str, answer: dict[str, Any], where: Span | None, re
 
 def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts) -> ModelFacts:
     """What the module that `make` gives is made of, and, where the job has a pipeline, how it can be cut."""
-    from dslc.compiler.emit import precision_step
+    from dslc.compiler.graph.constants import precision_step
     from dslc.compiler.trace.trace import trace_model, try_low_copy
 
     kept: list[Any] = []
@@ -372,7 +372,7 @@ def _traced_transformers(
 ) -> ModelFacts | None:
     """Builds the model without memory in a child, and reports what the library says against its configuration. Before a
     `run` this process imports the library, for the child and for the ranks that are forked from it later."""
-    from dslc.compiler.emit import transformers_step
+    from dslc.compiler.graph.constants import transformers_step
     from dslc.compiler.ir.program import from_json, to_json
 
     if importlib.util.find_spec("transformers") is None:

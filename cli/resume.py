@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dslc.checkpoints import tensors_of
-from dslc.compiler.emit import TORCH_OPTIMIZERS, optimizer_step
+from dslc.compiler.graph.constants import TORCH_OPTIMIZERS, optimizer_step
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.source import Span

@@ -7,7 +7,8 @@ from typing import Any
 
 from dslc.compiler.cost.account import kept_bytes
 from dslc.compiler.cost.stages import equal_counts
-from dslc.compiler.emit import emit, places, scaled_lr, short_line
+from dslc.compiler.emit import emit, places
+from dslc.compiler.graph.constants import scaled_lr, short_line
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.passes import build_graph, shares
 from dslc.compiler.ir import program as p
@@ -25,6 +26,7 @@ from dslc.compiler.ir.plan import (
     TopologyNode,
     TrainingNode,
 )
+from dslc.compiler.ir.records import Placed, Process, Stage
 from dslc.compiler.placement.layout import AXES
 from dslc.compiler.placement.seams import unsendable
 from dslc.compiler.placement.sharding import offloaded, sharding_of
@@ -42,10 +44,10 @@ class Compiled:
     plan: Plan
 
     def program(self) -> p.JobProgram:
-        return emit(self.analysis, self.plan)
+        return emit(self.graph, self.plan.hash)
 
     def places(self) -> tuple[p.RankPlace, ...]:
-        return places(self.analysis)
+        return places(self.graph)
 
 
 def compile_plan(analysis: Analysis) -> Compiled:
@@ -176,17 +178,17 @@ def _stages(analysis: Analysis, graph: PlanGraph) -> tuple[StageNode, ...]:
     found = []
     moved = "activations" in offloaded(analysis.job, analysis.layout)
     samples = 0 if moved else analysis.workload.microbatch / analysis.layout.sizes["context"]
-    for name, data in graph.of_kind("stage"):
+    for name, stage in graph.of_kind(Stage):
         assert analysis.model is not None
-        mine = slice(data["first"], data["last"] + 1)
+        mine = slice(stage.first, stage.last + 1)
         layers, of_a_rank = analysis.model.layers[mine], analysis.model.of_a_rank[mine]
         process = next(iter(graph.graph.successors(name)))
         found.append(
             StageNode(
-                index=data["index"],
-                pipeline=graph.graph.nodes[process]["pipeline"],
-                first=data["first"],
-                last=data["last"],
+                index=stage.index,
+                pipeline=graph.at(process, Process).pipeline,
+                first=stage.first,
+                last=stage.last,
                 parameters=sum(q.count for layer in layers for q in layer.parameters if q.tied_to is None),
                 flops=sum(layer.forward_flops + layer.backward_flops for layer in layers),
                 kept=int(samples * sum(kept_bytes(analysis.job, layer, analysis.model) for layer in of_a_rank)),
@@ -236,22 +238,22 @@ def _schedule(analysis: Analysis) -> ScheduleNode | None:
 
 
 def _ranks(analysis: Analysis, graph: PlanGraph) -> tuple[RankNode, ...]:
-    placed = graph.related("placement")
+    placed = graph.related(Placed)
+    stage_of = dict(graph.of_kind(Stage))
     found = []
-    for name, data in graph.of_kind("process"):
-        if "memory" not in data:
+    for name, process in graph.of_kind(Process):
+        if process.memory is None:
             continue
-        cost = analysis.costs[data["pipeline"]]
-        stages = sorted(graph.graph.nodes[s]["index"] for s in placed.predecessors(name) if s.startswith("stage"))
+        stages = sorted(stage_of[other].index for other in placed.predecessors(name) if other in stage_of)
         found.append(
             RankNode(
-                pipeline=data["pipeline"],
-                first=data["first"],
-                last=data["last"],
+                pipeline=process.pipeline,
+                first=process.first,
+                last=process.last,
                 stages=tuple(stages),
-                memory=data["memory"],
-                traffic=cost.traffic,
-                flops=cost.flops,
+                memory=process.memory,
+                traffic=process.traffic,
+                flops=analysis.costs[process.pipeline].flops,
             )
         )
     return tuple(found)

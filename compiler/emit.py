@@ -1,380 +1,107 @@
-"""Plan to rank programs: the last decisions, written down for the runtime.
+"""Plan graph to rank programs: a projection. Everything that the runtime needs stands in the graph.
 
-Everything the runtime needs is decided here; it receives one `JobProgram` that all ranks share and a `RankPlace` each.
+All ranks of a job share one `JobProgram`; each has a `RankPlace` of its own.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from typing import Any
-
-from dslc.compiler.facts.sources import source_key
+from dslc.compiler.graph.graph import COMPUTE, PlanGraph
 from dslc.compiler.ir import program as p
-from dslc.compiler.ir.facts import SourceFacts
-from dslc.compiler.ir.nodes import ModelGraph
-from dslc.compiler.ir.plan import Plan
-from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.placement.seams import sent
-from dslc.compiler.placement.sharding import low_copy, low_dtype, recomputed, sharding_of, units
-from dslc.compiler.placement.tensor_plan import tensor_plan
-from dslc.compiler.placement.workload import counted, ignored, in_steps
-from dslc.compiler.rules.analyse import context_of
-from dslc.compiler.rules.analysis import Analysis
-from dslc.compiler.rules.rules import warmup_steps
-from dslc.dsl.language import calls as c
-from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
-from dslc.dsl.language.registry import Call, Quantity, fields
-from dslc.dsl.source import Span
-
-TORCH_OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "adagrad": "Adagrad", "rmsprop": "RMSprop"}
+from dslc.compiler.ir.records import Action, Batches, Devices, Network, Placed, Process, Schedule, Stage, Training
 
 
-def emit(analysis: Analysis, plan: Plan) -> p.JobProgram:
-    """The program of a job that `check_supported` let pass and whose sizes are all known."""
-    job, layout, workload = analysis.job, analysis.layout, analysis.workload
-    assert workload.steps is not None and workload.steps_per_epoch is not None, "sizes are known before a run"
-    data_ranks = layout.sizes["data"]
-    every = job.evaluate.every
+def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
+    """The program of a job whose sizes are all known; `plan_hash` names the plan in checkpoints and reports."""
+    devices, training = plan.one(Devices), plan.one(Training)
     return p.JobProgram(
-        job=job.name,
-        file=job.source.name,
-        plan_hash=plan.hash,
-        world_size=layout.world_size,
-        processes=layout.processes,
-        device="cuda" if layout.device == "cuda" else "cpu",
-        gpus=layout.gpus or (tuple(range(layout.processes)) if layout.device == "cuda" else ()),
-        backend=layout.backend,
-        timeout=job.launch.timeout,
+        job=training.job,
+        file=training.file,
+        plan_hash=plan_hash,
+        world_size=devices.count,
+        processes=devices.processes,
+        device="cuda" if devices.kind == "cuda" else "cpu",
+        gpus=devices.gpus or (tuple(range(devices.processes)) if devices.kind == "cuda" else ()),
+        backend=devices.backend,
+        timeout=training.timeout,
         threads=0,
-        model=_model(analysis),
-        sync_batch_norm=data_ranks > 1 and bool(analysis.model and analysis.model.batch_norm),
-        loss=loss_step(analysis.job, analysis.source),
-        data=_data(analysis),
-        microbatches=layout.microbatches,
-        steps=workload.steps,
-        steps_per_epoch=workload.steps_per_epoch,
-        optimizer=optimizer_step(analysis),
-        learning_rate=_learning_rate(analysis),
-        clip=job.train.clip,
-        on_nonfinite=job.train.on_nonfinite,  # type: ignore[arg-type]
-        precision=precision_step(job),
-        gradients=_gradients(analysis),
-        recompute=_recompute(analysis),
-        offload=job.memory.offload if layout.device == "cuda" else (),
-        compiled=_compiled(analysis),
-        pipeline=_pipeline(analysis),
-        tensor=_tensor(job, layout.sizes["tensor"], analysis.model) if analysis.model else None,
-        context=layout.sizes["context"],
-        checkpoint=_checkpoint(analysis),
-        evaluate_every=(in_steps(every, workload) or 0) if every else 0,
-        metrics=tuple(_metric(metric) for metric in job.evaluate.metrics),
-        log_every=in_steps(job.log.every, workload) or 1,
-        tensorboard=job.log.tensorboard,
-        deterministic=job.train.deterministic,
-        seed=job.train.seed,
+        model=plan.one(p.ModelStep),
+        sync_batch_norm=training.sync_batch_norm,
+        loss=plan.one(p.LossStep),
+        data=plan.one(p.DataStep),
+        microbatches=plan.one(Batches).microbatches,
+        steps=training.steps,
+        steps_per_epoch=training.steps_per_epoch,
+        optimizer=plan.one(p.OptimizerStep),
+        learning_rate=plan.one(p.LearningRateStep),
+        clip=training.clip,
+        on_nonfinite=training.on_nonfinite,  # type: ignore[arg-type]
+        precision=plan.one(p.PrecisionStep),
+        gradients=plan.one(p.GradientStep),
+        recompute=plan.one(p.RecomputeStep),
+        offload=training.offload,
+        compiled=training.compiled,
+        pipeline=_pipeline(plan),
+        tensor=plan.find(p.TensorParallelStep),
+        context=plan.axis("context").size,
+        checkpoint=plan.one(p.CheckpointStep),
+        evaluate_every=training.evaluate_every,
+        metrics=training.metrics,
+        log_every=training.log_every,
+        tensorboard=training.tensorboard,
+        deterministic=training.deterministic,
+        seed=training.seed,
     )
 
 
-def precision_step(job: JobSpec) -> p.PrecisionStep:
-    return p.PrecisionStep(
-        dtype=low_dtype(job),
-        level="O2" if low_copy(job) else "O1",
-        scaled=isinstance(job.train.precision, c.Fp16),
-    )
-
-
-def _gradients(analysis: Analysis) -> p.GradientStep:
-    job, layout, model = analysis.job, analysis.layout, analysis.model
-    plan = sharding_of(job, layout)
-    own = isinstance(job.model.network, PythonNetwork | TransformersNetwork)
-    return p.GradientStep(
-        kind=plan.engine,
-        # A static graph lets DDP skip the search for unused parameters; it cannot be joined with `no_sync`, and
-        # control flow in a user's module may depend on data.
-        static_graph=not own and layout.microbatches == 1,
-        unused=model.unused if own and model else (),
-        replicas=plan.replicas,
-        units=tuple(unit.name for unit in units(model) if unit.name) if plan.engine == "fsdp" and model else (),
-        reshard=plan.reshard,
-        accumulate=plan.accumulate,
-    )
-
-
-def _recompute(analysis: Analysis) -> p.RecomputeStep:
-    recompute = analysis.job.memory.recompute
-    modules = recomputed(analysis.job, analysis.model) if analysis.model else ()
-    kind = recompute if isinstance(recompute, str) else "full"
-    return p.RecomputeStep(kind=kind if modules else "none", modules=modules)  # type: ignore[arg-type]
-
-
-def _compiled(analysis: Analysis) -> tuple[str, ...]:
-    """Blocks one by one, as equal blocks are compiled once; the whole model where it has none, and on one GPU, if
-    nothing is computed again: a step then calls one thing, and what lies between blocks is compiled with them. Several
-    ranks exchange gradients of a block as soon as it is done."""
-    job, layout = analysis.job, analysis.layout
-    if not job.train.compile:
-        return ()
-    whole = layout.world_size == 1 and sharding_of(job, layout).engine == "none" and job.memory.recompute == "none"
-    if layout.device == "cuda" and whole:
-        return ("",)
-    blocks = tuple(layer.name for layer in analysis.model.layers if layer.recomputable) if analysis.model else ()
-    return blocks or ("",)
-
-
-def _pipeline(analysis: Analysis) -> p.PipelineStep | None:
-    model, pipeline = analysis.model, analysis.pipeline
-    if model is None or pipeline is None or pipeline.schedule is None:
-        return None
-    schedule, stages = pipeline.schedule, []
-    given: tuple[TensorFact, ...] = (model.input,)
-    sizes = analysis.layout.sizes
-    plan = tensor_plan(analysis.job, sizes["tensor"], model)
-
-    for index, (numbers, rank) in enumerate(zip(pipeline.stages, schedule.placement, strict=True)):
-        layers = [model.layers[n] for n in numbers]
-        made = sent(analysis.job, model, numbers[-1]) if index + 1 < len(pipeline.stages) else (model.output,)
-        after = _first(model, pipeline.stages, index + 1)
-        stages.append(
-            p.StageStep(
-                index=index,
-                rank=rank,
-                modules=tuple(layer.name for layer in layers),
-                inputs=tuple((plan.given(layers[0].name, fact.shape, sizes), fact.dtype) for fact in given),
-                outputs=tuple((plan.given(after, fact.shape, sizes), fact.dtype) for fact in made),
-            )
-        )
-        given = made
-    return p.PipelineStep(
-        schedule=schedule.name,
-        stages=tuple(stages),
-        rows=tuple(tuple(str(action) for action in row if action is not None) for row in schedule.rows),
-    )
-
-
-def _first(model: ModelGraph, stages: tuple[range, ...], index: int) -> str:
-    """The first layer of a stage; none after the last."""
-    return model.layers[stages[index][0]].name if index < len(stages) else ""
-
-
-def _tensor(job: JobSpec, ranks: int, model: ModelGraph) -> p.TensorParallelStep | None:
-    if ranks == 1:
-        return None
-    plan = tensor_plan(job, ranks, model)
-    styles = tuple(plan.styles)
-    return p.TensorParallelStep(size=ranks, sequence=plan.sequence, styles=styles, loss_parallel=plan.loss_parallel)
-
-
-def _checkpoint(analysis: Analysis) -> p.CheckpointStep:
-    checkpoint = analysis.job.checkpoint
-    every = checkpoint.every
-    timed = every is not None and every.dimension == "time"
-    return p.CheckpointStep(
-        every=(in_steps(every, analysis.workload) or 0) if every and not timed else 0,
-        seconds=float(every.value) if every and timed else 0.0,
-        keep=checkpoint.keep,
-        asynchronous=checkpoint.asynchronous,
-        folder=checkpoint.dir or "",
-        resume=checkpoint.resume or "none",
-        line=short_line(checkpoint.at("every") if checkpoint.is_set("every") else None),
-    )
-
-
-def places(analysis: Analysis) -> tuple[p.RankPlace, ...]:
+def places(plan: PlanGraph) -> tuple[p.RankPlace, ...]:
     """Where each rank stands."""
-    layout = analysis.layout
-    return tuple(place(analysis, rank) for rank in range(layout.world_size))
+    return tuple(place(plan, rank) for rank in range(plan.one(Devices).count))
 
 
-def place(analysis: Analysis, rank: int) -> p.RankPlace:
-    layout = analysis.layout
-    coordinates = layout.coordinates(rank)
+def place(plan: PlanGraph, rank: int) -> p.RankPlace:
+    """Where one rank stands."""
+    devices = plan.one(Devices)
+    node, local_rank = divmod(rank, devices.processes)
+    coordinates = {axis.name: rank // axis.stride % axis.size for axis in devices.axes}
     return p.RankPlace(
         rank=rank,
-        node=rank // layout.processes,
-        local_rank=rank % layout.processes,
+        node=node,
+        local_rank=local_rank,
         coordinates=coordinates,
         data_rank=coordinates["data"],
-        data_ranks=layout.sizes["data"],
+        data_ranks=plan.axis("data").size,
     )
 
 
-def short_line(span: Span | None) -> str:
-    """`digits.plt:6:5`: the same on any machine."""
-    if span is None:
-        return ""
-    return str(span).replace("\\", "/").rsplit("/", 1)[-1]
+def _pipeline(plan: PlanGraph) -> p.PipelineStep | None:
+    schedule = plan.find(Schedule)
+    if schedule is None:
+        return None
+    layers, placed = plan.one(Network).layers, plan.related(Placed)
+    stages = []
+    for name, stage in sorted(plan.of_kind(Stage), key=lambda item: item[1].index):
+        (process,) = placed.successors(name)
+        stages.append(
+            p.StageStep(
+                index=stage.index,
+                rank=plan.at(process, Process).pipeline,
+                modules=layers[stage.first : stage.last + 1],
+                inputs=stage.inputs,
+                outputs=stage.outputs,
+            )
+        )
+    lines, broken = plan.lines()
+    assert not broken, broken
+    rows = tuple(_row([plan.at(name, Action) for name in lines[process]]) for process in sorted(lines))
+    return p.PipelineStep(schedule=schedule.name, stages=tuple(stages), rows=rows)
 
 
-def arguments_of(call: Call, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A call's arguments by name."""
-    return {f.name: getattr(call, f.name) for f in fields(type(call)) if f.name not in without}
-
-
-def python_function(call: PythonNetwork | c.PythonSource | c.PythonLoss, folder: str) -> p.PythonFunction:
-    """What a call names; `folder` is the job's."""
-    inside, _, function = call.function.rpartition("/")
-    return p.PythonFunction(
-        function=function,
-        arguments=dict(call.arguments),
-        folder=os.path.normpath(os.path.join(folder, os.path.expanduser(inside))) if inside else folder,
-        line=short_line(call.span),
-    )
-
-
-def _model(analysis: Analysis) -> p.ModelStep:
-    job, model = analysis.job, analysis.model
-    network, seed = job.model.network, job.train.seed
-    common: dict[str, Any] = {
-        "seed": seed,
-        "weights": job.model.weights or "",
-        "weights_line": short_line(job.model.at("weights")) if job.model.weights else "",
-        "frozen": job.model.freeze,
-    }
-    own = common | ({"ties": model.ties, "reset": model.reset} if model else {})
-    if isinstance(network, PythonNetwork):
-        return p.ModelStep(python=python_function(network, job.folder), **own)
-    if isinstance(network, TransformersNetwork):
-        return p.ModelStep(transformers=transformers_step(network, analysis.source, job.folder, job.data.pad), **own)
-    assert model is not None and model.root is not None
-    image = len(model.input.shape) == 3 and any(layer.kind in ("conv2d", "residual") for layer in model.layers)
-    # `fully_shard` cuts rows of contiguous tensors, and ZeRO-1 has whole ones in one piece; stages send such tensors.
-    alone = analysis.layout.world_size == analysis.layout.sizes["data"]
-    channels_last = image and alone and sharding_of(job, analysis.layout).engine in ("none", "ddp")
-    return p.ModelStep(root=model.root, inits=model.inits, ties=model.ties, channels_last=channels_last, **common)
-
-
-def transformers_step(
-    network: TransformersNetwork, source: SourceFacts, folder: str, pad: int | None = None
-) -> p.TransformersStep:
-    """Tokens for tokens are a language model's; one class for tokens, or for an image, is a classifier's."""
-    input, target = source.input, source.target
-    single = target is not None and not target.shape
-    kind = "causal_lm" if not single else "image_classification"
-    if single and input is not None and input.dtype == "int64":
-        kind = "sequence_classification"
-    return p.TransformersStep(
-        name=network.path,
-        kind=kind,  # type: ignore[arg-type]
-        labels=source.classes or 0,
-        pad=pad,
-        arguments=dict(network.arguments),
-        folder=folder,
-        line=short_line(network.span),
-    )
-
-
-def loss_step(job: JobSpec, source: SourceFacts) -> p.LossStep:
-    loss = job.model.loss
-    return p.LossStep(
-        kind=loss.word,  # type: ignore[arg-type]
-        arguments={"label_smoothing": loss.label_smoothing} if isinstance(loss, c.CrossEntropy) else {},
-        counts=counted(job, source),
-        ignore=ignored(job, source),
-        python=python_function(loss, job.folder) if isinstance(loss, c.PythonLoss) else None,
-        line=short_line(job.model.at("loss")),
-    )
-
-
-def _data(analysis: Analysis) -> p.DataStep:
-    job, workload = analysis.job, analysis.workload
-    source, ignore = job.data.source, ignored(analysis.job, analysis.source)
-    assert workload.train is not None
-    name, arguments = source_key(source)
-    context = context_of(job)
-    if name in ("stdlib", "text", "tokens") or (name == "synthetic" and arguments.get("vocab")):
-        arguments = arguments | {"context": context}
-    return p.DataStep(
-        source=name,
-        arguments=arguments | dict(analysis.source.found) | _limits(analysis),
-        python=python_function(source, job.folder) if isinstance(source, c.PythonSource) else None,
-        train_samples=workload.train,
-        validation_samples=workload.validation or 0,
-        split=workload.split,  # type: ignore[arg-type]
-        seed=job.train.seed,
-        shuffle=job.data.shuffle,
-        batch=workload.batch,
-        last=workload.last or 0,
-        pad=job.data.pad,
-        ignore=-100 if ignore is None else ignore,
-        workers=job.data.workers,
-        line=short_line(job.data.at("source")),
-    )
-
-
-def _limits(analysis: Analysis) -> dict[str, Any]:
-    """What the numbers of files and of a user's data set have to stay below, which do not say what they hold. A loss of
-    a user's own may take targets for something else than classes: there `outputs` is for the message if it fails."""
-    job, model, source = analysis.job, analysis.model, analysis.source
-    if model is None or not isinstance(job.data.source, c.Tokens | c.Parquet | c.Datasets | c.Arrays | c.PythonSource):
-        return {}
-    embedding = model.root and next((m for m in _modules(model.root) if m.kind == "Embedding"), None)
-    tokens = source.input is not None and source.input.dtype == "int64"
-    outputs = model.output.shape[-1] if model.output.shape else None
-    ignore = ignored(job, source)
-    return {
-        "model_vocab": embedding.arguments["num_embeddings"] if embedding and tokens else None,
-        "model_classes": outputs if isinstance(job.model.loss, c.CrossEntropy) else None,
-        "outputs": outputs if isinstance(job.model.loss, c.PythonLoss) else None,
-        "ignore": -100 if ignore is None else ignore,
-    }
-
-
-def _modules(root: p.ModuleStep) -> Iterator[p.ModuleStep]:
-    yield root
-    for child in root.children:
-        yield from _modules(child)
-
-
-def scaled_lr(analysis: Analysis) -> float:
-    """The learning rate after `scale_lr`."""
-    job = analysis.job
-    lr: float = job.train.optimizer.lr  # type: ignore[attr-defined]
-    match job.train.scale_lr:
-        case c.LinearScale(base_batch=base):
-            return lr * job.data.batch / base
-        case c.SqrtScale(base_batch=base):
-            return float(lr * (job.data.batch / base) ** 0.5)
-        case _:
-            return lr
-
-
-def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
-    optimizer = analysis.job.train.optimizer
-    return p.OptimizerStep(
-        kind=TORCH_OPTIMIZERS[optimizer.word],
-        lr=scaled_lr(analysis),
-        no_decay=analysis.job.train.no_decay,
-        arguments=arguments_of(optimizer, without=("lr",)),
-        line=short_line(optimizer.span),
-    )
-
-
-def _learning_rate(analysis: Analysis) -> p.LearningRateStep:
-    schedule, workload = analysis.job.train.lr_schedule, analysis.workload
-    assert workload.steps is not None
-    kinds = {
-        "constant": "constant",
-        "warmup_cosine": "cosine",
-        "warmup_linear": "linear",
-        "warmup_constant": "constant",
-        "step": "step",
-        "exponential": "exponential",
-    }
-    warmup = getattr(schedule, "warmup", Quantity(0, "steps"))
-    every = getattr(schedule, "every", None)
-    return p.LearningRateStep(
-        kind=kinds[schedule.word],  # type: ignore[arg-type]
-        steps=workload.steps,
-        warmup=warmup_steps(warmup, workload) or 0,
-        floor=getattr(schedule, "floor", 0.0),
-        every=(in_steps(every, workload) or 1) if every else 1,
-        factor=getattr(schedule, "factor", 1.0),
-    )
-
-
-def _metric(metric: Call) -> p.MetricStep:
-    if isinstance(metric, c.TopK):
-        return p.MetricStep(kind="top_k", name=f"top_{metric.k}", k=metric.k)
-    return p.MetricStep(kind=metric.word, name=metric.word)  # type: ignore[arg-type]
+def _row(line: list[Action]) -> tuple[str, ...]:
+    """The passes of a process in torch's notation: `3F0` is the forward of micro-batch 0 at stage 3, and two that
+    overlap are one, `(3F1;3B0)OVERLAP_F_B`."""
+    row: list[str] = []
+    for action in line:
+        if action.what in COMPUTE:
+            shown = f"{action.stage}{action.what}{action.microbatch}"
+            row.append(f"({row.pop()};{shown})OVERLAP_F_B" if action.overlaps else shown)
+    return tuple(row)

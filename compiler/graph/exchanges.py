@@ -8,8 +8,9 @@ order; how the operations within one action follow one another is torch's own ma
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from dslc.compiler.ir.records import Action
 from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.placement.sharding import Sharding
 
@@ -22,31 +23,30 @@ class Place(NamedTuple):
 
 
 def exchanges(
-    sharding: Sharding, traffic: TrafficNode, line: Sequence[dict[str, Any]]
-) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Collectives as the data of action nodes, each with its place in `line`."""
+    process: int, sharding: Sharding, traffic: TrafficNode, line: Sequence[Action]
+) -> Iterator[tuple[Place, Action]]:
+    """The collectives of a process as actions, each with its place in `line`."""
     places = _places(sharding, traffic, line)
     for n, place in enumerate(places):
         before, after = (traffic.count * m // len(places) for m in (n, n + 1))
         count = after - before
         if count:
-            yield (
-                place,
-                {
-                    "what": traffic.operation,
-                    "axis": traffic.axis,
-                    "carries": traffic.what,
-                    "dtype": traffic.dtype,
-                    "count": count,
-                    "bytes": traffic.bytes * after // traffic.count - traffic.bytes * before // traffic.count,
-                },
+            action = Action(
+                process=process,
+                what=traffic.operation,
+                axis=traffic.axis,
+                carries=traffic.what,
+                dtypes=(traffic.dtype,),
+                count=count,
+                bytes=traffic.bytes * after // traffic.count - traffic.bytes * before // traffic.count,
             )
+            yield place, action
 
 
-def _places(sharding: Sharding, traffic: TrafficNode, line: Sequence[dict[str, Any]]) -> list[Place]:
+def _places(sharding: Sharding, traffic: TrafficNode, line: Sequence[Action]) -> list[Place]:
     at: dict[str, list[int]] = {}
-    for n, data in enumerate(line):
-        at.setdefault(data["what"], []).append(n)
+    for n, action in enumerate(line):
+        at.setdefault(action.what, []).append(n)
     forward, backward = at["F"], sorted(at.get("B", []) + at.get("I", []))
     passes, weights = sorted(forward + backward), sorted(at.get("B", []) + at.get("W", []))
     complete = [Place(n, True) for n in at.get("REDUCE_GRAD", weights[-1:] if sharding.accumulate else weights)]
@@ -55,8 +55,8 @@ def _places(sharding: Sharding, traffic: TrafficNode, line: Sequence[dict[str, A
         case _, "activations" | "keys and values":
             return [Place(n, True) for n in forward]
         case _, "parts of the loss":
-            last = max(line[n]["stage"] for n in forward)
-            return [Place(n, True) for n in forward if line[n]["stage"] == last]
+            last = max(line[n].stage for n in forward)
+            return [Place(n, True) for n in forward if line[n].stage == last]
         case _, "activations, again" | "gradients of activations" | "gradients of keys and values":
             return [Place(n, True) for n in backward]
         case _, "batch statistics":

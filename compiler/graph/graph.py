@@ -1,70 +1,89 @@
 """The plan graph: what sits where, what follows what, and what flows between, as one networkx graph.
 
-Nodes have a `kind`:
-
-    node        machines that are alike (`count`)
-    device      devices that are alike (`count`, `processes` each machine, `gpus` the ones of a machine that are named)
-    process     ranks that do the same (`index`, `pipeline` their coordinate, `first`, `last`; `traffic`; `memory`)
-    stage       layers `first` to `last` (`index`; `held`, the most micro-batches whose activations it holds)
-    share       data ranks with equal shares of a batch (`batch` full or last, `first_rank`, `ranks`, `samples`)
-    action      one thing a process does in a step (`process`, `what`, `stage`, `microbatch`; -1 where it is of none)
-
-What an action is, its `what` says:
-
-    F, B, I, W                      a stage's forward, its backward, or the two halves of it, on one micro-batch
-    SEND_F, RECV_F, SEND_B, RECV_B  a message between stages (`shape`, `dtype`, `bytes`)
-    UNSHARD, REDUCE_GRAD            where a pipeline gathers a stage's parameters, and agrees on its gradients
-    all_reduce, all_gather, …       collectives (`axis`, `carries`, `dtype`; `count` of them, of `bytes` in all)
-    send, receive                   the same of gradients of weights that two stages share
-    update                          the optimizer's step
-
-Edges have a `relation`: `placement` (stage on process, process on device, device on node), `order` (an action after
-another of the same process: they form one line) and `data` (what one gives another, with `bytes`). The graph is folded
-by symmetry: what is alike is one node with a count.
+Each node and each edge carries one record (ir/records.py), a node as `record`, an edge as `relation`. The job's
+constants are nodes too, so that the graph holds all that the programs of the ranks are made of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import networkx as nx
 
-from dslc.compiler.rules.analysis import Analysis
+from dslc.compiler.ir.records import Action, Axis, Devices, Follows, Network, Relation
 
 COMPUTE = frozenset({"F", "B", "I", "W"})
 MESSAGES = frozenset({"SEND_F", "RECV_F", "SEND_B", "RECV_B"})
 LOCAL = COMPUTE | {"UNSHARD", "REDUCE_GRAD", "update"}  # what a process does alone
 
+Record = TypeVar("Record")
+
 
 @dataclass(frozen=True)
 class PlanGraph:
-    """The graph, and the analysis it was made from. Passes add to it; `done` names those that have run."""
+    """The graph. Passes add to it; `done` names those that have run."""
 
-    analysis: Analysis
     graph: nx.DiGraph[str] = field(default_factory=nx.DiGraph)
     done: tuple[str, ...] = ()
 
-    def of_kind(self, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        return ((name, data) for name, data in self.graph.nodes(data=True) if data["kind"] == kind)
+    # ---------------------------------------------------------------------------------------------------- records
 
-    def related(self, relation: str) -> nx.DiGraph[str]:
+    def put(self, name: str, record: object) -> None:
+        """Adds a node, or gives one another record."""
+        self.graph.add_node(name, record=record)
+
+    def at(self, name: str, kind: type[Record]) -> Record:
+        """The record of a node, which is of this kind."""
+        found = self.graph.nodes[name]["record"]
+        assert isinstance(found, kind), f"{name} is {type(found).__name__}"
+        return found
+
+    def change(self, name: str, **values: Any) -> None:
+        """Gives a node's record other values."""
+        self.put(name, replace(self.graph.nodes[name]["record"], **values))
+
+    def of_kind(self, kind: type[Record]) -> Iterator[tuple[str, Record]]:
+        """Names and records of all nodes of a kind, in the order in which they were added."""
+        return ((name, found) for name, found in self.graph.nodes(data="record") if isinstance(found, kind))
+
+    def find(self, kind: type[Record]) -> Record | None:
+        """The record of the one node of a kind, if there is one."""
+        found = [record for _, record in self.of_kind(kind)]
+        assert len(found) <= 1, f"{len(found)} nodes are {kind.__name__}"
+        return found[0] if found else None
+
+    def one(self, kind: type[Record]) -> Record:
+        """The record of the one node of a kind."""
+        found = self.find(kind)
+        assert found is not None, f"no node is {kind.__name__}"
+        return found
+
+    def axis(self, name: str) -> Axis:
+        return next(axis for axis in self.one(Devices).axes if axis.name == name)
+
+    # ------------------------------------------------------------------------------------------------------ edges
+
+    def relate(self, one: str, other: str, relation: Relation) -> None:
+        self.graph.add_edge(one, other, relation=relation)
+
+    def related(self, relation: type[Relation]) -> nx.DiGraph[str]:
         """The edges of one relation, as a view."""
-        chosen = [(a, b) for a, b, data in self.graph.edges(data=True) if data["relation"] == relation]
-        return self.graph.edge_subgraph(chosen)
+        edges = self.graph.edges(data=True)
+        return self.graph.edge_subgraph([(a, b) for a, b, data in edges if isinstance(data["relation"], relation)])
 
     def line(self, names: list[str], instead_of: list[str]) -> None:
         """Puts actions of a process into this order."""
         self.graph.remove_edges_from(pairwise(instead_of))
-        self.graph.add_edges_from(pairwise(names), relation="order")
+        self.graph.add_edges_from(pairwise(names), relation=Follows())
 
     def lines(self) -> tuple[dict[int, list[str]], str]:
         """The actions of each process in order; and if they do not form one line, where not."""
         members: dict[int, int] = {}
         after: dict[str, str] = {}
-        process_of = {name: data["process"] for name, data in self.of_kind("action")}
+        process_of = {name: action.process for name, action in self.of_kind(Action)}
         led: set[str] = set()
         for name, others in self.graph.adjacency():
             if name not in process_of:
@@ -72,7 +91,7 @@ class PlanGraph:
             process = process_of[name]
             members[process] = members.get(process, 0) + 1
             for other, edge in others.items():
-                if edge["relation"] != "order":
+                if not isinstance(edge["relation"], Follows):
                     continue
                 if name in after:
                     return {}, f"both {after[name]} and {other} follow {name}"
@@ -97,5 +116,5 @@ class PlanGraph:
 
 
 def unknown(plan: PlanGraph) -> bool:
-    """Whether nothing can be said of a step: the stages of a model that was not traced."""
-    return plan.analysis.pipeline is None and plan.analysis.layout.sizes["pipeline"] > 1
+    """True if nothing can be said of a step: the stages of a model that was not traced."""
+    return plan.find(Network) is None and plan.axis("pipeline").size > 1

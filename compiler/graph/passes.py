@@ -8,53 +8,83 @@ from dataclasses import replace
 
 from dslc.compiler.cost.schedule_cost import held
 from dslc.compiler.cost.traffic import SHARED, message_bytes, messages
+from dslc.compiler.graph.constants import constants, stage_ends
 from dslc.compiler.graph.exchanges import exchanges
 from dslc.compiler.graph.graph import PlanGraph, unknown
 from dslc.compiler.graph.verify import verify
+from dslc.compiler.ir.records import (
+    Action,
+    Axis,
+    Batches,
+    Devices,
+    Hands,
+    Machines,
+    Network,
+    Placed,
+    Process,
+    Schedule,
+    Share,
+    Stage,
+)
+from dslc.compiler.placement.layout import AXES
 from dslc.compiler.placement.lowering import Issue, lowered
 from dslc.compiler.placement.sharding import sharding_of
 from dslc.compiler.placement.tensor_plan import tensor_plan
 from dslc.compiler.rules.analysis import Analysis
 
-Pass = Callable[[PlanGraph], None]
+Pass = Callable[[PlanGraph, Analysis], None]
 
 
-def place_devices(plan: PlanGraph) -> None:
+def place_devices(plan: PlanGraph, analysis: Analysis) -> None:
     """Machines and their devices."""
-    layout = plan.analysis.layout
-    plan.graph.add_node("nodes", kind="node", count=layout.nodes)
-    plan.graph.add_node("devices", kind="device", count=layout.world_size, processes=layout.processes, gpus=layout.gpus)
-    plan.graph.add_edge("devices", "nodes", relation="placement")
+    job, layout = analysis.job, analysis.layout
+    plan.put("nodes", Machines(count=layout.nodes))
+    devices = Devices(
+        count=layout.world_size,
+        processes=layout.processes,
+        kind=layout.device,
+        gpus=layout.gpus,
+        backend=layout.backend,
+        memory=job.memory.limit or layout.hardware.memory,
+        axes=tuple(Axis(name=axis, size=layout.sizes[axis], stride=layout.stride(axis)) for axis in AXES),
+    )
+    plan.put("devices", devices)
+    plan.relate("devices", "nodes", Placed())
 
 
-def place_processes(plan: PlanGraph) -> None:
+def place_processes(plan: PlanGraph, analysis: Analysis) -> None:
     """A process on each device, the ranks of one pipeline coordinate together."""
-    layout = plan.analysis.layout
+    layout = analysis.layout
     for p in range(layout.sizes["pipeline"]):
         ranks = layout.ranks(p)
-        plan.graph.add_node(f"process {p}", kind="process", index=p, pipeline=p, first=ranks[0], last=ranks[-1])
-        plan.graph.add_edge(f"process {p}", "devices", relation="placement")
+        plan.put(f"process {p}", Process(index=p, pipeline=p, first=ranks[0], last=ranks[-1]))
+        plan.relate(f"process {p}", "devices", Placed())
 
 
-def place_stages(plan: PlanGraph) -> None:
-    """The model's stages on the processes."""
-    pipeline = plan.analysis.pipeline
-    if pipeline is None:
+def place_stages(plan: PlanGraph, analysis: Analysis) -> None:
+    """The model's layers in stages, and these on the processes."""
+    model, pipeline = analysis.model, analysis.pipeline
+    if model is None or pipeline is None:
         return
+    plan.put("network", Network(layers=tuple(layer.name for layer in model.layers)))
     placement = pipeline.schedule.placement if pipeline.schedule else (0,)
+    ends = stage_ends(analysis)
     for index, (layers, rank) in enumerate(zip(pipeline.stages, placement, strict=True)):
-        plan.graph.add_node(f"stage {index}", kind="stage", index=index, first=layers[0], last=layers[-1])
-        plan.graph.add_edge(f"stage {index}", f"process {rank}", relation="placement")
+        inputs, outputs = ends[index]
+        stage = Stage(index=index, first=layers[0], last=layers[-1], inputs=inputs, outputs=outputs)
+        plan.put(f"stage {index}", stage)
+        plan.relate(f"stage {index}", f"process {rank}", Placed())
 
 
-def deal_samples(plan: PlanGraph) -> None:
+def deal_samples(plan: PlanGraph, analysis: Analysis) -> None:
     """Shares of a batch on the data ranks; they enter at the process of the first stage."""
-    workload = plan.analysis.workload
-    for batch, samples in (("full", workload.batch), ("last", workload.last_trained or 0)):
-        for first, ranks, size in shares(samples, plan.analysis.layout.sizes["data"]):
+    workload, last = analysis.workload, analysis.workload.last_trained or 0
+    plan.put("batches", Batches(full=workload.batch, last=last, microbatches=analysis.layout.microbatches))
+    for batch, samples in (("full", workload.batch), ("last", last)):
+        for first, ranks, size in shares(samples, analysis.layout.sizes["data"]):
             name = f"share {batch} {first}"
-            plan.graph.add_node(name, kind="share", batch=batch, first_rank=first, ranks=ranks, samples=size)
-            plan.graph.add_edge(name, "process 0", relation="data", bytes=0)
+            plan.put(name, Share(batch=batch, first_rank=first, ranks=ranks, samples=size))
+            plan.relate(name, "process 0", Hands(bytes=0))
 
 
 def shares(samples: int, ranks: int) -> list[tuple[int, int, int]]:
@@ -63,9 +93,8 @@ def shares(samples: int, ranks: int) -> list[tuple[int, int, int]]:
     return [run for run in ((0, rest, size + 1), (rest, ranks - rest, size)) if run[1] and run[2]]
 
 
-def order_actions(plan: PlanGraph) -> None:
+def order_actions(plan: PlanGraph, analysis: Analysis) -> None:
     """What each process does in a step, one thing after another, and what stages hand to one another."""
-    analysis = plan.analysis
     if unknown(plan):
         return
     schedule = analysis.pipeline.schedule if analysis.pipeline else None
@@ -76,18 +105,23 @@ def order_actions(plan: PlanGraph) -> None:
     gathers = sharding_of(analysis.job, analysis.layout).engine == "fsdp"
     for p, row in enumerate(rows):
         names = []
-        for issue in (part for entry in row for part in entry.parts):
-            if issue.kind == "RESHARD" or (issue.kind in ("UNSHARD", "REDUCE_GRAD") and not gathers):
-                continue
-            names.append(_name(str(issue), plan))
-            plan.graph.add_node(
-                names[-1], kind="action", process=p, what=issue.kind, stage=issue.stage, microbatch=issue.microbatch
-            )
+        for entry in row:
+            for issue in entry.parts:
+                if issue.kind == "RESHARD" or (issue.kind in ("UNSHARD", "REDUCE_GRAD") and not gathers):
+                    continue
+                names.append(_name(str(issue), plan))
+                plan.put(names[-1], _action(p, issue, overlaps=issue in entry.parts[1:]))
         names.append(f"update {p}")
-        plan.graph.add_node(names[-1], kind="action", process=p, what="update", stage=-1, microbatch=-1)
+        plan.put(names[-1], Action(process=p, what="update"))
         plan.line(names, instead_of=[])
     if schedule:
-        _hand_over(plan)
+        plan.put("schedule", Schedule(name=schedule.name))
+        _hand_over(plan, analysis)
+
+
+def _action(process: int, issue: Issue, *, overlaps: bool) -> Action:
+    stage, microbatch = issue.stage, issue.microbatch
+    return Action(process=process, what=issue.kind, stage=stage, microbatch=microbatch, overlaps=overlaps)
 
 
 def _name(text: str, plan: PlanGraph) -> str:
@@ -99,16 +133,15 @@ def _name(text: str, plan: PlanGraph) -> str:
     return name
 
 
-def _hand_over(plan: PlanGraph) -> None:
+def _hand_over(plan: PlanGraph, analysis: Analysis) -> None:
     """Outputs to the next stage, and gradients of inputs to the one before, where that is on another rank."""
-    analysis = plan.analysis
     assert analysis.staging is not None
     placement = analysis.staging.placement
     cuts = tensor_plan(analysis.job, analysis.layout.sizes["tensor"], analysis.staging.model)
     facts = messages(analysis.staging, cuts)
     for stage, sent in enumerate(facts):
         size = sum(message_bytes(fact) for fact in sent)
-        shape, dtype = tuple(fact.shape for fact in sent), tuple(fact.dtype for fact in sent)
+        shapes, dtypes = tuple(fact.shape for fact in sent), tuple(fact.dtype for fact in sent)
         if placement[stage] == placement[stage + 1]:
             continue  # it is there already
         for m in range(analysis.layout.microbatches):
@@ -116,26 +149,25 @@ def _hand_over(plan: PlanGraph) -> None:
                 (f"{stage}SEND_F{m}", f"{stage + 1}RECV_F{m}"),
                 (f"{stage + 1}SEND_B{m}", f"{stage}RECV_B{m}"),
             ):
-                plan.graph.add_edge(send, receive, relation="data", bytes=size)
+                plan.relate(send, receive, Hands(bytes=size))
                 for end in (send, receive):
-                    plan.graph.nodes[end].update(shape=shape, dtype=dtype, count=len(sent), bytes=size)
+                    plan.change(end, shapes=shapes, dtypes=dtypes, count=len(sent), bytes=size)
 
 
-def exchange(plan: PlanGraph) -> None:
+def exchange(plan: PlanGraph, analysis: Analysis) -> None:
     """The collectives of a step, beside the actions that cause them."""
-    analysis = plan.analysis
     sharding = sharding_of(analysis.job, analysis.layout)
     lines, _ = plan.lines()
     for p, cost in enumerate(analysis.costs):
-        plan.graph.nodes[f"process {p}"]["traffic"] = cost.traffic
-        line = [plan.graph.nodes[name] for name in lines[p]]
+        plan.change(f"process {p}", traffic=cost.traffic)
+        line = [plan.at(name, Action) for name in lines[p]]
         beside: dict[tuple[int, bool], list[str]] = {}
         # What stages hand over is there already.
         others = [t for t in cost.traffic if t.operation not in ("send", "receive") or t.what == SHARED]
         for n, traffic in enumerate(others):
-            for k, (place, data) in enumerate(exchanges(sharding, traffic, line)):
+            for k, (place, action) in enumerate(exchanges(p, sharding, traffic, line)):
                 name = f"exchange {p}.{n}.{k}"
-                plan.graph.add_node(name, kind="action", process=p, stage=-1, microbatch=-1, **data)
+                plan.put(name, action)
                 beside.setdefault(place, []).append(name)
         names = []
         for n, name in enumerate(lines[p]):
@@ -143,15 +175,21 @@ def exchange(plan: PlanGraph) -> None:
         plan.line(names, instead_of=lines[p])
 
 
-def account(plan: PlanGraph) -> None:
+def account(plan: PlanGraph, analysis: Analysis) -> None:
     """Bytes by kind on each process, and the micro-batches that each stage holds."""
-    pipeline = plan.analysis.pipeline
+    pipeline = analysis.pipeline
     if pipeline is not None:
         most = held(pipeline.schedule) if pipeline.schedule else (1,)
         for index, count in enumerate(most):
-            plan.graph.nodes[f"stage {index}"]["held"] = count
-    for p, cost in enumerate(plan.analysis.costs):
-        plan.graph.nodes[f"process {p}"]["memory"] = cost.memory
+            plan.change(f"stage {index}", held=count)
+    for p, cost in enumerate(analysis.costs):
+        plan.change(f"process {p}", memory=cost.memory)
+
+
+def write_down(plan: PlanGraph, analysis: Analysis) -> None:
+    """What all ranks of the job have in common, where all sizes are known that a run needs."""
+    for name, record in constants(analysis):
+        plan.put(name, record)
 
 
 PASSES: tuple[Pass, ...] = (
@@ -161,15 +199,16 @@ PASSES: tuple[Pass, ...] = (
     deal_samples,  # needs processes: samples enter at the first stage
     order_actions,  # needs stages: an action is of a stage
     exchange,  # needs actions: collectives stand beside what causes them
-    account,  # needs processes; last, because it is checked against the limit
+    account,  # needs processes; it is checked against the limit
+    write_down,  # needs nothing
 )
 
 
 def build_graph(analysis: Analysis) -> PlanGraph:
     """Runs the passes, each one verified."""
-    plan = PlanGraph(analysis)
+    plan = PlanGraph()
     for step in PASSES:
-        step(plan)
+        step(plan, analysis)
         plan = replace(plan, done=(*plan.done, step.__name__))
         verify(plan)
     return plan

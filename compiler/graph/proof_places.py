@@ -5,82 +5,80 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import prod
-from typing import Any
 
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.proof_view import View
-from dslc.compiler.placement.layout import AXES
+from dslc.compiler.ir.records import Batches, Devices, Machines, Network, Process, Share, Stage
 
 
 def devices(view: View) -> str:
     plan = view.plan
-    layout = plan.analysis.layout
-    count = sum(data["count"] for _, data in plan.of_kind("device"))
-    machines = sum(data["count"] for _, data in plan.of_kind("node"))
-    each = sum(data["processes"] for _, data in plan.of_kind("device"))
-    if count != machines * each:
-        return f"{count} devices on {machines} nodes of {each}"
-    for name, data in plan.of_kind("device"):
-        gpus = data["gpus"]
-        twice = sorted({gpu for gpu in gpus if gpus.count(gpu) > 1})
-        if twice:
-            return f"{name}: GPU {twice[0]} is used twice on each node"
-        if gpus and len(gpus) != each:
-            return f"{name}: {each} processes on {len(gpus)} GPUs of each node"
+    found, machines = plan.one(Devices), plan.one(Machines)
+    if found.count != machines.count * found.processes:
+        return f"{found.count} devices on {machines.count} nodes of {found.processes}"
+    twice = sorted({gpu for gpu in found.gpus if found.gpus.count(gpu) > 1})
+    if twice:
+        return f"GPU {twice[0]} is used twice on each node"
+    if found.gpus and len(found.gpus) != found.processes:
+        return f"{found.processes} processes on {len(found.gpus)} GPUs of each node"
     expected = 0
-    for name, data in _processes(plan):
-        if data["first"] != expected:
-            shared = " has two processes" if data["first"] < expected else f", not {expected}"
-            return f"{name} begins at rank {data['first']}{shared}"
-        expected = data["last"] + 1
-    if expected != count:
-        return f"{expected} ranks on {count} devices"
-    return _axes(plan) if prod(layout.sizes.values()) == count else f"axes of {layout.sizes} on {count} devices"
+    for name, process in _processes(plan):
+        if process.first != expected:
+            shared = " has two processes" if process.first < expected else f", not {expected}"
+            return f"{name} begins at rank {process.first}{shared}"
+        expected = process.last + 1
+    if expected != found.count:
+        return f"{expected} ranks on {found.count} devices"
+    sizes = {axis.name: axis.size for axis in found.axes}
+    return _axes(plan) if prod(sizes.values()) == found.count else f"axes of {sizes} on {found.count} devices"
 
 
-def _processes(plan: PlanGraph) -> list[tuple[str, dict[str, Any]]]:
-    return sorted(plan.of_kind("process"), key=lambda item: item[1]["first"])
+def _processes(plan: PlanGraph) -> list[tuple[str, Process]]:
+    return sorted(plan.of_kind(Process), key=lambda item: item[1].first)
 
 
 def _axes(plan: PlanGraph) -> str:
-    """Whether the processes are the pipeline's coordinates, which is what keeps the groups of all other axes within."""
-    layout = plan.analysis.layout
-    inner = prod(layout.sizes[axis] for axis in AXES if axis != "pipeline")
-    for name, data in _processes(plan):
-        for rank in (data["first"], data["last"]):
-            if rank // inner != data["pipeline"] or layout.coordinates(rank)["pipeline"] != data["pipeline"]:
-                return f"{name} holds rank {rank}, which is not at pipeline coordinate {data['pipeline']}"
+    """How ranks along the axes are not all ranks, each once, or processes not the pipeline's coordinates, which is what
+    keeps the groups of all other axes within."""
+    expected = 1
+    for axis in sorted(plan.one(Devices).axes, key=lambda axis: (axis.stride, axis.size)):
+        if axis.stride != expected:
+            return f"neighbours along the {axis.name} axis are {axis.stride} ranks apart, not {expected}"
+        expected *= axis.size
+    pipeline = plan.axis("pipeline")
+    for name, process in _processes(plan):
+        for rank in (process.first, process.last):
+            if rank // pipeline.stride % pipeline.size != process.pipeline:
+                return f"{name} holds rank {rank}, which is not at pipeline coordinate {process.pipeline}"
+        if process.first // pipeline.stride != process.last // pipeline.stride:
+            return f"{name} holds ranks {process.first} to {process.last}, of several pipeline coordinates"
     return ""
 
 
 def layers(view: View) -> str:
-    plan = view.plan
-    model = plan.analysis.model
-    if model is None:
+    plan, network = view.plan, view.plan.find(Network)
+    if network is None:
         return ""
     at: dict[int, set[str]] = {}
-    for name, data in plan.of_kind("process"):
-        at.setdefault(data["pipeline"], set()).add(name)
+    for name, process in plan.of_kind(Process):
+        at.setdefault(process.pipeline, set()).add(name)
     expected = 0
-    for name, data in sorted(plan.of_kind("stage"), key=lambda item: item[1]["index"]):
-        if data["first"] != expected or data["last"] < data["first"]:
-            return f"{name} holds layers {data['first']} to {data['last']}, not {expected} on"
-        expected = data["last"] + 1
-        homes = {b for b in plan.graph.successors(name) if plan.graph.nodes[b]["kind"] == "process"}
+    for name, stage in sorted(plan.of_kind(Stage), key=lambda item: item[1].index):
+        if stage.first != expected or stage.last < stage.first:
+            return f"{name} holds layers {stage.first} to {stage.last}, not {expected} on"
+        expected = stage.last + 1
+        homes = set(plan.graph.successors(name))
         if homes not in at.values():
             return f"{name} is on {len(homes)} processes, which are not those of one pipeline coordinate"
-    return "" if expected == len(model.layers) else f"{expected} of {len(model.layers)} layers are on a stage"
+    return "" if expected == len(network.layers) else f"{expected} of {len(network.layers)} layers are on a stage"
 
 
 def samples(view: View) -> str:
-    plan = view.plan
-    workload, ranks = plan.analysis.workload, plan.analysis.layout.sizes["data"]
-    for batch, dealt in (("full", workload.batch), ("last", workload.last_trained or 0)):
-        runs = sorted(
-            (data["first_rank"], data["ranks"], data["samples"])
-            for _, data in plan.of_kind("share")
-            if data["batch"] == batch
-        )
+    plan, batches = view.plan, view.plan.one(Batches)
+    ranks = plan.axis("data").size
+    for batch, dealt in (("full", batches.full), ("last", batches.last)):
+        shares = [share for _, share in plan.of_kind(Share) if share.batch == batch]
+        runs = sorted((share.first_rank, share.ranks, share.samples) for share in shares)
         reason = _dealt(runs, dealt, ranks if dealt else 0)
         if reason:
             return f"{reason} of the {batch} batch"
@@ -100,11 +98,8 @@ def _dealt(runs: list[tuple[int, int, int]], samples: int, ranks: int) -> str:
 
 
 def memory(view: View) -> str:
-    plan = view.plan
-    job, layout = plan.analysis.job, plan.analysis.layout
-    limit = job.memory.limit or layout.hardware.memory
-    for name, data in plan.of_kind("process"):
-        found = data.get("memory")
-        if found and limit and found.peak > limit:
-            return f"{name} holds {found.peak} bytes, over {limit}"
+    limit = view.plan.one(Devices).memory
+    for name, process in view.plan.of_kind(Process):
+        if process.memory and limit and process.memory.peak > limit:
+            return f"{name} holds {process.memory.peak} bytes, over {limit}"
     return ""

@@ -7,19 +7,21 @@ from collections import Counter
 
 from dslc.compiler.graph.graph import COMPUTE, LOCAL, unknown
 from dslc.compiler.graph.proof_view import View
+from dslc.compiler.ir.records import Action, Batches, Process, Stage
 
 
 def actions(view: View) -> str:
-    plan, microbatches = view.plan, view.plan.analysis.layout.microbatches
+    plan = view.plan
     if unknown(plan):
         return ""
+    microbatches = plan.one(Batches).microbatches
     homes = {
-        data["index"]: {view.nodes[process]["index"] for process in plan.graph.successors(name)}
-        for name, data in plan.of_kind("stage")
+        stage.index: {plan.at(process, Process).index for process in plan.graph.successors(name)}
+        for name, stage in plan.of_kind(Stage)
     } or {0: set(view.coordinates)}  # an unknown model is one stage
     seen: Counter[tuple[int, int, int, str]] = Counter()
-    for name, data in plan.of_kind("action"):
-        process, stage, m, what = data["process"], data["stage"], data["microbatch"], data["what"]
+    for name, action in plan.of_kind(Action):
+        process, stage, m, what = action.process, action.stage, action.microbatch, action.what
         if what in COMPUTE:
             if process not in homes.get(stage, ()):
                 where = ", ".join(map(str, sorted(homes.get(stage, ())))) or "no process"
@@ -27,13 +29,13 @@ def actions(view: View) -> str:
             if not 0 <= m < microbatches:
                 return f"{name} is of micro-batch {m} of {microbatches}"
         seen[process, stage, m, what] += 1
-    for stage, on in homes.items():
+    for index, on in homes.items():
         for process in on:
             for m in range(microbatches):
-                once = [seen[process, stage, m, kind] for kind in "FBIW"]
+                once = [seen[process, index, m, kind] for kind in "FBIW"]
                 if once not in ([1, 1, 0, 0], [1, 0, 1, 1]):
                     shown = f"forward {once[0]}, backward {once[1]}, halves {once[2]} and {once[3]} times"
-                    return f"micro-batch {m} goes through stage {stage} on process {process}: {shown}"
+                    return f"micro-batch {m} goes through stage {index} on process {process}: {shown}"
     for process in view.coordinates:
         if seen[process, -1, -1, "update"] != 1:
             return f"process {process} has {seen[process, -1, -1, 'update']} updates"
@@ -48,8 +50,8 @@ def inputs(view: View) -> str:
     last = max(view.homes, default=0)
     for line in view.lines.values():
         done: set[tuple[str, int, int]] = set()
-        for name, data in line:
-            what, stage, m = data["what"], data["stage"], data["microbatch"]
+        for name, action in line:
+            what, stage, m = action.what, action.stage, action.microbatch
             for alternatives in _needs(what, stage, m, last):
                 if done.isdisjoint(alternatives):
                     return f"{name} comes before what it needs: {' or '.join(f'{s}{k}{n}' for k, s, n in alternatives)}"
@@ -78,18 +80,18 @@ def _needs(what: str, stage: int, m: int, last: int) -> list[tuple[tuple[str, in
 
 def exchanged(view: View) -> str:
     """Whether collectives and messages are those of the account."""
-    for name, home in view.plan.of_kind("process"):
+    for name, home in view.plan.of_kind(Process):
         found: Counter[tuple[str, str, str]] = Counter()
         sizes: Counter[tuple[str, str, str]] = Counter()
-        for _, data in view.lines.get(home["index"], ()):
-            if data["what"] in LOCAL:
+        for _, action in view.lines.get(home.index, ()):
+            if action.what in LOCAL:
                 continue
-            key = (data["what"], data["axis"], data["carries"]) if "axis" in data else _MESSAGES[data["what"]]
-            found[key] += data.get("count", 1)
-            sizes[key] += data["bytes"]
+            key = (action.what, action.axis, action.carries) if action.axis else _MESSAGES[action.what]
+            found[key] += action.count
+            sizes[key] += action.bytes
         told: Counter[tuple[str, str, str]] = Counter()
         bytes_: Counter[tuple[str, str, str]] = Counter()
-        for node in home.get("traffic", ()):
+        for node in home.traffic:
             told[node.operation, node.axis, node.what] += node.count
             bytes_[node.operation, node.axis, node.what] += node.bytes
         for key in found | told:
@@ -110,12 +112,12 @@ _MESSAGES = {
 
 def updates(view: View) -> str:
     for line in view.lines.values():
-        update = next(n for n, (_, data) in enumerate(line) if data["what"] == "update")
-        for name, data in line[update + 1 :]:
-            if data.get("carries") != "parameters":
+        update = next(n for n, (_, action) in enumerate(line) if action.what == "update")
+        for name, action in line[update + 1 :]:
+            if action.carries != "parameters":
                 return f"{line[update][0]} does not wait for {name}"
-        agreed = {data["what"]: n for n, (_, data) in enumerate(line) if data.get("carries") == "gradients"}
-        made = [n for n, (_, data) in enumerate(line) if data["what"] in ("B", "W")]
+        agreed = {action.what: n for n, (_, action) in enumerate(line) if action.carries == "gradients"}
+        made = [n for n, (_, action) in enumerate(line) if action.what in ("B", "W")]
         for last in agreed.values():  # of each operation the last: earlier ones are of other parameters, or of parts
             late = next((line[n][0] for n in made if n > last), "")
             if late:
@@ -125,17 +127,16 @@ def updates(view: View) -> str:
 
 def held(view: View) -> str:
     """Whether stages hold as few micro-batches as the account says: from the forward to the end of the backward."""
-    most = {data["index"]: data["held"] for _, data in view.plan.of_kind("stage")}
+    most = {stage.index: stage.held for _, stage in view.plan.of_kind(Stage)}
     for line in view.lines.values():
         now: Counter[int] = Counter()
-        for name, data in line:
-            if data["what"] == "F":
-                now[data["stage"]] += 1
-                if now[data["stage"]] > most.get(data["stage"], now[data["stage"]]):
-                    return (
-                        f"at {name} stage {data['stage']} holds {now[data['stage']]} micro-batches, "
-                        f"{most[data['stage']]} by the account"
-                    )
-            elif data["what"] in ("B", "W"):
-                now[data["stage"]] -= 1
+        for name, action in line:
+            stage = action.stage
+            if action.what == "F":
+                now[stage] += 1
+                limit = most.get(stage)
+                if limit is not None and now[stage] > limit:
+                    return f"at {name} stage {stage} holds {now[stage]} micro-batches, {limit} by the account"
+            elif action.what in ("B", "W"):
+                now[stage] -= 1
     return ""

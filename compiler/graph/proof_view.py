@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dslc.compiler.graph.graph import LOCAL, MESSAGES, PlanGraph
+from dslc.compiler.ir.records import Action, Hands, Process, Stage
 
-Data = dict[str, Any]
-Line = list[tuple[str, Data]]
+Line = list[tuple[str, Action]]
 Key = tuple[Any, ...]  # what is met for: a message, or the n-th collective of an axis
 WIDE = ("pipeline", "all")  # axes whose collectives join ranks of several coordinates
 
@@ -31,27 +31,26 @@ class View:
     key_of: dict[str, Key]
     handed: dict[str, list[str]]
 
-    @property
-    def nodes(self) -> Any:
-        return self.plan.graph.nodes
+    def action(self, name: str) -> Action:
+        return self.plan.at(name, Action)
 
 
 def view(plan: PlanGraph) -> View:
     names, broken = plan.lines()
-    data: dict[str, Data] = {name: found for name, found in plan.graph.nodes(data=True)}  # noqa: C416
-    lines = {process: [(name, data[name]) for name in row] for process, row in names.items()}
-    coordinates = {d["index"]: d["pipeline"] for _, d in plan.of_kind("process")}
+    actions = dict(plan.of_kind(Action))
+    lines = {process: [(name, actions[name]) for name in row] for process, row in names.items()}
+    processes = dict(plan.of_kind(Process))
+    coordinates = {process.index: process.pipeline for process in processes.values()}
     ends_of, key_of = _meetings(lines, coordinates)
     handed: dict[str, list[str]] = {}
-    for before, after in plan.graph.adjacency():
-        for name, edge in after.items():
-            meet = before in key_of and key_of[before] == key_of.get(name)
-            if edge["relation"] == "data" and data[before]["kind"] == "action" and not meet:
-                handed.setdefault(name, []).append(before)
+    for before, name, data in plan.graph.edges(data=True):
+        meet = before in key_of and key_of[before] == key_of.get(name)
+        if isinstance(data["relation"], Hands) and before in actions and not meet:
+            handed.setdefault(name, []).append(before)
     homes = {}
-    for name, stage in plan.of_kind("stage"):
-        on = [b for b in plan.graph.successors(name) if data[b]["kind"] == "process"]
-        homes[stage["index"]] = data[on[0]]["pipeline"] if on else -1
+    for name, stage in plan.of_kind(Stage):
+        on = [other for other in plan.graph.successors(name) if other in processes]
+        homes[stage.index] = processes[on[0]].pipeline if on else -1
     return View(
         plan=plan,
         lines=lines,
@@ -69,14 +68,14 @@ def _meetings(lines: dict[int, Line], coordinates: dict[int, int]) -> tuple[dict
     key_of: dict[str, Key] = {}
     for process, line in lines.items():
         issued: dict[str, int] = {}
-        for name, data in line:
-            what = data["what"]
+        for name, action in line:
+            what = action.what
             if what in LOCAL or what in ("send", "receive"):  # of shared weights: both are posted, then both waited for
                 continue
             if what in MESSAGES:
-                key = message(data)
+                key = message(action)
             else:
-                axis = data["axis"]
+                axis = action.axis
                 issued[axis] = issued.get(axis, 0) + 1
                 key = (axis, None if axis in WIDE else coordinates.get(process), issued[axis])
             ends_of.setdefault(key, []).append(name)
@@ -84,10 +83,10 @@ def _meetings(lines: dict[int, Line], coordinates: dict[int, int]) -> tuple[dict
     return ends_of, key_of
 
 
-def message(data: Data) -> Key:
+def message(action: Action) -> Key:
     """("message", F or B, the stage that sends, the micro-batch) of one of its ends."""
-    what, stage = data["what"], data["stage"]
+    what, stage = action.what, action.stage
     way = what[-1]
     if what[0] == "R":
         stage += -1 if way == "F" else 1
-    return "message", way, stage, data["microbatch"]
+    return "message", way, stage, action.microbatch

@@ -11,14 +11,13 @@ every group within it, and every connection out of it, which is stricter than th
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import Any
 
 from dslc.compiler.graph.graph import MESSAGES
 from dslc.compiler.graph.proof_view import Key, View, message
 
 
 def ends(view: View) -> str:
-    nodes, homes = view.nodes, view.homes
+    homes = view.homes
     at: dict[int, set[int]] = {}
     for index, coordinate in view.coordinates.items():
         at.setdefault(coordinate, set()).add(index)
@@ -29,10 +28,10 @@ def ends(view: View) -> str:
             reason = _two_sides(view, names, at.get(homes.get(stage, -1), set()), at.get(homes.get(to, -1), set()))
         else:
             joined = at[key[1]] if key[1] is not None else set(view.coordinates)
-            missing = joined - {nodes[name]["process"] for name in names}
+            missing = joined - {view.action(name).process for name in names}
             reason = f"process {min(missing)} has no end of {names[0]}" if missing else ""
         if not reason:
-            reason = _unlike(nodes, names)
+            reason = _unlike(view, names)
         if reason:
             return reason
     return ""
@@ -40,30 +39,31 @@ def ends(view: View) -> str:
 
 def _two_sides(view: View, names: list[str], senders: set[int], receivers: set[int]) -> str:
     """Whether a message leaves each sending process once, and arrives at each receiving one."""
-    nodes = view.nodes
-    sent = [name for name in names if nodes[name]["what"].startswith("SEND")]
-    taken = [name for name in names if nodes[name]["what"].startswith("RECV")]
+    sent = [name for name in names if view.action(name).what.startswith("SEND")]
+    taken = [name for name in names if view.action(name).what.startswith("RECV")]
     if not taken:
         return f"{sent[0]} has no receive"
     if not sent:
         return f"{taken[0]} has no send"
     for ends_, wanted in ((sent, senders), (taken, receivers)):
-        on = sorted(nodes[name]["process"] for name in ends_)
+        on = sorted(view.action(name).process for name in ends_)
         if on != sorted(wanted):
             return f"{ends_[0]} is issued on process {', '.join(map(str, on))}, not on {sorted(wanted)}"
     apart = [(a, b) for a in sent for b in taken if not view.plan.graph.has_edge(a, b)]
     return f"{apart[0][0]} hands nothing to {apart[0][1]}" if apart else ""
 
 
-def _unlike(nodes: Any, names: list[str]) -> str:
+def _unlike(view: View, names: list[str]) -> str:
     """How the ends of one exchange differ."""
-    first = nodes[names[0]]
-    collective = first["what"] not in MESSAGES
+    first = view.action(names[0])
+    told = {"shapes": "shape", "dtypes": "dtype", "bytes": "bytes", "count": "count", "carries": "carries"}
+    if first.what not in MESSAGES:
+        told["what"] = "operation"
     for name in names[1:]:
-        for what in ("shape", "dtype", "bytes", "count", "carries", *(("what",) if collective else ())):
-            if nodes[name].get(what) != first.get(what):
-                word = "operation" if what == "what" else what
-                return f"{names[0]} and {name} differ in {word}: {first.get(what)} and {nodes[name].get(what)}"
+        for field, word in told.items():
+            here, there = getattr(first, field), getattr(view.action(name), field)
+            if here != there:
+                return f"{names[0]} and {name} differ in {word}: {here} and {there}"
     return ""
 
 
@@ -72,10 +72,10 @@ def agreement(view: View) -> str:
     homes, coordinates = view.homes, view.coordinates
     issued: dict[tuple[int, int], dict[int, list[tuple[Key, str]]]] = {}
     for process, line in view.lines.items():
-        for name, data in line:
-            if data["what"] not in MESSAGES:
+        for name, action in line:
+            if action.what not in MESSAGES:
                 continue
-            key = message(data)
+            key = message(action)
             other = homes[key[2] + (1 if key[1] == "F" else -1)]
             a, b = sorted((homes[key[2]], other))
             issued.setdefault((a, b), {}).setdefault(process, []).append((key, name))
@@ -127,12 +127,12 @@ class _Run:
                 break
             for end in done:
                 self.done.add(end)
-                other = self.view.nodes[end]["process"]
+                other = self.view.action(end).process
                 self.at[other] += 1
                 if other != process:
                     freed.append(other)
                 if end in self.wakes:
-                    freed.append(self.view.nodes[self.wakes[end]]["process"])
+                    freed.append(self.view.action(self.wakes[end]).process)
         return freed
 
     def _met(self, name: str) -> list[str]:
@@ -160,4 +160,4 @@ class _Run:
         if not late:
             key = self.view.key_of[name]
             late = [end for end in self.view.ends_of[key] if end not in self.here[key]]
-        return int(self.view.nodes[late[0]]["process"])
+        return int(self.view.action(late[0]).process)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,9 +17,11 @@ from dslc.compiler.graph.passes import build_graph
 from dslc.compiler.graph.proof_view import message, view
 from dslc.compiler.graph.proof_waits import waits
 from dslc.compiler.graph.verify import Unsound, verify
+from dslc.compiler.ir.records import Action, Follows, Hands, Placed, Process, Share, Stage
 from dslc.compiler.placement.schedules import NAMES, SPLITS_BACKWARD, default_virtual_stages, demands
 
 Change = Callable[[PlanGraph], None]
+FIELDS = {"dtype": "dtypes", "shape": "shapes"}  # as a message says them, as a record has them
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +47,7 @@ def refused(job: Compiled, change: Change) -> str:
 
 
 def process_of(plan: PlanGraph, name: str) -> int:
-    return int(plan.graph.nodes[name]["process"])
+    return plan.at(name, Action).process
 
 
 def reorder(plan: PlanGraph, process: int, change: Callable[[list[str]], list[str]]) -> None:
@@ -66,7 +69,7 @@ def double(plan: PlanGraph, name: str) -> None:
         return [*line[:at], "again", *line[at:]]
 
     old = plan.lines()[0][process_of(plan, name)]
-    plan.graph.add_node("again", **plan.graph.nodes[name])
+    plan.put("again", plan.graph.nodes[name]["record"])
     plan.line(change(old), instead_of=old)
 
 
@@ -91,19 +94,19 @@ def swap(plan: PlanGraph, one: str, two: str) -> None:
 def split(plan: PlanGraph) -> None:
     """Ranks 0 and 1, which do the same, as two processes that do the same."""
     line = plan.lines()[0][0]
-    plan.graph.add_node("process 0b", **plan.graph.nodes["process 0"] | {"index": 9, "first": 1})
-    plan.graph.nodes["process 0"]["last"] = 0
-    for stage in [name for name, _ in plan.of_kind("stage")]:
+    plan.put("process 0b", replace(plan.at("process 0", Process), index=9, first=1))
+    plan.change("process 0", last=0)
+    for stage in [name for name, _ in plan.of_kind(Stage)]:
         if plan.graph.has_edge(stage, "process 0"):
-            plan.graph.add_edge(stage, "process 0b", relation="placement")
+            plan.relate(stage, "process 0b", Placed())
     for name in line:
-        plan.graph.add_node(f"{name}b", **plan.graph.nodes[name] | {"process": 9})
+        plan.put(f"{name}b", replace(plan.at(name, Action), process=9))
         for other, edge in list(plan.graph.adj[name].items()):
-            if edge["relation"] == "data":
-                plan.graph.add_edge(f"{name}b", other, **edge)
+            if isinstance(edge["relation"], Hands):
+                plan.relate(f"{name}b", other, edge["relation"])
         for other, edge in list(plan.graph.pred[name].items()):
-            if edge["relation"] == "data":
-                plan.graph.add_edge(other, f"{name}b", **edge)
+            if isinstance(edge["relation"], Hands):
+                plan.relate(other, f"{name}b", edge["relation"])
     plan.line([f"{name}b" for name in line], instead_of=[])
 
 
@@ -118,17 +121,17 @@ def test_an_action_that_is_dropped(pipeline: Compiled, action: str) -> None:
 @pytest.mark.parametrize("action", ["0F0", "1B3", "update 0"])
 def test_an_action_that_is_doubled(pipeline: Compiled, action: str) -> None:
     def change(plan: PlanGraph) -> None:
-        plan.graph.add_node("again", **plan.graph.nodes[action])
+        plan.put("again", plan.graph.nodes[action]["record"])
 
     assert refused(pipeline, change).startswith("actions: ")
 
 
 def test_an_action_on_the_wrong_process_or_of_no_stage(pipeline: Compiled) -> None:
     def process(plan: PlanGraph) -> None:
-        plan.graph.nodes["0F0"]["process"] = 1
+        plan.change("0F0", process=1)
 
     def stage(plan: PlanGraph) -> None:
-        plan.graph.nodes["0F0"]["stage"] = 7
+        plan.change("0F0", stage=7)
 
     assert "0F0 is on process 1, its stage on 0" in refused(pipeline, process)
     assert "its stage on no process" in refused(pipeline, stage)
@@ -136,7 +139,7 @@ def test_an_action_on_the_wrong_process_or_of_no_stage(pipeline: Compiled) -> No
 
 def test_a_forward_where_a_backward_should_be(pipeline: Compiled) -> None:
     def change(plan: PlanGraph) -> None:
-        plan.graph.nodes["0B1"]["what"] = "F"
+        plan.change("0B1", what="F")
 
     assert refused(pipeline, change).startswith("actions: ")
 
@@ -146,7 +149,7 @@ def test_a_forward_where_a_backward_should_be(pipeline: Compiled) -> None:
 
 def test_two_actions_at_once(pipeline: Compiled) -> None:
     def change(plan: PlanGraph) -> None:
-        plan.graph.add_edge("0B0", "0F0", relation="order")
+        plan.relate("0B0", "0F0", Follows())
 
     assert refused(pipeline, change).startswith("order: ")
 
@@ -170,9 +173,9 @@ def test_a_send_before_what_it_sends(pipeline: Compiled) -> None:
 def test_weights_before_the_gradient_of_their_output(sharded: Compiled) -> None:
     def change(plan: PlanGraph) -> None:
         line = plan.lines()[0][0]
-        weights = next(name for name in line if plan.graph.nodes[name]["what"] == "W")
-        data = plan.graph.nodes[weights]
-        move(plan, weights, before=f"{data['stage']}I{data['microbatch']}")
+        weights = next(name for name in line if plan.at(name, Action).what == "W")
+        action = plan.at(weights, Action)
+        move(plan, weights, before=f"{action.stage}I{action.microbatch}")
 
     assert refused(sharded, change).startswith("inputs: ")
 
@@ -202,7 +205,8 @@ def test_a_message_sent_twice(pipeline: Compiled) -> None:
 @pytest.mark.parametrize("what", ["bytes", "dtype", "shape"])
 def test_a_message_with_other_numbers_at_one_end(pipeline: Compiled, what: str) -> None:
     def change(plan: PlanGraph) -> None:
-        plan.graph.nodes["1RECV_F2"][what] = {"bytes": 17, "dtype": "float16", "shape": (1,)}[what]
+        other = {"bytes": 17, "dtype": ("float16",), "shape": ((1,),)}[what]
+        plan.change("1RECV_F2", **{FIELDS.get(what, what): other})
 
     found = refused(pipeline, change)
     assert found.startswith("ends: ") and f"0SEND_F2 and 1RECV_F2 differ in {what}" in found
@@ -219,8 +223,9 @@ def test_two_ranks_that_disagree_on_the_order_of_their_messages(pipeline: Compil
 def test_sends_that_wait_for_each_other_are_a_hang(pipeline: Compiled) -> None:
     """1F1B as one would write it, each receive right before its use: both send, and nobody receives."""
     plan = build_graph(pipeline.analysis)
-    for name in [name for name, data in plan.of_kind("action") if data["what"].startswith("RECV")]:
-        use = f"{plan.graph.nodes[name]['stage']}{name[-2]}{plan.graph.nodes[name]['microbatch']}"
+    for name in [name for name, action in plan.of_kind(Action) if action.what.startswith("RECV")]:
+        action = plan.at(name, Action)
+        use = f"{action.stage}{name[-2]}{action.microbatch}"
         move(plan, name, before=use)
     assert waits(view(plan)) == "a circle of waits, a plan that hangs: 0SEND_F1 -> 1SEND_B0 -> 0SEND_F1"
     with pytest.raises(Unsound) as found:
@@ -230,7 +235,7 @@ def test_sends_that_wait_for_each_other_are_a_hang(pipeline: Compiled) -> None:
 
 def test_processes_that_wait_for_each_other(pipeline: Compiled) -> None:
     def change(plan: PlanGraph) -> None:
-        plan.graph.add_edge("update 0", "1F0", relation="data", bytes=0)
+        plan.relate("update 0", "1F0", Hands(bytes=0))
 
     found = refused(pipeline, change)
     assert found.startswith("waits: ") and "a circle of waits" in found and "1F0" in found
@@ -257,8 +262,8 @@ def test_ranks_of_a_group_that_disagree_on_the_order_of_groups(pipeline: Compile
 def test_a_collective_with_other_numbers_at_one_end(pipeline: Compiled, what: str) -> None:
     def change(plan: PlanGraph) -> None:
         split(plan)
-        other = {"bytes": 17, "dtype": "float16", "what": "broadcast", "carries": "buffers", "count": 7}
-        plan.graph.nodes["exchange 0.0.0b"][what] = other[what]
+        other = {"bytes": 17, "dtype": ("float16",), "what": "broadcast", "carries": "buffers", "count": 7}
+        plan.change("exchange 0.0.0b", **{FIELDS.get(what, what): other[what]})
 
     found = refused(pipeline, change)
     word = "operation" if what == "what" else what
@@ -293,8 +298,8 @@ def test_gradients_that_are_agreed_on_before_the_last_backward(pipeline: Compile
 
     def change(plan: PlanGraph) -> None:
         line = plan.lines()[0][0]
-        scattered = [name for name in line if plan.graph.nodes[name]["what"] == "reduce_scatter"]
-        move(plan, scattered[-1], before=[n for n in line if plan.graph.nodes[n]["what"] in ("B", "W")][-1])
+        scattered = [name for name in line if plan.at(name, Action).what == "reduce_scatter"]
+        move(plan, scattered[-1], before=[n for n in line if plan.at(n, Action).what in ("B", "W")][-1])
 
     assert refused(sharded, change).startswith("updates: ")
 
@@ -323,15 +328,15 @@ def test_the_messages_are_those_of_the_program(axes: tuple[str, ...], precision:
     job = compiled(JOBS / "pipeline.plt", cpus, f"train.precision={precision}", *axes)
     told = job.program().pipeline
     assert told is not None
-    for name, data in job.graph.of_kind("action"):
-        if data["what"] in ("SEND_F", "RECV_B"):
-            assert _carried(data) == told.stages[data["stage"]].outputs, name
-        elif data["what"] in ("RECV_F", "SEND_B"):
-            assert _carried(data) == told.stages[data["stage"]].inputs, name
+    for name, action in job.graph.of_kind(Action):
+        if action.what in ("SEND_F", "RECV_B"):
+            assert _carried(action) == told.stages[action.stage].outputs, name
+        elif action.what in ("RECV_F", "SEND_B"):
+            assert _carried(action) == told.stages[action.stage].inputs, name
 
 
-def _carried(data: Any) -> tuple[tuple[tuple[int, ...], str], ...]:
-    return tuple((shape[1:], dtype) for shape, dtype in zip(data["shape"], data["dtype"], strict=True))
+def _carried(action: Action) -> tuple[tuple[tuple[int, ...], str], ...]:
+    return tuple((shape[1:], dtype) for shape, dtype in zip(action.shapes, action.dtypes, strict=True))
 
 
 # --------------------------------------------------------------------------------------------------------- at random
@@ -362,25 +367,25 @@ def jobs(draw: st.DrawFn) -> tuple[str, ...]:
     )
 
 
-def nodes_of(plan: PlanGraph, fits: Callable[[dict[str, Any]], bool]) -> list[str]:
-    return [name for name, data in plan.of_kind("action") if fits(data)]
+def nodes_of(plan: PlanGraph, fits: Callable[[Action], bool]) -> list[str]:
+    return [name for name, action in plan.of_kind(Action) if fits(action)]
 
 
 def mutations(plan: PlanGraph, pick: Callable[[list[Any]], Any]) -> dict[str, Callable[[], None]]:
     """Single changes, each of which makes any plan unsound. `pick` chooses one of several."""
-    nodes = plan.graph.nodes
-    computes = nodes_of(plan, lambda d: d["what"] in COMPUTE)
-    messages = nodes_of(plan, lambda d: d["what"] in MESSAGES)
-    collectives = nodes_of(plan, lambda d: "axis" in d)
-    processes = [name for name, _ in plan.of_kind("process")]
-    stages = [name for name, _ in plan.of_kind("stage")]
-    shares = [name for name, _ in plan.of_kind("share")]
+    computes = nodes_of(plan, lambda action: action.what in COMPUTE)
+    messages = nodes_of(plan, lambda action: action.what in MESSAGES)
+    collectives = nodes_of(plan, lambda action: bool(action.axis))
+    processes = [name for name, _ in plan.of_kind(Process)]
+    stages = [name for name, _ in plan.of_kind(Stage)]
+    shares = [name for name, _ in plan.of_kind(Share)]
 
     def add(names: list[str], key: str, step: int) -> None:
-        nodes[pick(names)][key] += step
+        name = pick(names)
+        plan.change(name, **{key: getattr(plan.graph.nodes[name]["record"], key) + step})
 
     def put(names: list[str], key: str, value: Any) -> None:
-        nodes[pick(names)][key] = value
+        plan.change(pick(names), **{key: value})
 
     def cross() -> None:
         """Two messages of one connection change places at one end."""
@@ -394,8 +399,9 @@ def mutations(plan: PlanGraph, pick: Callable[[list[Any]], Any]) -> dict[str, Ca
 
     def heavier() -> None:
         name = pick(processes)
-        memory = nodes[name]["memory"]
-        nodes[name]["memory"] = type(memory)(**{**vars(memory), "activations": 2**37})
+        memory = plan.at(name, Process).memory
+        assert memory is not None
+        plan.change(name, memory=replace(memory, activations=2**37))
 
     found: dict[str, Callable[[], None]] = {
         "a compute action dropped": lambda: drop(plan, pick(computes)),
@@ -404,8 +410,8 @@ def mutations(plan: PlanGraph, pick: Callable[[list[Any]], Any]) -> dict[str, Ca
         "another stage": lambda: add([*computes, *messages], "stage", 1),
         "another micro-batch": lambda: add([*computes, *messages], "microbatch", pick([1, -1])),
         "other bytes": lambda: add([*messages, *collectives], "bytes", 4),
-        "another dtype at one end": lambda: put(messages, "dtype", "int8"),
-        "another shape at one end": lambda: put(messages, "shape", (3,)),
+        "another dtype at one end": lambda: put(messages, "dtypes", ("int8",)),
+        "another shape at one end": lambda: put(messages, "shapes", ((3,),)),
         "messages in another order": cross,
         "layers on two stages or none": lambda: add(stages, pick(["first", "last"]), pick([1, -1])),
         "a stage left out": lambda: plan.graph.remove_node(pick(stages)),
@@ -421,8 +427,7 @@ def mutations(plan: PlanGraph, pick: Callable[[list[Any]], Any]) -> dict[str, Ca
 
 def peer(plan: PlanGraph, name: str) -> int:
     """The process at the other end of a message."""
-    data = plan.graph.nodes[name]
-    _, way, stage, m = message(data)
+    _, way, stage, m = message(plan.at(name, Action))
     ends = (f"{stage}SEND_{way}{m}", f"{stage + (1 if way == 'F' else -1)}RECV_{way}{m}")
     return process_of(plan, ends[1] if ends[0] == name else ends[0])
 

@@ -24,6 +24,7 @@ from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.passes import PASSES, build_graph
 from dslc.compiler.graph.verify import Unsound, verify
 from dslc.compiler.ir.plan import load_plan
+from dslc.compiler.ir.records import Placed, Process
 from dslc.compiler.placement.schedules import NAMES
 
 SOUND = ("pipeline.plt", "uneven.plt")
@@ -37,6 +38,10 @@ def pipeline() -> Compiled:
 @pytest.fixture(scope="module")
 def uneven() -> Compiled:
     return compiled(JOBS / "uneven.plt")
+
+
+def add(plan: PlanGraph, name: str, key: str, step: int) -> None:
+    plan.change(name, **{key: getattr(plan.graph.nodes[name]["record"], key) + step})
 
 
 def broken(job: Compiled, change: Callable[[PlanGraph], None]) -> PlanGraph:
@@ -66,12 +71,12 @@ def test_every_schedule_is_sound(name: str) -> None:
 
 
 def test_every_pass_is_followed_by_the_proof(pipeline: Compiled) -> None:
-    plan = PlanGraph(pipeline.analysis)
+    plan = PlanGraph()
     for step in PASSES:
-        step(plan)
+        step(plan, pipeline.analysis)
         plan = replace(plan, done=(*plan.done, step.__name__))
         verify(plan)
-    assert plan.done[-1] == "account"
+    assert plan.done[-1] == "write_down"
 
 
 # ---------------------------------------------------------------------------------------------------------- devices
@@ -79,21 +84,21 @@ def test_every_pass_is_followed_by_the_proof(pipeline: Compiled) -> None:
 
 def test_a_rank_that_is_missing(pipeline: Compiled) -> None:
     def change(plan: PlanGraph) -> None:
-        plan.graph.nodes["process 1"]["last"] -= 1
+        add(plan, "process 1", "last", -1)
 
     assert refused(pipeline, change).startswith("devices: ") and "3 ranks on 4 devices" in refused(pipeline, change)
 
 
 def test_a_rank_between_that_is_missing(pipeline: Compiled) -> None:
     def change(plan: PlanGraph) -> None:
-        plan.graph.nodes["process 1"]["first"] += 1
+        add(plan, "process 1", "first", 1)
 
     assert "begins at rank 3, not 2" in refused(pipeline, change)
 
 
 def test_a_rank_on_two_processes(pipeline: Compiled) -> None:
     def change(plan: PlanGraph) -> None:
-        plan.graph.nodes["process 1"]["first"] -= 1
+        add(plan, "process 1", "first", -1)
 
     assert "devices: " in refused(pipeline, change) and "begins at rank 1 has two processes" in refused(
         pipeline, change
@@ -103,7 +108,7 @@ def test_a_rank_on_two_processes(pipeline: Compiled) -> None:
 def test_a_rank_at_another_coordinate(pipeline: Compiled) -> None:
     def change(plan: PlanGraph) -> None:
         for name in ("process 0", "process 1"):
-            plan.graph.nodes[name]["pipeline"] = 1 - plan.graph.nodes[name]["pipeline"]
+            plan.change(name, pipeline=1 - plan.at(name, Process).pipeline)
 
     assert "process 0 holds rank 0, which is not at pipeline coordinate 1" in refused(pipeline, change)
 
@@ -112,14 +117,14 @@ def test_a_gpu_that_is_used_twice() -> None:
     job = compiled(JOBS / "vast.plt")
 
     def change(plan: PlanGraph) -> None:
-        plan.graph.nodes["devices"]["gpus"] = (0, 1, 2, 3, 4, 5, 6, 6)
+        plan.change("devices", gpus=(0, 1, 2, 3, 4, 5, 6, 6))
 
     assert "GPU 6 is used twice on each node" in refused(job, change)
 
 
 def test_devices_that_do_not_exist(pipeline: Compiled) -> None:
     def change(plan: PlanGraph) -> None:
-        plan.graph.nodes["nodes"]["count"] = 2
+        plan.change("nodes", count=2)
 
     assert refused(pipeline, change).startswith("devices: ")
 
@@ -129,17 +134,17 @@ def test_devices_that_do_not_exist(pipeline: Compiled) -> None:
 
 def test_a_layer_on_two_stages(pipeline: Compiled) -> None:
     def change(plan: PlanGraph) -> None:
-        plan.graph.nodes["stage 1"]["first"] -= 1
+        add(plan, "stage 1", "first", -1)
 
     assert refused(pipeline, change).startswith("layers: ")
 
 
 def test_a_layer_on_no_stage(pipeline: Compiled) -> None:
     def between(plan: PlanGraph) -> None:
-        plan.graph.nodes["stage 1"]["first"] += 1
+        add(plan, "stage 1", "first", 1)
 
     def at_the_end(plan: PlanGraph) -> None:
-        plan.graph.nodes["stage 1"]["last"] -= 1
+        add(plan, "stage 1", "last", -1)
 
     assert refused(pipeline, between).startswith("layers: ")
     assert refused(pipeline, at_the_end).startswith("layers: ")
@@ -147,7 +152,7 @@ def test_a_layer_on_no_stage(pipeline: Compiled) -> None:
 
 def test_a_stage_on_two_processes_or_none(pipeline: Compiled) -> None:
     def two(plan: PlanGraph) -> None:
-        plan.graph.add_edge("stage 0", "process 1", relation="placement")
+        plan.relate("stage 0", "process 1", Placed())
 
     def none(plan: PlanGraph) -> None:
         plan.graph.remove_edge("stage 0", "process 0")
@@ -172,14 +177,14 @@ def test_a_stage_that_is_missing(pipeline: Compiled) -> None:
 @pytest.mark.parametrize("batch", ["full", "last"])
 def test_a_sample_given_twice_or_to_none(uneven: Compiled, key: str, step: int, batch: str) -> None:
     def change(plan: PlanGraph) -> None:
-        plan.graph.nodes[f"share {batch} 0"][key] += step
+        add(plan, f"share {batch} 0", key, step)
 
     assert refused(uneven, change).startswith("samples: ")
 
 
 def test_a_share_given_twice(uneven: Compiled) -> None:
     def change(plan: PlanGraph) -> None:
-        plan.graph.add_node("share again", **plan.graph.nodes["share full 0"])
+        plan.put("share again", plan.graph.nodes["share full 0"]["record"])
 
     assert "has two shares" in refused(uneven, change)
 
@@ -199,8 +204,9 @@ def test_memory_over_the_limit() -> None:
     job = compiled(JOBS / "pipeline.plt", f"memory.limit={2 * peak}B")
 
     def change(plan: PlanGraph) -> None:
-        memory = plan.graph.nodes["process 1"]["memory"]
-        plan.graph.nodes["process 1"]["memory"] = replace(memory, activations=memory.activations + 2 * peak)
+        memory = plan.at("process 1", Process).memory
+        assert memory is not None
+        plan.change("process 1", memory=replace(memory, activations=memory.activations + 2 * peak))
 
     verify(job.graph)
     assert refused(job, change).startswith("memory: ") and "process 1 holds" in refused(job, change)

@@ -1,0 +1,351 @@
+"""The job's constants as the steps of a program: what all ranks have in common, each decided here and nowhere else.
+
+A few are asked for before there is a plan, to try a user's own code out: of the loss, the precision, the network.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from dslc.compiler.facts.sources import source_key
+from dslc.compiler.ir import program as p
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.nodes import ModelGraph
+from dslc.compiler.ir.records import Shape, Training
+from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.placement.seams import sent
+from dslc.compiler.placement.sharding import low_copy, low_dtype, recomputed, sharding_of, units
+from dslc.compiler.placement.tensor_plan import tensor_plan
+from dslc.compiler.placement.workload import counted, ignored, in_steps
+from dslc.compiler.rules.analyse import context_of
+from dslc.compiler.rules.analysis import Analysis
+from dslc.compiler.rules.rules import warmup_steps
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
+from dslc.dsl.language.registry import Call, Quantity, fields
+from dslc.dsl.source import Span
+
+TORCH_OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "adagrad": "Adagrad", "rmsprop": "RMSprop"}
+
+Ends = tuple[tuple[tuple[Shape, str], ...], tuple[tuple[Shape, str], ...]]  # inputs and outputs of a stage
+
+
+def constants(analysis: Analysis) -> Iterator[tuple[str, object]]:
+    """The steps of a program, by the names of their nodes; none where a size is not known that a run needs."""
+    job, workload = analysis.job, analysis.workload
+    if workload.steps is None or workload.steps_per_epoch is None or workload.train is None:
+        return
+    if analysis.model is None and not isinstance(job.model.network, PythonNetwork | TransformersNetwork):
+        return
+    yield "training", _training(analysis, workload.steps, workload.steps_per_epoch)
+    yield "model", _model(analysis)
+    yield "loss", loss_step(job, analysis.source)
+    yield "data", _data(analysis)
+    yield "optimizer", optimizer_step(analysis)
+    yield "learning rate", _learning_rate(analysis)
+    yield "precision", precision_step(job)
+    yield "gradients", _gradients(analysis)
+    yield "recompute", _recompute(analysis)
+    yield "checkpoint", _checkpoint(analysis)
+    tensor = _tensor(job, analysis.layout.sizes["tensor"], analysis.model) if analysis.model else None
+    if tensor is not None:
+        yield "tensor", tensor
+
+
+def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> Training:
+    job, layout, workload = analysis.job, analysis.layout, analysis.workload
+    every = job.evaluate.every
+    return Training(
+        job=job.name,
+        file=job.source.name,
+        timeout=job.launch.timeout,
+        steps=steps,
+        steps_per_epoch=steps_per_epoch,
+        clip=job.train.clip,
+        on_nonfinite=job.train.on_nonfinite,
+        sync_batch_norm=layout.sizes["data"] > 1 and bool(analysis.model and analysis.model.batch_norm),
+        offload=job.memory.offload if layout.device == "cuda" else (),
+        compiled=_compiled(analysis),
+        evaluate_every=(in_steps(every, workload) or 0) if every else 0,
+        metrics=tuple(_metric(metric) for metric in job.evaluate.metrics),
+        log_every=in_steps(job.log.every, workload) or 1,
+        tensorboard=job.log.tensorboard,
+        deterministic=job.train.deterministic,
+        seed=job.train.seed,
+    )
+
+
+def stage_ends(analysis: Analysis) -> tuple[Ends, ...]:
+    """The tensors that each stage is sent and gives; none where there is one stage alone."""
+    model, pipeline = analysis.model, analysis.pipeline
+    assert model is not None and pipeline is not None
+    if pipeline.schedule is None:
+        return (((), ()),)
+    given: tuple[TensorFact, ...] = (model.input,)
+    sizes = analysis.layout.sizes
+    plan = tensor_plan(analysis.job, sizes["tensor"], model)
+    ends = []
+    for index, numbers in enumerate(pipeline.stages):
+        made = sent(analysis.job, model, numbers[-1]) if index + 1 < len(pipeline.stages) else (model.output,)
+        before, after = model.layers[numbers[0]].name, _first(model, pipeline.stages, index + 1)
+        inputs = tuple((plan.given(before, fact.shape, sizes), fact.dtype) for fact in given)
+        ends.append((inputs, tuple((plan.given(after, fact.shape, sizes), fact.dtype) for fact in made)))
+        given = made
+    return tuple(ends)
+
+
+def precision_step(job: JobSpec) -> p.PrecisionStep:
+    return p.PrecisionStep(
+        dtype=low_dtype(job),
+        level="O2" if low_copy(job) else "O1",
+        scaled=isinstance(job.train.precision, c.Fp16),
+    )
+
+
+def _gradients(analysis: Analysis) -> p.GradientStep:
+    job, layout, model = analysis.job, analysis.layout, analysis.model
+    plan = sharding_of(job, layout)
+    own = isinstance(job.model.network, PythonNetwork | TransformersNetwork)
+    return p.GradientStep(
+        kind=plan.engine,
+        # A static graph lets DDP skip the search for unused parameters; it cannot be joined with `no_sync`, and
+        # control flow in a user's module may depend on data.
+        static_graph=not own and layout.microbatches == 1,
+        unused=model.unused if own and model else (),
+        replicas=plan.replicas,
+        units=tuple(unit.name for unit in units(model) if unit.name) if plan.engine == "fsdp" and model else (),
+        reshard=plan.reshard,
+        accumulate=plan.accumulate,
+    )
+
+
+def _recompute(analysis: Analysis) -> p.RecomputeStep:
+    recompute = analysis.job.memory.recompute
+    modules = recomputed(analysis.job, analysis.model) if analysis.model else ()
+    kind = recompute if isinstance(recompute, str) else "full"
+    return p.RecomputeStep(kind=kind if modules else "none", modules=modules)  # type: ignore[arg-type]
+
+
+def _compiled(analysis: Analysis) -> tuple[str, ...]:
+    """Blocks one by one, as equal blocks are compiled once; the whole model where it has none, and on one GPU, if
+    nothing is computed again: a step then calls one thing, and what lies between blocks is compiled with them. Several
+    ranks exchange gradients of a block as soon as it is done."""
+    job, layout = analysis.job, analysis.layout
+    if not job.train.compile:
+        return ()
+    whole = layout.world_size == 1 and sharding_of(job, layout).engine == "none" and job.memory.recompute == "none"
+    if layout.device == "cuda" and whole:
+        return ("",)
+    blocks = tuple(layer.name for layer in analysis.model.layers if layer.recomputable) if analysis.model else ()
+    return blocks or ("",)
+
+
+def _first(model: ModelGraph, stages: tuple[range, ...], index: int) -> str:
+    """The first layer of a stage; none after the last."""
+    return model.layers[stages[index][0]].name if index < len(stages) else ""
+
+
+def _tensor(job: JobSpec, ranks: int, model: ModelGraph) -> p.TensorParallelStep | None:
+    if ranks == 1:
+        return None
+    plan = tensor_plan(job, ranks, model)
+    styles = tuple(plan.styles)
+    return p.TensorParallelStep(size=ranks, sequence=plan.sequence, styles=styles, loss_parallel=plan.loss_parallel)
+
+
+def _checkpoint(analysis: Analysis) -> p.CheckpointStep:
+    checkpoint = analysis.job.checkpoint
+    every = checkpoint.every
+    timed = every is not None and every.dimension == "time"
+    return p.CheckpointStep(
+        every=(in_steps(every, analysis.workload) or 0) if every and not timed else 0,
+        seconds=float(every.value) if every and timed else 0.0,
+        keep=checkpoint.keep,
+        asynchronous=checkpoint.asynchronous,
+        folder=checkpoint.dir or "",
+        resume=checkpoint.resume or "none",
+        line=short_line(checkpoint.at("every") if checkpoint.is_set("every") else None),
+    )
+
+
+def short_line(span: Span | None) -> str:
+    """`digits.plt:6:5`: the same on any machine."""
+    if span is None:
+        return ""
+    return str(span).replace("\\", "/").rsplit("/", 1)[-1]
+
+
+def arguments_of(call: Call, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A call's arguments by name."""
+    return {f.name: getattr(call, f.name) for f in fields(type(call)) if f.name not in without}
+
+
+def python_function(call: PythonNetwork | c.PythonSource | c.PythonLoss, folder: str) -> p.PythonFunction:
+    """What a call names; `folder` is the job's."""
+    inside, _, function = call.function.rpartition("/")
+    return p.PythonFunction(
+        function=function,
+        arguments=dict(call.arguments),
+        folder=os.path.normpath(os.path.join(folder, os.path.expanduser(inside))) if inside else folder,
+        line=short_line(call.span),
+    )
+
+
+def _model(analysis: Analysis) -> p.ModelStep:
+    job, model = analysis.job, analysis.model
+    network, seed = job.model.network, job.train.seed
+    common: dict[str, Any] = {
+        "seed": seed,
+        "weights": job.model.weights or "",
+        "weights_line": short_line(job.model.at("weights")) if job.model.weights else "",
+        "frozen": job.model.freeze,
+    }
+    own = common | ({"ties": model.ties, "reset": model.reset} if model else {})
+    if isinstance(network, PythonNetwork):
+        return p.ModelStep(python=python_function(network, job.folder), **own)
+    if isinstance(network, TransformersNetwork):
+        return p.ModelStep(transformers=transformers_step(network, analysis.source, job.folder, job.data.pad), **own)
+    assert model is not None and model.root is not None
+    image = len(model.input.shape) == 3 and any(layer.kind in ("conv2d", "residual") for layer in model.layers)
+    # `fully_shard` cuts rows of contiguous tensors, and ZeRO-1 has whole ones in one piece; stages send such tensors.
+    alone = analysis.layout.world_size == analysis.layout.sizes["data"]
+    channels_last = image and alone and sharding_of(job, analysis.layout).engine in ("none", "ddp")
+    return p.ModelStep(root=model.root, inits=model.inits, ties=model.ties, channels_last=channels_last, **common)
+
+
+def transformers_step(
+    network: TransformersNetwork, source: SourceFacts, folder: str, pad: int | None = None
+) -> p.TransformersStep:
+    """Tokens for tokens are a language model's; one class for tokens, or for an image, is a classifier's."""
+    input, target = source.input, source.target
+    single = target is not None and not target.shape
+    kind = "causal_lm" if not single else "image_classification"
+    if single and input is not None and input.dtype == "int64":
+        kind = "sequence_classification"
+    return p.TransformersStep(
+        name=network.path,
+        kind=kind,  # type: ignore[arg-type]
+        labels=source.classes or 0,
+        pad=pad,
+        arguments=dict(network.arguments),
+        folder=folder,
+        line=short_line(network.span),
+    )
+
+
+def loss_step(job: JobSpec, source: SourceFacts) -> p.LossStep:
+    loss = job.model.loss
+    return p.LossStep(
+        kind=loss.word,  # type: ignore[arg-type]
+        arguments={"label_smoothing": loss.label_smoothing} if isinstance(loss, c.CrossEntropy) else {},
+        counts=counted(job, source),
+        ignore=ignored(job, source),
+        python=python_function(loss, job.folder) if isinstance(loss, c.PythonLoss) else None,
+        line=short_line(job.model.at("loss")),
+    )
+
+
+def _data(analysis: Analysis) -> p.DataStep:
+    job, workload = analysis.job, analysis.workload
+    source, ignore = job.data.source, ignored(analysis.job, analysis.source)
+    assert workload.train is not None
+    name, arguments = source_key(source)
+    context = context_of(job)
+    if name in ("stdlib", "text", "tokens") or (name == "synthetic" and arguments.get("vocab")):
+        arguments = arguments | {"context": context}
+    return p.DataStep(
+        source=name,
+        arguments=arguments | dict(analysis.source.found) | _limits(analysis),
+        python=python_function(source, job.folder) if isinstance(source, c.PythonSource) else None,
+        train_samples=workload.train,
+        validation_samples=workload.validation or 0,
+        split=workload.split,  # type: ignore[arg-type]
+        seed=job.train.seed,
+        shuffle=job.data.shuffle,
+        batch=workload.batch,
+        last=workload.last or 0,
+        pad=job.data.pad,
+        ignore=-100 if ignore is None else ignore,
+        workers=job.data.workers,
+        line=short_line(job.data.at("source")),
+    )
+
+
+def _limits(analysis: Analysis) -> dict[str, Any]:
+    """What the numbers of files and of a user's data set have to stay below, which do not say what they hold. A loss of
+    a user's own may take targets for something else than classes: there `outputs` is for the message if it fails."""
+    job, model, source = analysis.job, analysis.model, analysis.source
+    if model is None or not isinstance(job.data.source, c.Tokens | c.Parquet | c.Datasets | c.Arrays | c.PythonSource):
+        return {}
+    embedding = model.root and next((m for m in _modules(model.root) if m.kind == "Embedding"), None)
+    tokens = source.input is not None and source.input.dtype == "int64"
+    outputs = model.output.shape[-1] if model.output.shape else None
+    ignore = ignored(job, source)
+    return {
+        "model_vocab": embedding.arguments["num_embeddings"] if embedding and tokens else None,
+        "model_classes": outputs if isinstance(job.model.loss, c.CrossEntropy) else None,
+        "outputs": outputs if isinstance(job.model.loss, c.PythonLoss) else None,
+        "ignore": -100 if ignore is None else ignore,
+    }
+
+
+def _modules(root: p.ModuleStep) -> Iterator[p.ModuleStep]:
+    yield root
+    for child in root.children:
+        yield from _modules(child)
+
+
+def scaled_lr(analysis: Analysis) -> float:
+    """The learning rate after `scale_lr`."""
+    job = analysis.job
+    lr: float = job.train.optimizer.lr  # type: ignore[attr-defined]
+    match job.train.scale_lr:
+        case c.LinearScale(base_batch=base):
+            return lr * job.data.batch / base
+        case c.SqrtScale(base_batch=base):
+            return float(lr * (job.data.batch / base) ** 0.5)
+        case _:
+            return lr
+
+
+def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
+    optimizer = analysis.job.train.optimizer
+    return p.OptimizerStep(
+        kind=TORCH_OPTIMIZERS[optimizer.word],
+        lr=scaled_lr(analysis),
+        no_decay=analysis.job.train.no_decay,
+        arguments=arguments_of(optimizer, without=("lr",)),
+        line=short_line(optimizer.span),
+    )
+
+
+def _learning_rate(analysis: Analysis) -> p.LearningRateStep:
+    schedule, workload = analysis.job.train.lr_schedule, analysis.workload
+    assert workload.steps is not None
+    kinds = {
+        "constant": "constant",
+        "warmup_cosine": "cosine",
+        "warmup_linear": "linear",
+        "warmup_constant": "constant",
+        "step": "step",
+        "exponential": "exponential",
+    }
+    warmup = getattr(schedule, "warmup", Quantity(0, "steps"))
+    every = getattr(schedule, "every", None)
+    return p.LearningRateStep(
+        kind=kinds[schedule.word],  # type: ignore[arg-type]
+        steps=workload.steps,
+        warmup=warmup_steps(warmup, workload) or 0,
+        floor=getattr(schedule, "floor", 0.0),
+        every=(in_steps(every, workload) or 1) if every else 1,
+        factor=getattr(schedule, "factor", 1.0),
+    )
+
+
+def _metric(metric: Call) -> p.MetricStep:
+    if isinstance(metric, c.TopK):
+        return p.MetricStep(kind="top_k", name=f"top_{metric.k}", k=metric.k)
+    return p.MetricStep(kind=metric.word, name=metric.word)  # type: ignore[arg-type]

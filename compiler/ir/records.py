@@ -1,0 +1,181 @@
+"""What stands on the nodes and edges of the plan graph: one record for each kind.
+
+A graph is folded by symmetry: what is alike is one node with a count. Beside the records here nodes carry the steps of
+a program (program.py): what all ranks of a job have in common.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from dslc.compiler.ir.memory import MemoryNode
+from dslc.compiler.ir.program import MetricStep
+from dslc.compiler.ir.traffic import TrafficNode
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """Machines that are alike."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One axis of the mesh: neighbours along it are `stride` ranks apart."""
+
+    name: str
+    size: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """Devices that are alike, `processes` on each machine, and the mesh over all of them.
+
+    `gpus` are those of a machine that are named; `memory` is the most bytes that a rank may hold, None where that is
+    not known.
+    """
+
+    count: int
+    processes: int
+    kind: str  # cpu or cuda
+    gpus: tuple[int, ...]
+    backend: str
+    memory: int | None
+    axes: tuple[Axis, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """Ranks `first` to `last`, which do the same, at one pipeline coordinate; what each exchanges in a step, and holds
+    at its peak."""
+
+    index: int
+    pipeline: int
+    first: int
+    last: int
+    traffic: tuple[TrafficNode, ...] = ()
+    memory: MemoryNode | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """The layers of the model, by name."""
+
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Layers `first` to `last` of the network.
+
+    `inputs` and `outputs` are of one sample: (shape, dtype) of each tensor that a rank is sent and that it gives.
+    `held` is the most micro-batches whose activations it holds, None before that is counted.
+    """
+
+    index: int
+    first: int
+    last: int
+    inputs: tuple[tuple[Shape, str], ...] = ()
+    outputs: tuple[tuple[Shape, str], ...] = ()
+    held: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The schedule of a pipeline, by torch's name for it in lower case (`1f1b`)."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """The samples of a full global batch and of an epoch's last, partial one (0: there is none), and the micro-batches
+    that a rank cuts its share into."""
+
+    full: int
+    last: int
+    microbatches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """`ranks` data ranks from `first_rank` on, each with `samples` of a batch: of the `full` or the `last` one."""
+
+    batch: str
+    first_rank: int
+    ranks: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One thing that a process does in a step. By what it is, `what`:
+
+    F, B, I, W                      a stage's forward, its backward, or the two halves of it, on one micro-batch
+    SEND_F, RECV_F, SEND_B, RECV_B  a message between stages: `count` tensors of `shapes` and `dtypes`, `bytes` in all
+    UNSHARD, REDUCE_GRAD            where a pipeline gathers a stage's parameters, and agrees on its gradients
+    all_reduce, all_gather, …       `count` collectives along an `axis`, of `bytes` in all
+    send, receive                   the same of gradients of weights that two stages share
+    update                          the optimizer's step
+
+    `stage` and `microbatch` are -1 where it is of none. `overlaps`: it is computed together with the pass before it.
+    """
+
+    process: int
+    what: str
+    stage: int = -1
+    microbatch: int = -1
+    overlaps: bool = False
+    axis: str = ""
+    carries: str = ""
+    shapes: tuple[Shape, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    count: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """The constants of the training that are of no step of their own (program.py, `JobProgram`)."""
+
+    job: str
+    file: str
+    timeout: float
+    steps: int
+    steps_per_epoch: int
+    clip: float | None
+    on_nonfinite: str
+    sync_batch_norm: bool
+    offload: tuple[str, ...]
+    compiled: tuple[str, ...]
+    evaluate_every: int
+    metrics: tuple[MetricStep, ...]
+    log_every: int
+    tensorboard: bool
+    deterministic: bool
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Edge: a stage on a process, a process on devices, devices on machines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Follows:
+    """Edge: an action, and the next of the same process. Those of a process form one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hands:
+    """Edge: what one gives another."""
+
+    bytes: int
+
+
+Relation: TypeAlias = Placed | Follows | Hands
