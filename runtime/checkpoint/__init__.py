@@ -1,1 +1,1 @@
-"""When and how the state of a training is kept."""
+"""Checkpoints: when and how the state of a training is saved."""

@@ -1,18 +1,17 @@
-"""When a training's state is written down, by whom and into what folder; and how it is taken up again.
+"""Decides when a training's state is saved, by which rank and into which folder; and resumes from it.
 
-Model: all ranks save after the same step. Each copies what is its own to write (checkpoint/state.py) and goes on
-training; a thread of each writes the copies, over a process group of its own, and rank 0 publishes the folder when all
-of it is on the disk (checkpoint/files.py). With `asynchronous = false` the training waits instead, and nothing is
-copied. To go on, rank 0 looks for the checkpoints that are there, the ranks read the candidates' files to see whether
-they are whole, each its share, and all load the one that is taken.
+Model: all ranks save after the same step. Each copies the tensors that it has to write (state.py) and goes on training;
+a thread of each rank writes the copies, over a process group of its own, and rank 0 publishes the folder when all of it
+is on the disk (files.py). With `asynchronous = false` the training waits instead, and nothing is copied. To resume,
+rank 0 lists the checkpoints, the ranks check the candidates' files for damage, each its share, and all load the one
+chosen.
 
-Contract: a checkpoint is complete or not there. A save waits for the one before it, and `finish` for the last; what
-goes wrong in a thread is raised in the training, at the next step at the latest, and ends it. Older checkpoints are
-removed when a newer one is published, down to `keep`: those that this training wrote or could have gone on from.
+Contract: a checkpoint is complete or not there. A save waits for the one before it, and `finish` for the last. An error
+in a thread is raised in the training, at the next step at the latest, and ends it. Publishing a checkpoint removes
+older ones, down to `keep`: those that this training wrote or could have resumed from.
 
-Limits: one training at a time writes into a folder. Copies take as much of the host's memory as the rank's own share
-of the state. With `seconds`, rank 0's clock is looked at in the steps that are logged, where ranks agree on a number
-anyway.
+Limits: one training at a time writes into a folder. Copies take as much of the host's memory as the rank's own share of
+the state. With `seconds`, rank 0's clock is read in the steps that are logged, where ranks exchange a number anyway.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ from dslc.runtime.process.job_line import at
 from dslc.runtime.process.records import note
 from dslc.runtime.step.assemble import Parts
 
-LONGEST = datetime.timedelta(hours=2)  # that one rank may take longer than another to write its files
+LONGEST = datetime.timedelta(hours=2)  # time that one rank may take longer than another to write its files
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Where a training begins: after `step` steps, `samples` and `seconds`."""
+    """The beginning of a training: after `step` steps, `samples` and `seconds`."""
 
     step: int = 0
     samples: int = 0
@@ -51,7 +50,7 @@ class Start:
 
 
 def preload(job: JobProgram) -> None:
-    """In the launcher: loads what the ranks would each have to load (0.6 s)."""
+    """Imports, in the launcher, the modules that each rank would have to import (0.6 s)."""
     if _wanted(job) or job.task != "train":
         import torch.distributed.checkpoint  # noqa: F401
 
@@ -61,22 +60,22 @@ def _wanted(job: JobProgram) -> bool:
 
 
 class Checkpoints:
-    """The checkpoints of one rank; does nothing where the job asks for none. To be made before the first step."""
+    """The checkpoints of one rank; a no-op if the job asks for none. To be made before the first step."""
 
     def __init__(self, job: JobProgram, place: RankPlace, parts: Parts, run_dir: str) -> None:
         self._job, self._rank, self._step, self._run_dir = job, place.rank, job.checkpoint, run_dir
         self.on = self._step.every > 0 or self._step.seconds > 0
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
-        self.stalls: list[float] = []  # seconds that each save held the training up
-        self.newest = ""  # the checkpoint that was gone on from, or the last that is written or being written
+        self.stalls: list[float] = []  # seconds that each save delayed the training
+        self.newest = ""  # the checkpoint resumed from, or the last that is written or being written
         if not _wanted(job):
             return
         self._device = parts.device
         self._folder = files.folder_of(job, run_dir)
         self._state = TrainingState(parts, place.rank, job.world_size, noise_rank(job, place.rank))
         self._fit = files.fit_of(job, self._state.shapes)
-        # Of its own, so that what a thread says never comes between what the training says.
+        # A group of its own, so that a thread's messages never come between those of the training.
         self._group: Any = dist.new_group(backend="gloo", timeout=LONGEST) if job.world_size > 1 else None
         self._copies = Copies()
         self._kept: list[str] = []  # rank 0: the oldest first
@@ -85,7 +84,7 @@ class Checkpoints:
     # ------------------------------------------------------------------------------------------------- going on
 
     def resume(self) -> Start:
-        """Puts the state of the checkpoint that the job asks for in place. Raises CheckpointError."""
+        """Loads the state of the checkpoint that the job asks for. Raises CheckpointError."""
         with at(self._step.line):
             return self._resumed() if _wanted(self._job) else Start()
 
@@ -106,7 +105,7 @@ class Checkpoints:
         self._keep(taken.manifest.step, found, asked)
         self.newest = _short(taken.path)
         self._state.load(taken.path, taken.manifest, self._job.seed)
-        self._remove_older()  # one that was killed after it had published may have left them
+        self._remove_older()  # a training killed after publishing may have left them
         return Start(step=taken.manifest.step, samples=taken.manifest.samples, seconds=taken.manifest.seconds)
 
     def _prepare_folder(self) -> None:
@@ -126,7 +125,7 @@ class Checkpoints:
             )
 
     def _damage(self, path: str, manifest: files.Manifest) -> list[str]:
-        """What is wrong with a checkpoint's files; each rank reads a share of them."""
+        """Returns the faults of a checkpoint's files; each rank reads a share of them."""
         own = files.damage(path, manifest, sorted(manifest.files)[self._rank :: self._job.world_size])
         if self._group is None:
             return own
@@ -135,7 +134,7 @@ class Checkpoints:
         return [reason for reasons in of_all for reason in reasons]
 
     def _keep(self, step: int, found: list[files.Found], asked: str) -> None:
-        """Which checkpoints count as this training's own, that goes on from the one of `step`."""
+        """Chooses the checkpoints that count as this training's own, which resumes from the one of `step`."""
         if self._rank != 0 or not self.on:
             return
         if os.path.realpath(asked) != os.path.realpath(self._folder):
@@ -173,16 +172,16 @@ class Checkpoints:
 
     @property
     def late(self) -> bool:
-        """Whether by this rank's clock a checkpoint is due. It is rank 0's that counts."""
+        """True if by this rank's clock a checkpoint is due. Rank 0's clock decides."""
         return self._step.seconds > 0 and time.monotonic() - self._last >= self._step.seconds
 
     def due(self, step: int, late: bool) -> bool:
-        """Whether one is to be written after `step`; `late` is what the ranks agreed on."""
+        """True if a checkpoint is to be written after `step`; `late` is rank 0's clock as all ranks know it."""
         every = self._step.every
         return self.on and (late or step == self._job.steps or (every > 0 and step % every == 0))
 
     def save(self, step: int, samples: int, seconds: float) -> None:
-        """Writes down the state after `step` steps, or begins to. On all ranks, after the same step."""
+        """Saves the state after `step` steps, or begins to. Called on all ranks, after the same step."""
         began = time.monotonic()
         with at(self._step.line):
             self.finish()
@@ -215,14 +214,14 @@ class Checkpoints:
                 self._write(tensors, manifest)
 
     def look(self) -> None:
-        """Raises what went wrong in the thread, if anything has by now."""
+        """Raises the error of the thread, if it has had one by now."""
         if self._failed is not None:
             failed, self._failed = self._failed, None
             with at(self._step.line):
                 raise failed
 
     def finish(self) -> None:
-        """Waits until the last one is published, or its failure is known, and raises that."""
+        """Waits until the last checkpoint is published, or raises its failure."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -232,7 +231,7 @@ class Checkpoints:
         try:
             with _named(manifest.step):
                 if self._device.type == "cuda":
-                    torch.cuda.set_device(self._device)  # else what torch looks up would wake another GPU
+                    torch.cuda.set_device(self._device)  # or torch's queries would start another GPU
                 self._write(tensors, manifest)
         except BaseException as error:
             self._failed = error

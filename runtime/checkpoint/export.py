@@ -1,11 +1,11 @@
-"""The whole weights of a checkpoint as a file that torch reads without dslc.
+"""Exports the whole weights of a checkpoint to a file that torch reads without dslc.
 
-Model: a checkpoint of any plan holds each tensor of the model under `model.<name>` (checkpoint/state.py), in pieces;
-one after another is put together and written. `.safetensors` is written as it comes. `.pt`, which torch writes from a
-state dict, is made from such a file mapped into memory.
+Model: a checkpoint of any plan holds each tensor of the model under `model.<name>` (state.py), in pieces; one tensor
+after another is put together and written. `.safetensors` is written directly. `.pt`, which torch writes from a state
+dict, is made from such a file mapped into memory.
 
 Contract: one process, no launch, one tensor in memory at a time. Names are those of the unwrapped model. A tied weight
-stands in a `.safetensors` file once, as the format wants it, and in a `.pt` under each of its names, so that
+stands in a `.safetensors` file once, as the format requires, and in a `.pt` under each of its names, so that
 `load_state_dict` takes it. The file is written beside its place and renamed.
 """
 
@@ -28,9 +28,9 @@ SUFFIXES = (".safetensors", ".pt")
 
 
 def export(source: str, ties: Mapping[str, str], path: str) -> int:
-    """Writes the weights of `source`, a checkpoint or a `.safetensors` file, to `path`; how many tensors they are.
+    """Writes the weights of `source`, a checkpoint or a `.safetensors` file, to `path`; returns the number of tensors.
 
-    `ties` says of a parameter whose tensor it is. Raises CheckpointError and OSError.
+    `ties` maps a parameter to the one whose tensor it is. Raises CheckpointError and OSError.
     """
     plain = path + ".part"
     if os.path.isdir(source):
@@ -63,7 +63,7 @@ def _write(checkpoint: str, path: str) -> None:
 
 
 def _mapped(path: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, each with a storage of its own, in the order of their bytes."""
+    """Returns the tensors of a safetensors file, each with a storage of its own, in the order of their bytes."""
     with open(path, "rb") as file:
         begin = 8 + int.from_bytes(file.read(8), "little")
         entries: dict[str, Any] = json.loads(file.read(begin - 8))

@@ -1,18 +1,18 @@
-"""The folders that checkpoints lie in: their names, their manifests, which of them are whole, and which fits a job.
+"""The folders of checkpoints: their names and manifests, tests for damage, and the choice of one that fits a job.
 
 Model: a checkpoint is a folder `step-00000050` with the files of `torch.distributed.checkpoint` and `manifest.json`,
-which says at which step and sample the training was, what has to be the same for a job to go on from it (`Fit`), and
-the size and checksum of every file. It is written beside its place, as `step-00000050.part`, and renamed once it is
-complete; one that is removed is renamed to `step-00000050.gone` first. So a folder with the plain name is complete, and
-`damage` finds what became of it later: a file that is gone, cut off or changed. The manifest carries a checksum too.
+with the step and sample of the training, the properties that a job must share to resume from it (`Fit`), and the size
+and checksum of every file. It is written beside its place, as `step-00000050.part`, and renamed once it is complete;
+one that is removed is renamed to `step-00000050.gone` first. So a folder with the plain name is complete, and `damage`
+finds later damage: a file that is gone, cut off or changed. The manifest has a checksum too.
 
-Contract: nothing here needs torch. Only folders of checkpoints are ever removed: of a link the link, never what it
-points to, and a folder that holds other files is refused before the first step. `choose` takes the newest checkpoint
-that is whole and fits, and says which it passed over and why; a checkpoint that was read is either what was written, or
-`Damaged`.
+Contract: nothing here needs torch. Only folders of checkpoints are ever removed: of a link only the link, never its
+target; a folder that holds other files is refused before the first step. `choose` takes the newest undamaged checkpoint
+that fits, and lists those passed over with the reasons. Reading a checkpoint returns the numbers that were written, or
+raises `Damaged`.
 
 Limits: checksums find accidents, not forgery. A forged checkpoint can have wrong numbers, and nothing more: it is read
-without running anything (unpickling.py).
+without running anything (transport/unpickling.py).
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from dslc.runtime.process.records import naming
 
 FORMAT = 2
 MANIFEST = "manifest.json"
-METADATA = ".metadata"  # torch's: which part of which tensor lies in which file
+METADATA = ".metadata"  # torch's index: the file of each part of each tensor
 _NAME = re.compile(r"step-(\d{8,})")
 _LEFT = re.compile(r"step-\d{8,}\.(part|gone)")
-_FILES = re.compile(r"__\d+_\d+\.distcp|\.metadata.*|manifest\.json")  # what a checkpoint's folder holds
+_FILES = re.compile(r"__\d+_\d+\.distcp|\.metadata.*|manifest\.json")  # the files in a checkpoint's folder
 _PIECE = 1 << 22  # bytes read at once
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Damaged(Exception):
-    """A checkpoint that is not what was written; the text says what is wrong with it."""
+    """A checkpoint differs from the one that was written; the text says how."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """Bytes, and BLAKE2b of them."""
+    """A file's size in bytes, and its BLAKE2b."""
 
     size: int
     checksum: str
@@ -54,15 +54,15 @@ class File:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """What a job has to have in common with a checkpoint to go on from it: the same tensors, the same optimizer, and
-    the same samples in the same order. All else (ranks, sharding, precision, steps, learning rate) may differ.
+    """The properties that a job must share with a checkpoint to resume from it: the same tensors, the same optimizer,
+    and the same samples in the same order. All else (ranks, sharding, precision, steps, learning rate) may differ.
 
-    `tensors` are the model's parameters and persistent buffers, a tied weight once; None where they are not known.
+    `tensors` are the model's parameters and persistent buffers, a tied weight once; None if they are not known.
     """
 
     tensors: Shapes | None
     optimizer: str
-    states: tuple[str, ...]  # what the optimizer keeps for each parameter
+    states: tuple[str, ...]  # names of the optimizer's state for each parameter
     seed: int
     shuffle: bool
     batch: int
@@ -72,7 +72,7 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What `manifest.json` says. `samples` and `seconds` are those of metrics.jsonl after `step` steps."""
+    """The contents of `manifest.json`. `samples` and `seconds` are those of metrics.jsonl after `step` steps."""
 
     format: int
     step: int
@@ -96,9 +96,9 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The checkpoint that was taken, if any, and those that were passed over, each with the reason.
+    """The chosen checkpoint, if any, and those that were passed over, each with the reason.
 
-    `whole` counts those among the latter that are not damaged: they are of another job.
+    `whole` counts those passed over that are not damaged but belong to another job.
     """
 
     taken: Found | None
@@ -110,7 +110,9 @@ class Choice:
 
 
 def fit_of(job: JobProgram, tensors: Shapes | None) -> Fit:
-    """What a checkpoint has to have for `job`, whose model has `tensors` (None: not known, and not compared)."""
+    """Returns the properties that `job`, whose model has `tensors`, needs in a checkpoint (None: unknown, not
+    compared).
+    """
     return Fit(
         tensors=None if tensors is None else {name: tuple(shape) for name, shape in tensors.items()},
         optimizer=job.optimizer.kind,
@@ -124,7 +126,7 @@ def fit_of(job: JobProgram, tensors: Shapes | None) -> Fit:
 
 
 def states_of(optimizer: OptimizerStep) -> tuple[str, ...]:
-    """The names under which torch's optimizer keeps its state of a parameter."""
+    """Returns the names under which torch's optimizer keeps its state of a parameter."""
     given = optimizer.arguments
     momentum = ("momentum_buffer",) if given.get("momentum") else ()
     match optimizer.kind.lower():
@@ -141,7 +143,7 @@ def states_of(optimizer: OptimizerStep) -> tuple[str, ...]:
 
 
 def misfits(manifest: Manifest, fit: Fit, steps: int) -> list[str]:
-    """Why a job of `steps` steps cannot go on from a checkpoint; nothing where it can."""
+    """Returns the reasons why a job of `steps` steps cannot resume from a checkpoint; [] if it can."""
     other = misfitting_tensors(manifest.fit.tensors, fit.tensors)
     found = [other] if other else []
     if manifest.fit.optimizer.lower() != fit.optimizer.lower():
@@ -165,7 +167,7 @@ def misfits(manifest: Manifest, fit: Fit, steps: int) -> list[str]:
 
 
 def misfitting_tensors(theirs: Shapes | None, ours: Shapes | None) -> str:
-    """How the tensors of a checkpoint differ from those of a model, by the first that does; "" where they do not."""
+    """Describes the first difference between the tensors of a checkpoint and those of a model; "" if there is none."""
     if theirs is None or ours is None:
         return ""
     for name, shape in ours.items():
@@ -189,7 +191,7 @@ def _text(value: int | bool) -> str:
 
 
 def folder_of(job: JobProgram, run_dir: str) -> str:
-    """Where a job's checkpoints are written."""
+    """Returns the folder of a job's checkpoints."""
     return job.checkpoint.folder or os.path.join(run_dir, "checkpoints")
 
 
@@ -198,14 +200,14 @@ def name_of(step: int) -> str:
 
 
 def is_checkpoint(path: str) -> bool:
-    """Whether a path is one checkpoint, rather than a folder of them."""
+    """True if a path is one checkpoint, rather than a folder of them."""
     return bool(_NAME.fullmatch(os.path.basename(os.path.normpath(path)))) or os.path.exists(
         os.path.join(path, MANIFEST)
     )
 
 
 def checkpoints_in(place: str) -> list[str]:
-    """The paths of the checkpoints in a folder, the newest first; `place` itself if it is one."""
+    """Returns the paths of the checkpoints in a folder, the newest first; `place` itself if it is one."""
     if is_checkpoint(place):
         return [place] if os.path.isdir(place) else []
     try:
@@ -222,7 +224,7 @@ def _step(name: str) -> int:
 
 
 def look(path: str) -> Found:
-    """A checkpoint and its manifest; its files are not read."""
+    """Returns a checkpoint and its manifest, without reading its files."""
     try:
         return Found(path=path, manifest=read_manifest(path))
     except Damaged as damage:
@@ -230,7 +232,7 @@ def look(path: str) -> Found:
 
 
 def read_manifest(path: str) -> Manifest:
-    """The manifest of the checkpoint at `path`. Raises Damaged."""
+    """Returns the manifest of the checkpoint at `path`. Raises Damaged."""
     try:
         with open(os.path.join(path, MANIFEST), encoding="utf-8") as file:
             told = json.load(file)
@@ -251,12 +253,12 @@ def read_manifest(path: str) -> Manifest:
 
 
 def is_plain_name(name: str) -> bool:
-    """Returns True for the name of a file within a folder, False for a path that leads elsewhere."""
+    """True for the name of a file within a folder, false for a path that leads elsewhere."""
     return name == os.path.basename(name) and name not in ("", os.curdir, os.pardir)
 
 
 def damage(path: str, manifest: Manifest, names: Iterable[str] | None = None) -> list[str]:
-    """What is wrong with the files of a checkpoint (with `names` of them); reads them whole."""
+    """Returns the faults of a checkpoint's files (with `names`, of those files); reads them whole."""
     found = []
     for name in manifest.files if names is None else names:
         wanted, file = manifest.files[name], os.path.join(path, name)
@@ -276,9 +278,9 @@ def damage(path: str, manifest: Manifest, names: Iterable[str] | None = None) ->
 def choose(
     found: Iterable[Found], fit: Fit, steps: int, examine: Callable[[str, Manifest], list[str]] = damage
 ) -> Choice:
-    """The first of `found` (the newest first) that fits and is whole.
+    """Returns the first of `found` (the newest first) that fits and is undamaged.
 
-    Files are read by `examine`, of those alone that fit.
+    `examine` reads the files of those alone that fit.
     """
     passed_over: list[Found] = []
     whole = 0
@@ -301,7 +303,7 @@ def choose(
 
 
 def checksum(path: str) -> str:
-    """BLAKE2b of a file."""
+    """Returns the BLAKE2b of a file."""
     digest = hashlib.blake2b(digest_size=16)
     with open(path, "rb", buffering=0) as file:
         while piece := file.read(_PIECE):
@@ -314,7 +316,9 @@ def describe_file(path: str) -> File:
 
 
 def publish(part: str, manifest: Manifest) -> str:
-    """Completes a checkpoint whose other files are written and synced at `part`, and gives it its name; its path."""
+    """Completes a checkpoint whose other files are written and synced at `part`, gives it its name, and returns its
+    path.
+    """
     content = to_json(manifest)
     path = os.path.join(part, MANIFEST)
     with naming(path), open(path, "w", encoding="utf-8") as file:
@@ -325,28 +329,29 @@ def publish(part: str, manifest: Manifest) -> str:
     folder = os.path.dirname(part)
     path = os.path.join(folder, name_of(manifest.step))
     if os.path.lexists(path):
-        remove(path)  # a damaged one, that was passed over when the training went on from an older one
+        remove(path)  # a damaged one that was passed over when the training resumed from an older one
     os.rename(part, path)
     _sync(folder)
     return path
 
 
 def remove(path: str) -> None:
-    """Removes a checkpoint, so that no half of it is ever taken for one."""
+    """Removes a checkpoint without ever leaving a half that passes for one."""
     os.rename(path, path + ".gone")
     _delete(path + ".gone")
 
 
 def clear_away(folder: str) -> None:
-    """Removes what a training that was killed left half written or half removed."""
+    """Removes checkpoints that a killed training left half written or half removed."""
     for name in os.listdir(folder):
         if _LEFT.fullmatch(name):
             _delete(os.path.join(folder, name))
 
 
 def foreign(folder: str) -> str:
-    """The path in `folder` that is called like a checkpoint, or a part of one, and is none of ours; "" if there is
-    none. A training would write over it."""
+    """Returns the path in `folder` that is named like a checkpoint, or a part of one, but is none of ours; "" if there
+    is none. A training would overwrite it.
+    """
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
         if (_NAME.fullmatch(name) or _LEFT.fullmatch(name)) and not _ours(path):
@@ -355,7 +360,7 @@ def foreign(folder: str) -> str:
 
 
 def _ours(path: str) -> bool:
-    """Whether there is nothing at `path` but files of a checkpoint; so too where a link points to nothing."""
+    """True if `path` has nothing but files of a checkpoint, or is a link to nothing."""
     try:
         return all(_FILES.fullmatch(name) for name in os.listdir(path))
     except FileNotFoundError:
@@ -373,7 +378,7 @@ def _delete(path: str) -> None:
 
 
 def _sync(folder: str) -> None:
-    """Makes the names in a folder outlast a loss of power."""
+    """Syncs a folder, so that the names in it survive a loss of power."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

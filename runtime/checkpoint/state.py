@@ -1,21 +1,21 @@
-"""The state of a training by names that no plan changes: what a checkpoint holds, put together and put back.
+"""Saves and loads the state of a training, under names that no plan changes.
 
     model.<name>                parameters and persistent buffers of the plain model, a tied weight once
-    optimizer.<name>.<state>    what the optimizer keeps for that parameter: exp_avg, momentum_buffer, step, …
-    scaler.<number>             of the scaling of losses
-    rng.<rank>.<generator>      where a rank's random numbers have come to
+    optimizer.<name>.<state>    the optimizer's state of that parameter: exp_avg, momentum_buffer, step, …
+    scaler.<number>             the state of the loss scaler
+    rng.<rank>.<generator>      the state of a rank's random generators
 
 Model: parameters and optimizer state are plain tensors that every rank holds (DistributedDataParallel), parts of one
-tensor (`fully_shard`), or held by one rank alone (ZeroRedundancyOptimizer). The first and the copies that `replicas`
-makes are dealt out, so that each is written once and every rank writes about as much. A load asks for what this rank
-needs, whatever the ranks held that wrote it. Optimizer state is made from what the checkpoint says there is, so that no
-step has to be done first.
+tensor (`fully_shard`), or held by one rank alone (ZeroRedundancyOptimizer). Plain tensors, and the copies of
+`replicas`, are dealt out, so that each is written once and every rank writes about as much. A load reads the tensors
+that this rank needs, whatever the ranks held that wrote them. The names in the checkpoint decide which optimizer state
+is made, so that no step has to be done first.
 
-Contract: `load` leaves model, optimizer and scaler as they were on the ranks that saved; random numbers go on where
-they were if there are as many ranks as then, else each rank begins a new sequence, of this step.
+Contract: `load` leaves model, optimizer and scaler as they were on the ranks that saved. Random generators go on from
+their states if there are as many ranks as then; else each rank begins a new sequence, seeded by this step.
 
-Limits: where copies differ (statistics of a batch norm that is not synchronised) rank 0's are kept, which is what
-DistributedDataParallel goes on with. A plain tensor is taken to be the same on all ranks. Extra state that a user's
+Limits: if copies differ (statistics of a batch norm that is not synchronised) rank 0's are kept, with which
+DistributedDataParallel goes on too. A plain tensor is taken to be the same on all ranks. Extra state that a user's
 module keeps outside its tensors is not written.
 """
 
@@ -48,16 +48,16 @@ class CheckpointError(RuntimeError):
 
 
 def shapes_of(model: nn.Module) -> Shapes:
-    """The tensors that a checkpoint of a plain model has, with their whole shapes."""
+    """Returns the tensors in a checkpoint of a plain model, with their whole shapes."""
     return {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
 
 
 @torch.no_grad()
 def load_model(path: str, manifest: Manifest, model: nn.Module, pipeline: Pipeline | None = None) -> None:
-    """Puts the weights of the checkpoint at `path` into `model`, the plain one, in place.
+    """Loads the weights of the checkpoint at `path` into `model`, the plain one, in place.
 
     Its tensors may be whole or parts (`fully_shard`), on any number of processes; each reads what it needs, and none
-    waits for another. Raises CheckpointError where they do not fit or cannot be read.
+    waits for another. Raises CheckpointError if they do not fit or cannot be read.
     """
     whole = shapes_of(model) if pipeline is None else {n: tuple(t.shape) for n, t in pipeline.whole.items()}
     wrong = misfitting_tensors(manifest.fit.tensors, whole)
@@ -69,16 +69,16 @@ def load_model(path: str, manifest: Manifest, model: nn.Module, pipeline: Pipeli
 class TrainingState:
     """The parts of a training by name. To be made before the first step, while sharded parameters are in place.
 
-    `noise` is the rank whose random numbers this one draws (tensor_parallel.py), where that is not itself.
+    `noise` is the rank with whose random numbers this one draws (parallel/tensor_parallel.py), if not its own.
     """
 
     def __init__(self, parts: Parts, rank: int, ranks: int, noise: int | None = None) -> None:
         self._parts, self._rank, self._ranks = parts, rank, ranks
         self._noise = rank if noise is None else noise
         stages = parts.pipeline.coordinates if parts.pipeline is not None else 1
-        # Pipeline coordinates are runs of ranks: who holds what is whole, and how many they are.
+        # A pipeline coordinate is a run of ranks: this rank's place in it, and its size.
         self._alike = rank % (ranks // stages), ranks // stages
-        # Kept, because a model that has just been evaluated may show whole parameters in the place of its parts.
+        # Kept, because a model that has just been evaluated may show whole parameters instead of its parts.
         self._model = named_tensors(parts.plain)
         self._parameters = {name for name, tensor in self._model.items() if isinstance(tensor, nn.Parameter)}
         self._slots = tuple(_slots(parts.optimizer, {id(tensor): name for name, tensor in self._model.items()}))
@@ -90,16 +90,16 @@ class TrainingState:
         return {name: tuple(tensor.shape) for name, tensor in whole.items()}
 
     def _owns(self, name: str) -> bool:
-        """Whether this pipeline coordinate is the one that writes it."""
+        """True if this pipeline coordinate writes it."""
         return self._parts.pipeline is None or self._parts.pipeline.owns(name)
 
     # ---------------------------------------------------------------------------------------------------- saving
 
     @torch.no_grad()
     def mine(self) -> State:
-        """The tensors that this rank writes: those of the training themselves, not copies."""
+        """Returns the tensors that this rank writes: those of the training themselves, not copies."""
         optimizer: Any = self._parts.optimizer
-        if hasattr(optimizer, "optim_dict"):  # offloaded: the new parameters may be still on their way
+        if hasattr(optimizer, "optim_dict"):  # offloaded: the new parameters may still be on their way
             torch.cuda.current_stream().wait_stream(optimizer.stream)
         deal, found = _Deal(*self._alike), State()
         for name, tensor in self._model.items():
@@ -128,7 +128,7 @@ class TrainingState:
 
     @torch.no_grad()
     def load(self, path: str, manifest: Manifest, seed: int) -> None:
-        """Puts the state of the checkpoint at `path` in place. Raises CheckpointError where it cannot be read."""
+        """Loads the state of the checkpoint at `path`. Raises CheckpointError if it cannot be read."""
         there = keys_of(path)
         states: dict[str, list[str]] = {}
         for key in there:
@@ -171,28 +171,28 @@ class TrainingState:
 
 @dataclass(frozen=True, kw_only=True)
 class _Slot:
-    """One parameter, and the mapping in which an optimizer keeps its state under it."""
+    """One parameter, and the mapping in which an optimizer keeps its state."""
 
     name: str
     parameter: Tensor
     kept: MutableMapping[Any, Any]
-    step_beside: bool  # the number of its steps lies where the parameter does, as fused kernels want it
-    original: Tensor | None = None  # the parameter on the device, of which this is the host's copy
+    step_beside: bool  # its step count is on the parameter's device, as fused kernels need it
+    original: Tensor | None = None  # the parameter on the device, if this is the host's copy
 
     def make(self, state: str) -> Tensor:
-        """An empty tensor for a state of it: one number for `step`, else like the parameter."""
+        """Returns an empty tensor for one of its states: one number for `step`, else like the parameter."""
         if state == "step":
             return torch.zeros((), device=self.parameter.device if self.step_beside else "cpu")
         return torch.empty_like(self.parameter, requires_grad=False)
 
     def loaded(self) -> None:
-        """The parameter has new numbers."""
+        """Copies the parameter's new numbers to the device, if this is the host's copy."""
         if self.original is not None:
             self.parameter.copy_(self.original)
 
 
 def _slots(optimizer: Any, names: Mapping[int, str]) -> Iterator[_Slot]:
-    if hasattr(optimizer, "optim_dict"):  # torchao's CPUOffloadOptimizer: one optimizer a parameter, on a copy of it
+    if hasattr(optimizer, "optim_dict"):  # torchao's CPUOffloadOptimizer: one optimizer per parameter, on a copy of it
         for parameter, inner in optimizer.optim_dict.items():
             for copy, beside in _parameters(inner):
                 yield _Slot(
@@ -202,7 +202,7 @@ def _slots(optimizer: Any, names: Mapping[int, str]) -> Iterator[_Slot]:
                     step_beside=beside,
                     original=parameter,
                 )
-        optimizer = optimizer.d_opt  # of the parameters that are too small to be worth it
+        optimizer = optimizer.d_opt  # of the parameters that are too small to offload
         if optimizer is None:
             return
     inner = optimizer.optim if _is_zero1(optimizer) else optimizer
@@ -217,7 +217,7 @@ def _parameters(optimizer: Any) -> Iterator[tuple[Tensor, bool]]:
 
 
 def _is_zero1(optimizer: Any) -> bool:
-    """Whether each rank's optimizer knows the state of some parameters alone (ZeroRedundancyOptimizer)."""
+    """True if each rank's optimizer has the state of some parameters alone (ZeroRedundancyOptimizer)."""
     return type(optimizer).__name__ == "ZeroRedundancyOptimizer"
 
 
@@ -225,8 +225,9 @@ def _is_zero1(optimizer: Any) -> bool:
 
 
 class _Deal:
-    """Deals tensors out over the ranks that hold the same, in the order in which all of them ask: each to the one that
-    has the fewest bytes so far."""
+    """Deals tensors out over the ranks that hold the same, in the order in which all of them ask: each to the rank with
+    the fewest bytes so far.
+    """
 
     def __init__(self, rank: int, ranks: int) -> None:
         self._rank, self._ranks = rank, ranks
@@ -240,7 +241,7 @@ class _Deal:
         return who == index
 
     def _place(self, tensor: Tensor) -> tuple[int, int]:
-        """Which of how many ranks this one is, of those that hold the same numbers."""
+        """Returns this rank's number among those that hold the same numbers, and how many they are."""
         mesh: Any = getattr(tensor, "device_mesh", None)
         if mesh is None:
             return self._rank, self._ranks
@@ -253,15 +254,15 @@ class _Deal:
 
 
 def _local(tensor: Any) -> Tensor:
-    """What of a tensor this rank holds. Not by `to_local`, which takes as long as the copy of a small tensor."""
+    """Returns this rank's part of a tensor. Not by `to_local`, which takes as long as the copy of a small tensor."""
     local: Tensor = tensor._local_tensor if hasattr(tensor, "device_mesh") else tensor
     return local
 
 
 class Copies:
-    """Copies of a rank's tensors in the host's memory, which stay as they are while the training goes on.
+    """Copies of a rank's tensors in the host's memory, unaffected by further training.
 
-    The memory is kept from one save to the next: taking it anew costs more than the copy. From a GPU the copies run
+    The memory is kept from one save to the next: allocating it anew costs more than the copy. From a GPU the copies run
     into page-locked memory at the full speed of the bus, and are complete when `take` returns.
     """
 
@@ -287,7 +288,7 @@ class Copies:
         from torch.distributed.tensor import DTensor
 
         spec = tensor._spec  # type: ignore[attr-defined]
-        # Not `from_local`, which would move it to the device of the mesh.
+        # Not `from_local`, which would move it to the mesh's device.
         return DTensor(kept, spec, requires_grad=False)
 
 
@@ -297,14 +298,15 @@ class Copies:
 def _torchs() -> Any:
     import torch.distributed.checkpoint
 
-    # What is meant here, and no news to anyone.
+    # This is intended.
     warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
     return torch.distributed.checkpoint
 
 
 def write(path: str, tensors: State, group: Any) -> None:
-    """Writes this rank's tensors into the folder `path`, which has to be there, together with the ranks of `group`
-    (None: alone), and waits until all of it is on the disk. Raises CheckpointError on every rank if one fails."""
+    """Writes this rank's tensors into the folder `path`, which must exist, together with the ranks of `group` (None:
+    alone), and waits until all of it is on the disk. Raises CheckpointError on every rank if one fails.
+    """
     dcp = _torchs()
     with _plainly(f"{path} cannot be written"):
         dcp.save(
@@ -329,13 +331,13 @@ def read(path: str, wanted: State) -> None:
 
 
 def keys_of(path: str) -> Mapping[str, Any]:
-    """What a checkpoint holds, with the shape of each."""
+    """Returns the names in a checkpoint, with the shape of each."""
     with _plainly(f"{path} cannot be read"):
         return _reader(path).read_metadata().state_dict_metadata
 
 
 def _reader(path: str) -> Any:
-    """A reader of the checkpoint at `path` that runs nothing which its metadata, a pickle, may name."""
+    """Returns a reader of the checkpoint at `path` that runs nothing which its metadata, a pickle, may name."""
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     class PlainReader(_torchs().FileSystemReader):  # type: ignore[misc]
@@ -355,7 +357,9 @@ def _reader(path: str) -> Any:
 
 @contextlib.contextmanager
 def _plainly(what: str) -> Iterator[None]:
-    """Makes an Exception of torch's CheckpointException, which `except Exception` would miss, and says what failed."""
+    """Turns torch's CheckpointException, which `except Exception` would miss, into an Exception that says what
+    failed.
+    """
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:

@@ -1,13 +1,13 @@
 """The final weights, as safetensors under the model's own names.
 
-Model: a file of safetensors is the length of a header (8 bytes, little-endian), the header (JSON: for each name dtype,
-shape, and where its bytes begin and end), and the bytes of one tensor after another
+Model: a safetensors file is the length of a header (8 bytes, little-endian), the header (JSON: for each name dtype,
+shape, and the range of its bytes), and the bytes of one tensor after another
 (https://github.com/huggingface/safetensors#format). So it can be written while the tensors are gathered one by one.
 
 Contract: `save_weights` writes parameters and persistent buffers, a tied weight once under the name it has first in the
-model, contiguous; beside the file's place first, then renamed, so that a file is whole or not there. No rank ever holds
-more than one whole tensor that is sharded. `load_weights` puts them into a model of the same shape, not sharded; a name
-missing, left over, or of another shape is an error.
+model, contiguous; the file is written beside its place and renamed, so that it is whole or not there. No rank ever
+holds more than one whole tensor that is sharded. `load_weights` puts them into a model of the same shape, not sharded;
+a name missing, left over, or of another shape is an error.
 
 Limits: extra state that a user's module keeps outside its tensors is not written.
 """
@@ -47,9 +47,9 @@ DTYPES = {
 
 @torch.no_grad()
 def save_weights(model: nn.Module, run_dir: str, writes: bool = True, pipeline: Pipeline | None = None) -> str:
-    """Writes `weights.safetensors` into `run_dir`; its path. `model` is the plain one. Raises OSError.
+    """Writes `weights.safetensors` into `run_dir` and returns its path. `model` is the plain one. Raises OSError.
 
-    All ranks call it, as sharded tensors are gathered, and those of other stages of a `pipeline` sent; one `writes`.
+    All ranks call it, as sharded tensors are gathered and those of other stages of a `pipeline` are sent; one `writes`.
     """
     path = os.path.join(run_dir, WEIGHTS)
     own = named_tensors(model)
@@ -71,7 +71,7 @@ def save_weights(model: nn.Module, run_dir: str, writes: bool = True, pipeline: 
 
 
 def header(tensors: Mapping[str, Tensor]) -> bytes:
-    """What a file of these tensors begins with; they may be on the meta device."""
+    """Returns the header of a file of these tensors, which may be on the meta device."""
     ends = itertools.accumulate(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     places = itertools.pairwise(itertools.chain((0,), ends))
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -83,7 +83,7 @@ def header(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def _whole(tensor: Any, wanted: bool) -> Tensor | None:
-    """The whole of a tensor that may be sharded; every rank takes part in gathering it."""
+    """Returns the whole of a tensor that may be sharded; every rank takes part in gathering it."""
     whole: Tensor | None = tensor if wanted else None
     if hasattr(tensor, "full_tensor"):
         gathered = tensor.full_tensor()
@@ -92,14 +92,14 @@ def _whole(tensor: Any, wanted: bool) -> Tensor | None:
 
 
 def write_tensor(file: BinaryIO, tensor: Tensor) -> None:
-    """The bytes of the next tensor, in the order of the header."""
+    """Writes the bytes of the next tensor, in the order of the header."""
     plain = tensor.detach().cpu().contiguous().reshape(-1)
     file.write(plain.view(torch.uint8).numpy().data)
 
 
 @torch.no_grad()
 def load_weights(model: nn.Module, run_dir: str) -> None:
-    """Puts the weights of `run_dir` into `model`, in place. Raises OSError, or ValueError where they do not fit."""
+    """Loads the weights of `run_dir` into `model`, in place. Raises OSError, or ValueError if they do not fit."""
     from safetensors.torch import load_file
 
     loaded = load_file(os.path.join(run_dir, WEIGHTS))
