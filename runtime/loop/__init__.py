@@ -1,1 +1,1 @@
-"""What is done step after step: train, evaluate, predict."""
+"""The work of the ranks, step after step: train, evaluate, predict."""

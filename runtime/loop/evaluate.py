@@ -1,11 +1,11 @@
 """Evaluation, exact over the validation split on any number of ranks.
 
-Model: each rank works through its own contiguous share, in batches, without padding; the sums of all metrics are one
-float64 vector, added over the ranks at the end by one all-reduce. Where a forward pass takes all ranks (sharded
-parameters are gathered in it), a rank that has fewer batches than others runs one again and does not count it.
+Model: each rank evaluates its own contiguous share, in batches, without padding; the sums of all metrics are one
+float64 vector, summed over the ranks at the end by one all-reduce. If a forward pass needs all ranks (it gathers
+sharded parameters), a rank with fewer batches than others repeats one and does not count it.
 
 Contract: every sample counts once. The model is called as it is, without DDP around it, in evaluation mode and under
-the autocast of the training; what mode each of its modules was in is restored. The loss is always among the results.
+the autocast of the training; the mode of each of its modules is restored. The loss is always among the results.
 
 Limits: gradients are switched off by `no_grad`, not by inference mode, whose tensors a user's module may keep (a table
 it computes on first use) and then not train with.
@@ -36,7 +36,7 @@ _LOSS = MetricStep(kind="loss", name="loss")
 
 @torch.no_grad()
 def evaluate(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits) -> dict[str, float]:
-    """The metrics over the whole validation split, by name; the same on every rank."""
+    """Returns the metrics over the whole validation split, by name; the same on every rank."""
     steps = job.metrics if any(step.name == "loss" for step in job.metrics) else (_LOSS, *job.metrics)
     metrics, cut = Metrics(steps, job.loss, parts.device), piece_of(job)
     with evaluating(parts):
@@ -51,7 +51,7 @@ def evaluate(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits) ->
 
 
 def forward(job: JobProgram, parts: Parts, input: Tensor) -> Tensor | None:
-    """What the model makes of `input`; None where another rank of a pipeline has it."""
+    """Returns the model's output for `input`; None if another rank of a pipeline has it."""
     if parts.pipeline is not None:
         output = parts.pipeline.forward(input)
     else:
@@ -62,7 +62,7 @@ def forward(job: JobProgram, parts: Parts, input: Tensor) -> Tensor | None:
 
 @contextlib.contextmanager
 def evaluating(parts: Parts) -> Iterator[None]:
-    """The model in evaluation mode, all ranks with the same buffers; afterwards it is as it was."""
+    """Puts the model into evaluation mode, with the same buffers on all ranks; restores it afterwards."""
     modes = [(module, module.training) for module in parts.plain.modules()]
     parts.engine.agree_on_buffers()
     parts.plain.eval()
@@ -75,7 +75,7 @@ def evaluating(parts: Parts) -> Iterator[None]:
 
 
 def _batches(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits) -> Iterator[tuple[Tensor, Tensor, bool]]:
-    """This rank's batches (input, target, whether they count): as many on every rank where they go in lockstep."""
+    """Yields this rank's batches (input, target, whether they count): as many on every rank if they go in lockstep."""
     size, own = batch_size(job, place), 0
     pair: tuple[Tensor, Tensor] | None = None
     for pair in validation_batches(job.data, splits, place, size, parts.device):
@@ -83,7 +83,7 @@ def _batches(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits) ->
         yield *pair, True
     if not parts.engine.lockstep:
         return
-    share = -(-job.data.validation_samples // place.data_ranks)  # the largest, rank 0's
+    share = -(-job.data.validation_samples // place.data_ranks)  # the largest share, rank 0's
     for _ in range(-(-share // size) - own):
         if pair is None:
             first = dataclasses.replace(place, data_rank=0)
@@ -92,5 +92,5 @@ def _batches(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits) ->
 
 
 def batch_size(job: JobProgram, place: RankPlace) -> int:
-    """Samples at once: two micro-batches of the training, since nothing is kept for a backward pass."""
+    """Returns the samples of a batch: two micro-batches of the training, as nothing is kept for a backward pass."""
     return 2 * -(-job.data.batch // (place.data_ranks * job.microbatches))

@@ -22,7 +22,7 @@ from dslc.compiler.ir.program import LearningRateStep
 
 
 def factor(step: LearningRateStep, s: int) -> float:
-    """The factor on the learning rate in step `s`, counted from 0."""
+    """Returns the factor on the learning rate in step `s`, counted from 0."""
     if s < step.warmup:
         return (s + 1) / step.warmup
     after = s - step.warmup

@@ -2,7 +2,7 @@
 
 Model: each metric has a sum and a count, side by side in one float64 vector, so that the metrics of a split are one
 all-reduce (SUM) of `sums` over the data ranks, and `results` of it. They do not depend on how the split was cut into
-batches or shared out.
+batches or shares.
 
 Contract: `update` reads nothing back from the device. Ignored targets count nowhere. A metric of nothing is nan.
 
@@ -49,7 +49,7 @@ class Metrics:
         self.sums.zero_()
 
     def results(self, sums: Tensor | None = None) -> dict[str, float]:
-        """The value of each metric by its name, from `sums` (of all ranks; else this rank's own)."""
+        """Returns the value of each metric by its name, from `sums` (of all ranks; else this rank's own)."""
         numbers = (self.sums if sums is None else sums).tolist()
         found = {}
         for place, step in enumerate(self._steps):
@@ -86,7 +86,7 @@ def _kept(labels: Tensor, loss: LossStep) -> Tensor | None:
 
 
 def _cross_entropy(loss: LossStep) -> Measure:
-    """Without label smoothing: what the perplexity of a model is defined by."""
+    """Returns the cross entropy without label smoothing, by which perplexity is defined."""
 
     def measure(output: Tensor, target: Tensor) -> tuple[Tensor, int | Tensor]:
         scores, labels = classes_last(output, target)

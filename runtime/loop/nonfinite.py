@@ -1,25 +1,25 @@
-"""Losses, gradients and parameters that are not finite: when they are found, what is said of them, what is never saved.
+"""Finds losses, gradients and parameters that are not finite, and keeps them out of checkpoints.
 
-Model: `train.on_nonfinite` decides. Under `stop` a training ends before the update of a step whose loss is nan or
-infinite, and the message names its cause (nonfinite_cause.py). Under `skip` the update is left out (precision.py,
-`Skipping`) and counted. Under both a state with numbers that are not finite is neither a checkpoint nor weights: the
-training ends instead. `continue` looks at nothing.
+Model: `train.on_nonfinite` decides. With `stop` a training ends before the update of a step whose loss is nan or
+infinite, and the message names its cause (nonfinite_cause.py). With `skip` the update is skipped
+(technique/precision.py, `Skipping`) and counted. With both, a state with numbers that are not finite is never saved as
+a checkpoint or as weights: the training ends instead. `continue` checks nothing.
 
-When `stop` finds a loss, without a wait of the host that was not there:
+When `stop` finds a loss, without a new wait of the host:
 
-    on CPUs    of one node, in the step itself: the loss lies in the host's memory. The rank that has it writes the step
+    on CPUs    of one node, in the step itself: the loss is in the host's memory. The rank that has it writes the step
                on the board before its backward pass, and the other ranks read that after the exchange of gradients, to
                which it contributed later: all of them end before the same update.
-    else       in the next step that is logged, before its update, where the ranks agree on the loss anyway. By then
-               the parameters may have taken numbers that are not finite: of these the first is named.
+    else       in the next step that is logged, before its update, where the ranks exchange the loss anyway. By then
+               parameters may have become not finite: the first of these is named.
 
-Gradients are looked at where their norm is known (`clip`, on CPUs) and before an update that is saved; parameters
-before they are saved, and when a loss is not finite. Where losses are scaled, an overflowing gradient is the scale's
-business and no fault.
+Gradients are checked when their norm is known (`clip`, on CPUs) and before an update that is saved; parameters before
+they are saved, and when a loss is not finite. With loss scaling an overflowing gradient is left to the scaler, and is
+no fault.
 
-Limits: a gradient that is not finite under a loss that is shows in the next loss, where nothing is clipped or saved in
-between. That all ranks read in time what is on the board needs that each of them trains something, of which the
-compiler sees to the stages of a pipeline.
+Limits: a gradient that is not finite under a finite loss shows in the next loss, unless it is clipped or saved first.
+All ranks read the board in time only if each of them trains something, which the compiler ensures for the stages of a
+pipeline.
 """
 
 from __future__ import annotations
@@ -51,12 +51,13 @@ from dslc.runtime.process.stop import Board
 from dslc.runtime.step.assemble import Parts
 from dslc.runtime.technique.precision import Skipping
 
-_FOLDED = 256  # losses that are kept one by one until a step is logged
+_FOLDED = 256  # losses kept one by one until a step is logged
 
 
 class NonFinite(RuntimeError):
-    """The training ends. The text is for the user; `told` on the rank whose text it is to be. `module` is the one at
-    fault, where there is one."""
+    """Ends the training. The text is for the user; `told` on the rank that reports it. `module` is the one at fault, if
+    there is one.
+    """
 
     def __init__(self, message: str, *, told: bool, module: str | None = None) -> None:
         super().__init__(message)
@@ -64,7 +65,7 @@ class NonFinite(RuntimeError):
 
 
 class Guard:
-    """Looks at what one rank computes, and ends the training or counts what is left out. Made by all ranks."""
+    """Checks what one rank computes, and ends the training or counts skipped updates. Made by all ranks."""
 
     def __init__(self, job: JobProgram, place: RankPlace, parts: Parts, board: Board, checkpoints: Checkpoints) -> None:
         self.job, self.place, self.parts, self.board, self.checkpoints = job, place, parts, board, checkpoints
@@ -74,13 +75,13 @@ class Guard:
         self.hears_in_logs = self.stops and not self.at_once
         self._totals: list[Tensor] = []  # the losses since the last step that was logged
         self._own = 0.0  # a loss of this rank that is not finite
-        self._saved = -1  # the step whose state was looked at last
-        # Kept, because a model that has just been evaluated may show whole parameters in the place of its parts.
+        self._saved = -1  # the step whose state was checked last
+        # Kept, because a model that has just been evaluated may show whole parameters instead of its parts.
         tensors = named_tensors(parts.plain)
         self._parameters = {name: each for name, each in tensors.items() if isinstance(each, nn.Parameter)}
         self._statistics: list[tuple[Tensor, Tensor]] = []
         self._skipping = parts.scaler if isinstance(parts.scaler, Skipping) else None
-        self._said = int(self._skipping.skipped) if self._skipping else 0  # updates that were left out
+        self._said = int(self._skipping.skipped) if self._skipping else 0  # skipped updates
         self._scaled = parts.scaler.is_enabled()
         self.loss: Callable[[Tensor], None] = self._look_at_loss if self.at_once else _nothing_of
         self.norm: Callable[[Tensor], None] = self._look_at_norm if self.at_once and not self._scaled else _nothing_of
@@ -88,7 +89,7 @@ class Guard:
     # ----------------------------------------------------------------------------------------------------- in a step
 
     def enter(self, step: int) -> None:
-        """Begins a step. What a skipped step does to statistics is undone, so they are kept."""
+        """Begins a step. Keeps the statistics, so that a skipped step can restore them."""
         self.step = step
         if self._skipping is not None:
             buffers = [buffer for buffer in self.parts.plain.buffers() if buffer.is_floating_point()]
@@ -101,19 +102,19 @@ class Guard:
                 buffer.copy_(torch.where(self._skipping.found > 0, before, buffer))
 
     def _look_at_loss(self, loss: Tensor) -> None:
-        """The loss of a micro-batch, before its backward pass."""
+        """Checks the loss of a micro-batch, before its backward pass."""
         number = loss.item()
         if not math.isfinite(number):
             self._own = number
             self.board.not_finite = self.step
 
     def _look_at_norm(self, norm: Tensor) -> None:
-        """The norm of the gradient, the same on all ranks, before anything is scaled by it."""
+        """Checks the norm of the gradient, the same on all ranks, before anything is scaled by it."""
         if not math.isfinite(norm.item()):
             self.gradients()
 
     def passed(self, batch: StepBatch, total: Tensor) -> None:
-        """The passes of a step are done, and its update is not. `total` is the sum of this rank's losses."""
+        """Checks a step between its passes and its update. `total` is the sum of this rank's losses."""
         if self.at_once:
             if 0 < self.board.not_finite <= self.step:
                 self._end(batch)
@@ -123,8 +124,9 @@ class Guard:
                 self._totals = [torch.cat(self._totals)]
 
     def tells(self) -> Tensor | None:
-        """What a logged step tells the other ranks, a number to be added up: how many losses of this rank were not
-        finite, or, on rank 0, how many steps were left out. None where there is nothing to tell."""
+        """Returns this rank's number for the sum that a logged step exchanges: its losses that were not finite, or, on
+        rank 0, the skipped steps. None if there is nothing to exchange.
+        """
         if self._skipping is not None:
             return self._skipping.skipped * (self.place.rank == 0)
         if not self.hears_in_logs:
@@ -132,13 +134,13 @@ class Guard:
         return torch.cat(self._totals).isfinite().logical_not().sum()
 
     def heard(self, batch: StepBatch, number: int) -> None:
-        """The sum of what all ranks have told, in a logged step before its update."""
+        """Takes the sum of all ranks' numbers, in a logged step before its update."""
         if number:
             self._end(batch)
         self._totals.clear()
 
     def skipped(self, run_dir: str, number: int) -> int:
-        """Says how many updates were left out, `number` by now, where there are more than when this was said last."""
+        """Notes how many updates were skipped, `number` by now, if there are more than in the last note."""
         more, self._said = number - self._said, number
         if more:
             note(
@@ -150,7 +152,7 @@ class Guard:
     # -------------------------------------------------------------------------------------------- before it is saved
 
     def gradients(self) -> None:
-        """Before an update that is going to be saved: raises NonFinite where a gradient of any rank is not finite."""
+        """Raises NonFinite, before an update that will be saved, if a gradient of any rank is not finite."""
         if not self.stops or self._scaled:
             return
         named = [(name, each.grad) for name, each in self._parameters.items() if each.grad is not None]
@@ -169,7 +171,7 @@ class Guard:
         )
 
     def state(self) -> None:
-        """Before parameters are saved: raises NonFinite where one, or a buffer, of any rank is not finite."""
+        """Raises NonFinite, before parameters are saved, if one, or a buffer, of any rank is not finite."""
         if self.job.on_nonfinite == "continue" or self._saved == self.step:
             return
         self._saved = self.step
@@ -198,7 +200,7 @@ class Guard:
     # ------------------------------------------------------------------------------------------------------- the end
 
     def _end(self, batch: StepBatch) -> NoReturn:
-        """On all ranks, in the same step."""
+        """Ends the training, on all ranks in the same step."""
         self.checkpoints.finish()
         mine = self._seen(batch)
         seen = self._of_all(mine)
@@ -208,7 +210,7 @@ class Guard:
         if step < self.step:
             lines[0] += f", found in step {self.step}, the next that is logged"
         lines += [f"the batch is not finite: {sample}" for each in bad for sample in each.samples[:1]]
-        # Ranks of a later stage come later, so that the first has what is first in the model.
+        # Ranks of a later stage come later, so that the first found is the first in the model.
         spoilt, module = next((each.parameters for each in seen if each.parameters), None), None
         if spoilt is not None:
             lines.append(parameters_text(spoilt, step, self.step))
@@ -247,7 +249,9 @@ class Guard:
         )
 
     def _of_all(self, mine: Seen) -> list[Seen]:
-        """As plain values, which are all that ranks take from each other (unpickling.py)."""
+        """Gathers what all ranks have seen, as plain values: ranks accept nothing else from each other
+        (transport/unpickling.py).
+        """
         return [from_json(Seen, each) for each in self._gathered(to_json(mine))]
 
     def _gathered(self, mine: Any) -> list[Any]:
@@ -258,7 +262,7 @@ class Guard:
         return of_all
 
     def _stage(self, name: str) -> int:
-        """The index of the stage that has a tensor."""
+        """Returns the index of the stage that has a tensor."""
         axis = self.parts.pipeline
         if axis is None:
             return 0

@@ -1,8 +1,7 @@
-"""The cause of numbers that are not finite: what each rank has seen of a step, the module at fault, and all of it in
-words.
+"""Finds the cause of numbers that are not finite, the module at fault, from what each rank has seen of a step.
 
-Model: the forward passes of the step are done once more, with a hook on every module, which finds the first whose
-output is not finite. The ranks tell each other what they have seen, and every one of them comes to the same words.
+Model: the forward passes of the step are repeated, with a hook on every module, which finds the first whose output is
+not finite. The ranks exchange what they have seen, and all come to the same text.
 
 Limits: the repeated step draws other random numbers.
 """
@@ -35,7 +34,7 @@ class Culprit:
     stage: int
     name: str
     kind: str
-    handed: bool  # what it was given was not finite already
+    handed: bool  # its input was not finite already
 
     @property
     def words(self) -> str:
@@ -47,16 +46,16 @@ class Seen:
     """What one rank has seen of the step that ends the training."""
 
     rank: int
-    steps: tuple[int, ...]  # those of the last ones in which its loss was not finite
-    loss: float  # the last that is not finite; 0 where all are
-    samples: tuple[str, ...] = ()  # numbers of the batch that are not finite
+    steps: tuple[int, ...]  # the last steps in which its loss was not finite
+    loss: float  # the last loss that is not finite; 0 if all are finite
+    samples: tuple[str, ...] = ()  # the batch's samples with numbers that are not finite
     parameters: tuple[str, ...] = ()  # not finite, in the model's order
     culprit: Culprit | None = None
-    finite_again: bool = True  # the loss of the repeated step
+    finite_again: bool = True  # true if the loss of the repeated step is finite
 
 
 def samples_of(job: JobProgram, place: RankPlace, step: int, batch: StepBatch) -> tuple[str, ...]:
-    """The samples of a step that are not finite."""
+    """Returns the samples of a step that are not finite."""
     data = job.data
     indices = micro_batches(data, place, job.microbatches, *divmod(step - 1, steps_per_epoch(data)))
     found = []
@@ -71,10 +70,11 @@ def samples_of(job: JobProgram, place: RankPlace, step: int, batch: StepBatch) -
 
 @torch.no_grad()
 def repeat(job: JobProgram, parts: Parts, batch: StepBatch) -> tuple[Culprit | None, bool]:
-    """The forward passes of the step once more: the first module whose output is not finite, and whether the losses
-    are this time."""
+    """Repeats the forward passes of the step; returns the first module whose output is not finite, and whether the
+    losses are finite this time.
+    """
     if job.compiled:
-        torch.compiler.set_stance("force_eager")  # a compiled module need not call its parts' hooks
+        torch.compiler.set_stance("force_eager")  # a compiled module need not call its submodules' hooks
     watch, cut, finite = _Watch(parts), piece_of(job), True
     for number, (input, target) in enumerate(batch.micro):
         watch.micro = number
@@ -87,7 +87,7 @@ def repeat(job: JobProgram, parts: Parts, batch: StepBatch) -> tuple[Culprit | N
 
 
 class _Watch:
-    """Hooks on every module: the first whose output is not finite. Taken away with the process."""
+    """Puts hooks on every module to find the first whose output is not finite. They end with the process."""
 
     def __init__(self, parts: Parts) -> None:
         self.micro, self.found = 0, None
@@ -137,7 +137,7 @@ def parameters_text(names: Sequence[str], step: int, now: int) -> str:
 
 
 def told_by_repetition(seen: Sequence[Seen], bad: Collection[int]) -> tuple[str | None, list[str]]:
-    """The module, and the lines that name it."""
+    """Returns the module, and the lines that name it."""
     culprits = [
         ((each.culprit.micro, each.culprit.stage, each.rank not in bad, each.rank), each.culprit)
         for each in seen
@@ -165,7 +165,9 @@ def _finite(values: Any) -> bool:
 
 @torch.no_grad()
 def broken(named: Collection[tuple[str, Tensor | None]]) -> list[str]:
-    """The names of the tensors that have numbers on this rank which are not finite. Reads one number a device."""
+    """Returns the names of the tensors that have numbers on this rank which are not finite. Reads one number a
+    device.
+    """
     by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
     for name, tensor in named:
         local = None if tensor is None else _local(tensor)

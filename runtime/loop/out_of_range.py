@@ -1,13 +1,13 @@
-"""Why a loss of a user's own failed, where its targets are no classes: said after the fact.
+"""Explains, after the failure, why a user's own loss failed on targets that are no classes.
 
-Model: `cross_entropy` has its targets held against the classes as they are fetched (samples.py). A user's loss may take
-whole numbers for anything, so that nothing is refused beforehand. Where it fails over an index, the targets that this
-rank had in the step are fetched once more and looked through; on a GPU, too, whose kernels assert without a word, as
-that needs none. What is found is a note on the exception.
+Model: targets of `cross_entropy` are checked against the classes as they are fetched (data/samples.py). A user's loss
+may use whole numbers in any way, so nothing is refused beforehand. If it fails with an index error, the targets of this
+rank in the step are fetched again and searched; this needs no GPU, whose kernels assert without a message. The finding
+is added to the exception as a note.
 
-Contract: nothing here raises, and nothing is done in a training that does not fail.
+Contract: nothing here raises, and a training that does not fail pays nothing.
 
-Limits: targets that a data set makes anew each time (W0610) may be others than those that failed.
+Limits: if a data set makes its targets anew each time (W0610) they may differ from those that failed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _INDEX = re.compile(r"out of (bounds|range)|device-side assert|[Cc]lass values",
 
 
 def explain(error: BaseException, job: JobProgram, place: RankPlace, splits: Splits, step: int) -> None:
-    """Adds to `error`, which ended `step` (from 1), the first target that is no class, if it is about such things."""
+    """Adds to `error`, which ended `step` (from 1), the first target that is no class, if it is an error of that
+    kind.
+    """
     evaluated = any(frame.f_globals is vars(evaluate) for frame, _ in traceback.walk_tb(error.__traceback__))
     while error.__cause__ is not None:
         error = error.__cause__
@@ -37,7 +39,7 @@ def explain(error: BaseException, job: JobProgram, place: RankPlace, splits: Spl
         return
     seen = _validation(job.data, place) if evaluated else _training(job, place, step)
     samples = splits.validation if evaluated else splits.train
-    with contextlib.suppress(Exception):  # of any kind: the user's code runs again, and the first error is what counts
+    with contextlib.suppress(Exception):  # any kind: the user's code runs again, and only the first error counts
         for indices, epoch in seen:
             found = beyond(samples.batch(indices, epoch)[1], outputs, job.loss.ignore)
             if found is not None:
@@ -50,7 +52,7 @@ def explain(error: BaseException, job: JobProgram, place: RankPlace, splits: Spl
 
 
 def _training(job: JobProgram, place: RankPlace, step: int) -> Iterator[tuple[Tensor, int]]:
-    """What this rank saw in a step: indices, and the epoch."""
+    """Yields the samples of this rank in a step: indices, and the epoch."""
     epoch, k = divmod(step - 1, steps_per_epoch(job.data))
     for indices in micro_batches(job.data, place, job.microbatches, epoch, k):
         yield indices, epoch

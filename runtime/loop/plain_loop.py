@@ -1,14 +1,15 @@
-"""A training as one would write it by hand with torch, for `dslc verify` to hold the runtime's own against.
+"""A training written by hand with torch, with which `dslc verify` compares the runtime's own.
 
 Model: one process, one loop: forward, a mean loss, backward, clip, `optimizer.step()`, `scheduler.step()`. The
-optimizer is torch's, by a plain loop over the tensors (neither fused nor `foreach`); parameters without decay are a
-group; the schedule is put together from `torch.optim.lr_scheduler`; the norm is that of `clip_grad_norm_`.
+optimizer is torch's, as a plain loop over the tensors (neither fused nor `foreach`); parameters without decay are a
+group; the schedule is made of `torch.optim.lr_scheduler`; the norm is that of `clip_grad_norm_`.
 
-Contract: nothing that is done here is done by what steps in a training (stepper.py, optimizers.py, learning_rate.py,
-losses.py, precision.py, frozen.py), so that a fault in any of these shows. It leaves what observe.py writes.
+Contract: nothing here uses the code of a training's step (step/stepper.py, parallel/optimizers.py, learning_rate.py,
+model/losses.py, technique/precision.py, technique/frozen.py), so that a fault in any of these shows. It writes the
+files of measure/observe.py.
 
-Limits: the model and its first values, and the samples of each batch, are those of the runtime; the invariants hold
-them. No O2, which keeps a low copy of the parameters.
+Limits: the model, its initial values and the samples of each batch are the runtime's own; other checks cover them. No
+O2, which keeps a 16-bit copy of the parameters.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ MeanLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 def train(job: JobProgram, place: RankPlace, splits: Splits, device: torch.device, run_dir: str) -> int:
-    """Trains for `job.steps` steps in this process, observed, and returns how many they were."""
+    """Trains for `job.steps` steps in this process, observed, and returns their number."""
     assert job.world_size == 1 and job.microbatches == 1 and job.precision.level == "O1"
     model = build_model(job.model, device)
     initial_weights.load(job.model, model)
@@ -110,7 +111,7 @@ def _optimizer(step: OptimizerStep, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _scheduler(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
-    """As `LearningRateStep` says, from torch's own schedulers."""
+    """Returns the schedule of `LearningRateStep`, made of torch's own schedulers."""
     after = max(1, step.steps - step.warmup)
     rate = optimizer.param_groups[0]["lr"]
     then: lr_scheduler.LRScheduler
@@ -125,7 +126,7 @@ def _scheduler(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_s
             then = lr_scheduler.StepLR(optimizer, step.every, step.factor)
         case "exponential":
             then = lr_scheduler.ExponentialLR(optimizer, step.factor ** (1 / step.every))
-    if step.warmup < 2:  # a warm-up of one step is none
+    if step.warmup < 2:  # a warm-up of one step changes nothing
         return lr_scheduler.SequentialLR(optimizer, [_flat(optimizer), then], [1]) if step.warmup else then
     warmup = lr_scheduler.LinearLR(optimizer, 1 / step.warmup, 1.0, step.warmup - 1)
     return lr_scheduler.SequentialLR(optimizer, [warmup, then], [step.warmup])
@@ -136,7 +137,7 @@ def _flat(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
 
 
 def _mean_loss(step: LossStep) -> MeanLoss:
-    """The mean over the samples, or over the tokens that are not ignored, as torch takes it."""
+    """Returns the mean over the samples, or over the tokens that are not ignored, as torch defines it."""
     given = step.arguments
     match step.kind:
         case "cross_entropy":
@@ -167,7 +168,7 @@ def _mean_loss(step: LossStep) -> MeanLoss:
 
 
 def _number(step: LossStep, target: Tensor) -> int:
-    """Over how many samples or tokens the mean is taken."""
+    """Returns the number of samples or tokens that the mean is over."""
     match step.counts:
         case "samples":
             return len(target)

@@ -1,8 +1,8 @@
-"""Predictions on the disk: the part of each rank, and the one file that is made of them.
+"""The files of a prediction: the part of each rank, and the one file made of them.
 
-Model: a rank appends its outputs (float32) and the numbers of its samples (int64) as bytes to two files, and leaves
-beside them how many rows they are and of what shape. `join` writes the header of the file that was asked for and copies
-the bytes of one rank after another behind it, so that nothing is ever in memory whole.
+Model: a rank appends its outputs (float32) and the numbers of its samples (int64) as bytes to two files, and writes
+beside them the number and the shape of the rows. `join` writes the header of the requested file and appends the bytes
+of one rank after another, so that nothing is ever in memory whole.
 
 Contract: `.npz` (uncompressed) or `.safetensors`, with `output` of shape (n, …), float32, and `index`, int64: the
 number of each sample in the source. It is written beside its place and renamed. Needs no torch.
@@ -20,11 +20,11 @@ from typing import IO, Any
 import numpy as np
 
 SUFFIXES = (".npz", ".safetensors")
-_NAMES = {"output": ("<f4", "F32"), "index": ("<i8", "I64")}  # as numpy and as safetensors call their numbers
+_NAMES = {"output": ("<f4", "F32"), "index": ("<i8", "I64")}  # the names of their dtypes in numpy and in safetensors
 
 
 class Part:
-    """What one rank writes."""
+    """The file that one rank writes."""
 
     def __init__(self, run_dir: str, rank: int) -> None:
         self._stem = os.path.join(run_dir, f"part-{rank}")
@@ -36,7 +36,9 @@ class Part:
         return self
 
     def add(self, output: np.ndarray[Any, Any], index: np.ndarray[Any, Any]) -> None:
-        """One row of `output` for each of `index`. Raises ValueError where rows are of another shape than before."""
+        """Appends one row of `output` for each of `index`. Raises ValueError if a row's shape differs from the earlier
+        ones.
+        """
         if self._shape is not None and self._shape != output.shape[1:]:
             raise ValueError(f"the model gives outputs of shape {output.shape[1:]} here, and gave {self._shape} before")
         self._shape = output.shape[1:]
@@ -52,8 +54,9 @@ class Part:
 
 
 def join(run_dir: str, ranks: int, path: str) -> tuple[int, ...]:
-    """Writes the parts of all ranks into `path`; the shape of `output`. Raises OSError, or ValueError where the ranks'
-    outputs are of unequal shape."""
+    """Joins the parts of all ranks into `path`; returns the shape of `output`. Raises OSError, or ValueError if the
+    ranks' outputs differ in shape.
+    """
     parts = []
     for rank in range(ranks):
         with open(os.path.join(run_dir, f"part-{rank}.json"), encoding="utf-8") as file:

@@ -1,14 +1,14 @@
-"""What the ranks do where they do not train: evaluate a checkpoint, or write down what its model makes of the data.
+"""The tasks of the ranks besides training: evaluate a checkpoint, or write its model's predictions.
 
-Model: the parts are those of a training, with the weights of a checkpoint (`job.use`) in the place of the first ones:
-each rank reads what it holds. An evaluation is that of a training. For a prediction the samples are put into the order
-of the source and shared out over the ranks, one contiguous piece each, which goes batch by batch into a file of the
-rank's own; whoever launched the ranks joins these (predictions.py).
+Model: the parts are those of a training, with the weights of a checkpoint (`job.use`) instead of initial values: each
+rank reads its own. An evaluation is that of a training. For a prediction the samples are put into the order of the
+source and split over the ranks, one contiguous piece each. A rank writes its outputs batch by batch into a file of its
+own; the process that launched the ranks joins these (predictions.py).
 
-Contract: rank 0 leaves `evaluation.json`; each rank of a prediction leaves what predictions.py reads. Every sample is
-worked through once. No rank holds the outputs of more than one batch.
+Contract: rank 0 leaves `evaluation.json`; each rank of a prediction leaves the files that predictions.py reads. Every
+sample is used once. No rank holds the outputs of more than one batch.
 
-Limits: Ctrl-C is heard when it is said twice. A prediction fetches its samples in line, whatever `data.workers` says.
+Limits: only a second Ctrl-C ends a task. A prediction fetches its samples in line, whatever `data.workers` says.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EVALUATION = "evaluation.json"
 
 
 class OutputError(RuntimeError):
-    """A model whose outputs do not make one array."""
+    """The outputs of a model do not make one array."""
 
 
 def work_off(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, run_dir: str) -> None:
@@ -82,9 +82,9 @@ def _predict(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, ru
 
 
 def in_order(step: DataStep, splits: Splits, split: str) -> tuple[Samples, Tensor, Tensor]:
-    """(samples, which of them in the order of the source, what number each has there).
+    """Returns (samples, their indices in the order of the source, the number of each in the source).
 
-    Where training and validation samples are two sources, those for validation follow after those for training.
+    If training and validation samples are two sources, those for validation follow those for training.
     """
     train, validation = (torch.arange(count) for count in (step.train_samples, step.validation_samples))
     numbers = held_out(step) if step.split == "random" else (train, validation + len(train))
@@ -99,8 +99,9 @@ def in_order(step: DataStep, splits: Splits, split: str) -> tuple[Samples, Tenso
 
 
 def _batches(job: JobProgram, place: RankPlace, parts: Parts, count: int) -> Iterator[tuple[Tensor, bool]]:
-    """This rank's samples, some at a time, and whether they count: where a pass takes all ranks, one that has done its
-    share runs its first sample again as often as others need."""
+    """Yields this rank's samples, some at a time, and whether they count: if a pass needs all ranks, a rank that is
+    done repeats its first sample as often as others need.
+    """
     size, shares = batch_size(job, place), deal(count, place.data_ranks)
     start, stop = shares[place.data_rank]
     own = list(torch.arange(start, stop).split(size)) if stop > start else []
