@@ -1,1 +1,1 @@
-"""What a run really did."""
+"""Measures a run: its collectives, its memory, its time, and what each step did."""

@@ -1,18 +1,17 @@
-"""What a rank really exchanges: the collectives of a step, seen where torch's dispatcher is given them.
+"""Records the collectives that a rank really runs in a step, at torch's dispatcher.
 
-Model: `Recorder` stands above torch's operators, as a dispatch mode does. Whoever asks for a collective - Python, the
-reducer of DistributedDataParallel in C++, `fully_shard`, a DTensor, an optimizer, our own batch normalisation - asks by
-one of the operators of `c10d` or `_c10d_functional`, whatever the backend. Each is counted once, by kind and by the
-size of its group, with the bytes that this rank hands in: for an all-gather its own part, for a reduce-scatter the
-whole, for a broadcast the tensor also where it is received. A message from one rank to another is a `send` on the one
-and a `receive` on the other.
+Model: `Recorder` is a dispatch mode. Every caller of a collective - Python, the reducer of DistributedDataParallel in
+C++, `fully_shard`, a DTensor, an optimizer, our own batch normalisation - goes through one of the operators of `c10d`
+or `_c10d_functional`, whatever the backend. Each is counted once, by kind and by the size of its group, with the bytes
+of this rank's input: for an all-gather its own part, for a reduce-scatter the whole, for a broadcast the tensor, also
+on a rank that receives it. A message from one rank to another is a `send` on the one and a `receive` on the other.
 
-Contract: the steps are those of the stepper alone: what is logged, evaluated, or written as a checkpoint is not in
-them. A training that is not profiled has no recorder, and pays nothing.
+Contract: only the stepper's own collectives count, not those of logging, evaluation and checkpoints. A training that is
+not profiled has no recorder, and pays nothing.
 
-Limits: the first steps are left out, in which DistributedDataParallel lays out its buckets (after one backward pass, or
-two of a static graph) and `fully_shard` learns its order. Within a group of one rank nothing is exchanged, and nothing
-counted.
+Limits: the first steps are not recorded, in which DistributedDataParallel lays out its buckets (after one backward
+pass, or two of a static graph) and `fully_shard` learns its order. Within a group of one rank nothing is exchanged, and
+nothing counted.
 """
 
 from __future__ import annotations
@@ -28,12 +27,13 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.utils._python_dispatch import TorchDispatchMode
 
-FIRST_STEP, STEPS = 4, 3  # what is recorded: steps 4, 5 and 6 of a process
+FIRST_STEP, STEPS = 4, 3  # the steps recorded: steps 4, 5 and 6 of a process
 
 _SPACES = ("c10d", "_c10d_functional", "_dtensor")
 _GROUP = ("process_group", "group_name")
 _HANDED_IN = ("tensors", "tensor", "input", "inputs", "input_tensor", "input_tensors", "input_list")
-# By the beginning of an operator's name without underscores; its variants (in place, coalesced, into one tensor) agree.
+# Matched by the beginning of an operator's name without underscores, which its variants (in place, coalesced, into one
+# tensor) share.
 _KINDS = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -58,7 +58,7 @@ B = TypeVar("B")
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """`count` collectives of one kind, in groups of `ranks`, that were handed `bytes` in all."""
+    """`count` collectives of one kind, in groups of `ranks`, with `bytes` of input in all."""
 
     operation: str
     ranks: int
@@ -66,12 +66,12 @@ class Exchange:
     bytes: int
 
 
-_ASIDE = [0]  # how many contexts of `aside` this process is in
+_ASIDE = [0]  # nesting depth of `aside` in this process
 
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """What is exchanged in it is no part of the step: what is logged within one."""
+    """Excludes the collectives in it, such as those of logging, from the step."""
     _ASIDE[0] += 1
     try:
         yield
@@ -80,9 +80,9 @@ def aside() -> Iterator[None]:
 
 
 class Recorder(TorchDispatchMode):
-    """Counts collectives as long as it is entered, also those of the threads of the backward pass."""
+    """Counts collectives while it is entered, also those of the threads of the backward pass."""
 
-    supports_higher_order_operators = True  # of compiled code: they pass through
+    supports_higher_order_operators = True  # compiled code may use them: they pass through
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,13 +90,13 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        return True  # changes nothing that is computed: compiled code stays in use
+        return True  # it changes no computation, so compiled code stays in use
 
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if any(each not in (torch.Tensor, torch.nn.Parameter) for each in types):
-            return NotImplemented  # a DTensor takes itself apart, and we see what comes of it
+            return NotImplemented  # a DTensor decomposes itself, and its collectives come here again
         if func.namespace in _SPACES and not _ASIDE[0]:
             self._see(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
@@ -113,7 +113,7 @@ class Recorder(TorchDispatchMode):
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         group = next((given[name] for name in _GROUP if name in given), None)
         if group is None or (ranks := _size(group)) == 1:
-            return  # waiting, say, is no exchange
+            return  # waiting, for example, is no exchange
         name = func._schema.name.partition("::")[2]
         operation = next((kind for start, kind in _KINDS.items() if name.replace("_", "").startswith(start)), name)
         tensors = next(given[name] for name in _HANDED_IN if name in given)
@@ -137,14 +137,16 @@ def _flat(tensors: Any) -> Iterator[torch.Tensor]:
 
 
 def _compiling_unseen() -> AbstractContextManager[object]:
-    """What torch compiles inside keeps modes out of the compiler: a graph of DistributedDataParallel does not, but
-    where it is cut into the buckets of the exchange, which such a graph then is not (2.13)."""
+    """Keeps the mode out of the compiler while torch compiles. A graph of DistributedDataParallel does not keep modes
+    out by itself, except at its cuts into buckets, which it would then lose (2.13).
+    """
     dynamo: Any = sys.modules.get("torch._dynamo")
     return dynamo.config.patch(optimize_ddp=False) if dynamo is not None else nullcontext()
 
 
 def recorded(work: Callable[[B], T], keep: dict[int, tuple[Exchange, ...]], done: int) -> Callable[[B], T]:
-    """`work`, which is one step, such that the steps to be recorded are put into `keep` by their number.
+    """Returns `work`, which does one step, wrapped so that the steps to be recorded are put into `keep` by their
+    number.
 
     `done` steps were done by earlier processes.
     """

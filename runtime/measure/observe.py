@@ -1,17 +1,17 @@
-"""What each rank did in each step, written down for `dslc verify`, and read back for the comparison.
+"""Writes down what each rank did in each step, for `dslc verify`, and reads it back for the comparison.
 
-Model: a training with `observe` keeps, for each step of each rank, which samples the order of the data gave it, a
-digest of every sample that its model really saw, the sum of its losses and what that is divided by, the norm of the
-gradient, and whether the step drew random numbers. Before the first step and after the last each rank writes the part
-that it holds of every tensor of the model, and where that part lies in the whole.
+Model: a training with `observe` records, for each step of each rank, the samples that the order of the data gave it, a
+digest of every sample that its model really saw, the sum of its losses and its divisor, the norm of the gradient, and
+whether the step drew random numbers. Before the first step and after the last each rank writes its part of every tensor
+of the model, with the part's place in the whole.
 
     observed/rank-N.json                the steps
     observed/start-N.safetensors        the tensors before the first step; `end-N` after the last; `first-N` after the
-                                        first, where the training is in float64
+                                        first, if the training is in float64
 
-Contract: unless the job says `noise`, dropout is switched off in the modules of torch that do it, since no two ranks
-draw the same; noise that is left shows as `noise` of a step. On a GPU convolutions in float32 keep all their bits. All
-else is the training as it is.
+Contract: unless the job says `noise`, dropout is switched off in torch's dropout modules, as no two ranks draw the
+same; remaining noise shows as `noise` of a step. On a GPU convolutions in float32 keep all their bits. All else is the
+unchanged training.
 
 Limits: the host waits for the device in every step. Each rank writes what it holds twice, in float32 (float64 where it
 trains in that) or its integers.
@@ -44,20 +44,22 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """One step of one rank. `samples` are indices into the training samples, one digest for each that came."""
+    """One step of one rank. `samples` are indices into the training samples, with a digest for each sample that
+    arrived.
+    """
 
     step: int  # from 1
-    samples: tuple[int, ...]  # none where another rank has them too, and tells them
+    samples: tuple[int, ...]  # () if another rank has them too, and reports them
     digests: tuple[str, ...]
-    total: float  # the sum of this rank's losses, which ranks of a tensor axis have alike: the first tells it
-    number: float  # what the sum over all ranks is divided by
-    norm: float  # of the whole gradient, before it is clipped
+    total: float  # the sum of this rank's losses; equal ranks of a tensor axis leave it to the first
+    number: float  # divisor of the sum over all ranks
+    norm: float  # norm of the whole gradient, before it is clipped
     lr: float
-    noise: bool  # random numbers were drawn
+    noise: bool  # true if random numbers were drawn
 
 
 class Observer:
-    """The observation of one rank. To be made after the model has its first values, and before the first step."""
+    """Observes one rank. To be made after the model has its initial values, and before the first step."""
 
     def __init__(
         self,
@@ -81,14 +83,14 @@ class Observer:
         if job.exact:
             assert job.gradients.kind == "none" and job.precision.dtype == "float32", "plain tensors alone"
             model.double()  # in place: the optimizer has made no state yet
-        torch.backends.cudnn.allow_tf32 = False  # 10 bits, which round otherwise for each shape
+        torch.backends.cudnn.allow_tf32 = False  # TF32 has 10 bits, which round differently for each shape
         self._write_tensors("start")
 
     def around(self, work: Callable[[StepBatch], Done]) -> Callable[[StepBatch], Done]:
-        """`work`, which is one step, and what it did."""
+        """Returns `work`, which does one step, wrapped so that it is recorded."""
 
         def watched(batch: StepBatch) -> Done:
-            first = self._first  # of those that share samples, which are then told once
+            first = self._first  # the first of the ranks that share samples, which reports them
             digests = tuple(digest for pair in batch.micro for digest in _digests(*pair)) if first else ()
             if self._job.exact:
                 batch = replace(batch, micro=[(_wide(input), _wide(target)) for input, target in batch.micro])
@@ -126,7 +128,7 @@ class Observer:
         return input[order], target[order]
 
     def leave(self) -> None:
-        """After the last step."""
+        """Ends the observation, after the last step."""
         self._write_tensors("end")
         with open(os.path.join(self._folder, f"rank-{self._place.rank}.json"), "w", encoding="utf-8") as file:
             json.dump(to_json(self._seen), file)
@@ -164,7 +166,7 @@ def _silence(model: nn.Module) -> None:
 
 
 def _digests(inputs: Tensor, targets: Tensor) -> Iterator[str]:
-    """One for each sample."""
+    """Yields a digest for each sample."""
     for pair in zip(inputs.cpu().contiguous(), targets.cpu().contiguous(), strict=True):
         digest = hashlib.blake2b(digest_size=8)
         for tensor in pair:
@@ -176,7 +178,7 @@ def _digests(inputs: Tensor, targets: Tensor) -> Iterator[str]:
 
 
 class Observation:
-    """What the `ranks` ranks of a training in `run_dir` wrote down."""
+    """The observations that the `ranks` ranks of a training wrote to `run_dir`."""
 
     def __init__(self, run_dir: str, ranks: int) -> None:
         self._folder = os.path.join(run_dir, _FOLDER)
@@ -188,7 +190,9 @@ class Observation:
         return tuple(from_json(Seen, each) for each in told)
 
     def tensors(self, when: str, rank: int) -> Mapping[str, tuple[Part, Array, bool]]:
-        """By name, of `start`, `first` or `end`: what `rank` holds, where in the whole, whether it is a parameter."""
+        """Returns by name, of `start`, `first` or `end`: the part that `rank` holds, its place in the whole, and
+        whether it is a parameter.
+        """
         return _Tensors(_tensor_file(self._folder, when, rank))
 
 

@@ -1,7 +1,7 @@
-"""report.json: what the plan predicts beside what the run measured.
+"""report.json: the plan's predictions beside the run's measurements.
 
-Model: each rank measures itself and leaves `logs/rank-N.json` at the end of its training (`Measure`); whoever launched
-it puts these beside the plan (`write_report`).
+Model: each rank measures itself and leaves `logs/rank-N.json` at the end of its training (`Measure`); the launcher puts
+these beside the plan (`write_report`).
 
 Contract: report.json is written by every run that trained to its end or was stopped between two steps. Its keys:
 
@@ -9,7 +9,7 @@ Contract: report.json is written by every run that trained to its end or was sto
     plan        the plan's hash
     steps       {planned, done}
     step_time   {predicted, measured}, seconds; measured: the median over the logged steps after the first, without
-                evaluation, but with what a checkpoint in between held it up
+                evaluation, but with the delay of a checkpoint in between
     ranks       for each rank
         rank
         memory          {predicted, measured}: bytes by kind at the peak, `peak` itself, `rest` (between two steps), and
@@ -24,10 +24,10 @@ Contract: report.json is written by every run that trained to its end or was sto
         steady          whether all of these had the same collectives; those shown are the first one's
         checkpoints     {saved, stall}: how many it wrote, and for how many seconds (the median) each held it up
 
-What is not known is null: step times of hardware without a catalogue entry, all predictions of a model that was not
-traced. `--profile` records the steps that `collectives.FIRST_STEP` says; a training with fewer has none.
+An unknown figure is null: step times of hardware without a catalogue entry, all predictions for a model that was not
+traced. `--profile` records the steps from `collectives.FIRST_STEP` on; a shorter training has none.
 
-Limits: `resident` is what the system says of the process, its libraries included; it is no measurement of a kind.
+Limits: `resident` is the system's figure for the whole process, its libraries included; it has no kinds.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from dslc.runtime.step.assemble import Parts
 
 NAME = "report.json"
 VERSION = 1
-TRACKED_STEPS = 3  # the first of a process; their collectives are those of engines that still settle
+TRACKED_STEPS = 3  # the first steps of a process; their collectives are those of engines that still settle
 
 B = TypeVar("B")
 T = TypeVar("T")
 
 
 def tracker_of(parts: Parts) -> Tracker:
-    """What measures the memory of a training of these parts."""
+    """Returns the memory tracker for a training of these parts."""
 
     def received() -> Iterable[Tensor]:
         schedule = parts.pipeline and parts.pipeline.schedule
@@ -69,7 +69,7 @@ def tracker_of(parts: Parts) -> Tracker:
 
 
 class Measure:
-    """What one rank measures of itself. `done` steps were done by earlier processes of the training."""
+    """Measures one rank. `done` steps were done by earlier processes of the training."""
 
     def __init__(self, job: JobProgram, place: RankPlace, parts: Parts, done: int) -> None:
         self._rank, self._device, self._done = place.rank, parts.device, done
@@ -77,14 +77,14 @@ class Measure:
         self._tracker = tracker_of(parts) if job.profile else None
 
     def around(self, work: Callable[[B], T]) -> Callable[[B], T]:
-        """`work`, which is one step; measured where the program asks for it, else as it is."""
+        """Returns `work`, which does one step, measured if the program asks for it."""
         if self._tracker is None:
             return work
         tracked = _tracked(work, self._tracker)
         return collectives.recorded(tracked, self._exchanges, self._done)
 
     def leave(self, run_dir: str, stalls: Sequence[float]) -> None:
-        """Writes down what was measured; `stalls` are the seconds that each checkpoint held the training up."""
+        """Writes the measurements; `stalls` are the seconds that each checkpoint delayed the training."""
         process = {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RESIDENT_UNIT}
         if self._device.type == "cuda":
             process["allocated"] = torch.cuda.max_memory_allocated(self._device)
@@ -96,7 +96,7 @@ class Measure:
             "exchanges": {str(step): to_json(each) for step, each in self._exchanges.items()},
         }
         path = _path(run_dir, self._rank)
-        os.makedirs(os.path.dirname(path), exist_ok=True)  # someone may have cleared the logs away
+        os.makedirs(os.path.dirname(path), exist_ok=True)  # someone may have removed the logs
         with naming(path), open(path, "w", encoding="utf-8") as file:
             json.dump(found, file)
 
@@ -126,7 +126,7 @@ def _tracked_memory(tracker: Tracker) -> dict[str, Any] | None:
     }
 
 
-_RESIDENT_UNIT = 1 if sys.platform == "darwin" else 1024  # of `ru_maxrss`
+_RESIDENT_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes in a unit of `ru_maxrss`
 
 
 def _path(run_dir: str, rank: int) -> str:
@@ -134,7 +134,7 @@ def _path(run_dir: str, rank: int) -> str:
 
 
 def write_report(run_dir: str, plan: Mapping[str, Any], steps: int) -> dict[str, Any]:
-    """Writes report.json of a run of `plan` (its JSON) that did `steps`, and gives what is in it."""
+    """Writes report.json of a run of `plan` (its JSON) that did `steps`, and returns its contents."""
     report = {
         "version": VERSION,
         "plan": plan["hash"],
@@ -150,7 +150,7 @@ def write_report(run_dir: str, plan: Mapping[str, Any], steps: int) -> dict[str,
 
 
 def step_time(records: Sequence[Record]) -> float | None:
-    """The median time of a step, in seconds, from one record to the next; None where too little was logged."""
+    """Returns the median time of a step, in seconds, from one record to the next; None if too little was logged."""
     times = []
     for before, record in pairwise(records):
         if record["split"] == "train" and record["step"] > before["step"]:
@@ -185,7 +185,7 @@ def _rank(run_dir: str, plan: Mapping[str, Any], rank: int) -> dict[str, Any]:
 
 
 def _planned_memory(memory: Mapping[str, Any], measured: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What torch's allocator is to see of it, by the kinds that were measured."""
+    """Returns the predicted memory that torch's allocator sees, by the kinds that were measured."""
     peak = memory["workspace"] + sum(memory[kind] for kind in KINDS)
     kinds = {kind: memory[kind] for kind in KINDS if measured is None or kind in measured}
     if measured is not None and "others" in measured:

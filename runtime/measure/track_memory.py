@@ -1,23 +1,23 @@
-"""What a rank's tensors take during its steps, measured: at rest, at the peak, and by kind.
+"""Measures the memory of a rank's tensors during its steps: at rest, at the peak, and by kind.
 
-Model: on a CPU torch's allocator reports each allocation and release to the profiler, exact to the byte and also where
-C++ made it (the buckets of DistributedDataParallel, kernels' scratch tensors) or where a storage is resized in place
-(what `fully_shard` gathers), which a dispatch mode does not see. They are played back over what was there before the
-first step. On a GPU the allocator's own figures are taken, which know no kinds.
+Model: on a CPU torch's allocator reports each allocation and release to the profiler, exact to the byte. That includes
+allocations in C++ (the buckets of DistributedDataParallel, kernels' scratch tensors) and storages resized in place
+(gathers of `fully_shard`), which a dispatch mode does not see. They are replayed over the storages from before the
+first step. On a GPU the allocator's own figures are used, which have no kinds.
 
-Kinds: `parameters`, `gradients`, `optimizer` and `buffers` are the storages that these tensors are found in;
-`communication` is what was made while something was gathered, scattered or agreed; `activations` all else. On a GPU all
-but parameters, optimizer and buffers are `others`, cuBLAS's workspaces among them.
+Kinds: `parameters`, `gradients`, `optimizer` and `buffers` are the storages of these tensors; `communication` is memory
+allocated while something was gathered, scattered or reduced; `activations` is all else. On a GPU all but parameters,
+optimizer and buffers are `others`, cuBLAS's workspaces among them.
 
-Contract: `tracker = Tracker(model, optimizer, device)` after the parts are assembled, with `received` where there are
-buffers that stay and that other ranks send into; `with tracker.step(): …` around each of the first few steps, the
-update and `zero_grad` included; two are enough. Then `tracker.rest` and `tracker.peak` are bytes by kind,
-`tracker.when` says in which part of the step the peak was. `rest` is between two steps, after the last that was
-measured; `peak` is the highest of all. A step takes a few times as long while it is measured.
+Contract: `tracker = Tracker(model, optimizer, device)` after the parts are assembled, with `received` if there are
+lasting buffers that other ranks send into; `with tracker.step(): …` around each of the first few steps, the update and
+`zero_grad` included; two are enough. Then `tracker.rest` and `tracker.peak` are bytes by kind, `tracker.when` is the
+part of the step with the peak. `rest` is between two steps, after the last that was measured; `peak` is the highest of
+all. A step takes a few times as long while it is measured.
 
-Limits: the batch that the step is given was there before, and is not counted. What another thread releases is not
-reported: that gloo's threads hold what was exchanged for a moment longer is left out. What a library allocates beside
-torch (oneDNN's scratch pads, gloo's buffers) is not seen, nor the allocator's own loss on a CPU. On a GPU the batch is
+Limits: the step's batch was allocated before, and is not counted. Releases by other threads are not reported: gloo's
+threads hold exchanged tensors for a moment longer, which is ignored. Memory that a library allocates outside torch
+(oneDNN's scratch pads, gloo's buffers) is not seen, nor the allocator's own overhead on a CPU. On a GPU the batch is
 counted, and `when` is not known.
 """
 
@@ -34,16 +34,17 @@ from torch.autograd.profiler import profile, record_function
 
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations", "communication")
 _STATE = ("parameters", "optimizer", "buffers")
-_UPDATED = "dslc: updated"  # marks, among what is recorded, where gradients were looked up
-# Phases of `fully_shard`: what is gathered goes, forward, with the next gather or the pass; backward, when it is taken
-# apart.
+_UPDATED = "dslc: updated"  # marks, in the recording, the moment when gradients were looked up
+# Phases of `fully_shard`: forward, gathered memory is freed with the next gather or the end of the pass; backward, when
+# it is copied out.
 _GATHERED, _TAKEN_APART = "FSDP::all_gather", "FSDP::all_gather_copy_out"
 _EXCHANGE = ("FSDP::", "c10d::", "record_param_comms", "gloo:", "nccl:", "fsdp::", "_c10d_functional::")
 
 
 class _Event(NamedTuple):
-    """An allocation (a release, where the size is below 0), or, with no address, a mark or the beginning of a phase of
-    `fully_shard`. `until`: the end of the collective that it happened inside."""
+    """An allocation (a release if the size is below 0) or, without an address, a mark or the beginning of a phase of
+    `fully_shard`. `until`: the end of the collective that it happened inside.
+    """
 
     time: int
     address: int | None
@@ -58,8 +59,9 @@ class _Event(NamedTuple):
 
 
 class _Block:
-    """Memory that was made in the step. `until`: when it goes, if another thread releases it: with the collective that
-    needed it or was told it, or when `fully_shard` comes to the end of a phase."""
+    """Memory that was allocated in the step. `until`: the time of its release, if another thread releases it: with the
+    collective that used or broadcast it, or when `fully_shard` ends a phase.
+    """
 
     __slots__ = ("around", "end", "kind", "phase", "size", "start", "until")
 
@@ -71,7 +73,7 @@ class _Block:
 
 
 class Tracker:
-    """Measures the steps of one rank; see above."""
+    """Measures the steps of one rank; see the module's docstring."""
 
     def __init__(
         self,
@@ -108,7 +110,7 @@ class Tracker:
     # --------------------------------------------------------------------------------------------------- private
 
     def _at_rest(self) -> dict[int, tuple[int, str]]:
-        """The storages that are reached from model and optimizer, and gradients' that outlive their step."""
+        """Returns the storages that are reached from model and optimizer, and gradients' that outlive their step."""
         found: dict[int, tuple[int, str]] = {}
 
         def add(tensor: object, kind: str) -> None:
@@ -133,7 +135,7 @@ class Tracker:
 
     @contextlib.contextmanager
     def _gradients_noted(self) -> Iterator[None]:
-        """Looks the gradients up when they are about to be let go."""
+        """Looks the gradients up when they are about to be freed."""
         whole = self._optimizer.zero_grad
 
         def noted(*arguments: Any, **named: Any) -> None:
@@ -153,11 +155,11 @@ class Tracker:
             del self._optimizer.zero_grad
 
     def _play(self, events: list[_Event]) -> None:
-        """The allocations of a step in order: notes the peak, and which gradients are still there after it."""
+        """Replays the allocations of a step in order: records the peak, and the gradients still there after it."""
         blocks: list[_Block] = []
         open_blocks: dict[int, _Block] = {}  # by address
         released: list[tuple[int, int]] = []  # (time, address) of what was there before the step
-        phases: dict[tuple[str, bool], list[_Block]] = {}  # what was made in the phase that was the last of its kind
+        phases: dict[tuple[str, bool], list[_Block]] = {}  # memory made in the last phase of its kind
         early = dict(self._gradients)  # gradients in storages that were there before the step
         for event in events:
             if event.address is None and event.phase != _UPDATED:
@@ -174,7 +176,7 @@ class Tracker:
                         open_blocks[address].kind = "gradients"
                 continue
             before = open_blocks.pop(event.address, None)
-            if before is not None:  # where a new one begins there, another thread has released it
+            if before is not None:  # a new one begins there, so another thread has released it
                 before.end = event.time if event.size < 0 else min(event.time, before.until or event.time)
             else:
                 released.append((event.time, event.address))
@@ -191,7 +193,7 @@ class Tracker:
                 block.end = block.until
 
         known = self._live | {address: (size, "gradients") for address, size in early.items()}
-        # Buckets of the step before that are laid out anew: they go, unseen, before the new ones are made.
+        # Buckets of the step before that are laid out anew are freed, unseen, before the new ones are made.
         old = [address for address, (_, kind) in known.items() if kind == "gradients" and address not in early]
         anew = min((b.start for b in blocks if b.kind == "gradients" and b.end is None), default=None)
         if anew is not None:
@@ -236,7 +238,7 @@ class Tracker:
 
 
 def _flatten(event: Any, around: str, until: int | None, phase: str, into: list[_Event]) -> None:
-    """The allocations and marks of a tree, each with what it happened inside."""
+    """Collects the allocations and marks of an event tree, each with the events around it."""
     if event.tag == _EventType.Allocation:
         fields = event.extra_fields
         into.append(_Event(event.start_time_ns, fields.ptr, fields.alloc_size, around, until, phase))
@@ -256,8 +258,10 @@ def _flatten(event: Any, around: str, until: int | None, phase: str, into: list[
 
 
 def _until_told(event: Any) -> list[int | None]:
-    """For each part of an event the end of the broadcast that it makes a tensor for: when DistributedDataParallel lays
-    out its buckets anew, it tells the other ranks in two, which a thread of gloo's may let go of."""
+    """Returns for each part of an event the end of the broadcast that it makes a tensor for. When
+    DistributedDataParallel lays out its buckets anew it broadcasts the layout in two tensors, which a thread of gloo's
+    may free.
+    """
     told: list[int | None] = [None] * len(event.children)
     if event.name == "DistributedDataParallel.forward":
         end = None
