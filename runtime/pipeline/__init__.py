@@ -1,1 +1,1 @@
-"""Stages: a module cut, written down, and run by torch's schedule."""
+"""Pipeline stages: cutting a module, recording a user's own, and running stages by torch's schedule."""

@@ -1,19 +1,19 @@
-"""The forward pass of a user's own module, written down call by call, so that a part of it can be carried out alone.
+"""Records the forward pass of a user's own module call by call, so that a part of it can be run alone.
 
 Model: the module runs on tensors without memory (torch's FakeTensorMode). Its layers, which are named, are called as
-they are, and one call of the list each; what is computed between them is written down function by function, as the
-module's own code calls torch. A layer that has no parameters and whose results have no gradient (tables of rotary
-embeddings, masks) is looked into like what lies between. The list holds no shapes: a whole number that grows with the
-batch is so many for each sample, as two runs with different batches show. There is one list for training and one for
-evaluation. Of a module that a tensor axis cuts the list is a rank's: between its layers lie shares where a rank has
-shares, and the numbers that follow from their sizes are a rank's own.
+they are and make one call each; the code between them is recorded function by function, as the module calls torch. A
+layer without parameters whose results have no gradient (tables of rotary embeddings, masks) is recorded like the code
+between layers. The list holds no shapes: a whole number that grows with the batch is recorded as so many per sample,
+found by comparing two runs with different batches. There is one list for training and one for evaluation. If a tensor
+axis cuts the module, the list is a rank's: between its layers are shares wherever a rank has shares, and numbers that
+follow from their sizes are the rank's own.
 
-A call is *own* to every stage if all it needs is the input, buffers and constants: it draws no random numbers and
-touches no parameter. Its results are computed again wherever they are needed; all others belong to one stage.
+A call is *own* to every stage if it needs only the input, buffers and constants: it draws no random numbers and touches
+no parameter. Every stage that needs its results computes them again; every other call belongs to one stage.
 
-Contract: the list gives what the module gives, for any number of samples. What cannot be written down so is a
-CaptureError that names the reason and the line: control flow that depends on numbers, whole numbers that are no
-multiple of the batch, tensors that come from nowhere, objects handed from layer to layer, changes of buffers.
+Contract: running the list gives the module's output, for any number of samples. A module that cannot be recorded raises
+a CaptureError with the reason and the line: control flow that depends on numbers, whole numbers that are no multiple of
+the batch, tensors of unknown origin, objects passed from layer to layer, changes of buffers.
 
 Limits: conditions on shapes and on the module's own state are those of the capture. Hooks on the module itself and on
 containers do not run.
@@ -77,13 +77,13 @@ def capture(
     precision: PrecisionStep,
     tensor: TensorParallelStep | None = None,
 ) -> dict[bool, Recording]:
-    """The forward pass in training (True) and in evaluation (False), for samples of this shape and dtype; with `tensor`
-    that of a rank of a tensor axis.
+    """Returns the forward pass in training (True) and in evaluation (False), for samples of this shape and dtype; with
+    `tensor`, that of a rank of a tensor axis.
 
     `model` is on any device, whole, and stays as it is. `layers` are paths, in any order; "" stands for no layer.
-    Raises CaptureError; what the module's own code raises comes through.
+    Raises CaptureError; an exception of the module's own code passes through.
     """
-    # A module that was traced has tensors of that mode besides its parameters, perhaps.
+    # A module that was traced may have tensors of that mode besides its parameters.
     fake = detect_fake_mode(list(model.parameters())) or FakeTensorMode(allow_non_fake_inputs=True)
     low = getattr(torch, precision.dtype) if precision.dtype != "float32" else None
     modules = {name: model.get_submodule(name) for name in layers if name}
@@ -120,7 +120,7 @@ def capture(
 
 @contextlib.contextmanager
 def _pretending(model: nn.Module, fake: Any, low: torch.dtype | None) -> Iterator[None]:
-    """The module with tensors of a CPU that have no memory, all of which could train; tied ones stay tied."""
+    """Replaces the module's tensors by CPU tensors without memory, all of which could train; tied ones stay tied."""
     kept: list[tuple[Any, str, Tensor]] = []
     made: dict[int, Tensor] = {}
     for module in model.modules():
@@ -150,7 +150,7 @@ def _pretending(model: nn.Module, fake: Any, low: torch.dtype | None) -> Iterato
 
 
 class _Recorder(TorchFunctionMode):
-    """One forward pass, written down."""
+    """Records one forward pass."""
 
     def __init__(
         self,
@@ -169,9 +169,9 @@ class _Recorder(TorchFunctionMode):
         self._before: tuple[Any, Any, dict[int, int]] = ((), {}, {})
         self._random = False
         self._known: dict[int, Value | Held] = {}
-        self._nodes: dict[int, str] = {}  # of autograd, by value
+        self._nodes: dict[int, str] = {}  # autograd nodes, by value
         self._rewritten: set[int] = set()  # memory that calls have written into: its views have new nodes
-        self._alive: list[Tensor] = []  # so that no tensor's identity is used again
+        self._alive: list[Tensor] = []  # kept alive so that no tensor's identity is used again
         for path, module in model.named_modules():
             for name, tensor in (*module._parameters.items(), *module._buffers.items()):
                 if tensor is not None:
@@ -182,7 +182,7 @@ class _Recorder(TorchFunctionMode):
         # Parameters whose gradients their modules add up over a tensor axis, while they run.
         self._summed = {self._known[id(p)] for name in summed for p in model.get_submodule(name).parameters(False)}
         self._own: dict[str, set[int]] = {}  # the memory of a layer's parameters
-        self._foreign: set[Held] = set()  # parameters that a layer uses and that are not its own
+        self._foreign: set[Held] = set()  # parameters that a layer uses and that belong elsewhere
 
     def go(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         with self._fake:
@@ -190,7 +190,7 @@ class _Recorder(TorchFunctionMode):
         self._number(input, own=True)
         with contextlib.ExitStack() as around:
             for path, module in self._layers.items():
-                # Before other hooks, and after those on the way out: they are the layer's.
+                # Runs before other hooks on the way in, and after them on the way out: the hooks belong to the layer.
                 enter = module.register_forward_pre_hook(self._enter(path), prepend=True, with_kwargs=True)
                 around.callback(enter.remove)
                 leave = module.register_forward_hook(self._leave(path), with_kwargs=True)
@@ -274,7 +274,7 @@ class _Recorder(TorchFunctionMode):
             yield
 
     def _look(self, args: Any, kwargs: Any) -> None:
-        """Parameters that the layer at work has from elsewhere."""
+        """Notes parameters that the running layer takes from elsewhere."""
         for tensor in tensors_of((args, kwargs)):
             held = self._storages.get(_memory(tensor))
             if held is not None and not self._within(tensor, self._inside[0]):
@@ -343,7 +343,7 @@ class _Recorder(TorchFunctionMode):
         return number
 
     def _written(self, value: Any, takes: set[int], held: set[Held], what: Any) -> Any:
-        """`value` with references in the place of tensors, which are added to `takes` and `held`."""
+        """Returns `value` with references in the place of tensors, and adds these to `takes` and `held`."""
         if isinstance(value, Tensor):
             known = self._known.get(id(value))
             if known is None and getattr(value, "fake_mode", None) is not None:
@@ -370,7 +370,7 @@ class _Recorder(TorchFunctionMode):
         raise CaptureError(f"it hands {taker} a `{type(value).__name__}`, which may carry tensors along", _line())
 
     def _check(self, tensor: Tensor, number: int) -> None:
-        """A tensor that a custom function of autograd has given was made by calls that have no such gradient."""
+        """Raises for a tensor from a custom autograd function: the calls recorded inside it lack its gradient."""
         rewritten = self.recording.facts[number].memory in self._rewritten
         if self._nodes[number] != (node := _node(tensor)) and not rewritten:
             raise CaptureError(f"it uses a tensor whose gradient `{node}` computes outside of a layer", _line())
@@ -378,7 +378,7 @@ class _Recorder(TorchFunctionMode):
     # -------------------------------------------------------------------------------------------------- constants
 
     def _constant(self, tensor: Tensor) -> Tensor | None:
-        """The numbers of a tensor that follows from constants alone; None for others."""
+        """Returns the numbers of a tensor that follows from constants alone; None for others."""
         known = self._known.get(id(tensor))
         if not isinstance(known, Value):
             return None
@@ -417,7 +417,7 @@ def _cast() -> tuple[bool, torch.dtype]:
 
 
 def _asked(numbers: Callable[[Tensor], bool]) -> contextlib.AbstractContextManager[None]:
-    """So that `transformers` asks for numbers that are known, as it does in a training."""
+    """Makes `transformers` read the numbers that are known, as it does in a training."""
     if "transformers" not in sys.modules:
         return contextlib.nullcontext()
     from dslc.runtime.model.transformers_model import known
@@ -429,7 +429,7 @@ def _asked(numbers: Callable[[Tensor], bool]) -> contextlib.AbstractContextManag
 
 
 def _line() -> str:
-    """The line of the user's own code that is at work."""
+    """Returns the line of the user's own code that is running."""
     frame = sys._getframe(1)
     while frame is not None:
         if own := _named(frame.f_code.co_filename, frame.f_lineno):

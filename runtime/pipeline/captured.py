@@ -1,11 +1,11 @@
-"""Stages of a module that was written down call by call (capture.py): where it can be cut, and what a stage does.
+"""Stages of a module that was recorded call by call (capture.py): the places to cut it, and the code of a stage.
 
-Model: a cut lies before the first call of a layer. What has been computed before it and is needed after it crosses, all
-of it, from stage to stage, also through stages that do not use it; what is own to every stage is computed again there.
-A stage (stage.py runs it) is the calls between two cuts, in order, with the module's own layers.
+Model: a cut lies before the first call of a layer. All values computed before it and needed after it cross from stage
+to stage, also through stages that do not use them; values own to every stage are computed again. A stage (stage.py runs
+it) is the calls between two cuts, in order, with the module's own layers.
 
-Contract: all that crosses is a batch of floating-point numbers, samples first. A parameter is used on one stage alone,
-unless it is tied. What a cut would break is told as a reason.
+Contract: every crossing value is a batch of floating-point numbers, samples first. A parameter is used on one stage
+alone, unless it is tied. A cut that would break this is refused with a reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Crossing = tuple[tuple[tuple[int, ...], str], ...]  # shape of one sample and dt
 
 @dataclass(frozen=True, kw_only=True)
 class Seam:
-    """The place before a layer: what crosses it, or why there can be no cut."""
+    """The place before a layer, with the values that cross it, or the reason why there can be no cut."""
 
     sent: Crossing = ()
     refused: str = ""
@@ -33,8 +33,9 @@ class Seam:
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """What a stage does: the tensors it is sent, its calls, and what it gives. `drops` are, for each call, the values
-    that nothing needs after it, and `used` what it gives and works with itself."""
+    """The code of a stage: the tensors it receives, its calls, and its results. `drops` are, for each call, the values
+    that nothing needs after it; `used` are results that it also works with itself.
+    """
 
     receives: tuple[int, ...]
     calls: tuple[Call, ...]
@@ -55,16 +56,18 @@ def look(
     precision: PrecisionStep,
     tensor: TensorParallelStep | None = None,
 ) -> tuple[tuple[str, ...], tuple[Seam, ...]]:
-    """The layers in their order, and what each cut between two of them takes. `rest` are the parameters of "". Raises
-    what `capture` raises."""
+    """Returns the layers in their order, and the values that cross each cut between two of them. `rest` are the
+    parameters of "". Raises as `capture` does.
+    """
     recordings = capture(model, layers, shape, dtype, precision, tensor)
     ordered = order(recordings, layers, rest)
     return ordered, seams(recordings, model, ordered, rest)
 
 
 def order(recordings: Mapping[bool, Recording], layers: Sequence[str], rest: Iterable[str]) -> tuple[str, ...]:
-    """The layers in the order in which they are called, and "" in the place where the parameters `rest`, which belong
-    to none of them, are used."""
+    """Returns the layers in the order of their calls, with "" at the place where the parameters `rest`, which belong to
+    no layer, are used.
+    """
     recording = recordings[True]
     called = sorted((name for name in layers if name), key=lambda name: recording.starts[name])
     if "" not in layers:
@@ -78,7 +81,7 @@ def order(recordings: Mapping[bool, Recording], layers: Sequence[str], rest: Ite
 def seams(
     recordings: Mapping[bool, Recording], model: nn.Module, layers: Sequence[str], rest: Iterable[str]
 ) -> tuple[Seam, ...]:
-    """What each cut between two neighbours of `layers` takes, in training and in evaluation alike."""
+    """Returns the seams between neighbours of `layers`, valid in training and in evaluation alike."""
     found = []
     of_layer = {name: {id(p) for p in model.get_submodule(name).parameters()} for name in layers if name}
     parameters = {
@@ -144,7 +147,7 @@ def _shared(
     parameters: Mapping[str, int],
     root: set[int],
 ) -> str:
-    """Why the parameters that are used outside of their layers cannot be on one stage."""
+    """Returns the reason why parameters used outside of their layers cannot be on one stage; "" if they can."""
 
     def loose(calls: Sequence[Call]) -> dict[int, str]:
         return {parameters[full(h)]: full(h) for call in calls for h in call.held if full(h) in parameters}
@@ -163,14 +166,14 @@ def _shared(
 
 
 def crossing(recording: Recording, at: int) -> tuple[int, ...]:
-    """The values that are computed before the call `at`, needed from there on, and not own to every stage."""
+    """Returns the values that are computed before call `at`, needed from there on, and not own to every stage."""
     needed = {recording.output}.union(*(call.takes for call in recording.calls[at:]))
     made = {number for call in recording.calls[:at] for number in call.gives} | {INPUT}
     return tuple(sorted(number for number in needed & made if not recording.facts[number].own))
 
 
 def code(recording: Recording, start: int, stop: int) -> Code:
-    """What the stage of the calls `start` to `stop` does."""
+    """Returns the code of the stage that has the calls `start` to `stop`."""
     last = stop == len(recording.calls)
     gives = (recording.output,) if last else crossing(recording, stop)
     receives = crossing(recording, start) if start else ()
@@ -192,7 +195,7 @@ def code(recording: Recording, start: int, stop: int) -> Code:
 
 
 def codes(recordings: Mapping[bool, Recording], firsts: Sequence[str]) -> list[dict[bool, Code]]:
-    """The stages that begin with the layers `firsts`, in training and in evaluation."""
+    """Returns the code of the stages that begin with the layers `firsts`, in training and in evaluation."""
     made: list[dict[bool, Code]] = [{} for _ in firsts]
     for mode, recording in recordings.items():
         starts = [recording.starts[name] if n else 0 for n, name in enumerate(firsts)]
@@ -202,7 +205,7 @@ def codes(recordings: Mapping[bool, Recording], firsts: Sequence[str]) -> list[d
 
 
 def held_by(codes: Mapping[bool, Code]) -> tuple[Held, ...]:
-    """Parameters and buffers that a stage uses outside of layers."""
+    """Returns the parameters and buffers that a stage uses outside of layers."""
     return tuple(dict.fromkeys(h for each in codes.values() for call in each.calls for h in call.held))
 
 

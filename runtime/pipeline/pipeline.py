@@ -1,18 +1,17 @@
-"""The pipeline axis: the stages of a rank, cut out of the model, and torch's schedule runtime over them.
+"""The pipeline axis: cuts the stages of a rank out of the model, and runs them by torch's schedule runtime.
 
 Model: every rank makes the whole model on the meta device, which costs nothing, and keeps the layers of its own stages
-where they stand, so that parameters have the names they have in one process, and only these are given numbers. A stage
-(stage.py) calls its layers one after another; of a user's own module, which may do anything between its layers, each
-rank first writes down the forward pass (capture.py) and cuts that (captured.py). In a step torch's
-`_PipelineScheduleRuntime` carries out the program's own table (`Schedule`); without gradients a batch goes from stage
-to stage (`Pipeline.forward`).
+in place. Parameters so have the names that they have in one process, and only these are given numbers. A stage
+(stage.py) calls its layers one after another. A user's own module may do anything between its layers: each rank first
+records its forward pass (capture.py) and cuts that (captured.py). In a step torch's `_PipelineScheduleRuntime` runs the
+program's own table (`Schedule`); without gradients a batch goes from stage to stage (`Pipeline.forward`).
 
-A tied weight whose layers are on two ranks is there twice, under the name that it has first in the model: the gradients
-of both are added up after the passes (`Pipeline.add_up_shared`), so that both are updated to the same numbers. The rank
-to whose stage it belongs by that name owns it (`Pipeline.owns`): the others leave it out of norms and files.
+A tied weight whose layers are on two ranks exists twice, under the name that it has first in the model. The gradients
+of both are summed after the passes (`Pipeline.add_up_shared`), so that both are updated to the same numbers. The rank
+of the stage that has that first name owns it (`Pipeline.owns`); the others leave it out of norms and files.
 
-Contract: shapes and dtypes of what stages send are fixed by the program; torch infers nothing, which would need a
-forward pass that batch statistics see. Losses are the caller's, scaled; nothing is divided by the micro-batches.
+Contract: the program fixes the shapes and dtypes that stages send. torch infers nothing, as that would take a forward
+pass that changes batch statistics. Losses are the caller's, scaled; nothing is divided by the micro-batches.
 
 Limits: under `fully_shard` the gradients of a stage stay whole until its last micro-batch. `_PipelineScheduleRuntime`
 is a private name of torch's (2.13 to 2.15).
@@ -43,7 +42,7 @@ from dslc.runtime.technique.precision import autocast
 
 
 def preload() -> None:
-    """Imports what every rank is going to need, 1.3 s of it, in a process from which ranks are forked."""
+    """Imports the modules that every rank will need (1.3 s), in the process from which ranks are forked."""
     import torch.distributed.pipelining.schedules  # noqa: F401
 
 
@@ -52,10 +51,10 @@ def preload() -> None:
 
 @dataclass(kw_only=True)
 class Cut:
-    """What a rank keeps of the model: `made` without the other ranks' layers, and `job` without their names.
+    """The part of the model that a rank keeps: `made` without the other ranks' layers, and `job` without their names.
 
-    `parts` are of a user's own module. `whole` are the tensors of the whole model, on the meta device, by name.
-    `shared` are those of this rank's that another rank has too: by name, the pipeline coordinates that have it, its
+    `parts` are those of a user's own module. `whole` are the tensors of the whole model, on the meta device, by name.
+    `shared` are this rank's tensors that another rank has too: for each name the pipeline coordinates that have it, its
     owner first.
     """
 
@@ -68,13 +67,13 @@ class Cut:
     stand_ins: list[tuple[nn.Module, str, tuple[nn.Module, str]]] = field(default_factory=list)
 
     def name_shared(self) -> None:
-        """Has shared weights found under their first names too, now that they have numbers."""
+        """Makes shared weights accessible under their first names too, now that they have numbers."""
         for owner, attribute, (there, original) in self.stand_ins:
             setattr(owner, attribute, getattr(there, original))
 
 
 def cut(job: JobProgram, made: Blank, coordinate: int) -> Cut:
-    """Takes the layers that are not of `coordinate` out of `made.module`, in place."""
+    """Removes the layers that are not of `coordinate` from `made.module`, in place."""
     assert job.pipeline is not None
     whole = named_tensors(made.module)
     own = [stage for stage in job.pipeline.stages if stage.rank == coordinate]
@@ -115,19 +114,19 @@ def cut(job: JobProgram, made: Blank, coordinate: int) -> Cut:
 
 
 def _shared(step: PipelineStep, made: Blank, spots: Mapping[str, list[Spot]]) -> dict[str, tuple[int, ...]]:
-    """The pipeline coordinates that have each of the tied weights `spots`, where these are several."""
+    """Returns the pipeline coordinates of each of the tied weights `spots` that several have."""
     holders = {name: _holders(step, made.module, made.spots[name]) for name in spots if len(made.spots[name]) > 1}
     return {name: found for name, found in holders.items() if len(found) > 1}
 
 
 def _between(step: PipelineStep, model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that belong to no layer, by path."""
+    """Returns the modules that belong to no layer, by path."""
     layers = [name for stage in step.stages for name in stage.modules if name]
     return {path: part for path, part in model.named_modules() if not _within(path, layers)}
 
 
 def _parts(job: JobProgram, model: nn.Module, indices: Sequence[int]) -> dict[int, Part]:
-    """What the stages `indices` do of a user's own module."""
+    """Returns the parts of a user's own module that the stages `indices` run."""
     from dslc.runtime.pipeline.capture import capture
     from dslc.runtime.pipeline.captured import codes
 
@@ -141,8 +140,9 @@ def _parts(job: JobProgram, model: nn.Module, indices: Sequence[int]) -> dict[in
 
 
 def _hold(part: Part, made: Blank, spots: dict[str, list[Spot]], inside: set[int]) -> None:
-    """Says where the tensors are that a stage uses outside of layers. What no layer of this rank has, `inside` which
-    the modules are, gets a place."""
+    """Fills in the places of the tensors that a stage uses outside of layers. A tensor of no layer of this rank
+    (`inside` holds their modules) gets a place.
+    """
     from dslc.runtime.pipeline.captured import held_by
 
     names = {id(getattr(*all_spots[0])): name for name, all_spots in made.spots.items()}
@@ -158,14 +158,16 @@ def _hold(part: Part, made: Blank, spots: dict[str, list[Spot]], inside: set[int
         else:
             part.holder.register_buffer(place, tensor, persistent=False)
         part.places[held] = (part.holder, place)
-        # First, as it is what an engine knows of.
+        # First, as engines know this place.
         spots.setdefault(names[id(tensor)], []).insert(0, part.places[held])
         if made.step.reset:
-            spots[names[id(tensor)]].append((_alone(owner), held.name))  # which can make its numbers
+            spots[names[id(tensor)]].append((_alone(owner), held.name))  # a module that can make its numbers
 
 
 def _hold_spares(part: Part, spots: Mapping[str, list[Spot]], staged: set[int]) -> None:
-    """Gives the parameters that no stage uses a place in this one: engines know of what stages have, `staged` alone."""
+    """Gives parameters that no stage uses a place in this stage: engines know only parameters of stages, those in
+    `staged`.
+    """
     for each in spots.values():
         each.sort(key=lambda spot: id(spot[0]) not in staged)
         owner, attribute = each[0]
@@ -176,14 +178,14 @@ def _hold_spares(part: Part, spots: Mapping[str, list[Spot]], staged: set[int]) 
 
 
 def _alone(module: nn.Module) -> nn.Module:
-    """`module` as it is now, to which it no longer matters what is taken out of it."""
+    """Returns a copy of `module` as it is now, unaffected by later removals."""
     made = copy.copy(module)
     made._parameters, made._buffers = dict(module._parameters), dict(module._buffers)
     return made
 
 
 def _holders(step: PipelineStep, model: nn.Module, spots: Sequence[Spot]) -> tuple[int, ...]:
-    """The pipeline coordinates that have a weight, that of its first place first."""
+    """Returns the pipeline coordinates that have a weight, that of its first place first."""
     ranks = {
         id(part): stage.rank for stage in step.stages if "" in stage.modules for part in _between(step, model).values()
     }
@@ -194,7 +196,7 @@ def _holders(step: PipelineStep, model: nn.Module, spots: Sequence[Spot]) -> tup
 
 
 def _prune(module: nn.Module, kept: Sequence[str], named: Sequence[str], prefix: str = "") -> None:
-    """Drops the modules that are neither `kept` nor lead there; of those `named`, empty ones stay in their place."""
+    """Removes the modules that are neither `kept` nor on the way to one; those `named` stay as empty modules."""
     for name, child in list(module.named_children()):
         full = prefix + name
         if full in kept:
@@ -220,18 +222,18 @@ def _make_path(module: nn.Module, path: str) -> None:
 
 
 def _restricted(job: JobProgram, names: Sequence[str]) -> JobProgram:
-    """The program with the names of modules that are there alone."""
+    """Returns the program with only the names of modules that exist here."""
 
     def there(modules: Sequence[str]) -> tuple[str, ...]:
         return tuple(module for module in modules if _within(module, names))
 
     return dataclasses.replace(
         job,
-        # What is frozen is so already; weights that two stages share are added up, not tied.
+        # Frozen parameters are frozen already; weights that two stages share are summed, not tied.
         model=dataclasses.replace(job.model, frozen=(), ties=_ties(job, names)),
         tensor=job.tensor and dataclasses.replace(job.tensor, styles=_styles(job.tensor, names)),
         recompute=dataclasses.replace(job.recompute, modules=there(job.recompute.modules)),
-        compiled=there(tuple(name for name in job.compiled if name)),  # "", the whole model, is each stage's own
+        compiled=there(tuple(name for name in job.compiled if name)),  # "", the whole model, is handled by each stage
         gradients=dataclasses.replace(job.gradients, units=there(job.gradients.units)),
     )
 
@@ -252,7 +254,7 @@ def _within(name: str, modules: Sequence[str]) -> bool:
 
 
 def join(job: JobProgram, cut: Cut, mesh: Mesh, device: torch.device) -> Pipeline:
-    """The pipeline over the stages that `cut` has kept."""
+    """Returns the pipeline over the stages that `cut` has kept."""
     step = job.pipeline
     assert step is not None
     aside, last = offload.activations(job, device), len(step.stages) - 1
@@ -284,7 +286,7 @@ def join(job: JobProgram, cut: Cut, mesh: Mesh, device: torch.device) -> Pipelin
 
 @dataclass(kw_only=True)
 class Pipeline:
-    """The pipeline as one rank sees it. `stages` are its own, by index."""
+    """One rank's view of the pipeline. `stages` are its own, by index."""
 
     step: PipelineStep
     stages: Mapping[int, Stage | CapturedStage]
@@ -297,7 +299,9 @@ class Pipeline:
     _sent: list[tuple[Any, Tensor]] = field(default_factory=list)
 
     def engine(self, engine: Engine, plain: nn.Module) -> Engine:
-        """The engine of this rank's stages as that of a pipeline: the norm of a gradient is that of all stages."""
+        """Returns the engine of this rank's stages as that of a pipeline: the norm of a gradient is that of all
+        stages.
+        """
         others = {id(tensor) for name, tensor in named_tensors(plain).items() if not self.owns(name)}
 
         def let_go() -> None:
@@ -317,7 +321,7 @@ class Pipeline:
 
     @property
     def coordinates(self) -> int:
-        """How many coordinates the axis has."""
+        """Number of coordinates of the axis."""
         return self.mesh.sizes["pipeline"]
 
     @property
@@ -326,30 +330,30 @@ class Pipeline:
 
     @property
     def last(self) -> int:
-        """The index of the last stage."""
+        """Index of the last stage."""
         return len(self.step.stages) - 1
 
     @property
     def ends(self) -> bool:
-        """Whether this rank has the last stage, and so the losses."""
+        """True if this rank has the last stage, and so the losses."""
         return self.last in self.stages
 
     @property
     def first(self) -> bool:
-        """Whether this rank is the first of its pipeline coordinate."""
+        """True if this rank is the first of its pipeline coordinate."""
         return all(n == 0 for axis, n in self.mesh.coordinates.items() if axis != "pipeline")
 
     def peer(self, coordinate: int) -> int:
-        """The rank, among all, at another coordinate of this pipeline."""
+        """Returns the rank, among all, at another coordinate of this pipeline."""
         assert self.group is not None
         return dist.get_global_rank(self.group, coordinate)
 
     def owns(self, name: str) -> bool:
-        """Whether a tensor that this rank has is its own to count and to write."""
+        """True if this rank counts and writes a tensor that it has."""
         return self.shared.get(name, (self.coordinate,))[0] == self.coordinate
 
     def owner(self, name: str) -> int:
-        """The pipeline coordinate of a tensor of the whole model."""
+        """Returns the pipeline coordinate that owns a tensor of the whole model."""
         stages = self.step.stages
         of_layer = (s.rank for s in stages for module in s.modules if module and name.startswith(module + "."))
         of_none = (s.rank for s in stages if "" in s.modules)
@@ -358,7 +362,7 @@ class Pipeline:
     # ------------------------------------------------------------------------------------------ without gradients
 
     def forward(self, input: Tensor) -> Tensor | None:
-        """What the model makes of `input`, on the ranks with the last stage; None elsewhere.
+        """Returns the model's output for `input` on the ranks with the last stage; None elsewhere.
 
         All ranks of the pipeline call it with the same number of samples.
         """
@@ -377,7 +381,7 @@ class Pipeline:
         return given[0] if self.ends else None
 
     def beside(self, input: Tensor) -> dict[str, Tensor]:
-        """What each stage is given beside what it is sent."""
+        """Returns the arguments of each stage besides the tensors it receives."""
         return {"input": input} if any(isinstance(stage, CapturedStage) for stage in self.stages.values()) else {}
 
     def _received(self, samples: int, fact: tuple[tuple[int, ...], str], source: int) -> Tensor:
@@ -387,13 +391,15 @@ class Pipeline:
         return taken
 
     def finish(self) -> None:
-        """Waits until what was sent has left."""
+        """Waits until all pending sends have completed."""
         for work, _ in self._sent:
             work.wait()
         self._sent.clear()
 
     def to_rank_0(self, name: str, whole: Tensor | None) -> Tensor | None:
-        """A tensor of the model, which the first rank of its owner has, on rank 0; None on all others."""
+        """Sends a tensor of the model, which the first rank of its owner has, to rank 0; returns it there, None on all
+        others.
+        """
         owner = self.owner(name)
         if not self.first or self.coordinate not in (0, owner):
             return None
@@ -401,7 +407,7 @@ class Pipeline:
             return whole
         if self.coordinate == owner:
             assert whole is not None
-            # It may live in the host's memory, for which NCCL has no connection.
+            # It may be in the host's memory, which NCCL cannot send from.
             dist.send(whole.contiguous().to(self.device), self.peer(0), group=self.group)
             return None
         about = self.whole[name]
@@ -413,7 +419,7 @@ class Pipeline:
 
     @torch.no_grad()
     def add_up_shared(self, tensors: Mapping[str, Tensor]) -> None:
-        """Gives each rank that has a tied weight the sum of the gradients of all that have it, in one order."""
+        """Gives each rank that has a tied weight the sum of all its holders' gradients, added in one order."""
         for name, holders in self.shared.items():
             parameter = tensors[name]
             if not parameter.requires_grad or name in self.unused:
@@ -438,7 +444,9 @@ class Pipeline:
 
 
 def _with_all_rows(own: Tensor, parameter: Any) -> Tensor:
-    """A rank's rows of a gradient, as many as the first rank has: what ranks send that do the same is alike."""
+    """Returns a rank's rows of a gradient padded to the first rank's number: ranks that do the same send equal
+    shapes.
+    """
     shares, missing = 1, 0
     for dim, placement in enumerate(getattr(parameter, "placements", ())):
         shares *= parameter.device_mesh.size(dim) if getattr(placement, "dim", None) == 0 else 1
@@ -448,8 +456,9 @@ def _with_all_rows(own: Tensor, parameter: Any) -> Tensor:
 
 
 class Schedule:
-    """One step's passes: the program's table, carried out by torch. `loss` takes the output and the target of a
-    micro-batch, and gives what the backward pass starts from."""
+    """The passes of one step: torch runs the program's table. `loss` takes the output and the target of a micro-batch,
+    and returns the tensor from which the backward pass starts.
+    """
 
     def __init__(self, pipeline: Pipeline, samples: int, microbatches: int, loss: Callable[[Tensor, Tensor], Tensor]):
         from torch.distributed.pipelining import PipelineStage
@@ -475,20 +484,20 @@ class Schedule:
         self._runtime._prepare_schedule_with_comms(self._runtime.pipeline_order)
         pipeline.schedule = self
         if pipeline.device.type == "cuda":
-            # NCCL connects a group when it is first used, for which it needs all of its ranks; those that share a
-            # weight exchange its gradients alone.
+            # NCCL connects a group at its first use, which takes all of its ranks; those that share a weight exchange
+            # its gradients alone.
             dist.all_reduce(torch.zeros((), device=pipeline.device), group=pipeline.group)
 
     @property
     def received(self) -> Iterator[Tensor]:
-        """What torch receives into, from the first step on."""
+        """Yields torch's receive buffers, which exist from the first step on."""
         for stage in self._stages:
             for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
                 yield from (info.buffer for info in infos if info.buffer is not None)
 
     def run(self, micro: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """The forward and backward passes of all micro-batches, which are of equal size."""
-        # `step` of torch's takes a whole batch, which it would cut into these again.
+        """Runs the forward and backward passes of all micro-batches, which are of equal size."""
+        # torch's `step` takes a whole batch, which it would cut into these again.
         for stage in self._stages:
             stage.has_backward = True
             stage.clear_runtime_states()

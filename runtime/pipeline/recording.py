@@ -1,8 +1,8 @@
-"""A forward pass as a list of calls: the data, and how a call is done again.
+"""A forward pass as a list of calls: the data types, and how a call is repeated.
 
-Model: a call is a layer or a function of torch's with its arguments. Where those had tensors there are references: to
-what an earlier call has given, to a parameter or buffer by its name, to a constant; where they had a whole number that
-grows with the batch, how many it is for each sample. capture.py writes such lists, captured.py cuts them.
+Model: a call is a layer or a function of torch's with its arguments. A tensor argument is a reference: to the result of
+an earlier call, to a parameter or buffer by its name, or to a constant. A whole number that grows with the batch is
+recorded as so many per sample. capture.py writes such lists, captured.py cuts them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-SMALL, LARGE = 2, 4  # samples of the two runs that are compared; one alone would stop batch norm
-INPUT = 0  # the number of the value that goes in
+SMALL, LARGE = 2, 4  # samples of the two runs that are compared; a single one would make batch norm fail
+INPUT = 0  # number of the value that is the input
 
 
 class CaptureError(Exception):
-    """What of a module cannot be written down. `where` is the line of the user's own, as far as it is known."""
+    """Why a module cannot be recorded. `where` is the line of the user's own code, as far as it is known."""
 
     def __init__(self, reason: str, where: str = "") -> None:
         super().__init__(reason)
@@ -28,26 +28,26 @@ class CaptureError(Exception):
 
 
 class Value(NamedTuple):
-    """In the place of a tensor: what a call has given."""
+    """Stands for a tensor: the result of a call."""
 
     number: int
 
 
 class Held(NamedTuple):
-    """In the place of a tensor: a parameter or buffer, by the path of its module and its name there."""
+    """Stands for a tensor: a parameter or buffer, by the path of its module and its name there."""
 
     path: str
     name: str
 
 
 class Each(NamedTuple):
-    """In the place of a whole number: so many for each sample."""
+    """Stands for a whole number: so many per sample."""
 
     times: int
 
 
 class Constant(NamedTuple):
-    """In the place of a tensor: one that the module keeps besides its parameters and buffers."""
+    """Stands for a tensor that the module keeps besides its parameters and buffers."""
 
     tensor: Tensor
 
@@ -60,30 +60,30 @@ class Call:
     layer: bool
     args: Any
     kwargs: Any
-    gives: tuple[int, ...]  # the numbers of the tensors in what it returns
+    gives: tuple[int, ...]  # numbers of the tensors in its result
     takes: frozenset[int]
     held: frozenset[Held]
     changes: frozenset[int]  # values into whose memory it writes
     own: bool
-    grad: bool  # whether gradients were on
-    cast: tuple[bool, torch.dtype] | None  # autocast, where the module itself has changed it
+    grad: bool  # true if gradients were on
+    cast: tuple[bool, torch.dtype] | None  # autocast, if the module itself has changed it
     where: str
 
 
 @dataclass(kw_only=True)
 class Fact:
-    """What is known of a value: shapes of both runs, and whether every stage can compute it."""
+    """The known facts of a value: its shapes in both runs, and whether every stage can compute it."""
 
     small: tuple[int, ...]
     large: tuple[int, ...] = ()
     dtype: torch.dtype
-    memory: int  # values of one memory are views of each other
+    memory: int  # values with one memory are views of each other
     own: bool
 
 
 @dataclass(kw_only=True)
 class Recording:
-    """The calls of one forward pass, in order. `starts` says which call is the first of each layer."""
+    """The calls of one forward pass, in order. `starts` is the index of each layer's first call."""
 
     calls: list[Call] = field(default_factory=list)
     starts: dict[str, int] = field(default_factory=dict)
@@ -92,12 +92,12 @@ class Recording:
 
 
 def full(held: Held) -> str:
-    """The name of a parameter or buffer in the whole module."""
+    """Returns the name of a parameter or buffer in the whole module."""
     return f"{held.path}.{held.name}" if held.path else held.name
 
 
 def touches(recording: Recording, call: Call, values: set[int]) -> bool:
-    """Whether a call gives one of these values, or writes into the memory of one."""
+    """True if a call returns one of these values, or writes into the memory of one."""
     if not values.isdisjoint(call.gives):
         return True
     if not call.changes:
@@ -113,7 +113,7 @@ def filled(
     samples: int,
     device: torch.device | None,
 ) -> Any:
-    """What was written down, with tensors in the place of references."""
+    """Returns a recorded value with tensors in the place of references."""
     match value:
         case Value(number):
             return values[number]
@@ -140,7 +140,7 @@ def filled(
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """The tensors within a value, in the order in which calls number them."""
+    """Returns the tensors within a value, in the order in which calls number them."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
@@ -148,7 +148,7 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def merged(small: Recording, large: Recording) -> Recording:
-    """The calls of both, with what grows with the batch so many for each sample."""
+    """Returns the calls of both runs as one list, with numbers that grow with the batch as so many per sample."""
     for one, other in zip(small.calls, large.calls, strict=False):
         if one.what != other.what or one.gives != other.gives or one.takes != other.takes:
             raise CaptureError("its forward does other things for other numbers of samples", one.where)
@@ -188,7 +188,9 @@ def _joined(small: Any, large: Any, where: str) -> Any:
 
 
 def _settle(recording: Recording) -> None:
-    """Values into whose memory something writes that is not own are of one stage, and so is what follows from them."""
+    """Assigns values whose memory is written by a call that is not own to one stage, with all that follows from
+    them.
+    """
     facts = recording.facts
     while True:
         spoilt = {facts[number].memory for call in recording.calls if not call.own for number in call.changes}

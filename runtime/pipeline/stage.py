@@ -1,10 +1,10 @@
 """Stages of a pipeline as modules: the layers of one, and how they are called.
 
-Model: a stage of a network that the program builds calls its layers one after another (`Stage`); one of a user's own
-module does the calls that were written down (`CapturedStage`; captured.py). Both take what the stage before has sent
-and give what the next one is sent, or, at the end, what the model gives.
+Model: a stage of a network that the program builds calls its layers one after another (`Stage`). A stage of a user's
+own module repeats recorded calls (`CapturedStage`; captured.py). Both take the tensors that the stage before has sent,
+and return those for the next one or, at the end, the model's output.
 
-Contract: what is sent has the dtypes of the program, its numbers lie one after another, and it has a gradient.
+Contract: tensors that are sent have the dtypes of the program, are contiguous, and have a gradient.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Contexts = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 class Stage(nn.Module):
-    """Layers of the model, one after another. `around` is what they run in."""
+    """Layers of the model, one after another. `around` is the context they run in."""
 
     def __init__(self, step: StageStep, last: bool, layers: Iterable[nn.Module], around: Contexts) -> None:
         super().__init__()
@@ -47,8 +47,9 @@ class Stage(nn.Module):
 
 @dataclass(kw_only=True)
 class Part:
-    """What a stage of a user's own module does, in training and in evaluation, and where the tensors are that it uses
-    outside of layers: in a layer of its own, or in `holder`."""
+    """The code of a stage of a user's own module, in training and in evaluation, and the places of the tensors that it
+    uses outside of layers: in a layer of its own, or in `holder`.
+    """
 
     codes: Mapping[bool, Code]
     holder: nn.Module = field(default_factory=nn.Module)
@@ -56,7 +57,7 @@ class Part:
 
 
 class CapturedStage(nn.Module):
-    """A part of a user's own module. `whole` is the module, whose `training` says which code runs."""
+    """A part of a user's own module. `whole` is the module, whose `training` chooses the code to run."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class CapturedStage(nn.Module):
         self.step, self.last, self._around, self._device = step, last, around, device
         self.layers, self.holder = nn.ModuleList(layers.values()), part.holder
         self._named, self._places, self._codes = dict(layers), dict(part.places), dict(part.codes)
-        self._whole = [whole]  # in a list: it is no part of the stage
+        self._whole = [whole]  # in a list, so that it is no submodule of the stage
         self._sent = [getattr(torch, dtype) for _, dtype in step.outputs]
 
     def forward(self, *given: Tensor, input: Tensor | None = None) -> Tensor | tuple[Tensor, ...]:
@@ -116,18 +117,18 @@ class CapturedStage(nn.Module):
 
 
 def _ready(tensor: Tensor, dtype: torch.dtype, used: bool = False) -> Tensor:
-    """As a tensor is sent to another stage; `used`: this one works with it, too."""
+    """Prepares a tensor to be sent to another stage; `used`: this stage works with it, too."""
     tensor = tensor.to(dtype).contiguous()
     if torch.is_grad_enabled() and (used or tensor._is_view()):
-        # A split backward pass detaches it in place, which torch refuses of views and of what it needs again.
+        # A split backward pass detaches it in place, which torch refuses for views and for tensors it needs again.
         tensor = tensor.clone()
     if torch.is_grad_enabled() and not tensor.requires_grad:
-        tensor.requires_grad_()  # nothing here trains: torch's runtime has a backward pass all the same
+        tensor.requires_grad_()  # nothing here trains, but torch's runtime runs a backward pass all the same
     return tensor
 
 
 class _Dense(torch.autograd.Function):
-    """The same tensors, with gradients whose numbers lie one after another, as only such can be sent."""
+    """Returns the same tensors and makes their gradients contiguous, as only such can be sent."""
 
     @staticmethod
     def forward(ctx: Any, *given: Tensor) -> Any:
