@@ -4,8 +4,8 @@
     parse_expression    the text of one value
     parse_setting       `path = value`, as `--set` gives it
 
-The table comes from lark (`parser_table`), the words from `parser_tokens`, brackets and units from `parser_layout`, the
-nodes from `parser_build`, and what is said of a mistake from `syntax`. Where the table has no action, the mistake is
+The table comes from lark (`grammar`), the words from `lexer`, brackets and units from `brackets`, the nodes from
+`builder`, and what is said of a mistake from `explain`. Where the table has no action, the mistake is
 explained, the unit it lies in (one entry or statement) is replaced by `name = <broken>`, or left out where it has no
 name, and reading goes on with the next. Within one unit only the first cause is reported.
 
@@ -21,12 +21,12 @@ from dslc.dsl.bounds import NESTING, WORDS
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.source import Source, Span
 from dslc.dsl.syntax import tree
-from dslc.dsl.syntax.parser_build import Builder, path_of
-from dslc.dsl.syntax.parser_layout import Laid, Unit, lay_out
-from dslc.dsl.syntax.parser_table import load
-from dslc.dsl.syntax.parser_tokens import UNREAD, lex
-from dslc.dsl.syntax.syntax import explain, other_format
-from dslc.dsl.syntax.syntax_place import COMPARISONS, GaveUp, Mistakes, Place, Token
+from dslc.dsl.syntax.brackets import Laid, Unit, lay_out
+from dslc.dsl.syntax.builder import Builder, path_of
+from dslc.dsl.syntax.explain import explain, other_format
+from dslc.dsl.syntax.grammar import load
+from dslc.dsl.syntax.lexer import UNREAD, lex
+from dslc.dsl.syntax.mistakes import COMPARISONS, GaveUp, Mistakes, Place, Token
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The tree of a job file: what was written, before anything is known about blocks, fields or names.
 
-`parser` makes it, `format` prints it, `layers` merges several, `resolve` gives it meaning. Every node has its span.
+`parser` makes it, `format` prints it, `layering` merges several, `resolve` gives it meaning. Every node has its span.
 """
 
 from __future__ import annotations

@@ -93,9 +93,9 @@ def main() -> None:
     from dslc.compiler.show import draw, explain  # noqa: F401
     from dslc.dsl import codes, show  # noqa: F401
     from dslc.dsl.language import suggest  # noqa: F401
-    from dslc.dsl.syntax import parser_table, syntax  # noqa: F401
+    from dslc.dsl.syntax import grammar, parser  # noqa: F401
 
-    parser_table.load()
+    grammar.load()
     (folder / "warm.plt").write_text(GOOD)
     assert not measured(["check", "warm.plt"], folder)["faults"]
     for line in sys.stdin:

@@ -24,14 +24,15 @@ import dslc.grammar
 from dslc.dsl.bounds import ALL
 from dslc.dsl.codes import FOLDER, explain, titles
 from dslc.dsl.diagnostics import Report
+from dslc.dsl.language import blocks  # noqa: F401  (fills the registry, whose names a message knows)
 from dslc.dsl.show import render, to_json
 from dslc.dsl.source import Source
 from dslc.dsl.syntax import tree
+from dslc.dsl.syntax.brackets import lay_out
+from dslc.dsl.syntax.grammar import _rule
+from dslc.dsl.syntax.lexer import UNREAD, lex
+from dslc.dsl.syntax.mistakes import MAX_MISTAKES, GaveUp, Mistakes
 from dslc.dsl.syntax.parser import Setting, parse, parse_expression, parse_setting
-from dslc.dsl.syntax.parser_layout import lay_out
-from dslc.dsl.syntax.parser_table import _rule
-from dslc.dsl.syntax.parser_tokens import UNREAD, lex
-from dslc.dsl.syntax.syntax_place import MAX_MISTAKES, GaveUp, Mistakes
 
 GRAMMAR = Path(next(iter(dslc.grammar.__path__)))
 MALFORMED = sorted((GRAMMAR / "malformed").glob("*.plt"))

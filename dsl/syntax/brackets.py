@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dslc.dsl.diagnostics import Note
-from dslc.dsl.syntax.parser_tokens import UNREAD
-from dslc.dsl.syntax.syntax_place import COMPARISONS, ENDS_VALUE, GaveUp, Mistakes, Token
+from dslc.dsl.syntax.lexer import UNREAD
+from dslc.dsl.syntax.mistakes import COMPARISONS, ENDS_VALUE, GaveUp, Mistakes, Token
 
 PAIRS = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
 OPENERS = {closer: opener for opener, closer in PAIRS.items()}

@@ -14,8 +14,8 @@ from typing import Any, cast
 from dslc.dsl.bounds import NESTING
 from dslc.dsl.source import Span
 from dslc.dsl.syntax import tree
-from dslc.dsl.syntax.parser_tokens import NUMBER_PART, UNREAD
-from dslc.dsl.syntax.syntax_place import ENVIRONMENT, OTHER_LITERALS, Mistakes, Token
+from dslc.dsl.syntax.lexer import NUMBER_PART, UNREAD
+from dslc.dsl.syntax.mistakes import ENVIRONMENT, OTHER_LITERALS, Mistakes, Token
 
 Child = Token | tree.Node
 Made = tree.Node | list[Any] | None

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dslc.dsl.syntax import syntax_values as values
-from dslc.dsl.syntax.syntax_place import (
+from dslc.dsl.syntax import explain_values as values
+from dslc.dsl.syntax.mistakes import (
     BEGINS_VALUE,
     COMPARISONS,
     CONTROL,
@@ -26,7 +26,7 @@ from dslc.dsl.syntax.syntax_place import (
 )
 
 if TYPE_CHECKING:
-    from dslc.dsl.syntax.syntax_place import Token
+    from dslc.dsl.syntax.mistakes import Token
 
 
 def other_format(tokens: list[Token], mistakes: Mistakes) -> bool:

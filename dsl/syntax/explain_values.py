@@ -1,7 +1,7 @@
 """What a person is told of a mistake inside an entry: missing values, missing commas, two values, comparisons.
 
 Each function asks one question of the place where the parser could not go on; it reports and returns True where the
-answer is yes. `syntax` says in which order they are asked.
+answer is yes. `explain` says in which order they are asked.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dslc.dsl.language.registry import BLOCKS
-from dslc.dsl.syntax.syntax_place import (
+from dslc.dsl.syntax.mistakes import (
     BEGINS_VALUE,
     COMPARISONS,
     ENDS,
@@ -23,7 +23,7 @@ from dslc.dsl.syntax.syntax_place import (
 )
 
 if TYPE_CHECKING:
-    from dslc.dsl.syntax.syntax_place import Token
+    from dslc.dsl.syntax.mistakes import Token
 
 
 def name_alone(place: Place) -> bool:

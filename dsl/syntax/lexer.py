@@ -2,7 +2,7 @@
 
 The words are the terminals of the grammar. Where none fits, the mistake is reported and a token put in its place that
 lets the reading go on: `'text'` still is a string. A character that belongs to other languages (`:`, `;`, `&&`) becomes
-a `FOREIGN` token, which no rule of the grammar accepts: what to say of it depends on what stands around it (`syntax`).
+a `FOREIGN` token, which no rule of the grammar accepts: what to say of it depends on what stands around it (`explain`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NamedTuple, NoReturn
 
 from dslc.dsl.bounds import WORDS
 from dslc.dsl.source import Source, Span
-from dslc.dsl.syntax.parser_table import load
-from dslc.dsl.syntax.syntax_place import GaveUp, Mistakes, Token
+from dslc.dsl.syntax.grammar import load
+from dslc.dsl.syntax.mistakes import GaveUp, Mistakes, Token
 from dslc.dsl.syntax.tree import Comment
 
 MAX_DIGITS = 400  # more than any float has, and far below where int() gives up

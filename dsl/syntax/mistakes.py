@@ -1,4 +1,4 @@
-"""Syntax mistakes and the place of one: what the explanations in `syntax` and `syntax_values` are written with.
+"""Syntax mistakes and the place of one: what the explanations in `explain` and `explain_values` are written with.
 
 `Mistakes` collects what is reported of one text, so that whatever else goes wrong in the same entry is taken for a
 consequence and not reported. `Place` is where the parser could not go on, with the questions that can be asked of it.
