@@ -1,1 +1,1 @@
-"""The runtime: carries out a RankProgram on torch, and decides nothing."""
+"""The runtime: runs a RankProgram on torch, and decides nothing."""

@@ -1,21 +1,21 @@
 """Starts the ranks of a training on this machine and stays with them to the end.
 
-Model: the ranks are processes forked by torch's elastic agent from this one, which has imported torch and run nothing
-(0.1 s instead of the 3 s of a fresh interpreter), which sees how they end. They find each other by a file that they
-inherit (rendezvous.py). A world of one process goes the same way: it costs 0.1 s, and Ctrl-C, logs and failures are the
-same. Beside waiting, this process draws the progress.
+Model: the ranks are processes forked from this one by torch's elastic agent, which notices how they end. This process
+has imported torch and run nothing, which takes 0.1 s instead of the 3 s of a fresh interpreter. The ranks find each
+other by a file that they inherit (transport/rendezvous.py). A world of one process takes the same way: it costs 0.1 s,
+and Ctrl-C, logs and failures are the same. While it waits, this process draws the progress.
 
-Contract: `launch` returns when no process of the training is left, whatever happened: done, stopped (stop.py), failed
-(failure.py). That holds for threads and processes which the user's code leaves behind, too: they have `PATIENCE`
-seconds, and are ended. A rank dies with this process, also where that is killed. Processes that are all stopped are
-found after `launch.timeout`; a training that is slow is none of this module's business. It raises nothing for a
-training that failed.
+Contract: `launch` returns when no process of the training is left, in all cases: done, stopped (process/stop.py),
+failed (process/failure.py). That includes threads and processes which the user's code leaves behind: they have
+`PATIENCE` seconds, and are ended. A rank dies with this process, even if that is killed. If processes are stopped by a
+signal, this is found after `launch.timeout`; a slow training is left alone. `launch` raises nothing for a training that
+failed.
 
 `run_in_subprocess` does the same from a program or notebook that may have used torch already: a process forked then can
 hang in its first parallel operation (torch's thread pool does not survive the fork). It starts a fresh interpreter,
-which does as `python -m dslc.runtime.launch`: it reads `program.json` in the run directory.
+which acts as `python -m dslc.runtime.launch`: it reads `program.json` in the run directory.
 
-Limits: one node. The main thread, for the signals to be heard.
+Limits: one node. Signals are only received in the main thread.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from dslc.runtime.transport.meeting import Meeting
 from dslc.runtime.transport.rendezvous import OneNode, shared_file
 
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
-PATIENCE = 5.0  # seconds that processes have which have nothing more to do
+PATIENCE = 5.0  # seconds that processes get to end when they have nothing more to do
 _PROGRAM, _FUNCTIONS = "program.json", "functions.pkl"
-# As `python -m dslc.runtime.launch`, but that a Ctrl-C while torch is imported ends it without a traceback.
+# As `python -m dslc.runtime.launch`, except that Ctrl-C during torch's import ends it without a traceback.
 _START = """
 import signal, sys
 if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -79,8 +79,8 @@ def launch(
 ) -> Outcome:
     """Trains `program` on this node and leaves metrics, logs and weights in `run_dir`, which may exist.
 
-    `screen` is where progress and a summary go (standard output if None); `before` is called by each rank first. To be
-    called from a process that has not used torch. Raises OSError where processes or files cannot be made.
+    `screen` receives progress and a summary (standard output if None); each rank calls `before` first. To be called
+    from a process that has not used torch. Raises OSError if processes or files cannot be made.
     """
     assert program.world_size == program.processes == len(places), "one node"
     os.makedirs(os.path.join(run_dir, "logs"), exist_ok=True)
@@ -99,7 +99,7 @@ def launch(
     meeting, launcher = Meeting(board), os.getpid()
 
     sys.stdout.flush()
-    sys.stderr.flush()  # or each rank would write what is left in the buffers once more
+    sys.stderr.flush()  # or each rank would write the rest of the buffers again
     adopted = Adopted()
     with _elastic_log(run_dir), listening(board, _AtOnce), shared_file() as store:
 
@@ -139,14 +139,14 @@ def _completed(board: Board) -> int:
 
 
 class _AtOnce(SignalException):
-    """Someone has asked twice. The agent ends the ranks by the signal that it names."""
+    """A second request to stop. The agent ends the ranks by the signal that it names."""
 
     def __init__(self, said: str) -> None:
         super().__init__(said, signal.SIGKILL)
 
 
 class _NoLogs(DefaultLogsSpecs):
-    """Ranks send what they print to their logs themselves (worker.py).
+    """Ranks redirect their output to their logs themselves (worker.py).
 
     torch would follow `/dev/null` for each in two threads, for which the interpreter waits at its end.
     """
@@ -161,8 +161,8 @@ class _NoLogs(DefaultLogsSpecs):
 class _Agent(LocalElasticAgent):
     """torch's agent for one node, which waits for news instead of sleeping, and knows how each rank ended.
 
-    What a rank says of its end is on the board, and none is asked to return: so a rank that cannot end by itself, or
-    whose own children keep its pipes open, holds nothing up.
+    A rank reports its end on the board, and none is asked to return: a rank that cannot end by itself, or whose own
+    children keep its pipes open, delays nothing.
     """
 
     def __init__(self, spec: WorkerSpec, watch: Watch, meeting: Meeting) -> None:
@@ -192,29 +192,31 @@ class _Agent(LocalElasticAgent):
         return RunResult(state=WorkerState.HEALTHY)
 
     def _wait(self, handles: list[int], seconds: float) -> None:
-        """Until a process ends, a rank has told something, or it is time to look at the progress."""
+        """Waits until a process ends, a rank has reported something, or the progress is due."""
         ready = multiprocessing.connection.wait(handles, timeout=seconds)
         if self._meeting.news in ready:
             self._meeting.hear()
 
     def _has_failed(self) -> bool:
-        """Whether a rank has ended, or said that it does, before it was done."""
+        """True if a rank has ended, or reported that it ends, before it was done."""
         statuses = self._statuses()
-        # Each asks the board once: between two questions a rank may say that it is done.
+        # Each reads the board once: between two reads a rank may report that it is done.
         return any(
             self._board.failing(rank) or (statuses[rank] is not None and not self._board.done(rank))
             for rank in self._ranks()
         )
 
     def _hangs(self) -> bool:
-        """Whether nothing can come of it any more: a rank is stopped, and nobody lets it go on, or the run directory is
-        gone. A rank that waits for a collective finds out by itself."""
+        """True if the training cannot go on: a rank is stopped, and nobody continues it, or the run directory is gone.
+        A rank that waits for a collective finds out by itself.
+        """
         paused = self._pauses.look(process.pid for process in self._processes())
         return any(seconds >= self.gives_up_after for seconds in paused.values()) or not self._watch.has_folder()
 
     def _settle(self) -> None:
-        """Notes how the ranks are. One that lost its connections is given a moment in which the cause may show: the
-        system closes the connections of a process before it says how that ended."""
+        """Records the state of the ranks. After a lost connection it waits a moment for the cause to show: the system
+        closes the connections of a process before it reports its exit status.
+        """
         until = time.monotonic() + PATIENCE
         while not self._knows_why() and (rest := until - time.monotonic()) > 0:
             alive = [
@@ -239,7 +241,7 @@ class _Agent(LocalElasticAgent):
         )
 
     def _part(self) -> None:
-        """Lets the ranks go, which are all done."""
+        """Releases the ranks, which are all done."""
         self._meeting.last.open()
         until = time.monotonic() + PATIENCE
         while late := [rank for rank, status in self._statuses().items() if status is None]:
@@ -258,11 +260,11 @@ class _Agent(LocalElasticAgent):
         return range(len(self._processes()))
 
     def _statuses(self) -> dict[int, int | None]:
-        """Exit statuses by rank, -N for signal N, None of those that are alive."""
+        """Returns exit statuses by rank: -N for signal N, None for those alive."""
         return {rank: process.exitcode for rank, process in enumerate(self._processes())}
 
     def end_all(self) -> None:
-        """Nothing is left after this, also where the agent was interrupted in the middle of something."""
+        """Ends all processes, also if the agent was interrupted in the middle of something."""
         for process in self._processes():
             if process.exitcode is None:
                 process.kill()
@@ -276,7 +278,7 @@ class _Agent(LocalElasticAgent):
 
 
 def _agent(processes: int, rank: Callable[[], Any], watch: Watch, meeting: Meeting) -> _Agent:
-    """What torch's `launch_agent` does, for one node and with our agent."""
+    """Does the work of torch's `launch_agent`, for one node and with our agent."""
     spec = WorkerSpec(
         role="rank",
         local_world_size=processes,
@@ -290,7 +292,7 @@ def _agent(processes: int, rank: Callable[[], Any], watch: Watch, meeting: Meeti
 
 @contextlib.contextmanager
 def _elastic_log(run_dir: str) -> Iterator[None]:
-    """What the agent says about signals and statuses goes to a file, and it leaves our handlers of signals alone."""
+    """Sends the agent's messages about signals and statuses to a file, and keeps it from our signal handlers."""
     handler = _Log(os.path.join(run_dir, "logs", "launcher.log"), mode="w", delay=True)
     loggers = [logging.getLogger(f"torch.{name}") for name in ("distributed.elastic", "multiprocessing")]
     propagated = [logger.propagate for logger in loggers]
@@ -314,7 +316,7 @@ def _elastic_log(run_dir: str) -> Iterator[None]:
 
 
 class _Log(logging.FileHandler):
-    """A log that can be missed: a disk that is full, or a folder that is gone, ends nothing here."""
+    """A log without errors: a full disk, or a missing folder, ends nothing here."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):
@@ -332,10 +334,10 @@ class _Log(logging.FileHandler):
 
 
 def run_in_subprocess(program: JobProgram, places: tuple[RankPlace, ...], run_dir: str) -> Outcome:
-    """`launch` in a fresh interpreter; what it prints comes out of this process's `sys.stdout`, line by line.
+    """Runs `launch` in a fresh interpreter; its output appears on this process's `sys.stdout`, line by line.
 
-    Functions of `__main__` (`python("__main__:f")`) are handed over by value. Ctrl-C here stops the training there.
-    Raises RuntimeError where that interpreter ends without an outcome.
+    Functions of `__main__` (`python("__main__:f")`) are passed by value. Ctrl-C here stops the training there. Raises
+    RuntimeError if that interpreter ends without an outcome.
     """
     os.makedirs(run_dir, exist_ok=True)
     path = os.path.join(run_dir, _PROGRAM)
@@ -343,7 +345,7 @@ def run_in_subprocess(program: JobProgram, places: tuple[RankPlace, ...], run_di
         json.dump({"job": to_json(program), "places": to_json(places)}, file)
     _hand_over(program, os.path.join(run_dir, _FUNCTIONS))
     reading, writing = os.pipe()
-    # -P: no module of the current folder stands before those of Python and torch.
+    # -P: no module of the current folder hides those of Python and torch.
     command = [sys.executable, "-P", "-c", _START, run_dir]
     command += [f"--parent={os.getpid()}", f"--report={writing}"]
     child = subprocess.Popen(
@@ -356,7 +358,7 @@ def run_in_subprocess(program: JobProgram, places: tuple[RankPlace, ...], run_di
         errors="replace",
         env={**os.environ, "PYTHONPATH": os.pathsep.join(_search_path())},
         pass_fds=(writing,),
-        start_new_session=True,  # Ctrl-C reaches it through us alone
+        start_new_session=True,  # only this process passes Ctrl-C to it
     )
     os.close(writing)
     try:
@@ -376,7 +378,7 @@ def run_in_subprocess(program: JobProgram, places: tuple[RankPlace, ...], run_di
 
 
 def _search_path() -> list[str]:
-    """Where this process finds modules; the current folder, which a notebook looks into first, last of all."""
+    """Returns the folders where this process finds modules; the current one, a notebook's first, comes last."""
     return [path for path in sys.path if path] + ([os.getcwd()] if "" in sys.path else [])
 
 
@@ -413,7 +415,7 @@ def _functions(program: JobProgram) -> list[PythonFunction]:
 
 
 def _take_over(path: str) -> None:
-    """In a rank: makes the caller's functions those of this `__main__`."""
+    """Makes the caller's functions those of this `__main__`, in a rank."""
     import cloudpickle
 
     with open(path, "rb") as file:
@@ -421,7 +423,7 @@ def _take_over(path: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """`python -m dslc.runtime.launch RUN_DIR`: 0, or 3 where the training failed, or 130 where it was stopped."""
+    """`python -m dslc.runtime.launch RUN_DIR`: returns 0, 3 if the training failed, or 130 if it was stopped."""
     parser = argparse.ArgumentParser(prog="python -m dslc.runtime.launch", description=__doc__)
     parser.add_argument("run_dir")
     parser.add_argument("--parent", type=int, help="end with this process, which is the parent")

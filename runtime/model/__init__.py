@@ -1,1 +1,1 @@
-"""Modules, their numbers and their loss, before any parallelism."""
+"""Modules, their initial values and their loss, before any parallelism."""

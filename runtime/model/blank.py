@@ -1,17 +1,16 @@
-"""A model on the meta device, and the values it begins with, tensor by tensor: what a model is made from that no rank
-is to hold whole.
+"""A model on the meta device, and its initial values tensor by tensor, for a model that no rank is to hold whole.
 
-Model: `blank` gives the module with shapes and names but no numbers, and `values` each tensor in turn, whole, on the
-CPU or the device, to be cut and let go. A library model's are drawn one by one from the seed and the name. A user's own
-model is built on rank 0 under the seed, whose tensors are handed out one at a time; the other ranks build it on the
-meta device. With `reset` no rank builds it: each module's tensors are made by its `reset_parameters`, under a seed that
-the job's and the module's name determine.
+Model: `blank` returns the module with shapes and names but no numbers. `values` yields one whole tensor after another,
+on the CPU or the device, to be cut and freed. A library model's values are drawn one by one from the seed and the name.
+A user's own model is built on rank 0 under the seed, and its tensors are broadcast one at a time; the other ranks build
+it on the meta device. With `reset` no rank builds it: each module's tensors are made by its `reset_parameters`, under a
+seed that follows from the job's and the module's name.
 
-Contract: all ranks ask for all values in the same order, as handing out is a collective. The values are those of the
-plain model that `build_model` makes. A tensor that no value comes for is an error that names it.
+Contract: all ranks ask for all values in the same order, as a broadcast is a collective. The values are those of the
+plain model that `build_model` makes. A tensor that gets no value is an error that names it.
 
-Limits: rank 0 holds a user's own model whole in the host's memory while it is handed out. A model that cannot be built
-on the meta device, or keeps tensors there that are neither parameters nor buffers, is built whole on each rank first.
+Limits: rank 0 holds a user's own model whole in the host's memory during the broadcast. A model that cannot be built on
+the meta device, or keeps tensors there that are neither parameters nor buffers, is built whole on each rank first.
 """
 
 from __future__ import annotations
@@ -36,9 +35,10 @@ Facts = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shape and dtype by nam
 
 @dataclass(frozen=True, kw_only=True)
 class Blank:
-    """`spots` says where each parameter and buffer stands, by its first name: at one place, or several if it is tied.
-    They hold after `module` has been wrapped. `numbers` are the tensors of a model that was built really, and `whole`
-    what it has, shape and dtype, also where `spots` are a part of it alone."""
+    """`spots` maps the first name of each parameter and buffer to its place in the module, or its several places if it
+    is tied. They stay valid when `module` is wrapped. `numbers` are the tensors of a model that was really built;
+    `whole` are shape and dtype of all its tensors, also if `spots` are only some of them.
+    """
 
     step: ModelStep
     module: nn.Module
@@ -48,7 +48,7 @@ class Blank:
 
     @torch.no_grad()
     def fill(self, place: Callable[[Tensor, Tensor], Tensor], device: torch.device | str) -> None:
-        """Puts `place(value, what stands there)` wherever a tensor of the model stands."""
+        """Puts `place(value, the tensor there)` at the place of each tensor of the model."""
         left = dict(self.spots)
         for name, value in self.values(torch.device(device)):
             spots = left.pop(name)
@@ -62,7 +62,7 @@ class Blank:
         assert not left, f"nothing says what these tensors are to hold: {', '.join(left)}"
 
     def values(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-        """Each tensor's name and value, the same on all ranks."""
+        """Yields each tensor's name and value, the same on all ranks."""
         if self.step.root is not None:
             return self._drawn()
         return self._reset() if self.step.reset else self._handed_out(device)
@@ -109,7 +109,7 @@ class Blank:
 
 
 def blank(step: ModelStep) -> Blank:
-    """The model of `step` without its numbers. Raises what `build_model` raises."""
+    """Returns the model of `step` without its numbers. Raises as `build_model` does."""
     if step.root is not None:
         module = skeleton(step)
         return Blank(step=step, module=module, spots=spots_of(module))
@@ -130,7 +130,7 @@ def _own(step: ModelStep, module: nn.Module, numbers: dict[str, Tensor]) -> Blan
 
 
 def spots_of(module: nn.Module) -> dict[str, list[Spot]]:
-    """Where each parameter and buffer of `module` stands, by its first name."""
+    """Returns the places of each parameter and buffer of `module`, by its first name."""
     names: dict[int, str] = {}
     spots: dict[str, list[Spot]] = {}
     for path, part in module.named_modules():
@@ -142,7 +142,7 @@ def spots_of(module: nn.Module) -> dict[str, list[Spot]]:
 
 
 def take_out(module: nn.Module) -> dict[str, Tensor]:
-    """Moves `module` to the meta device, in place, and gives the tensors it had; tied ones stay tied."""
+    """Moves `module` to the meta device, in place, and returns the tensors it had; tied ones stay tied."""
     numbers = {}
     for name, spots in spots_of(module).items():
         old = getattr(*spots[0])
@@ -162,7 +162,7 @@ def _on_meta(step: ModelStep) -> nn.Module:
     except ModelError:
         raise
     except (RuntimeError, TypeError, ValueError):
-        pass  # what torch and numpy raise where there are no numbers: it is made again, with numbers
+        pass  # torch and numpy raise these for tensors without numbers: the module is built again, with numbers
     else:
         if not any(_beside(part) for part in module.modules()):
             return module
@@ -172,7 +172,7 @@ def _on_meta(step: ModelStep) -> nn.Module:
 
 
 def _beside(module: nn.Module) -> bool:
-    """Whether a module keeps tensors on the meta device that are neither parameters nor buffers."""
+    """True if a module keeps tensors on the meta device that are neither parameters nor buffers."""
     held = [value for name, value in vars(module).items() if name not in ("_parameters", "_buffers", "_modules")]
     items = [item for value in held for item in (value if isinstance(value, list | tuple) else [value])]
     items += [item for value in held if isinstance(value, dict) for item in value.values()]
@@ -185,7 +185,7 @@ def _facts(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
 
 
 def _agree(step: ModelStep, facts: Facts) -> None:
-    """Raises ModelError where this rank has built something else than rank 0."""
+    """Raises ModelError if this rank has built another model than rank 0."""
     told: list[Any] = [facts]
     dist.broadcast_object_list(told, 0)
     for name in (*told[0], *facts):
@@ -201,13 +201,13 @@ def _words(fact: tuple[tuple[int, ...], torch.dtype] | None) -> str:
 
 
 def where(step: ModelStep) -> str:
-    """The place in the job that names a user's own model, as an error's message begins."""
+    """Returns the place in the job that names a user's own model, with which an error's message begins."""
     line = (step.python.line if step.python else "") or (step.transformers.line if step.transformers else "")
     return f"{line}: " if line else ""
 
 
 def _check_resets(step: ModelStep, module: nn.Module) -> None:
-    """Raises ModelError for a module that could not be given its numbers alone."""
+    """Raises ModelError for a module that `reset_parameters` could not initialize alone."""
     for name, part in module.named_modules():
         own = any(tensor is not None for tensor in (*part._parameters.values(), *part._buffers.values()))
         if own and not callable(getattr(part, "reset_parameters", None)):
@@ -219,11 +219,11 @@ def _check_resets(step: ModelStep, module: nn.Module) -> None:
 
 
 def _by_reset(module: nn.Module, names: dict[str, str], step: ModelStep) -> dict[str, Tensor]:
-    """What `reset_parameters` makes of the module's own tensors, on the CPU; the module is left as it was."""
+    """Returns the module's own tensors as `reset_parameters` makes them, on the CPU; leaves the module as it was."""
     name = next(iter(names.values())).rpartition(".")[0]
     reset: Callable[[], None] = module.reset_parameters  # type: ignore[assignment]
     own = (*module._parameters.items(), *module._buffers.items())
-    kept = {attribute: tensor for attribute, tensor in own if tensor is not None}  # all: they are drawn in one stream
+    kept = {attribute: tensor for attribute, tensor in own if tensor is not None}  # all: drawn in one stream
     for attribute, old in kept.items():
         empty = _unset(old)
         setattr(module, attribute, nn.Parameter(empty) if isinstance(old, nn.Parameter) else empty)
@@ -240,7 +240,7 @@ def _by_reset(module: nn.Module, names: dict[str, str], step: ModelStep) -> dict
 
 
 def _unset(old: Tensor) -> Tensor:
-    """A tensor like `old` whose numbers no `reset_parameters` would leave."""
+    """Returns a tensor like `old` with numbers that no `reset_parameters` would leave."""
     if old.dtype.is_floating_point:
         return torch.full(tuple(old.shape), float("nan"), dtype=old.dtype)
     if old.dtype == torch.bool or old.dtype.is_complex:

@@ -10,9 +10,9 @@ from dslc.runtime.model.model import own_model, tie
 
 
 def build_model(step: ModelStep, device: torch.device | str) -> nn.Module:
-    """The model on `device`, in float32, in training mode, its tied weights shared.
+    """Returns the model on `device`, in float32, in training mode, its tied weights shared.
 
-    Raises ModelError where a user's own function gives no module; what the function raises comes through.
+    Raises ModelError if a user's own function returns no module; an exception of the function passes through.
     """
     from dslc.runtime.model.blank import blank
 

@@ -1,11 +1,11 @@
-"""Weights from a file in the place of initial values.
+"""Loads weights from a file instead of initial values.
 
 Model: the file holds one tensor for each parameter and persistent buffer of the unwrapped model, under its name: a
-`.safetensors` file, a folder with a `weights.safetensors` (a run directory is one), or a file that `torch.save` made of
-a state dict. Of a parameter that is sharded a rank reads its own part alone: safetensors files are read piece by piece,
+`.safetensors` file, a folder with a `weights.safetensors` (a run directory is one), or a file in which `torch.save` has
+put a state dict. Of a sharded parameter a rank reads only its own part: safetensors files are read piece by piece,
 torch files are mapped into memory.
 
-Contract: names and shapes fit exactly, or a WeightsError says which do not. A tied weight stands in the file once, or
+Contract: names and shapes fit exactly, or a WeightsError names those that do not. A tied weight is in the file once, or
 under all its names with the same values. Numbers are converted to the dtype of the model's tensor.
 
 Limits: torch files are read with `weights_only=True`, so that nothing in them runs; one written before torch 1.6 cannot
@@ -26,18 +26,18 @@ from dslc.compiler.ir.program import ModelStep
 from dslc.runtime.model.names import WEIGHTS, named_tensors
 
 Part = tuple[slice, ...]
-_WRAPPINGS = ("state_dict", "model", "module")  # under which training scripts keep the state dict
+_WRAPPINGS = ("state_dict", "model", "module")  # keys under which training scripts keep the state dict
 
 
 class WeightsError(RuntimeError):
-    """A file of weights that cannot be read or does not fit; the message begins with the place in the job."""
+    """A file of weights cannot be read or does not fit; the message begins with the line of the job."""
 
 
 @torch.no_grad()
 def load(step: ModelStep, model: nn.Module, whole: Mapping[str, Tensor] | None = None) -> None:
-    """Puts the values of `step.weights` into `model`, whose tensors may be sharded. Raises WeightsError.
+    """Loads the values of `step.weights` into `model`, whose tensors may be sharded. Raises WeightsError.
 
-    Where `model` is a part of a model, `whole` are all its tensors by name.
+    If `model` is a part of a model, `whole` are all its tensors by name.
     """
     if not step.weights:
         return
@@ -98,16 +98,16 @@ def _first(names: list[str], count: int = 3) -> str:
 
 
 def own_part(tensor: Tensor) -> tuple[Tensor, Part]:
-    """What this rank holds of `tensor`, and where that lies in the whole."""
+    """Returns this rank's part of `tensor`, and its place in the whole."""
     local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local.detach(), part_of(tensor)
 
 
 def part_of(tensor: Tensor) -> Part:
-    """Where what this rank holds of `tensor` lies in the whole."""
+    """Returns the place in the whole of this rank's part of `tensor`."""
     if not hasattr(tensor, "placements"):
         return tuple(slice(0, size) for size in tensor.shape)
-    from torch.distributed.tensor import DTensor  # half a second, for those that shard alone
+    from torch.distributed.tensor import DTensor  # takes half a second: only for sharded models
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     assert isinstance(tensor, DTensor)

@@ -6,8 +6,8 @@ mean of the global batch, whatever the shares.
 
 Contract: outputs have shape (n, …, classes) for cross entropy and the shape of the target for `mse`, `l1` and `bce`,
 which average over each sample's own numbers. Ignored targets add nothing to the sum and nothing to a count of `kept`,
-also where a loss of the user's own gives a number for them. With label smoothing the sum over the kept targets divided
-by their number is what torch calls the mean. Losses are taken in float32 at least, under autocast or not.
+even if a user's own loss gives a number for them. With label smoothing the sum over the kept targets divided by their
+number is torch's mean. Losses are computed in float32 at least, under autocast or not.
 
 Limits: a target that is not ignored and is no class is an error on the CPU, and an assertion of the kernel on a GPU.
 """
@@ -32,11 +32,11 @@ _NONE_IGNORED = -(2**62)  # torch always has an ignored target; no label has thi
 
 
 class LossError(RuntimeError):
-    """Output and target do not go together, or a user's loss does not give what it should."""
+    """Output and target do not fit together, or a user's loss returns a wrong value."""
 
 
 def count(step: LossStep, target: Tensor) -> int | Tensor:
-    """What the sum of the losses over `target` is divided by: samples, tokens, or (an int64 scalar) those kept."""
+    """Returns the divisor of the sum of the losses over `target`: samples, tokens, or (an int64 scalar) those kept."""
     match step.counts:
         case "samples":
             return target.shape[0]
@@ -48,8 +48,9 @@ def count(step: LossStep, target: Tensor) -> int | Tensor:
 
 
 def try_out(step: LossStep, output: Sequence[int], target: Sequence[int], dtype: str, ranks: int) -> None:
-    """Calls the loss on zeros of these shapes, two samples of each, as rank 0 of `ranks` does, whose collectives give
-    back what it sends. Raises what the loss raises; the process is of no other use afterwards."""
+    """Calls the loss on zeros of these shapes, two samples of each, as rank 0 of `ranks`, with collectives that return
+    its own input. Raises as the loss does; the process is useless afterwards.
+    """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
@@ -61,7 +62,7 @@ def try_out(step: LossStep, output: Sequence[int], target: Sequence[int], dtype:
 
 
 def loss_sum(step: LossStep) -> LossSum:
-    """The function (output, target) -> scalar tensor that sums the losses; differentiable in the output."""
+    """Returns the function (output, target) -> scalar tensor that sums the losses; differentiable in the output."""
     here = at(step.line)
     with here:
         return here(_unmarked(step))
@@ -82,7 +83,7 @@ def _unmarked(step: LossStep) -> LossSum:
 
 
 def classes_last(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """(n, …, classes) and (n, …) as (tokens, classes) and (tokens,)."""
+    """Returns (n, …, classes) and (n, …) as (tokens, classes) and (tokens,)."""
     if output.shape[:-1] != target.shape:
         raise LossError(
             f"an output of shape {tuple(output.shape)} is no set of scores for targets of shape {tuple(target.shape)}: "
@@ -92,12 +93,12 @@ def classes_last(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def wide(output: Tensor) -> Tensor:
-    """Numbers of 16 bits in float32, others as they are."""
+    """Converts 16-bit numbers to float32 and leaves others as they are."""
     return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
 
 
 def alike(output: Tensor, target: Tensor) -> Tensor:
-    """The target in the output's shape and dtype; a dimension of 1 more or less at the end is no difference."""
+    """Returns the target in the output's shape and dtype; a last dimension of 1 may be missing or extra."""
     if output.shape != target.shape:
         if output.shape[:1] != target.shape[:1] or output.numel() != target.numel():
             raise LossError(f"an output of shape {tuple(output.shape)} and a target of {tuple(target.shape)}")
@@ -112,7 +113,7 @@ def _cross_entropy(step: LossStep) -> LossSum:
     def total(output: Tensor, target: Tensor) -> Tensor:
         scores, labels = classes_last(output, target)
         summed = F.cross_entropy(scores, labels, ignore_index=ignore, reduction="sum", label_smoothing=smoothing)
-        # Of scores that ranks have in shares (tensor_parallel.py) every rank gets the sum.
+        # If ranks have shares of the scores (parallel/tensor_parallel.py) every rank gets the sum.
         return summed.to_local() if hasattr(summed, "to_local") else summed
 
     return total

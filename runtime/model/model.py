@@ -1,12 +1,12 @@
 """Makes the model that a `ModelStep` describes.
 
 A library model is built on the meta device, which costs no memory, and then given its parameters one by one, each drawn
-alone from a generator that the seed and the parameter's own name determine (LANGUAGE.md, invariant 2): the value of a
-parameter does not depend on the other parameters, the device or the number of ranks. A user's own model is what their
-function returns, called once under the seed; one of the `transformers` library is made in the same way.
+alone from a generator that the seed and the parameter's own name determine: the value of a parameter does not depend on
+the other parameters, the device or the number of ranks. A user's own model is the result of their function, called once
+under the seed; one of the `transformers` library is made in the same way.
 
-Contract: the names in the state dict are the plain names of the unwrapped model; every tensor is filled, or it is an
-error. What is not to be whole on any rank is made from the same parts by blank.py.
+Contract: the names in the state dict are the plain names of the unwrapped model; every tensor is filled, or an error is
+raised. blank.py makes a model that is not to be whole on any rank from the same functions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dslc.runtime.process.user_code import load_function
 
 
 class _Unfilled(TorchFunctionMode):
-    """Leaves out torch's own initial values. On the meta device they mean nothing, and `normal_` loads torch's compiler
+    """Skips torch's own initial values. On the meta device they mean nothing, and `normal_` loads torch's compiler
     there, which takes 0.8 s.
     """
 
@@ -40,7 +40,7 @@ class _Unfilled(TorchFunctionMode):
 
 
 def skeleton(step: ModelStep) -> nn.Module:
-    """A library model on the meta device: shapes and names, no numbers. Tied weights are shared already."""
+    """Returns a library model on the meta device: shapes and names, no numbers. Tied weights are shared already."""
     assert step.root is not None, "a model of a user's own has no skeleton"
     with torch.device("meta"), _Unfilled():
         module = _make(step.root)
@@ -49,7 +49,7 @@ def skeleton(step: ModelStep) -> nn.Module:
 
 
 def initial_value(init: InitStep, seed: int) -> Tensor:
-    """The whole parameter, float32 on the CPU: a function of the seed, the parameter's name and `init` alone."""
+    """Returns the whole parameter, float32 on the CPU: a function of seed, parameter name and `init` alone."""
     digest = hashlib.sha256(f"{seed}:{init.parameter}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     value = torch.empty(init.shape, dtype=torch.float32)
@@ -63,7 +63,7 @@ def initial_value(init: InitStep, seed: int) -> Tensor:
 
 
 def _make(step: ModuleStep) -> nn.Module:
-    """The module and its parts. Raises AssertionError, naming the line, for a class that is not there."""
+    """Returns the module with its submodules. Raises AssertionError, naming the line, for an unknown class."""
     place, name = (modules, step.kind[1:]) if step.kind.startswith(".") else (nn, step.kind)
     kind = getattr(place, name, None)
     assert inspect.isclass(kind) and issubclass(kind, nn.Module), f"{step.line}: no module {step.kind}"
@@ -80,15 +80,17 @@ def _owner(module: nn.Module, parameter: str) -> tuple[nn.Module, str]:
 
 
 def tie(module: nn.Module, ties: tuple[tuple[str, str], ...]) -> None:
-    """Puts one parameter in the place of another, of the same shape: (the other, whose tensor it is)."""
+    """Ties parameters of the same shape: each pair is (the name that changes, the name whose tensor it takes)."""
     for parameter, whose in ties:
         owner, name = _owner(module, parameter)
         owner._parameters[name] = module.get_parameter(whose)
 
 
 def own_model(step: ModelStep) -> nn.Module:
-    """What the user's function, or the `transformers` library, makes of it under the seed, put into training mode: one
-    of `from_pretrained` is not in it. What a module's own `train` leaves in evaluation mode stays so."""
+    """Returns the model of the user's function, or of the `transformers` library, made under the seed and put into
+    training mode (`from_pretrained` returns models in evaluation mode). A submodule that its own `train` keeps in
+    evaluation mode stays so.
+    """
     if step.transformers is not None:
         from dslc.runtime.model.transformers_model import build_transformers
 
@@ -110,8 +112,8 @@ def own_model(step: ModelStep) -> nn.Module:
 
 @contextlib.contextmanager
 def under_seed(seed: int) -> Iterator[None]:
-    """Random numbers from `seed` on; afterwards they go on as they were."""
-    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # or CUDA would begin here
+    """Seeds the random generators with `seed`, and restores their states afterwards."""
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # else CUDA would start
     with torch.random.fork_rng(devices=gpus):
         torch.manual_seed(seed)
         yield

@@ -1,7 +1,7 @@
-"""What is wrong with a model that a user's own function made."""
+"""The error for a user's own function that makes no valid model."""
 
 from __future__ import annotations
 
 
 class ModelError(RuntimeError):
-    """A user's own function did not give a model; the message begins with the place in the job."""
+    """A user's own function did not return a model; the message begins with the line of the job."""

@@ -1,10 +1,10 @@
-"""The modules that torch.nn lacks, or has in a slower form.
+"""Modules that torch.nn lacks, or has in a slower form.
 
 Model: each holds its parts as attributes that the builder adds (`runtime/model/model.py`), so that a module here is
 little more than its forward pass. Tensors are batch first: (batch, length, width), (batch, channels, height, width).
 
-Contract: right under autocast and with parameters in 16 bits; no data-dependent control flow; the names of parts are
-those of the compiler's arithmetic (`compiler/layers*.py`), which tests hold against each other.
+Contract: correct under autocast and with 16-bit parameters; no data-dependent control flow; the names of parts are
+those of the compiler's arithmetic (`compiler/model/*layers.py`), and tests compare the two.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 
 def _expect(module: nn.Module, *parts: str) -> None:
-    """Fixes the order of the parts, and so of the parameters; a part that never comes stays None."""
+    """Fixes the order of the parts, and so of the parameters; a part that is never set stays None."""
     for part in parts:
         module.register_module(part, None)
 
@@ -25,9 +25,9 @@ def _expect(module: nn.Module, *parts: str) -> None:
 class Attention(nn.Module):
     """Multi-head self-attention (Vaswani et al. 2017, arXiv:1706.03762).
 
-    Parts: `qkv`, `output`, and `dropout` if there is any. The rows of `qkv` go head by head, three times `head_dim`
-    for each (as in Megatron), so that a share of the rows is a share of the heads. `attend` may be replaced, by one
-    that gathers keys and values say; it takes and gives (batch, heads, length, head_dim).
+    Parts: `qkv`, `output`, and `dropout` if there is any. The rows of `qkv` go head by head, three times `head_dim` for
+    each (as in Megatron), so that a share of the rows is a share of the heads. `attend` may be replaced, for example by
+    a function that gathers keys and values; it takes and returns (batch, heads, length, head_dim).
     """
 
     qkv: nn.Module
@@ -44,8 +44,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = self.qkv(x)
-        batch, length, _ = rows.shape  # not of `x`, which may be a piece of the sequence that `qkv` puts together
-        # Taken apart before the heads come forward: the gradients are then put together where they belong.
+        batch, length, _ = rows.shape  # not of `x`, which may be a piece of the sequence that `qkv` gathers
+        # Split before the heads are moved forward, so that the gradients are assembled in place.
         q, k, v = rows.view(batch, length, -1, 3, self.head_dim).unbind(3)
         y = self.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=self.causal)
         y = y.transpose(1, 2).reshape(batch, length, -1)
@@ -77,7 +77,7 @@ class TransformerBlock(nn.Module):
 
 
 class Residual(nn.Module):
-    """What the part `layers` makes of the input, plus the input, or what the part `shortcut` makes of it."""
+    """The output of the part `layers`, plus the input or the output of the part `shortcut`."""
 
     layers: nn.Module
     shortcut: nn.Module | None
@@ -135,7 +135,7 @@ class Bottleneck(nn.Module):
 class PositionalEmbedding(nn.Module):
     """Adds a learned vector for each position: rows of `weight`, (context, width).
 
-    What comes in is the beginning of a sequence, or with `piece` the piece of that number, of equal ones.
+    The input is the beginning of a sequence or, with `piece`, the piece of that number, of equal pieces.
     """
 
     def __init__(self, context: int, width: int) -> None:
@@ -145,7 +145,7 @@ class PositionalEmbedding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         length = x.shape[1]
-        # The whole weight where it fits: a slice would cost a zero-filled gradient.
+        # The whole weight if it fits: a slice would cost a zero-filled gradient.
         if length == self.weight.shape[0]:
             return x + self.weight
         first = self.piece * length
@@ -165,13 +165,13 @@ class PatchEmbedding(nn.Module):
         self.position = nn.Parameter(torch.empty(patches, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        # One copy into the order of sequences, before all that works on it, is quicker than strides that stay.
+        # One copy into the order of sequences before all work on it is faster than permuted strides.
         patches: Tensor = self.projection(x).flatten(2).transpose(1, 2).contiguous()
         return patches + self.position
 
 
 class RMSNorm(nn.RMSNorm):
-    """Root mean square norm; the weight goes along with the input's dtype, as torch's fused kernel wants it."""
+    """Root mean square norm; the weight is cast to the input's dtype, as torch's fused kernel needs it."""
 
     def forward(self, x: Tensor) -> Tensor:
         assert self.weight is not None
@@ -179,7 +179,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 class LSTM(nn.LSTM):
-    """An LSTM over (batch, length, width) that gives the sequence of its states alone."""
+    """An LSTM over (batch, length, width) that returns only the sequence of its states."""
 
     def __init__(self, **arguments: int | bool) -> None:
         super().__init__(batch_first=True, **arguments)
@@ -190,7 +190,7 @@ class LSTM(nn.LSTM):
 
 
 class LastStep(nn.Module):
-    """(batch, length, width) -> (batch, width), the last position: a copy, which does not hold on to the others."""
+    """(batch, length, width) -> (batch, width), the last position: a copy, which does not keep the others alive."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x[:, -1].contiguous()
@@ -204,7 +204,7 @@ class MeanSteps(nn.Module):
 
 
 class BatchNorm1d(nn.BatchNorm1d):
-    """torch's; `sync` says that its statistics are to be those of all data ranks."""
+    """torch's; `sync` asks for the statistics of all data ranks."""
 
     def __init__(self, *, sync: bool = True, **arguments: float) -> None:
         super().__init__(**arguments)  # type: ignore[arg-type]
@@ -212,7 +212,7 @@ class BatchNorm1d(nn.BatchNorm1d):
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """torch's; `sync` says that its statistics are to be those of all data ranks."""
+    """torch's; `sync` asks for the statistics of all data ranks."""
 
     def __init__(self, *, sync: bool = True, **arguments: float) -> None:
         super().__init__(**arguments)  # type: ignore[arg-type]

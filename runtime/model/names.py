@@ -1,4 +1,4 @@
-"""The tensors of a model by their plain names, and the file they are kept in."""
+"""The tensors of a model by their plain names, and the name of their file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ WEIGHTS = "weights.safetensors"  # in a run directory
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name, each tensor once, in the model's order."""
+    """Returns parameters and persistent buffers by name, each tensor once, in the model's order."""
     kept = model.state_dict(keep_vars=True)
     found: dict[str, Tensor] = {}
     seen: set[int] = set()

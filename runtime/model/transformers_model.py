@@ -1,21 +1,21 @@
-"""Models of the `transformers` library, built from a configuration; weights are another matter (initial_weights.py).
+"""Models of the `transformers` library, built from a configuration; initial_weights.py loads weights.
 
-Model: the name is a folder with a `config.json`, such a file, or a type of the library's (`gpt2`, `llama`, `bert`),
-looked for in this order; nothing is fetched. The arguments take the place of the configuration's own values. Which of
-the type's models it is follows from the data: tokens for tokens a language model (a masked one where the file's
-`architectures` name it, else a causal one), one class for tokens or for an image a classifier, with as many labels as
-the data has classes where neither the file nor an argument says how many.
+Model: the name is a folder with a `config.json`, such a file, or one of the library's types (`gpt2`, `llama`, `bert`),
+looked up in this order; nothing is downloaded. The arguments replace the configuration's own values. The kind of model
+follows from the data: tokens for tokens make a language model (a masked one if the file's `architectures` name it, else
+a causal one); one class for tokens or for an image makes a classifier, with as many labels as the data has classes
+unless the file or an argument says otherwise.
 
-Contract: names in the state dict are the library's own. `forward(input)` gives the logits, one tensor; nothing is
-cached from call to call. Parameters are float32, in training mode. Every module that has parameters or buffers has a
-`reset_parameters`, which gives them the values the library would, alone.
+Contract: names in the state dict are the library's own. `forward(input)` returns the logits, one tensor; nothing is
+cached from call to call. Parameters are float32, in training mode. Every module with parameters or buffers has a
+`reset_parameters`, which sets the library's initial values for it alone.
 
-Padding: with `pad` the model is given an attention mask of the tokens that are not it. Sequences are to be filled up at
-their end, as a model with learnt positions counts them from the beginning. On a GPU the library looks at the mask in
-each forward pass, for which the host waits.
+Padding: with `pad` the model gets an attention mask that excludes this token. Sequences must be padded at their end, as
+a model with learned positions counts from the beginning. On a GPU the library reads the mask in each forward pass, for
+which the host waits.
 
-Limits: architectures whose code comes with the weights (`auto_map`) are not run. What a module's parent does to its
-values at initialisation (GPT-2 narrows the last projection of each branch) is left out by `reset_parameters`.
+Limits: architectures whose code comes with the weights (`auto_map`) are not run. `reset_parameters` leaves out a
+parent's changes to a module's initial values (GPT-2 narrows the last projection of each branch).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _OF_THE_FILE = (
 
 
 class TransformersError(ModelError):
-    """The configuration does not give a model. `argument` is the one at fault, `path` for the name."""
+    """The configuration makes no model. `argument` is the one at fault, `path` for the name."""
 
     def __init__(self, message: str, argument: str = "path") -> None:
         super().__init__(message)
@@ -68,9 +68,9 @@ class TransformersError(ModelError):
 
 
 def build_transformers(step: TransformersStep) -> nn.Module:
-    """The model on the current default device, its values drawn from torch's generator.
+    """Returns the model on the current default device, its values drawn from torch's generator.
 
-    Raises TransformersError; ImportError where the library is not installed.
+    Raises TransformersError; ImportError if the library is not installed.
     """
     with _quiet():
         import transformers
@@ -81,7 +81,7 @@ def build_transformers(step: TransformersStep) -> nn.Module:
             raise TransformersError(f"`{config.model_type}` has no model {_WORDS[kind]}, which the data asks for")
         try:
             model = auto.from_config(config, dtype=torch.float32)
-        except Exception as error:  # of any kind: the library's configurations are checked by using them
+        except Exception as error:  # any kind: the library checks configurations by using them
             raise TransformersError(f"the configuration gives no model: {_line(error)}") from error
     _plain(model, step.pad)
     for module in model.modules():
@@ -92,8 +92,9 @@ def build_transformers(step: TransformersStep) -> nn.Module:
 
 
 def preload(step: TransformersStep) -> None:
-    """Imports the library and the module of the model, seconds of it, in a process from which ranks are forked. Nothing
-    is computed. What is wrong with the configuration, the ranks say."""
+    """Imports the library and the module of the model, which takes seconds, in the process from which ranks are forked.
+    Computes nothing. The ranks report faults of the configuration.
+    """
     with contextlib.suppress(ImportError, ModelError), _quiet():
         import transformers
 
@@ -108,7 +109,7 @@ def check_configuration(step: TransformersStep) -> None:
 
 
 def longest(model: nn.Module) -> int | None:
-    """The longest sequence that the model has learnt positions for; None where it computes them."""
+    """Returns the longest sequence that the model has learned positions for; None if it computes them."""
     length = getattr(model.config, "max_position_embeddings", None)
     if not isinstance(length, int):
         return None
@@ -117,15 +118,16 @@ def longest(model: nn.Module) -> int | None:
 
 
 def padding_of(model: nn.Module) -> int | None:
-    """The token that the configuration says sequences are filled up with."""
+    """Returns the configuration's padding token."""
     token = getattr(model.config, "pad_token_id", None)
     return token if isinstance(token, int) else None
 
 
 @contextlib.contextmanager
 def known(numbers: Callable[[Tensor], bool]) -> Iterator[None]:
-    """The library takes a tensor without memory whose `numbers` are known for an ordinary one. Of one that it holds to
-    be traced it does not ask whether a mask can be left out, and computes with masks that a training does without."""
+    """Makes the library treat a tensor without memory whose `numbers` are known as an ordinary one. For a traced tensor
+    it does not check whether a mask can be omitted, and computes with masks that a training does without.
+    """
     from transformers.utils import import_utils
 
     found = import_utils.is_fake_tensor
@@ -137,7 +139,7 @@ def known(numbers: Callable[[Tensor], bool]) -> Iterator[None]:
 
 
 def _plain(model: Any, pad: int | None) -> None:
-    """Has the model take its input alone and give its logits alone. Its class stays a class of its own name."""
+    """Makes the model take only its input and return only its logits. Its class gets a name of its own."""
     kind = type(model)
     forward, name = kind.forward, model.main_input_name
     if pad is not None and "attention_mask" not in inspect.signature(forward).parameters:
@@ -154,7 +156,7 @@ def _plain(model: Any, pad: int | None) -> None:
 
 
 def _config(step: TransformersStep) -> tuple[Any, str]:
-    """The configuration, and which kind of model is made of it."""
+    """Returns the configuration, and the kind of model made of it."""
     from transformers import CONFIG_MAPPING
 
     written = _file(step)
@@ -173,14 +175,14 @@ def _config(step: TransformersStep) -> tuple[Any, str]:
     if step.kind.endswith("classification") and step.labels and not {"num_labels", "id2label"} & values.keys():
         values["num_labels"] = step.labels
     if step.pad is not None:
-        values["pad_token_id"] = step.pad  # by which a classifier finds the last token of a sequence
+        values["pad_token_id"] = step.pad  # a classifier finds the last token of a sequence by it
     if "num_labels" in arguments:
         values.pop("id2label", None)
         values.pop("label2id", None)
     _check_names(kind(**values), step)
     try:
         config = kind(**(values | arguments))
-    except Exception as error:  # of any kind, as above
+    except Exception as error:  # any kind, as above
         raise TransformersError(f"the configuration cannot be made: {_line(error)}") from error
     size = getattr(config, "vocab_size", None)
     if step.pad is not None and isinstance(size, int) and step.pad >= size:
@@ -201,7 +203,7 @@ def _check_names(config: Any, step: TransformersStep) -> None:
 
 
 def _file(step: TransformersStep) -> dict[str, Any] | None:
-    """What a configuration file says; None where the name is of none."""
+    """Returns the contents of a configuration file; None if the name is not one."""
     path = os.path.join(step.folder, os.path.expanduser(step.name))
     if os.path.isdir(path):
         path = os.path.join(path, "config.json")
@@ -227,7 +229,7 @@ def _line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What the library and those it loads log below the level of an error is not for the user of this one."""
+    """Silences messages below the level of an error from the library and those it loads."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
