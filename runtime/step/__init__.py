@@ -1,1 +1,1 @@
-"""The parts of a training assembled, and one step of them."""
+"""Assembles the parts of a training, and runs one step of them."""

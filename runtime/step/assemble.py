@@ -1,4 +1,4 @@
-"""The order in which the techniques are applied to a model. Each has a file of its own; here they meet."""
+"""Applies the techniques to a model in their order. Each has a file of its own."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from dslc.runtime.technique.precision import grad_scaler
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a training is made of. `plain` is the model under its own names, `engine` holds what the loop calls. Under a
-    pipeline `plain` is what this rank has of the model, its own stages."""
+    """The parts of a training. `plain` is the model under its own names, `engine` holds the module that the loop calls.
+    Under a pipeline `plain` is this rank's part of the model, its own stages.
+    """
 
     plain: nn.Module
     engine: Engine
@@ -39,7 +40,7 @@ class Parts:
 
 
 def assemble(job: JobProgram, device: torch.device) -> Parts:
-    """Makes the parts on `device`. Where there are several ranks or shards, the process group has to be there."""
+    """Makes the parts on `device`. With several ranks or shards, the process group must be open."""
     axis: pipeline.Pipeline | None = None
     if job.pipeline is not None:
         plain, engine, axis = _staged(job, device)
@@ -47,7 +48,7 @@ def assemble(job: JobProgram, device: torch.device) -> Parts:
         parts = job.gradients.kind == "fsdp" or job.tensor is not None
         plain, engine = _sharded(job, device) if parts else _whole(job, device)
     moved, skips = offload.moves_optimizer(job), job.on_nonfinite == "skip"
-    # What moves it needs all of torch.
+    # Moving the optimizer needs all of torch.
     with at(job.optimizer.line), contextlib.nullcontext() if moved else dynamo.leave_out():
         optimizer = build_optimizer(
             job.optimizer,
@@ -68,15 +69,15 @@ def assemble(job: JobProgram, device: torch.device) -> Parts:
 
 
 def _whole(job: JobProgram, device: torch.device) -> tuple[nn.Module, Engine]:
-    plain = build_model(job.model, device)  # with its memory format, which has to be fixed before buckets are laid out
+    plain = build_model(job.model, device)  # with its memory format, which must be fixed before buckets are laid out
     initial_weights.load(job.model, plain)
     _apply(job, plain, device)
     with dynamo.leave_out():
-        return plain, ddp.wrap(job, plain)  # which may hand out rank 0's numbers: before the optimizer takes any
+        return plain, ddp.wrap(job, plain)  # may broadcast rank 0's numbers: before the optimizer takes any
 
 
 def _sharded(job: JobProgram, device: torch.device) -> tuple[nn.Module, Engine]:
-    """Nothing has numbers until all is in place, so that no rank ever holds the model whole."""
+    """Builds a sharded model. Nothing has numbers until all is in place, so that no rank ever holds the model whole."""
     made = blank(job.model)
     _apply(job, made.module, device)
     engine = _engine(job, made.module, device)
@@ -87,9 +88,9 @@ def _sharded(job: JobProgram, device: torch.device) -> tuple[nn.Module, Engine]:
 
 
 def _staged(job: JobProgram, device: torch.device) -> tuple[nn.Module, Engine, pipeline.Pipeline]:
-    """The stages of this rank, cut out of the model before they have numbers."""
+    """Builds the stages of this rank, cut out of the model before they have numbers."""
     made, mesh = blank(job.model), mesh_of(job)
-    frozen.freeze(job.model, made.module)  # while each pattern finds all that it names
+    frozen.freeze(job.model, made.module)  # while each pattern still finds all its parameters
     cut = pipeline.cut(job, made, mesh.coordinates["pipeline"])
     plain = cut.made.module
     _apply(cut.job, plain, device)
@@ -102,24 +103,25 @@ def _staged(job: JobProgram, device: torch.device) -> tuple[nn.Module, Engine, p
 
 
 def _engine(job: JobProgram, model: nn.Module, device: torch.device, stages: Sequence[nn.Module] = ()) -> Engine:
-    """What lays a model without numbers over the ranks; `stages` are what is called of it, each for itself."""
+    """Returns the engine that lays a model without numbers over the ranks; `stages` are called separately."""
     if job.gradients.kind == "fsdp":
         return fsdp.shard(job, model, device, stages)
     return tensor_parallel.engine(job, model) if job.tensor is not None else Engine(model=model)
 
 
 def _apply(job: JobProgram, plain: nn.Module, device: torch.device) -> None:
-    """What changes the modules of a model in place."""
-    frozen.freeze(job.model, plain)  # before any engine, which sees to what trains
+    """Applies the techniques that change the modules of a model in place."""
+    frozen.freeze(job.model, plain)  # before any engine, which handles only parameters that train
     if job.sync_batch_norm:
-        # Before the engine, which takes the module as it finds it.
+        # Before the engine, which wraps the module as it is.
         batch_norm.synchronise(plain, mesh_of(job).group("data", "context"))
     if job.precision.level == "O2":
         batch_norm.widen(plain)
     tensor_parallel.apply(job, plain)  # before `forward` is replaced, and before each rank's share is cut into rows
     context_parallel.apply(job, plain)
-    # Inside what gathers parameters, which are there when it runs again; and where the compiler sees it. But of modules
-    # that run again whole, and are cut over a tensor axis, torch (2.13) would keep a mesh among the tensors, and fail.
+    # Inside the gathering of parameters, which are then present when it runs again, and visible to the compiler. But
+    # for modules that are recomputed whole and cut over a tensor axis, torch (2.13) would keep a mesh among the
+    # tensors, and fail.
     around = job.tensor is not None and job.recompute.kind == "full"
     if not around:
         recompute.apply(job.recompute, plain)

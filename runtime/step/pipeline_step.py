@@ -1,11 +1,11 @@
 """One step of the optimizer on a rank of a pipeline: the passes of the program's table, and the update after them.
 
 Model: that of stepper.py. The losses are on the ranks with the last stage; the others have none, and their sum is 0.
-Gradients of tied weights are added up before anything is made of them. The loss scale, the norm of the gradient and the
-flag of an overflow are one over all ranks.
+Gradients of tied weights are summed before anything uses them. The loss scale, the norm of the gradient and the
+overflow flag are the same on all ranks.
 
-Limits: where targets may be ignored, the ranks of a data axis agree on the count, each pipeline coordinate for itself,
-as all of them are given the targets.
+Limits: if targets may be ignored, the ranks of a data axis sum the count by an all-reduce, each pipeline coordinate for
+itself, as all of them get the targets.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dslc.runtime.technique.precision import autocast
 
 
 def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSEEN) -> Callable[[StepBatch], Done]:
-    """The function that does one step."""
+    """Returns the function that does one step."""
     axis, engine, loss_sum, optimizer, scaler = parts.pipeline, parts.engine, parts.loss, parts.optimizer, parts.scaler
     assert axis is not None
     precision, device, clip, scaled = job.precision, parts.device, job.clip, scaler.is_enabled()
@@ -37,7 +37,7 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
     counted = [engine.counts(parameter) for parameter in parameters]
     cut = piece_of(job)
     measured = clip is not None or job.observe
-    scaler.scale(torch.zeros((), device=device))  # so that a rank that never scales a loss has a scale
+    scaler.scale(torch.zeros((), device=device))  # gives a rank that never scales a loss its scale
 
     agreed: Callable[[], None]
     number: int | Tensor = 1

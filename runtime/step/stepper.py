@@ -4,11 +4,11 @@ Model: the gradient of a step is that of (the sum of all losses over all ranks) 
 tokens): the summed loss of each micro-batch is multiplied by `scale / count`, where `scale` undoes the mean that an
 engine takes over the ranks. The norm of the gradient is that of all parameters over all ranks.
 
-Contract: between the data and torch there is nothing that a hand-written loop would not have, and the host reads no
-number back from the device.
+Contract: between the data and torch there is nothing that a hand-written loop would lack, and the host reads no number
+back from the device.
 
-Limits: where targets may be ignored (`counts` is `kept`) the ranks agree on the count of each step by an all-reduce of
-one number, which runs beside the forward pass of the first micro-batch.
+Limits: if targets may be ignored (`counts` is `kept`) the ranks sum the count of each step by an all-reduce of one
+number, which overlaps with the forward pass of the first micro-batch.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from dslc.runtime.technique.precision import autocast
 
 
 class Done(NamedTuple):
-    """What came of a step: the sum of this rank's losses, what the losses of all ranks are divided by, and the norm of
-    the gradient before it was clipped, where that was asked for."""
+    """The result of a step: the sum of this rank's losses, the divisor of all ranks' losses, and the norm of the
+    gradient before it was clipped, if that was asked for.
+    """
 
     total: Tensor
     number: int | Tensor
@@ -48,8 +49,9 @@ def _unseen(*seen: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Looks:
-    """Who is shown what within a step: each loss before its backward pass; between the passes and the update the batch,
-    the sum of this rank's losses and what that is divided by; the norm of the gradient before it is clipped."""
+    """Callbacks within a step: each loss before its backward pass; between the passes and the update the batch, the sum
+    of this rank's losses and its divisor; the norm of the gradient before it is clipped.
+    """
 
     loss: Callable[[Tensor], None] = _unseen
     between: Callable[[StepBatch, Tensor, int | Tensor], None] = _unseen
@@ -60,7 +62,7 @@ UNSEEN = Looks()
 
 
 def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSEEN) -> Callable[[StepBatch], Done]:
-    """The function that does one step."""
+    """Returns the function that does one step."""
     engine, loss_sum, optimizer, scaler = parts.engine, parts.loss, parts.optimizer, parts.scaler
     model, held, ranks = engine.model, engine.held, engine.scale
     precision, device, clip, scaled = job.precision, parts.device, job.clip, scaler.is_enabled()
@@ -118,10 +120,11 @@ def clipped(
     shards: dist.ProcessGroup | None,
     seen: Callable[[Tensor], None] = _unseen,
 ) -> Tensor:
-    """The norm of the whole gradient, scaled down in place to `limit` where it is larger; `seen` is shown it first.
+    """Returns the norm of the whole gradient, after scaling it down in place to `limit` if it is larger; calls `seen`
+    with the norm first.
 
-    On the rows that each rank has, of which it counts those of the `counted` parameters: one number is exchanged, and
-    no operation is dispatched over a mesh.
+    Works on this rank's rows, and counts those of the `counted` parameters: one number is exchanged, and no operation
+    is dispatched over a mesh.
     """
     gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
     rows = [gradient.to_local() if hasattr(gradient, "to_local") else gradient for gradient in gradients]
@@ -139,7 +142,8 @@ def clipped(
 
 
 def share_of_mean(summed: Tensor, ranks: int, number: int | Tensor) -> Tensor:
-    """A sum of losses as its share of the mean over `number`, times `ranks`, over which the engine takes a mean.
+    """Returns a sum of losses as its share of the mean over `number`, times `ranks`, as the engine takes a mean over
+    them.
 
     A number that is a tensor divides the sum, in the sum's precision: its inverse would be float32.
     """
@@ -149,7 +153,7 @@ def share_of_mean(summed: Tensor, ranks: int, number: int | Tensor) -> Tensor:
 def global_count(
     job: JobProgram, place: RankPlace, batch: StepBatch, device: torch.device
 ) -> tuple[int | Tensor, Callable[[], None]]:
-    """What the losses of a step are divided by, and what has to be called before it is used."""
+    """Returns the divisor of a step's losses, and a function to call before it is used."""
     match job.loss.counts:
         case "samples":
             return batch.samples, _nothing
