@@ -1,12 +1,12 @@
 """The training loop of one rank.
 
-Model: each step of the data's order is one call of the stepper (stepper.py); around it stand the learning rate, what is
-written down, evaluation and checkpoints.
+Model: each step of the data's order is one call of the stepper (step/stepper.py); around it are the learning rate,
+records, evaluation and checkpoints.
 
-Contract: the host reads no number back from the device but in the steps that are logged: the first, the last, and every
-`log_every`. The loss that is logged is the mean over the global batch before the step's update. On rank 0 records go to
-metrics.jsonl. Where no target of the batch counts, there is no loss (nan, null in the file), as in an evaluation. Such
-a step updates all the same, with a gradient of 0: momentum and weight decay do what they do.
+Contract: the host reads a number back from the device only in the steps that are logged: the first, the last, and every
+`log_every`. The logged loss is the mean over the global batch before the step's update. Rank 0 writes records to
+metrics.jsonl. If no target of the batch counts, there is no loss (nan, null in the file), as in an evaluation. Such a
+step updates all the same, with a gradient of 0: momentum and weight decay act as always.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class End:
 def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board: Board, run_dir: str) -> End:
     """Trains for `job.steps` steps, evaluates, and leaves metrics.jsonl and the weights in `run_dir` (rank 0).
 
-    Ends early, after a step that is the same on all ranks, where the board says so.
+    Ends early if the board says so, after a step that is the same on all ranks.
     """
     checkpoints = Checkpoints(job, place, parts, run_dir)
     start = checkpoints.resume()
@@ -113,8 +113,10 @@ def _units(job: JobProgram, batch: StepBatch) -> int:
 
 
 class _Told:
-    """What all ranks know of a step: whether they leave after it (`stopped`), and, where it is logged, the mean loss
-    over the global batch, whether a checkpoint is due by rank 0's clock (`late`), and the sum of what guards tell."""
+    """The knowledge that all ranks share of a step: whether they leave after it (`stopped`) and, if it is logged, the
+    mean loss over the global batch, whether a checkpoint is due by rank 0's clock (`late`), and the sum of the guards'
+    numbers.
+    """
 
     def __init__(self, job: JobProgram, place: RankPlace, board: Board, guard: Guard, checkpoints: Checkpoints) -> None:
         self._job, self._place, self._board, self._guard, self._checkpoints = job, place, board, guard, checkpoints
@@ -125,7 +127,7 @@ class _Told:
         self.loss: float | None = None
 
     def between(self, batch: StepBatch, total: Tensor, number: int | Tensor) -> None:
-        """After the passes of the step, before its update."""
+        """Exchanges it between the passes of the step and its update."""
         job, guard, step = self._job, self._guard, self._step
         guard.passed(batch, total)
         if guard.hears_in_logs:
@@ -138,7 +140,7 @@ class _Told:
                 guard.gradients()
 
     def agree(self, total: Tensor, number: int | Tensor) -> None:
-        """Where the step is logged, or the last: waits for the device, and on the CPU for the other ranks. Once."""
+        """Waits, if the step is logged or the last, for the device, and on the CPU for the other ranks. Once."""
         if self.loss is not None:
             return
         job, self.stopped = self._job, self._stops()
@@ -168,7 +170,7 @@ def _logged(job: JobProgram, step: int) -> bool:
 
 
 def _waits(job: JobProgram, step: int) -> bool:
-    """Whether the host waits, in this step, for a collective that rank 0 takes part in (see stop.py)."""
+    """True if the host waits, in this step, for a collective that rank 0 takes part in (process/stop.py)."""
     return job.device == "cpu" or _logged(job, step)
 
 

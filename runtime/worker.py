@@ -1,22 +1,22 @@
-"""One rank's life: from a process that was just forked to the end of its training.
+"""Runs one rank, from the fork to the end of its training.
 
-Model: what the rank prints goes to `logs/rank-N.log`. It finds its place by the environment that the elastic agent
-gives (RANK, LOCAL_RANK, …), opens the process group where there are several ranks, assembles the parts, trains, and
-says how far it came. It leaves when all ranks have come there (meeting.py). An exception is told to the launcher
-(failure.py) and ends the process.
+Model: the rank's output goes to `logs/rank-N.log`. It finds its place by the elastic agent's environment variables
+(RANK, LOCAL_RANK, …), opens the process group if there are several ranks, assembles the parts, trains, and reports how
+far it came. It leaves when all ranks are done (transport/meeting.py). An exception is reported to the launcher
+(process/failure.py) and ends the process.
 
-Contract: a rank never outlives its launcher, and ignores Ctrl-C (stop.py). It never closes its process group and leaves
-by `os._exit`, as forked processes do: after a training that is done when the threads and processes that the user's code
-began have come to their end, as in any program, or the launcher has lost patience; else at once. The system closes its
-connections. This is because of what gloo's own thread does
-(torch 2.13, `ProcessGroupGloo::runLoop`; pytorch/pytorch#190489): holding the group's lock, it drops the last reference
-to a finished all-reduce, and with it a tensor that Python has seen, for which it takes the interpreter's lock. So
+Contract: a rank never outlives its launcher, and ignores Ctrl-C (process/stop.py). It never closes its process group
+and leaves by `os._exit`, as forked processes do. After a training that is done it first waits for the threads and
+processes that the user's code began, as any program does, or until the launcher loses patience; else it leaves at once.
+The system closes its connections. The reason is gloo's own thread (torch 2.13, `ProcessGroupGloo::runLoop`;
+pytorch/pytorch#190489): holding the group's lock, it drops the last reference to a finished all-reduce, and with it a
+tensor that Python has seen, for which it takes the interpreter's lock. So
 
 - a thread that destroys the group, holding the interpreter's lock, waits for the group's lock for ever;
-- an interpreter that takes its own way out answers the thread, up to Python 3.13, by ending it with an exception, which
+- an interpreter that exits by itself answers the thread, up to Python 3.13, by ending it with an exception, which
   passes through a destructor: "terminate called without an active exception", SIGABRT, in one plain process of ten.
 
-Limits: seeds make noise (dropout) differ from rank to rank, as it has to, so it is not the noise of one process.
+Limits: seeds make noise (dropout) differ from rank to rank, as it must, so it is not the noise of one process.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def work(
     store: str,
     before: Callable[[], None] | None = None,
 ) -> NoReturn:
-    """Runs the rank that the environment names. `launcher` is the process that forked it, `store` where the ranks meet
-    (rendezvous.py); `before` is called first.
+    """Runs the rank that the environment names. `launcher` is the process that forked it, `store` the path of the
+    ranks' store (transport/rendezvous.py); `before` is called first.
 
     Raises SystemExit when all ranks are done; a training that fails ends the process.
     """
@@ -101,13 +101,13 @@ def work(
             failure.show_stacks(board, len(places), place.rank)
         meeting.tell()
         _flush()
-        # At once, also for sys.exit(0): threads and processes that the user's code began do not keep it.
+        # At once, also for sys.exit(0): without waiting for threads and processes of the user's code.
         os._exit(1)
     _flush()
     board.say(place.rank, json.dumps(dataclasses.asdict(end)), done=True)
     meeting.tell()
     meeting.part()
-    sys.exit()  # not 0, which torch's agent would take for a value that is returned to it
+    sys.exit()  # not 0, which torch's agent would take for a returned value
 
 
 def _flush() -> None:
@@ -117,14 +117,15 @@ def _flush() -> None:
 
 
 def _print_to(path: str, goes_on: bool) -> None:
-    """Sends what this process and its libraries print to a file, and stacks on SIGUSR1 or a crash as well. A training
-    that goes on adds to what is there."""
+    """Sends the output of this process and its libraries to a file, and stacks on SIGUSR1 or a crash as well. A resumed
+    training appends to it.
+    """
     try:
         _send_to(path, os.O_CREAT | os.O_APPEND | (0 if goes_on else os.O_TRUNC))
     except OSError:
-        _send_to(os.devnull)  # what is said of it is for the launcher to say, not for the streams that are its own
+        _send_to(os.devnull)  # the launcher reports this, on the streams that are its own
         raise
-    # The streams of the parent may be something else than files (a test's, a notebook's).
+    # The parent's streams may be something else than files (a test's, a notebook's).
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(io.BufferedWriter(_Log(fd, "w", closefd=False)), "utf-8", "replace", line_buffering=True)
         for fd in (1, 2)
@@ -135,9 +136,11 @@ def _print_to(path: str, goes_on: bool) -> None:
 
 
 class _Log(io.FileIO):
-    """What cannot be written to a log is lost: a full disk ends a training where something is lost that matters."""
+    """Drops output that cannot be written to the log: a full disk ends a training only if something is lost that
+    matters.
+    """
 
-    def write(self, content: Any, /) -> int:  # of what type has no name before Python 3.12
+    def write(self, content: Any, /) -> int:  # `content` is a buffer, a type without a name before Python 3.12
         try:
             return super().write(content)
         except OSError:
@@ -152,13 +155,13 @@ def _send_to(path: str, how: int = 0) -> None:
 
 
 def _prepare(job: JobProgram, place: RankPlace) -> torch.device:
-    """The device, the threads, and what makes a run repeatable."""
+    """Returns the device, after setting the threads and all that makes a run repeatable."""
     torch.set_num_threads(job.threads or max(1, _cores() // job.processes))
     if job.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA begins
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
-    random_numbers.begin(job.seed, 0)  # what a user's own model and data set draw is the same on every rank
+    random_numbers.begin(job.seed, 0)  # a user's own model and data set draw the same on every rank
     if job.device == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", job.gpus[place.local_rank] if job.gpus else place.local_rank)
@@ -171,12 +174,11 @@ def _cores() -> int:
 
 
 def _open_group(job: JobProgram, place: RankPlace, store: str) -> None:
-    """Opens the process group, over the store of the node. It is never closed: see above."""
+    """Opens the process group, over the node's store. It is never closed: see above."""
     if job.world_size == 1 and job.gradients.kind != "fsdp":
         return
     if sys.platform == "linux" and job.world_size == job.processes:
-        # One node: nobody else is to reach what ranks send each other, and what the machine's name resolves to, if to
-        # anything, does not matter.
+        # One node: no other machine needs to reach the ranks, and the machine's name need not resolve.
         for library in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     gloo.short_names()
