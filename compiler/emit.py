@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dslc.compiler.graph.graph import COMPUTE, PlanGraph
 from dslc.compiler.ir import program as p
-from dslc.compiler.ir.records import Action, Batches, Devices, Network, Placed, Process, Schedule, Stage, Training
+from dslc.compiler.ir.records import Action, Batches, Devices, Placed, Process, Schedule, Stage, Training
 
 
 def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
@@ -19,7 +19,7 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
         plan_hash=plan_hash,
         world_size=devices.count,
         processes=devices.processes,
-        device="cuda" if devices.kind == "cuda" else "cpu",
+        device=devices.kind,  # type: ignore[arg-type]
         gpus=devices.gpus or (tuple(range(devices.processes)) if devices.kind == "cuda" else ()),
         backend=devices.backend,
         timeout=training.timeout,
@@ -77,15 +77,14 @@ def _pipeline(plan: PlanGraph) -> p.PipelineStep | None:
     schedule = plan.find(Schedule)
     if schedule is None:
         return None
-    layers, placed = plan.one(Network).layers, plan.related(Placed)
-    stages = []
+    placed, stages = plan.related(Placed), []
     for name, stage in sorted(plan.of_kind(Stage), key=lambda item: item[1].index):
         (process,) = placed.successors(name)
         stages.append(
             p.StageStep(
                 index=stage.index,
                 rank=plan.at(process, Process).pipeline,
-                modules=layers[stage.first : stage.last + 1],
+                modules=stage.modules,
                 inputs=stage.inputs,
                 outputs=stage.outputs,
             )

@@ -123,6 +123,14 @@ def test_the_page_shows_the_rooms_as_they_are() -> None:
     assert rooms.page() in rooms.PAGE.read_text(encoding="utf-8"), "`make rooms` writes it anew"
 
 
+def test_the_page_names_files_that_are_there() -> None:
+    named = re.findall(
+        r"`((?:cli|dsl|compiler|runtime|tests|grammar)/[\w./]+\.\w+)`", rooms.PAGE.read_text(encoding="utf-8")
+    )
+    missing = sorted({path for path in named if not (ROOT / path).exists()})
+    assert not missing
+
+
 @pytest.mark.parametrize("job", ["examples/digits.plt", "examples/cluster.plt"])
 def test_check_loads_no_heavy_library(job: str) -> None:
     command = Path(sys.executable).with_name("dslc")

@@ -79,11 +79,9 @@ def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> Training:
 
 
 def stage_ends(analysis: Analysis) -> tuple[Ends, ...]:
-    """The tensors that each stage is sent and gives; none where there is one stage alone."""
+    """The tensors of one sample that each stage is sent, and gives."""
     model, pipeline = analysis.model, analysis.pipeline
     assert model is not None and pipeline is not None
-    if pipeline.schedule is None:
-        return (((), ()),)
     given: tuple[TensorFact, ...] = (model.input,)
     sizes = analysis.layout.sizes
     plan = tensor_plan(analysis.job, sizes["tensor"], model)

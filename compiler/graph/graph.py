@@ -41,7 +41,7 @@ class PlanGraph:
         assert isinstance(found, kind), f"{name} is {type(found).__name__}"
         return found
 
-    def change(self, name: str, **values: Any) -> None:
+    def change(self, name: str, /, **values: Any) -> None:
         """Gives a node's record other values."""
         self.put(name, replace(self.graph.nodes[name]["record"], **values))
 

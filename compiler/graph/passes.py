@@ -66,25 +66,30 @@ def place_stages(plan: PlanGraph, analysis: Analysis) -> None:
     model, pipeline = analysis.model, analysis.pipeline
     if model is None or pipeline is None:
         return
-    plan.put("network", Network(layers=tuple(layer.name for layer in model.layers)))
-    placement = pipeline.schedule.placement if pipeline.schedule else (0,)
-    ends = stage_ends(analysis)
-    for index, (layers, rank) in enumerate(zip(pipeline.stages, placement, strict=True)):
-        inputs, outputs = ends[index]
-        stage = Stage(index=index, first=layers[0], last=layers[-1], inputs=inputs, outputs=outputs)
-        plan.put(f"stage {index}", stage)
+    plan.put("network", Network(layers=len(model.layers)))
+    for index, layers in enumerate(pipeline.stages):
+        plan.put(f"stage {index}", Stage(index=index, first=layers[0], last=layers[-1]))
+    if pipeline.schedule is None:
+        plan.relate("stage 0", "process 0", Placed())
+        return
+    for index, (rank, (inputs, outputs)) in enumerate(
+        zip(pipeline.schedule.placement, stage_ends(analysis), strict=True)
+    ):
+        modules = tuple(model.layers[n].name for n in pipeline.stages[index])
+        plan.change(f"stage {index}", modules=modules, inputs=inputs, outputs=outputs)
         plan.relate(f"stage {index}", f"process {rank}", Placed())
 
 
 def deal_samples(plan: PlanGraph, analysis: Analysis) -> None:
     """Shares of a batch on the data ranks; they enter at the process of the first stage."""
     workload, last = analysis.workload, analysis.workload.last_trained or 0
+    enters = analysis.staging.placement[0] if analysis.staging else 0
     plan.put("batches", Batches(full=workload.batch, last=last, microbatches=analysis.layout.microbatches))
     for batch, samples in (("full", workload.batch), ("last", last)):
         for first, ranks, size in shares(samples, analysis.layout.sizes["data"]):
             name = f"share {batch} {first}"
             plan.put(name, Share(batch=batch, first_rank=first, ranks=ranks, samples=size))
-            plan.relate(name, "process 0", Hands(bytes=0))
+            plan.relate(name, f"process {enters}", Placed())
 
 
 def shares(samples: int, ranks: int) -> list[tuple[int, int, int]]:

@@ -8,7 +8,8 @@ from math import prod
 
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.proof_view import View
-from dslc.compiler.ir.records import Batches, Devices, Machines, Network, Process, Share, Stage
+from dslc.compiler.ir.records import Batches, Devices, Machines, Network, Placed, Process, Share, Stage
+from dslc.compiler.placement.layout import AXES
 
 
 def devices(view: View) -> str:
@@ -29,7 +30,13 @@ def devices(view: View) -> str:
         expected = process.last + 1
     if expected != found.count:
         return f"{expected} ranks on {found.count} devices"
+    placed = [("devices", "nodes"), *((name, "devices") for name, _ in plan.of_kind(Process))]
+    for name, on in placed:
+        if not isinstance(plan.graph.edges[name, on]["relation"], Placed):
+            return f"{name} is not placed on {on}"
     sizes = {axis.name: axis.size for axis in found.axes}
+    if tuple(axis.name for axis in found.axes) != AXES:
+        return f"axes {', '.join(axis.name for axis in found.axes)}, not {', '.join(AXES)}"
     return _axes(plan) if prod(sizes.values()) == found.count else f"axes of {sizes} on {found.count} devices"
 
 
@@ -41,7 +48,7 @@ def _axes(plan: PlanGraph) -> str:
     """How ranks along the axes are not all ranks, each once, or processes not the pipeline's coordinates, which is what
     keeps the groups of all other axes within."""
     expected = 1
-    for axis in sorted(plan.one(Devices).axes, key=lambda axis: (axis.stride, axis.size)):
+    for axis in reversed(plan.one(Devices).axes):
         if axis.stride != expected:
             return f"neighbours along the {axis.name} axis are {axis.stride} ranks apart, not {expected}"
         expected *= axis.size
@@ -67,10 +74,10 @@ def layers(view: View) -> str:
         if stage.first != expected or stage.last < stage.first:
             return f"{name} holds layers {stage.first} to {stage.last}, not {expected} on"
         expected = stage.last + 1
-        homes = set(plan.graph.successors(name))
+        homes = {other for other, edge in plan.graph.adj[name].items() if isinstance(edge["relation"], Placed)}
         if homes not in at.values():
             return f"{name} is on {len(homes)} processes, which are not those of one pipeline coordinate"
-    return "" if expected == len(network.layers) else f"{expected} of {len(network.layers)} layers are on a stage"
+    return "" if expected == network.layers else f"{expected} of {network.layers} layers are on a stage"
 
 
 def samples(view: View) -> str:
@@ -82,6 +89,17 @@ def samples(view: View) -> str:
         reason = _dealt(runs, dealt, ranks if dealt else 0)
         if reason:
             return f"{reason} of the {batch} batch"
+    return _entering(view)
+
+
+def _entering(view: View) -> str:
+    """The first share that does not enter where the first stage is."""
+    plan, first = view.plan, view.homes.get(0, 0)
+    for name, _ in plan.of_kind(Share):
+        edges = plan.graph.adj[name].items()
+        on = [view.coordinates[plan.at(b, Process).index] for b, e in edges if isinstance(e["relation"], Placed)]
+        if on != [first]:
+            return f"{name} enters at pipeline coordinate {on}, and the first stage is at {first}"
     return ""
 
 

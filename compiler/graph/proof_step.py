@@ -4,10 +4,17 @@ propositions are told in `verify`."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+from typing import TypeAlias
 
-from dslc.compiler.graph.graph import COMPUTE, LOCAL, unknown
+from dslc.compiler.graph.graph import COMPUTE, LOCAL, MESSAGES, unknown
 from dslc.compiler.graph.proof_view import View
-from dslc.compiler.ir.records import Action, Batches, Process, Stage
+from dslc.compiler.ir.records import Action, Batches, Devices, Process, Schedule, Stage
+from dslc.compiler.ir.tensors import DTYPE_BYTES
+
+Exchanged: TypeAlias = tuple[str, str, str, str]  # operation, axis, content, dtype
 
 
 def actions(view: View) -> str:
@@ -40,6 +47,38 @@ def actions(view: View) -> str:
         if seen[process, -1, -1, "update"] != 1:
             return f"process {process} has {seen[process, -1, -1, 'update']} updates"
     return ""
+
+
+def fields(view: View) -> str:
+    """The first action that lacks what one of its kind says, or says what it has no meaning for."""
+    axes = {axis.name for axis in view.plan.one(Devices).axes} | {"all"}
+    pipelined = view.plan.find(Schedule) is not None
+    for name, action in view.plan.of_kind(Action):
+        where = (action.stage >= 0, action.microbatch >= 0)
+        exchange = Action(process=action.process, what=action.what, stage=action.stage, microbatch=action.microbatch)
+        alone = replace(action, overlaps=False) == exchange
+        match action.what:
+            case "F" | "B" | "I" | "W":
+                sound = alone and all(where) and (pipelined or not action.overlaps)
+            case "UNSHARD" | "REDUCE_GRAD":
+                sound = action == exchange and where == (True, False)
+            case "update":
+                sound = action == exchange and where == (False, False)
+            case _ if action.what in MESSAGES:
+                sound = all(where) and _is_message(action)
+            case _:
+                told = action.axis in axes and action.carries and action.count > 0 and not action.shapes
+                sound = where == (False, False) and bool(told) and len(action.dtypes) == 1 and not action.overlaps
+        if not sound:
+            return f"{name} is no {action.what}: {action}"
+    return ""
+
+
+def _is_message(action: Action) -> bool:
+    if not len(action.shapes) == len(action.dtypes) == action.count or not set(action.dtypes) <= DTYPE_BYTES.keys():
+        return False
+    size = sum(prod(s) * DTYPE_BYTES[dtype] for s, dtype in zip(action.shapes, action.dtypes, strict=True))
+    return size == action.bytes and not (action.axis or action.carries or action.overlaps)
 
 
 def order(view: View) -> str:
@@ -81,19 +120,19 @@ def _needs(what: str, stage: int, m: int, last: int) -> list[tuple[tuple[str, in
 def exchanged(view: View) -> str:
     """Whether collectives and messages are those of the account."""
     for name, home in view.plan.of_kind(Process):
-        found: Counter[tuple[str, str, str]] = Counter()
-        sizes: Counter[tuple[str, str, str]] = Counter()
+        found: Counter[Exchanged] = Counter()
+        sizes: Counter[Exchanged] = Counter()
         for _, action in view.lines.get(home.index, ()):
             if action.what in LOCAL:
                 continue
-            key = (action.what, action.axis, action.carries) if action.axis else _MESSAGES[action.what]
-            found[key] += action.count
-            sizes[key] += action.bytes
-        told: Counter[tuple[str, str, str]] = Counter()
-        bytes_: Counter[tuple[str, str, str]] = Counter()
+            for key, count, size in _exchanges(action):
+                found[key] += count
+                sizes[key] += size
+        told: Counter[Exchanged] = Counter()
+        bytes_: Counter[Exchanged] = Counter()
         for node in home.traffic:
-            told[node.operation, node.axis, node.what] += node.count
-            bytes_[node.operation, node.axis, node.what] += node.bytes
+            told[node.operation, node.axis, node.what, node.dtype] += node.count
+            bytes_[node.operation, node.axis, node.what, node.dtype] += node.bytes
         for key in found | told:
             if (found[key], sizes[key]) != (told[key], bytes_[key]):
                 return (
@@ -101,6 +140,15 @@ def exchanged(view: View) -> str:
                     f"bytes; by the account {told[key]} times with {bytes_[key]}"
                 )
     return ""
+
+
+def _exchanges(action: Action) -> Iterator[tuple[Exchanged, int, int]]:
+    """The parts of an action by operation, axis, content and dtype: how many, and their bytes."""
+    if action.axis:
+        yield (action.what, action.axis, action.carries, action.dtypes[0]), action.count, action.bytes
+        return
+    for shape, dtype in zip(action.shapes, action.dtypes, strict=True):
+        yield (*_MESSAGES[action.what], dtype), 1, prod(shape) * DTYPE_BYTES[dtype]
 
 
 _MESSAGES = {
@@ -126,17 +174,21 @@ def updates(view: View) -> str:
 
 
 def held(view: View) -> str:
-    """Whether stages hold as few micro-batches as the account says: from the forward to the end of the backward."""
+    """The first stage that holds other than as many micro-batches as the account says, from the forward to the end of
+    the backward."""
     most = {stage.index: stage.held for _, stage in view.plan.of_kind(Stage)}
+    found: Counter[int] = Counter()
     for line in view.lines.values():
         now: Counter[int] = Counter()
         for name, action in line:
             stage = action.stage
             if action.what == "F":
                 now[stage] += 1
+                found[stage] = max(found[stage], now[stage])
                 limit = most.get(stage)
                 if limit is not None and now[stage] > limit:
                     return f"at {name} stage {stage} holds {now[stage]} micro-batches, {limit} by the account"
             elif action.what in ("B", "W"):
                 now[stage] -= 1
-    return ""
+    fewer = [stage for stage, count in most.items() if count is not None and found[stage] < count]
+    return f"stage {fewer[0]} holds {found[fewer[0]]} micro-batches, {most[fewer[0]]} by the account" if fewer else ""

@@ -14,6 +14,7 @@ from itertools import zip_longest
 
 from dslc.compiler.graph.graph import MESSAGES
 from dslc.compiler.graph.proof_view import Key, View, message
+from dslc.compiler.ir.records import Hands
 
 
 def ends(view: View) -> str:
@@ -49,8 +50,11 @@ def _two_sides(view: View, names: list[str], senders: set[int], receivers: set[i
         on = sorted(view.action(name).process for name in ends_)
         if on != sorted(wanted):
             return f"{ends_[0]} is issued on process {', '.join(map(str, on))}, not on {sorted(wanted)}"
-    apart = [(a, b) for a in sent for b in taken if not view.plan.graph.has_edge(a, b)]
-    return f"{apart[0][0]} hands nothing to {apart[0][1]}" if apart else ""
+    for one, other in ((a, b) for a in sent for b in taken):
+        edge = view.plan.graph.get_edge_data(one, other)
+        if edge is None or edge["relation"] != Hands(bytes=view.action(one).bytes):
+            return f"{one} does not hand its bytes to {other}"
+    return ""
 
 
 def _unlike(view: View, names: list[str]) -> str:

@@ -13,6 +13,7 @@ Proved, as far as the passes done so far have said something about it:
     order       the actions of a process form one line: one thing after another
     ends        a message has one send and one receive, a collective all ranks of its group, with equal operation,
                 shape and dtype
+    fields      each action says what one of its kind says, and nothing else
     agreement   the two ends of a pipeline connection issue its messages in one order
     inputs      every action has its input before it, every message what it carries
     waits       no rank waits for itself, where a send completes with its receive and a collective with its last rank
@@ -33,7 +34,7 @@ from collections.abc import Callable
 
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.proof_places import devices, layers, memory, samples
-from dslc.compiler.graph.proof_step import actions, exchanged, held, inputs, order, updates
+from dslc.compiler.graph.proof_step import actions, exchanged, fields, held, inputs, order, updates
 from dslc.compiler.graph.proof_view import View, view
 from dslc.compiler.graph.proof_waits import agreement, ends, waits
 
@@ -45,6 +46,7 @@ PROPOSITIONS: tuple[tuple[str, str, Callable[[View], str]], ...] = (
     ("actions", "order_actions", actions),
     ("order", "order_actions", order),
     ("ends", "order_actions", ends),
+    ("fields", "order_actions", fields),
     ("agreement", "order_actions", agreement),
     ("inputs", "order_actions", inputs),
     ("waits", "order_actions", waits),

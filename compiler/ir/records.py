@@ -64,22 +64,24 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """The layers of the model, by name."""
+    """The model, of so many layers."""
 
-    layers: tuple[str, ...]
+    layers: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """Layers `first` to `last` of the network.
 
-    `inputs` and `outputs` are of one sample: (shape, dtype) of each tensor that a rank is sent and that it gives.
-    `held` is the most micro-batches whose activations it holds, None before that is counted.
+    `held` is the most micro-batches whose activations it holds, None before that is counted. Of one of several stages,
+    `modules` are the names of its layers, and `inputs` and `outputs` are of one sample: (shape, dtype) of each tensor
+    that a rank is sent and that it gives.
     """
 
     index: int
     first: int
     last: int
+    modules: tuple[str, ...] = ()
     inputs: tuple[tuple[Shape, str], ...] = ()
     outputs: tuple[tuple[Shape, str], ...] = ()
     held: int | None = None
