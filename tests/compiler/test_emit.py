@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
-from helpers.paths import ROOT
+from helpers.golden import hold
+from helpers.paths import EXAMPLES, ROOT, TESTS
 from helpers.planning import compiled
+
+import dslc
+from dslc.compiler.compile import Compiled
+from dslc.compiler.ir.facts import Facts, SourceFacts
+from dslc.compiler.ir.program import to_json
+from dslc.compiler.ir.tensors import TensorFact
 
 GPT2 = ROOT / "benchmarks" / "jobs" / "gpt2.plt"
 BLOCKS = tuple(f"blocks.{n}" for n in range(12))
@@ -23,3 +32,44 @@ BLOCKS = tuple(f"blocks.{n}" for n in range(12))
 )
 def test_what_torch_compiles_one_by_one(settings: tuple[str, ...], modules: tuple[str, ...]) -> None:
     assert compiled(GPT2, *settings).program().compiled == modules
+
+
+def tokens(context: int, vocab: int) -> SourceFacts:
+    sequence = TensorFact(shape=(context,), dtype="int64")
+    return SourceFacts(samples=10_000, input=sequence, target=sequence, vocab=vocab, stream=True)
+
+
+# Of data that is not here, or is another on another machine.
+DATA = {
+    "cluster": tokens(4096, 65_536),
+    "gpt_cpu": tokens(128, 256),
+    "lstm": tokens(64, 256),
+    "mnist": SourceFacts(
+        samples=60_000,
+        validation_samples=10_000,
+        input=TensorFact(shape=(1, 28, 28), dtype="float32"),
+        target=TensorFact(shape=(), dtype="int64"),
+        classes=10,
+    ),
+    "pipeline": tokens(128, 256),
+    "tokens": tokens(64, 256),
+}
+
+
+def plan_of(example: str) -> Compiled:
+    path = EXAMPLES / f"{example}.plt"
+    if example == "own/own":
+        return dslc.compile(str(path), trace=True)
+    return compiled(path, facts=Facts(source=DATA.get(example)))
+
+
+EVERY = sorted(path.relative_to(EXAMPLES).with_suffix("").as_posix() for path in EXAMPLES.rglob("*.plt"))
+
+
+@pytest.mark.parametrize("example", EVERY)
+def test_the_program_of_an_example(example: str) -> None:
+    """What all ranks have in common, and the places of the first four."""
+    plan = plan_of(example)
+    told = {"job": to_json(plan.program()), "places": to_json(plan.places()[:4])}
+    text = json.dumps(told, sort_keys=True, indent=1).replace(str(ROOT), "<root>") + "\n"
+    hold(text, TESTS / "compiler" / "golden" / f"{example.replace('/', '_')}.json")

@@ -14,11 +14,11 @@ from helpers.paths import ROOT
 JOBS = ROOT / "tests" / "compiler" / "jobs"
 
 
-def compiled(path: Path, *settings: str) -> Compiled:
+def compiled(path: Path, *settings: str, facts: Facts = Facts()) -> Compiled:  # noqa: B008 - it is frozen
     """The plan and its graph. AssertionError where the job is at fault."""
     loaded = load(str(path), list(settings))
     assert loaded.job is not None, loaded.report.found
     report = Report()
-    analysis = analyse(loaded.job, Facts(), report)
+    analysis = analyse(loaded.job, facts, report)
     assert analysis is not None and not report.errors, report.errors
     return compile_plan(analysis)
