@@ -1,1 +1,1 @@
-"""How a job lies on devices: axes, shares, shards, cuts, schedule tables."""
+"""The layout of a job on devices: axes, shares, shards, cuts, schedule tables."""

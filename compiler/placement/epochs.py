@@ -1,8 +1,8 @@
-"""Which global batches go with an epoch: what decides it, and those nearest to one that does not.
+"""Finds the global batches that suit an epoch, and those nearest to one that does not.
 
-Model: a batch is shared out evenly over the data-parallel ranks, each share into equal micro-batches. What is left of
-an epoch is dropped or kept; where it is kept it is a short batch, of which every rank needs a sample and a pipeline
-needs micro-batches of one shape. A training that ends before its first short batch never sees one.
+Model: a batch is split evenly over the data-parallel ranks, each share into equal micro-batches. The rest of an epoch
+is dropped or kept; if kept it is a short batch, of which every rank needs a sample and a pipeline needs micro-batches
+of one shape. A training that ends before its first short batch never sees one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
-TRIED = 10_000  # multiples that are looked at to either side
+TRIED = 10_000  # multiples tried to either side
 Fault = Literal["", "E0303", "E0304", "E0307"]
 
 
@@ -23,19 +23,19 @@ class Epoch:
     train: int | None
     ranks: int
     pieces: int
-    staged: bool  # there is a pipeline
-    keep: bool  # what is left over is a batch
-    steps: int | None  # of the training, where the job says them
+    staged: bool  # true if there is a pipeline
+    keep: bool  # true if the rest is kept as a batch
+    steps: int | None  # of the training, if the job gives them
 
     def short(self, batch: int) -> int:
-        """Samples of the short batch that the training comes to; 0 where there is none, or that is not known."""
+        """Returns the samples of the short batch that the training reaches; 0 if there is none, or it is unknown."""
         if not self.keep or self.train is None:
             return 0
         full, rest = divmod(self.train, batch)
         return rest if self.steps is None or self.steps > full else 0
 
     def fault(self, batch: int) -> Fault:
-        """The rule that a batch breaks which can be shared out."""
+        """Returns the rule that an evenly divisible batch breaks."""
         if self.train is None:
             return ""
         if batch > self.train and not self.keep:
@@ -46,7 +46,7 @@ class Epoch:
         return "E0307" if short and self.staged else ""
 
     def near(self, batch: int) -> tuple[int, ...]:
-        """The batches nearest to this one, below and above, that can be shared out and break no rule."""
+        """Returns the batches nearest to this one, below and above, that divide evenly and break no rule."""
         each = self.ranks * self.pieces
         most = max(batch, self.train) if self.train is not None else batch + TRIED * each
         first = batch // each * each
@@ -57,12 +57,12 @@ class Epoch:
 
 
 def near_divisors(share: int, count: int) -> Iterator[int]:
-    """Divisors of `share`, the nearest to `count` (at most all of it) first, those within `TRIED`."""
+    """Yields divisors of `share`, the nearest to `count` (at most all of it) first, those within `TRIED`."""
     count = min(count, share)
     around = chain([count], chain.from_iterable((count - d, count + d) for d in range(1, TRIED)))
     return (m for m in around if 1 <= m <= share and share % m == 0)
 
 
 def either(numbers: tuple[int, ...] | list[int]) -> str:
-    """`62 or 64`"""
+    """Joins numbers in words: `62 or 64`."""
     return " or ".join(map(str, numbers))

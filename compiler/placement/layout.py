@@ -1,4 +1,4 @@
-"""Devices and axes: how many ranks there are and where each stands in the mesh.
+"""Devices and axes: the number of ranks, and the place of each in the mesh.
 
 Ranks are numbered so that heavy traffic stays on fast links: tensor is the innermost axis, then context, then data, and
 pipeline is the outermost. rank = ((p * data + d) * context + c) * tensor + t, and node = rank // processes.
@@ -30,10 +30,10 @@ class Layout:
     """The resolved topology. `processes` is of one node; `sizes` is by axis, in the order of `AXES`."""
 
     nodes: int
-    node_counts: tuple[int, ...]  # every admissible count of an elastic job; else the one
+    node_counts: tuple[int, ...]  # every admissible count of an elastic job; else one
     processes: int
     device: str  # cpu or cuda
-    gpus: tuple[int, ...]  # which GPU each local rank takes; () where only a count was asked for
+    gpus: tuple[int, ...]  # the GPU of each local rank; () if only a count was asked for
     hardware: Hardware
     backend: str
     sizes: dict[str, int]
@@ -46,24 +46,25 @@ class Layout:
 
     @property
     def passes(self) -> int:
-        """Forward and backward passes of a step, over all stages."""
+        """Number of forward and backward passes of a step, over all stages."""
         return 2 * self.sizes["pipeline"] * self.virtual_stages * self.microbatches
 
     def work(self, layers: int) -> int:
-        """How much work it is to say what a network of so many layers costs, counted in layers of about 0.2 ms: twice
-        as much where axes cut them, and 8 passes of a pipeline's schedule take as long as a layer."""
+        """Estimates the work of computing the cost of a network of so many layers, in layers of about 0.2 ms: twice as
+        much if axes cut them, and 8 passes of a pipeline's schedule take as long as a layer.
+        """
         cut = self.sizes["tensor"] * self.sizes["context"] > 1
         return layers * (2 if cut else 1) + (self.passes // 8 if self.sizes["pipeline"] > 1 else 0)
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """The rank's place on each axis."""
+        """Returns the rank's place on each axis."""
         found = {}
         for axis in reversed(AXES):
             rank, found[axis] = divmod(rank, self.sizes[axis])
         return {axis: found[axis] for axis in AXES}
 
     def stride(self, axis: str) -> int:
-        """How far apart in rank two neighbours on an axis are."""
+        """Returns the difference in rank between two neighbours on an axis."""
         inner = AXES[AXES.index(axis) + 1 :]
         product = 1
         for name in inner:
@@ -71,20 +72,21 @@ class Layout:
         return product
 
     def crosses_nodes(self, axis: str) -> bool:
-        """Whether some neighbours on the axis are on different nodes."""
-        block = self.sizes[axis] * self.stride(axis)  # the ranks of some groups, which lie between one another's
+        """True if some neighbours on the axis are on different nodes."""
+        block = self.sizes[axis] * self.stride(axis)  # the ranks of interleaved groups
         return self.nodes > 1 and self.sizes[axis] > 1 and self.processes % block != 0
 
     def ranks(self, pipeline: int) -> range:
-        """The ranks of one pipeline coordinate: they are consecutive."""
+        """Returns the ranks of one pipeline coordinate, which are consecutive."""
         each = self.stride("pipeline")
         return range(pipeline * each, (pipeline + 1) * each)
 
 
 def lay_out(job: JobSpec, report: Report, machine: MachineFacts | None = None) -> Layout | None:
-    """Devices, axes and micro-batches of the job, or None with the reason in the report.
+    """Returns devices, axes and micro-batches of the job, or None with the reason in the report.
 
-    `machine` is given where the job is about to run: it says how many GPUs `all` is, and whether those asked for exist.
+    `machine` is given if the job is about to run: it gives the number of GPUs for `all`, and checks that those asked
+    for exist.
     """
     devices = job.devices
     counts = (
@@ -106,7 +108,7 @@ def lay_out(job: JobSpec, report: Report, machine: MachineFacts | None = None) -
         return None
     virtual, microbatches = _micro_batches(job.parallelism)
     if machine is not None and machine.gpus and device == "cuda":
-        # What is there goes before what the catalogue says of its kind.
+        # The GPUs of this machine override the catalogue's figures.
         hardware = replace(hardware, memory=min(machine.gpus[n] for n in gpus or range(processes)))
     return Layout(
         nodes=counts[-1],
@@ -135,7 +137,7 @@ def _too_many(devices: DevicesSpec, world: int, report: Report) -> None:
 def _processes(
     devices: DevicesSpec, machine: MachineFacts | None, report: Report
 ) -> tuple[tuple[int, ...], int | None]:
-    """Which GPUs are named, and the processes of one node; None where only the machine can tell (`gpus = all`)."""
+    """Returns the named GPUs, and the processes of one node; None if only the machine can tell (`gpus = all`)."""
     named, count = _asked(devices, report)
     if devices.gpus is None or machine is None:
         if devices.gpus is not None and count is None and not report.errors:
@@ -160,14 +162,14 @@ def _processes(
 
 
 def _asked(devices: DevicesSpec, report: Report) -> tuple[tuple[int, ...], int | None]:
-    """The GPUs that are named, and the processes asked for; None for all there are."""
+    """Returns the named GPUs, and the processes asked for; None for all."""
     gpus = devices.gpus
     span = devices.at("gpus")
     if gpus is None:
         return (), devices.cpus or 1
     if isinstance(gpus, str) and gpus != "all":
         numbers = tuple(int(part) for part in gpus.split(","))
-        # "3" is a count and "-1" all, as "1, 3" is a list: the table of Lightning that users know.
+        # "3" is a count and "-1" all, as "1, 3" is a list: Lightning's rules, which users know.
         gpus = numbers[0] if len(numbers) == 1 else numbers
     if isinstance(gpus, Call):
         return (), gpus.count if isinstance(gpus, Free) else None
@@ -242,7 +244,7 @@ def _check_backend(devices: DevicesSpec, device: str, report: Report) -> None:
 
 
 def _axes(job: JobSpec, nodes: int, processes: int, report: Report) -> dict[str, int] | None:
-    """The size of each axis; their product must be the number of devices."""
+    """Returns the size of each axis; their product must be the number of devices."""
     parallelism = job.parallelism
     world = nodes * processes
     others = parallelism.pipeline * parallelism.tensor * parallelism.context
@@ -292,7 +294,7 @@ def _devices_for(world: int, nodes: int, field: str) -> str:
 
 
 def _micro_batches(parallelism: ParallelismSpec) -> tuple[int, int]:
-    """Virtual stages per rank, and micro-batches."""
+    """Returns the virtual stages per rank, and the micro-batches."""
     if parallelism.pipeline == 1:
         return 1, parallelism.microbatches or 1
     virtual = parallelism.virtual_stages or default_virtual_stages(parallelism.schedule)

@@ -1,21 +1,22 @@
-"""What torch's schedule runtime makes of a schedule table: the sends and receives, and where stages are gathered.
+"""Lowers a schedule table as torch's schedule runtime does: adds sends, receives, and the gathering of stages.
 
-Model. `_PipelineScheduleRuntime` (torch 2.13) is given the compute actions of each rank, and puts in what they need:
+Model. `_PipelineScheduleRuntime` (torch 2.13) gets the compute actions of each rank, and inserts the actions that they
+need:
 
     SEND_F, RECV_F     a stage's output, from the rank that made it to the rank of the next stage
     SEND_B, RECV_B     the gradient of a stage's input, to the rank of the stage before
-    UNSHARD, RESHARD   a stage's parameters are gathered under `fully_shard`, and let go: the next `ACTIVE` are there
-    REDUCE_GRAD        a stage's gradients are agreed on, after the last of its backwards
+    UNSHARD, RESHARD   a stage's parameters are gathered under `fully_shard`, and freed: the next `ACTIVE` are present
+    REDUCE_GRAD        a stage's gradients are reduced, after the last of its backwards
 
-It takes one action of each rank in turn, again and again, and skips a rank whose next action has no input yet. Whoever
-makes an output writes down both ends of its message, the send in its own row and the receive at the end, so far, of the
-other's. So all rows together have one common order in which both ends of every message are neighbours: this is why no
-such plan hangs, also where a send waits for its receive. `verify` proves it anew for each plan, from the rows alone.
+It takes one action of each rank in turn, again and again, and skips a rank whose next action has no input yet. The rank
+that makes an output appends both ends of its message: the send to its own row, the receive to the other's. So all rows
+together have one common order in which both ends of every message are neighbours: this is why no such plan hangs, even
+if a send waits for its receive. `verify` proves it again for each plan, from the rows alone.
 
-Contract. `lowered` gives the very rows that torch makes of the same table (a test holds that). Stages of one rank hand
-over without a message.
+Contract. `lowered` gives the very rows that torch makes of the same table (a test holds that). Stages of one rank pass
+values without a message.
 
-Limits. Torch's own sends do not wait: they are finished at the end of a step. Torch 2.15 finishes one also where its
+Limits. Torch's own sends do not wait: they are finished at the end of a step. Torch 2.15 also finishes one when its
 gradient has come back, and has an entry for the end of a reduction, after which receives may come one entry later.
 """
 
@@ -26,12 +27,13 @@ from typing import NamedTuple
 
 from dslc.compiler.placement.schedules import Action, ScheduleTable
 
-ACTIVE = 3  # stages whose parameters are there at once
+ACTIVE = 3  # stages whose parameters are present at once
 
 
 class Issue(NamedTuple):
-    """One entry of a rank's row: an action of the table, or what is put in for it. `microbatch` is -1 where the entry
-    is of a whole stage."""
+    """One entry of a rank's row: an action of the table, or one inserted for it. `microbatch` is -1 if the entry
+    concerns a whole stage.
+    """
 
     kind: str
     stage: int
@@ -40,7 +42,7 @@ class Issue(NamedTuple):
 
     @property
     def parts(self) -> tuple[Issue, ...]:
-        """An overlapped pair as its two; else itself."""
+        """The two actions of an overlapped pair; else itself."""
         return tuple(Issue(p.kind, p.stage, p.microbatch) for p in self.overlapped) or (self,)
 
     def __str__(self) -> str:
@@ -51,13 +53,14 @@ class Issue(NamedTuple):
 
 
 def lowered(table: ScheduleTable) -> tuple[tuple[Issue, ...], ...]:
-    """The rows of `table` with what torch puts in. A table that waits for itself is a bug of its maker:
-    AssertionError."""
+    """Returns the rows of `table` with torch's insertions. A table that waits for itself is a bug of its maker:
+    AssertionError.
+    """
     return _with_messages(table, [row_of(table, rank) for rank in range(table.ranks)])
 
 
 def row_of(table: ScheduleTable, rank: int) -> list[Issue]:
-    """The row of a rank without its messages."""
+    """Returns the row of a rank without its messages."""
     return _reduced(_gathered(table, rank), table.microbatches)
 
 
@@ -77,10 +80,11 @@ def _gathered(table: ScheduleTable, rank: int) -> list[Issue]:
 
 
 def _next_stages(row: list[Issue]) -> list[list[int]]:
-    """For each entry the stages that are worked on from there on, in order of first need: `ACTIVE` of them, and one
-    more where a pair brings in the last two at once."""
+    """Returns for each entry the stages used from there on, in order of first need: `ACTIVE` of them, and one more if a
+    pair brings in the last two at once.
+    """
     found: list[list[int]] = []
-    needed: dict[int, int] = {}  # where each stage is needed next, the first needed last
+    needed: dict[int, int] = {}  # the next use of each stage, the last to be needed first
     for n in range(len(row) - 1, -1, -1):
         for part in reversed(row[n].parts):
             needed.pop(part.stage, None)
@@ -106,7 +110,7 @@ def _reduced(row: list[Issue], microbatches: int) -> list[Issue]:
 def _with_messages(table: ScheduleTable, rows: list[list[Issue]]) -> tuple[tuple[Issue, ...], ...]:
     left = [deque(row) for row in rows]
     made: list[list[Issue]] = [[] for _ in rows]
-    there: list[set[tuple[str, int, int]]] = [set() for _ in rows]  # inputs, on the rank that takes them
+    there: list[set[tuple[str, int, int]]] = [set() for _ in rows]  # inputs present on the rank that takes them
     while any(left):
         moved = False
         for rank, queue in enumerate(left):
@@ -122,7 +126,7 @@ def _with_messages(table: ScheduleTable, rows: list[list[Issue]]) -> tuple[tuple
 
 
 def _ready(table: ScheduleTable, part: Issue, there: set[tuple[str, int, int]]) -> bool:
-    """Whether what an action needs from another stage is on its rank."""
+    """True if an action's input from another stage is on its rank."""
     if part.kind == "F" and part.stage > 0:
         return ("F", part.stage, part.microbatch) in there
     if part.kind in ("B", "I") and part.stage < table.stages - 1:
@@ -148,7 +152,7 @@ def _hand_over(
 
 
 def receiver(kind: str, stage: int, stages: int) -> int | None:
-    """The stage that an action hands its result to: the next one forward, the one before backward."""
+    """Returns the stage that takes an action's result: the next one forward, the one before backward."""
     if kind == "F":
         return stage + 1 if stage + 1 < stages else None
     return stage - 1 if kind in ("B", "I") and stage > 0 else None

@@ -1,9 +1,9 @@
-"""Pipeline schedules: in which order each pipeline rank works through its micro-batches.
+"""Pipeline schedules: the order in which each pipeline rank runs its micro-batches.
 
-Model. A pipeline of `ranks` ranks holds `ranks * virtual_stages` stages, and `placement` says which rank holds which:
-looped (stage s on rank s mod p), or in a V (rank r holds stages r and 2p-1-r) for `zbv` and `dualpipev`. A rank carries
-out its row from left to right; a backward is either whole (B) or split into the gradient of the input (I), which the
-stage before waits for, and the gradient of the weights (W), which nobody waits for and which can fill a gap.
+Model. A pipeline of `ranks` ranks holds `ranks * virtual_stages` stages, and `placement` gives the rank of each stage:
+looped (stage s on rank s mod p), or in a V (rank r holds stages r and 2p-1-r) for `zbv` and `dualpipev`. A rank runs
+its row from left to right; a backward is either whole (B) or split into the gradient of the input (I), for which the
+stage before waits, and the gradient of the weights (W), for which nobody waits and which can fill a gap.
 
 | name               | work                                                                                          |
 | ------------------ | --------------------------------------------------------------------------------------------- |
@@ -15,9 +15,9 @@ stage before waits for, and the gradient of the weights (W), which nobody waits 
 | `zbv`              | ZB-V, section 6 of the same: a V; no bubble within a row where F, I and W take equally long   |
 | `dualpipev`        | DualPipe, DeepSeek-V3 2024, arXiv:2412.19437, cut in half to a V: forwards overlap backwards  |
 
-Contract. `demands` is complete: where it is empty, torch 2.13's schedule class and schedule runtime accept the same
-numbers, and `table` gives the very rows that torch builds, idle slots included (a test holds both). `to_csv` is what
-that runtime loads. Costs and memory of a table are in `schedule_cost`.
+Contract. `demands` is complete: if it is empty, torch 2.13's schedule class and schedule runtime accept the same
+numbers, and `table` gives the very rows that torch builds, idle slots included (a test holds both). That runtime loads
+the text of `to_csv`. Costs and memory of a table are in compiler/cost/schedule_cost.py.
 
 Limits. One rank needs no schedule, and is refused. Idle slots are the schedule's own, drawn for unit costs; they say
 nothing about real time. Torch cannot split the backward of a stage that went through `torch.compile`
@@ -65,7 +65,7 @@ Row = list[Action | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleTable:
-    """A row of actions per pipeline rank, None being an idle slot; and the pipeline rank of each stage."""
+    """A row of actions per pipeline rank, with None for an idle slot; and the pipeline rank of each stage."""
 
     name: str
     ranks: int
@@ -76,11 +76,11 @@ class ScheduleTable:
 
     @property
     def stages(self) -> int:
-        """How many stages the whole pipeline has."""
+        """Number of stages of the whole pipeline."""
         return self.ranks * self.virtual_stages
 
     def work(self, rank: int) -> Iterator[Action]:
-        """The plain actions of a rank in order: no idle slots, overlapped pairs taken apart."""
+        """Yields the plain actions of a rank in order: no idle slots, overlapped pairs split."""
         for action in self.rows[rank]:
             if action is not None:
                 yield from action.parts
@@ -98,20 +98,20 @@ _IN_ROUNDS: Final = frozenset({"interleaved_1f1b", "zero_bubble"})
 
 
 def default_virtual_stages(name: str) -> int:
-    """Stages per rank where the job does not say."""
+    """Returns the default of stages per rank."""
     return 1 if name in _ONE_STAGE else 2
 
 
 def default_microbatches(name: str, ranks: int, virtual_stages: int) -> int:
-    """Micro-batches where the job does not say: the fewest, in whole rounds of `ranks`, that fill the pipeline.
+    """Returns the default of micro-batches: the fewest, in whole rounds of `ranks`, that fill the pipeline.
 
-    A V is filled by as many as it has stages; the others by as many as there are ranks.
+    A V needs as many as it has stages; the others as many as there are ranks.
     """
     return ranks * virtual_stages if name in _V_SHAPED else ranks
 
 
 def demands(name: str, ranks: int, microbatches: int, virtual_stages: int) -> tuple[str, ...]:
-    """Every demand of the schedule that these numbers do not meet, in words; empty where torch accepts them too."""
+    """Returns every demand of the schedule that these numbers do not meet, in words; () if torch accepts them too."""
     unmet = []
     if ranks < 2:
         unmet.append(f"{name} needs at least 2 pipeline ranks: {ranks} < 2")
@@ -137,9 +137,10 @@ def demands(name: str, ranks: int, microbatches: int, virtual_stages: int) -> tu
 
 
 def accepted_microbatches(name: str, ranks: int, virtual_stages: int, near: int) -> tuple[int, ...]:
-    """The accepted counts next to `near`: itself alone where accepted, else the nearest below and above, ascending.
+    """Returns the accepted counts next to `near`: itself alone if accepted, else the nearest below and above,
+    ascending.
 
-    Empty where no count would do, because something else is wrong.
+    Returns () if no count would do, because something else is wrong.
     """
     if demands(name, ranks, 2 * ranks, virtual_stages):  # two per rank suits every schedule
         return ()
@@ -153,7 +154,7 @@ def accepted_microbatches(name: str, ranks: int, virtual_stages: int, near: int)
 
 
 def _rounds(ranks: int, microbatches: int) -> int:
-    # Rounds of as many micro-batches as there are ranks in the paper; of a few more where they do not divide, as torch.
+    # The paper has rounds of as many micro-batches as ranks; torch takes a few more if they do not divide.
     return max(1, microbatches // ranks)
 
 
@@ -164,7 +165,7 @@ def _rounds(ranks: int, microbatches: int) -> int:
 
 @lru_cache(maxsize=64)
 def table(name: str, ranks: int, microbatches: int, virtual_stages: int) -> ScheduleTable:
-    """The table of a schedule whose `demands` are met: O(ranks * virtual_stages * microbatches), and cached."""
+    """Returns the table of a schedule whose `demands` are met: O(ranks * virtual_stages * microbatches), and cached."""
     unmet = demands(name, ranks, microbatches, virtual_stages)
     assert not unmet, "; ".join(unmet)
     rows = [_ROWS[name](rank, ranks, microbatches, virtual_stages) for rank in range(ranks)]
@@ -181,14 +182,14 @@ def table(name: str, ranks: int, microbatches: int, virtual_stages: int) -> Sche
 
 
 def placement(name: str, ranks: int, virtual_stages: int) -> tuple[int, ...]:
-    """The pipeline rank of each stage."""
+    """Returns the pipeline rank of each stage."""
     if name in _V_SHAPED:
         return (*range(ranks), *reversed(range(ranks)))
     return tuple(range(ranks)) * virtual_stages
 
 
 def to_csv(schedule: ScheduleTable) -> str:
-    """The text that `_PipelineScheduleRuntime._load_csv(format="compute_only")` reads: a line per rank."""
+    """Returns the text that `_PipelineScheduleRuntime._load_csv(format="compute_only")` reads: a line per rank."""
     return "".join(",".join("" if action is None else str(action) for action in row) + "\n" for row in schedule.rows)
 
 
@@ -197,7 +198,7 @@ def _gpipe(rank: int, ranks: int, microbatches: int, virtual_stages: int) -> Row
 
 
 def _one_forward_one_backward(rank: int, ranks: int, microbatches: int, virtual_stages: int) -> Row:
-    ahead = ranks - 1 - rank  # forwards that leave before the first backward can have come back
+    ahead = ranks - 1 - rank  # forwards sent before the first backward can return
     row: Row = [Action("F", rank, m) for m in range(ahead)]
     for m in range(microbatches):
         if m + ahead < microbatches:
@@ -220,7 +221,7 @@ def _interleaved(rank: int, ranks: int, microbatches: int, virtual_stages: int) 
     ahead = _ahead(rank, ranks, microbatches, virtual_stages, per_hop=2)
     row: Row = [None] * rank
     row += [Action("F", *item) for item in forward[:ahead]]
-    if ahead:  # the first backward comes back after one pass over all stages and two slots per hop
+    if ahead:  # the first backward returns after one pass over all stages and two slots per hop
         row += [None] * (ranks * virtual_stages + 2 * (ranks - 1 - rank) - ahead - rank)
     for k, item in enumerate(backward):
         row.append(Action("F", *forward[k + ahead]) if k + ahead < len(forward) else None)
@@ -248,7 +249,9 @@ def _zero_bubble(rank: int, ranks: int, microbatches: int, virtual_stages: int) 
 def _depth_first(
     rank: int, ranks: int, microbatches: int, virtual_stages: int
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """(stage, micro-batch) of a rank's forwards and backwards: round by round, within one each stage in its turn."""
+    """Returns (stage, micro-batch) of a rank's forwards and backwards: round by round, within one each stage in
+    turn.
+    """
     stages = range(rank, ranks * virtual_stages, ranks)
     size = microbatches // _rounds(ranks, microbatches)
     rounds = [range(start, start + size) for start in range(0, microbatches, size)]
@@ -258,15 +261,17 @@ def _depth_first(
 
 
 def _ahead(rank: int, ranks: int, microbatches: int, virtual_stages: int, *, per_hop: int) -> int:
-    """Forwards before the first backward: a round through all but the last of the rank's stages, and the way back."""
+    """Returns the forwards before the first backward: a round through all but the last of the rank's stages, and the
+    way back.
+    """
     size = microbatches // _rounds(ranks, microbatches)
     return min((virtual_stages - 1) * size + per_hop * (ranks - 1 - rank), microbatches * virtual_stages)
 
 
 def _spaced(rows: list[Row]) -> list[Row]:
-    """The same rows with an idle slot wherever a forward would not find its input, all ranks moving in step.
+    """Returns the same rows with an idle slot wherever a forward would lack its input, all ranks moving in step.
 
-    Backwards are not waited for: torch draws the idle slots of this schedule so, and they are held equal.
+    Backwards are not waited for: torch draws this schedule's idle slots so, and a test compares the two.
     """
     done: set[tuple[int, int]] = set()  # forwards of the slots before this one
     left = [deque(row) for row in rows]
@@ -288,15 +293,15 @@ def _spaced(rows: list[Row]) -> list[Row]:
 
 
 class _Writer:
-    """Writes the row of a V: the next micro-batch of each kind at each stage comes from counting."""
+    """Writes the row of a V: counts give the next micro-batch of each kind at each stage."""
 
     def __init__(self, row: Row) -> None:
         self.row = row
         self._next: Counter[tuple[str, int]] = Counter()
-        self._pending: deque[tuple[int, int]] = deque()  # inputs done whose weights are still to do, oldest first
+        self._pending: deque[tuple[int, int]] = deque()  # inputs done whose weights are still pending, oldest first
 
     def take(self, kind: Kind, stage: int) -> Action:
-        """The next micro-batch of that kind; B and I share one count."""
+        """Returns the next micro-batch of that kind; B and I share one count."""
         count = ("F" if kind == "F" else "B", stage)
         action = Action(kind, stage, self._next[count])
         self._next[count] += 1
@@ -305,16 +310,16 @@ class _Writer:
         return action
 
     def add(self, kind: Kind, *stages: int) -> None:
-        """One action of that kind at each of the stages, in order."""
+        """Appends one action of that kind at each of the stages, in order."""
         self.row += [self.take(kind, stage) for stage in stages]
 
     def overlap(self, forward: int, backward: int) -> None:
-        """A forward at one stage that a whole backward at the other may overlap."""
+        """Appends a forward at one stage that a whole backward at the other may overlap."""
         first = self.take("F", forward)
         self.row.append(Action("FB", first.stage, first.microbatch, (first, self.take("B", backward))))
 
     def weights(self, stage: int | None = None) -> None:
-        """The oldest weights still to do, if any: of that stage, or of either."""
+        """Appends the oldest pending weights, if any: of that stage, or of either."""
         for item in self._pending:
             if stage is None or item[0] == stage:
                 self._pending.remove(item)
@@ -324,7 +329,7 @@ class _Writer:
 
 def _zbv(rank: int, ranks: int, microbatches: int, virtual_stages: int) -> Row:
     down, up = rank, 2 * ranks - 1 - rank  # the rank's stage on the way down the V, and on the way up
-    full = max(microbatches, 2 * ranks - 1)  # laid out for a full pipeline; what there is none of stays idle
+    full = max(microbatches, 2 * ranks - 1)  # laid out for a full pipeline; missing micro-batches stay idle
     write = _Writer([None] * rank)
 
     def backward(stage: int) -> None:

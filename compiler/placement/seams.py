@@ -1,4 +1,4 @@
-"""What one stage of a pipeline sends to the next, and where none can end."""
+"""The tensors that one stage of a pipeline sends to the next, and the layers with which none can end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from dslc.dsl.language.job import JobSpec
 
 
 def sent(job: JobSpec, model: ModelGraph, last: int) -> tuple[TensorFact, ...]:
-    """What a stage that ends with layer `last` sends for one sample: of the dtypes in which it is made."""
+    """Returns the tensors that a stage ending with layer `last` sends for one sample, in the dtypes in which they are
+    made.
+    """
     if model.traced is not None:
         return model.traced.seams[last].sent
     layer = model.layers[last]
@@ -22,7 +24,7 @@ def sent(job: JobSpec, model: ModelGraph, last: int) -> tuple[TensorFact, ...]:
 
 
 def unsendable(model: ModelGraph, last: int) -> str:
-    """Why no stage can end with layer `last`, which is not the model's last; "" where one can."""
+    """Returns the reason why no stage can end with layer `last`, which is not the model's last; "" if one can."""
     if model.traced is not None:
         return model.traced.seams[last].refused
     return "" if model.layers[last].output.dtype == "float32" else "what it sends are tokens, which have no gradient"

@@ -1,13 +1,13 @@
-"""How the model is laid over the data axis: which of torch's engines, and what is gathered and scattered as one.
+"""Lays the model over the data axis: chooses torch's engine, and the units that are gathered and scattered together.
 
 Model: ZeRO-1 under O1 is `ZeroRedundancyOptimizer` beside DistributedDataParallel; ZeRO-2 and -3, full copies within
-the data axis, every O2 (whose low-precision copy is a matter of `MixedPrecisionPolicy`) and parameters that are kept in
-the host's memory (a matter of `CPUOffloadPolicy`) are `fully_shard`; so is every data axis beside another axis, where
-torch's DistributedDataParallel is unreliable. Its unit is a module whose parameters are gathered by one all-gather and
-whose gradients are agreed by one reduce-scatter. Units are the model's blocks and every other layer of 1 MiB or more;
-the root is a unit of what is left, and of tied weights, which two units cannot share.
+the data axis, every O2 (whose low-precision copy needs `MixedPrecisionPolicy`) and parameters in the host's memory
+(which need `CPUOffloadPolicy`) are `fully_shard`; so is every data axis beside another axis, where torch's
+DistributedDataParallel is unreliable. A unit of `fully_shard` is a module whose parameters are gathered by one
+all-gather and whose gradients are reduced by one reduce-scatter. Units are the model's blocks and every other layer of
+1 MiB or more; the root is a unit of the rest, and of tied weights, which two units cannot share.
 
-Contract: the account, the predicted collectives and the program all ask here, so that they cannot differ.
+Contract: the account, the predicted collectives and the program all use these functions, so that they cannot differ.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from dslc.compiler.placement.schedules import SPLITS_BACKWARD
 from dslc.dsl.language.calls import Every, Fp16, Fp32
 from dslc.dsl.language.job import JobSpec
 
-UNIT_NUMBERS = 2**18  # parameters (1 MiB in float32) from which on a layer is gathered by itself
+UNIT_NUMBERS = 2**18  # a layer of at least so many parameters (1 MiB in float32) is gathered by itself
 
-BUCKET_BYTES = 25 * 2**20  # of DistributedDataParallel: the size torch's authors found best
+BUCKET_BYTES = 25 * 2**20  # bucket size of DistributedDataParallel, torch's default
 
 Engine = Literal["none", "ddp", "zero1", "fsdp"]
 LowDType = Literal["float32", "bfloat16", "float16"]
@@ -37,7 +37,7 @@ _DTYPES: dict[str, LowDType] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "
 class Sharding:
     """`replicas` full copies of `shards` parts each; their product is the data axis times the context axis.
 
-    `reshard`: parameters are let go after the forward pass. `accumulate`: gradients stay whole, on each rank, until the
+    `reshard`: parameters are freed after the forward pass. `accumulate`: gradients stay whole, on each rank, until the
     last micro-batch.
     """
 
@@ -50,14 +50,14 @@ class Sharding:
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """Modules' parameters that go together. `name` is the module's; the root's is empty."""
+    """The parameters of modules that are gathered together. `name` is the module's; the root's is empty."""
 
     name: str
     parameters: tuple[ParameterNode, ...]  # in the model's order, each tied weight once
 
 
 def sharding_of(job: JobSpec, layout: Layout) -> Sharding:
-    """The engine for `job`, and what it does."""
+    """Returns the engine for `job`, and its settings."""
     data, zero = layout.sizes["data"], job.parallelism.zero
     away = "parameters" in offloaded(job, layout)
     whole = not low_copy(job) and not away
@@ -66,31 +66,31 @@ def sharding_of(job: JobSpec, layout: Layout) -> Sharding:
         return Sharding(engine="none" if data == 1 else "ddp", replicas=data, shards=1, reshard=False, accumulate=True)
     if zero == 1 and whole and alone and job.parallelism.replicas == 1:
         return Sharding(engine="zero1", replicas=1, shards=data, reshard=False, accumulate=True)
-    # Ranks that share a sequence hold the same parameters, and add up their gradients as those with other samples do.
+    # Ranks that share a sequence hold the same parameters, and sum their gradients like those with other samples.
     ranks = data * layout.sizes["context"]
     replicas = ranks if zero == 0 else job.parallelism.replicas
     return Sharding(
         engine="fsdp",
         replicas=replicas,
         shards=ranks // replicas,
-        # What was let go after a forward pass cannot be gathered between the halves of a split backward pass.
+        # Parameters freed after a forward pass cannot be gathered between the halves of a split backward pass.
         reshard=(away and not splits_backward(job)) or (zero == 3 and ranks > 1),
-        accumulate=zero <= 1 or layout.sizes["pipeline"] > 1,  # torch's stages agree on theirs at the last one
+        accumulate=zero <= 1 or layout.sizes["pipeline"] > 1,  # torch's stages reduce theirs at the last one
     )
 
 
 def splits_backward(job: JobSpec) -> bool:
-    """Whether gradients of inputs and of weights are computed apart."""
+    """True if gradients of inputs and of weights are computed apart."""
     return job.parallelism.pipeline > 1 and job.parallelism.schedule in SPLITS_BACKWARD
 
 
 def offloaded(job: JobSpec, layout: Layout) -> frozenset[str]:
-    """What is kept in the host's memory; nothing moves on a CPU."""
+    """Returns the kinds kept in the host's memory; none on a CPU."""
     return frozenset(job.memory.offload if layout.device == "cuda" else ())
 
 
 def units(model: ModelGraph) -> tuple[Unit, ...]:
-    """The units in the order of the model, the root, which may hold nothing, last."""
+    """Returns the units in the order of the model, the root, which may be empty, last."""
     shared = {name for pair in model.ties for name in pair}
     apart: list[Unit] = []
     left: list[ParameterNode] = []
@@ -110,7 +110,7 @@ def _is_unit(layer: LayerNode, shared: set[str]) -> bool:
 
 
 def recomputed(job: JobSpec, model: ModelGraph) -> tuple[str, ...]:
-    """The blocks whose forward pass runs again, whole or in part, in the backward pass."""
+    """Returns the blocks whose forward pass runs again, whole or in part, in the backward pass."""
     blocks = [layer.name for layer in model.layers if layer.recomputable]
     recompute = job.memory.recompute
     if recompute == "none":
@@ -119,7 +119,7 @@ def recomputed(job: JobSpec, model: ModelGraph) -> tuple[str, ...]:
 
 
 def leaves_out_steps(job: JobSpec) -> bool:
-    """Whether an update is left out where a gradient is not finite, so that the ranks agree on that in each step."""
+    """True if an update is skipped when a gradient is not finite, so that the ranks reduce that flag in each step."""
     return isinstance(job.train.precision, Fp16) or job.train.on_nonfinite == "skip"
 
 
@@ -128,17 +128,19 @@ def low_precision(job: JobSpec) -> bool:
 
 
 def low_dtype(job: JobSpec) -> LowDType:
-    """Of what is computed in 16 bits; float32 where nothing is."""
+    """Returns the dtype of computations in 16 bits; float32 if there are none."""
     return _DTYPES[job.train.precision.word]
 
 
 def low_copy(job: JobSpec) -> bool:
-    """O2: forward and backward in 16 bits throughout, with a copy of the parameters."""
+    """True under O2: forward and backward in 16 bits throughout, with a copy of the parameters."""
     return getattr(job.train.precision, "level", "O1") == "O2"
 
 
 def with_copies(layers: list[LayerNode]) -> list[LayerNode]:
-    """A rank's layers, a tied weight whose own layer is on another rank as its own: it is there as a copy."""
+    """Returns a rank's layers; a tied weight whose own layer is on another rank counts as their own, as there is a
+    copy.
+    """
     there = {q.name for layer in layers for q in layer.parameters}
 
     def here(q: ParameterNode) -> ParameterNode:
@@ -152,7 +154,9 @@ def with_copies(layers: list[LayerNode]) -> list[LayerNode]:
 
 
 def trained(job: JobSpec, model: ModelGraph) -> frozenset[str]:
-    """The parameters that train: those that no pattern of `model.freeze` matches by any name a tied weight has."""
+    """Returns the parameters that train: those that no pattern of `model.freeze` matches by any name a tied weight
+    has.
+    """
     everything = [q for layer in model.layers for q in layer.parameters]
     patterns = job.model.freeze
     frozen = (
@@ -164,7 +168,9 @@ def trained(job: JobSpec, model: ModelGraph) -> frozenset[str]:
 
 
 def optimizer_groups(job: JobSpec, model: ModelGraph, names: frozenset[str]) -> tuple[tuple[ParameterNode, ...], ...]:
-    """The parameters `names` as the optimizer has them: those that decay and, by any name a tied weight has, not."""
+    """Returns the parameters `names` in the optimizer's groups: those with decay and, by any name of a tied weight,
+    without.
+    """
     everything = [q for layer in model.layers for q in layer.parameters]
     still = {q.tied_to or q.name for q in everything if any(fnmatchcase(q.name, each) for each in job.train.no_decay)}
     own = [q for q in everything if q.name in names]
@@ -172,9 +178,9 @@ def optimizer_groups(job: JobSpec, model: ModelGraph, names: frozenset[str]) -> 
 
 
 def zero1_partition(groups: Sequence[Sequence[int]], ranks: int) -> tuple[tuple[int, ...], ...]:
-    """The rank that owns each parameter of each of the optimizer's groups, of which the sizes are given.
+    """Returns the rank that owns each parameter of each of the optimizer's groups, given their sizes.
 
-    ZeroRedundancyOptimizer's own order: group by group, the largest first, each to the first of the ranks that have
+    This is ZeroRedundancyOptimizer's own order: group by group, the largest first, each to the first of the ranks with
     the least so far.
     """
     totals = [0] * ranks

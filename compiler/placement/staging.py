@@ -1,4 +1,4 @@
-"""A job and how its model lies on the pipeline: what memory, traffic and time are computed from."""
+"""A job with its model's stages on the pipeline: the input of the memory, traffic and time computations."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from dslc.dsl.language.job import JobSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Staging:
-    """`stages` are the layers of each, by their place in the model. Without a pipeline there is one stage, and no
-    schedule."""
+    """`stages` are the layers of each, by index in the model. Without a pipeline there is one stage, and no
+    schedule.
+    """
 
     job: JobSpec
     layout: Layout
@@ -29,7 +30,7 @@ class Staging:
 
     @property
     def placement(self) -> tuple[int, ...]:
-        """The pipeline coordinate of each stage."""
+        """Pipeline coordinate of each stage."""
         return self.schedule.placement if self.schedule else (0,) * len(self.stages)
 
     @cached_property
@@ -44,21 +45,21 @@ class Staging:
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
-        """What `fully_shard` gathers as one, of the whole model."""
+        """The units that `fully_shard` gathers, of the whole model."""
         return sharding.units(self.model)
 
     @cached_property
     def holders(self) -> dict[str, set[int]]:
-        """The pipeline coordinates that have each parameter, by the name that a tied weight has first."""
+        """Pipeline coordinates that have each parameter, by the first name of a tied weight."""
         return holders(self.model, self.stages, self.placement)
 
     def stages_of(self, pipeline: int) -> tuple[int, ...]:
-        """The stages of the ranks at a pipeline coordinate."""
+        """Returns the stages of the ranks at a pipeline coordinate."""
         return tuple(stage for stage, rank in enumerate(self.placement) if rank == pipeline)
 
 
 def holders(model: ModelGraph, stages: Sequence[range], placement: Sequence[int]) -> dict[str, set[int]]:
-    """The pipeline coordinates that have each parameter, by the name that a tied weight has first."""
+    """Returns the pipeline coordinates that have each parameter, by the first name of a tied weight."""
     found: dict[str, set[int]] = {}
     for stage, rank in zip(stages, placement, strict=True):
         for q in (q for n in stage for q in model.layers[n].parameters):

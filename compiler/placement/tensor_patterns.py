@@ -1,12 +1,12 @@
-"""The tensor axis of a network that a function makes: which of its modules are cut, and how.
+"""The tensor axis of a network that a function makes: the modules to cut, and their styles.
 
 Model: `parallelism.tensor_plan` names modules by pattern (`fnmatch`, over the names of torch's `named_modules`; `*` is
 any text, dots included), each with a style of `STYLES`. A model of `transformers` brings a plan of its own, whose
-styles are translated (`PUBLISHED`); the job's takes its place. What no entry names is whole on every rank.
+styles are translated (`PUBLISHED`); the job's replaces it. A module that no entry names is whole on every rank.
 
-Contract: plain Python over what tracing told of the modules. `chosen` gives one style for each module that is cut, in
-the order of the modules, or says why an entry cannot be used. Whether the cut network computes the same is another
-question, which `traced_shares` answers.
+Contract: plain Python over the traced facts of the modules. `chosen` returns one style for each module that is cut, in
+the order of the modules, or the reason why an entry cannot be used. compiler/trace/shares.py proves that the cut
+network computes the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dslc.dsl.words import article
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts, ModuleFacts
 
-# What a job may say of a module; `runtime/parallel/tensor_parallel.py` carries it out.
+# The styles that a job may give a module; `runtime/parallel/tensor_parallel.py` applies them.
 STYLES: Mapping[str, str] = {
     "column": "a `Linear` that gives each rank a share of its features",
     "row": "a `Linear` that is given such shares, and whose sums are whole",
@@ -44,13 +44,14 @@ PUBLISHED: Mapping[str, str | None] = {
     "replicate": None,
 }
 
-_ROWS = ("column", "gathered", "vocabulary")  # whose weight is cut by rows
+_ROWS = ("column", "gathered", "vocabulary")  # styles that cut a weight by rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Why the plan cannot be used. `entry` is the one at fault; "" where it is the library's. `unknown` is its pattern
-    where that names no module."""
+    """Why the plan cannot be used. `entry` is the one at fault; "" in the library's own plan. `unknown` is its pattern
+    if that names no module.
+    """
 
     code: str
     entry: str
@@ -61,7 +62,7 @@ class Fault:
 
 @dataclass(kw_only=True)
 class Chosen:
-    """`uneven` are counts that the ranks cannot share: the module, what is counted, how many."""
+    """`uneven` are counts that the ranks cannot share: the module, the kind of count, the number."""
 
     styles: list[tuple[str, str]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -69,7 +70,7 @@ class Chosen:
 
 
 def read(entry: str) -> tuple[str, str] | Fault:
-    """The pattern and the style of an entry of `tensor_plan`."""
+    """Returns the pattern and the style of an entry of `tensor_plan`."""
     pattern, colon, style = (part.strip() for part in entry.rpartition(":"))
     if not colon or not pattern or not style:
         return Fault(
@@ -89,7 +90,7 @@ def read(entry: str) -> tuple[str, str] | Fault:
 
 
 def chosen(plan: Sequence[str] | None, facts: ModelFacts, ranks: int) -> Chosen:
-    """What `plan`, or without one the library's own, makes of the modules on `ranks` ranks."""
+    """Returns the styles that `plan`, or by default the library's own, gives the modules on `ranks` ranks."""
     found = Chosen()
     modules = {module.name: module for module in facts.modules}
     named = _published(facts, modules, found) if plan is None else _written(plan, modules, found)
@@ -111,7 +112,7 @@ def chosen(plan: Sequence[str] | None, facts: ModelFacts, ranks: int) -> Chosen:
 
 
 def _written(plan: Sequence[str], modules: Mapping[str, ModuleFacts], found: Chosen) -> dict[str, tuple[str, str]]:
-    """By module the style, and the entry that says it."""
+    """Returns by module the style, and the entry that gives it."""
     named: dict[str, tuple[str, str]] = {}
     for entry in plan:
         parts = read(entry)
@@ -151,7 +152,7 @@ def _published(facts: ModelFacts, modules: Mapping[str, ModuleFacts], found: Cho
 
 
 def _misfit(module: ModuleFacts, style: str) -> str:
-    """Why a module cannot have this style."""
+    """Returns the reason why a module cannot have this style; "" if it can."""
     if style == "summed":
         return "" if module.parameters else f"`{module.name}` ({module.kind}) has no parameters of its own"
     wanted = "Embedding" if style == "vocabulary" else "Linear"
@@ -162,14 +163,14 @@ def _misfit(module: ModuleFacts, style: str) -> str:
 
 
 def _instead(module: ModuleFacts, style: str, modules: Mapping[str, ModuleFacts]) -> str:
-    """What of a module that cannot have this style can: a module in it."""
+    """Suggests a module inside one that cannot have this style."""
     there = (name for name, each in modules.items() if name.startswith(f"{module.name}.") and not _misfit(each, style))
     inside = next(there, None)
     return f"name what is in it: `{inside}`" if inside else "leave it out: what no entry names is whole on every rank"
 
 
 def _counted(module: ModuleFacts, style: str) -> tuple[str, int]:
-    """What the ranks share of it."""
+    """Returns the count of the module that the ranks divide."""
     if style == "summed":
         return "", 0
     if style == "vocabulary":
@@ -195,7 +196,7 @@ def _ties(facts: ModelFacts, styles: Mapping[str, str], named: Mapping[str, tupl
 
 
 def _cut(style: str) -> int | None:
-    """Along which dim a weight is cut."""
+    """Returns the dim along which a weight is cut."""
     return 0 if style in _ROWS else 1 if style.startswith("row") else None
 
 

@@ -1,18 +1,18 @@
 """How a network is cut over the tensor axis: modules and their styles (runtime/parallel/tensor_parallel.py).
 
-Model: what goes from layer to layer is whole on each rank, or a piece of the sequence, or a share of the features.
+Model: a value between layers is whole on each rank, or a piece of the sequence, or a share of the features.
 
 - Attention: `qkv` a column, whose rows go head by head, so that a share of them is a share of the heads; `output` a
   row. The dense network of a transformer block: `up` a column, `down` a row.
-- A run of such layers with norms, activations and dropout between them works on pieces of the sequence, where the job
+- A run of such layers with norms, activations and dropout between them works on pieces of the sequence, if the job
   has `sequence`: norms once instead of on every rank, and their results kept in pieces (Korthikanti et al. 2022).
 - Two dense layers with nothing but activations between them are a column and a row.
 - A table of tokens is cut by rows. So is the dense layer at the end, whose scores stay in shares for plain cross
   entropy, and are put together for any other loss.
 - All else is on every rank.
 
-Of a network that a function makes, the job or its library names modules and styles (`tensor_patterns`); cut at the end,
-it keeps its scores as above.
+For a network that a function makes, the job or its library names modules and styles (tensor_patterns.py); if cut at the
+end, it keeps its scores as above.
 
 Contract: plain Python over the modules the network is made of. A module has one style, and besides `split` before it or
 `gather` after it. Two modules that share a weight cut it alike.
@@ -41,15 +41,15 @@ _NORMS = ("LayerNorm", ".RMSNorm")
 _ACTIVATIONS = ("ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "LeakyReLU", "ELU")
 _WHOLE = (".PositionalEmbedding", ".PatchEmbedding", ".LastStep", ".MeanSteps", "Flatten")
 _KNOWN = (*_BLOCKS, *_NORMS, *_ACTIVATIONS, *_WHOLE, "Linear", "Embedding", "Dropout", ".Residual")
-# What works on each position for itself, or gathers what it needs of the others.
+# Layers that work on each position for itself, or gather the other positions themselves.
 _ALONG = (*_BLOCKS, *_NORMS, *_ACTIVATIONS, "Linear", "Embedding", "Dropout", ".PositionalEmbedding")
 
 
 @dataclass(kw_only=True)
 class TensorPlan:
     """`unknown` are the modules that cannot stand beside cut ones; `uneven` the counts that ranks cannot share, each
-    with the module and what is counted; `noisy` is dropout that would be drawn otherwise by ranks that compute the
-    same."""
+    with the module and the kind of count; `noisy` is dropout that ranks which compute the same would draw differently.
+    """
 
     styles: list[tuple[str, str]] = field(default_factory=list)
     loss_parallel: bool = False
@@ -57,13 +57,15 @@ class TensorPlan:
     unknown: list[str] = field(default_factory=list)
     uneven: list[tuple[str, str, int]] = field(default_factory=list)
     noisy: list[str] = field(default_factory=list)
-    # Of library layers: those that are given a piece of the sequence, or a share of the features, by the layer before.
-    # What goes between the layers of other networks their seams say.
+    # Library layers whose input is a piece of the sequence, or a share of the features, from the layer before. For
+    # other networks their seams say so.
     pieces: set[str] = field(default_factory=set)
     shares: set[str] = field(default_factory=set)
 
     def given(self, layer: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """What a rank has of `shape`, which `layer` ("": the loss) is given for each sample; `sizes` are the axes'."""
+        """Returns a rank's part of `shape`, the input of `layer` ("": the loss) for each sample; `sizes` are the
+        axes'.
+        """
         ranks = sizes["tensor"]
         if sizes["context"] > 1:
             shape = (shape[0] // sizes["context"], *shape[1:])
@@ -94,7 +96,7 @@ class TensorPlan:
 
 
 def tensor_plan(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
-    """The plan on `ranks` ranks; for a network that a function makes, what the job, or its library, says of it."""
+    """Returns the plan on `ranks` ranks; for a network that a function makes, that of the job, or of its library."""
     if ranks == 1:
         return TensorPlan()
     if model.root is None:
@@ -128,12 +130,12 @@ def _of_patterns(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
 
 
 def _in_shares(job: JobSpec) -> bool:
-    """Whether the loss can be taken of scores that the ranks have in shares."""
+    """True if the loss can be computed on scores that the ranks have in shares."""
     return isinstance(job.model.loss, c.CrossEntropy) and job.model.loss.label_smoothing == 0
 
 
 def shape_on_a_rank(plan: TensorPlan, ranks: int) -> Callable[[ParameterNode], tuple[int, ...]]:
-    """What gives the shape of a rank's share of a parameter, or that of all of it where every rank has it whole."""
+    """Returns a function: the shape of a rank's share of a parameter, or of all of it if every rank has it whole."""
     rows, columns = plan.rows, plan.columns
 
     def shape(parameter: ParameterNode) -> tuple[int, ...]:
@@ -146,7 +148,7 @@ def shape_on_a_rank(plan: TensorPlan, ranks: int) -> Callable[[ParameterNode], t
 
 
 def calls_by_layer(model: ModelGraph) -> dict[str, list[CutCall]]:
-    """The calls of modules that are cut, of a network that a function makes, by the layer that they are in."""
+    """Returns the calls of cut modules in a network that a function makes, by the layer that contains them."""
     found: dict[str, list[CutCall]] = {}
     shares = model.traced.shares if model.traced is not None else None
     for call in shares.calls if shares else ():
@@ -156,7 +158,7 @@ def calls_by_layer(model: ModelGraph) -> dict[str, list[CutCall]]:
 
 
 def needs_whole(model: ModelGraph) -> str | None:
-    """The first module that has to see whole sequences, if there is one."""
+    """Returns the first module that must see whole sequences, or None."""
     assert model.root is not None, "a network of library layers"
     return _needs_whole(model.root, "")
 
@@ -173,7 +175,7 @@ def _needs_whole(root: ModuleStep, path: str) -> str | None:
 
 
 def _leaves(step: ModuleStep, path: str = "") -> Iterator[Leaf]:
-    """The modules in the order in which they are called; a Sequential is its parts."""
+    """Yields the modules in the order of their calls; a Sequential yields its parts."""
     for child in step.children:
         name = f"{path}.{child.name}" if path else child.name
         if child.kind == "Sequential":
@@ -183,7 +185,9 @@ def _leaves(step: ModuleStep, path: str = "") -> Iterator[Leaf]:
 
 
 def _runs(leaves: Sequence[Leaf]) -> list[range]:
-    """Where layers work on pieces of the sequence: stretches with attention in them, up to what needs the whole."""
+    """Returns the runs of layers that work on pieces of the sequence: those with attention, up to a layer that needs
+    the whole.
+    """
     found, start = [], 0
     fine = [step.kind in (*_BLOCKS, *_NORMS, *_ACTIVATIONS, "Dropout") for _, step in leaves]
     while start < len(leaves):
@@ -200,7 +204,7 @@ def _runs(leaves: Sequence[Leaf]) -> list[range]:
 
 
 def _inside(leaf: Leaf, ranks: int, pieces: bool, plan: TensorPlan) -> None:
-    """Attention, the dense network of a block, norms, and what a residual is made of."""
+    """Cuts attention, the dense network of a block, norms, and the parts of a residual."""
     name, step = leaf
     match step.kind:
         case ".TransformerBlock":
@@ -245,7 +249,7 @@ def _pair(column: str, row: str, pieces: bool, plan: TensorPlan) -> None:
 
 
 def _noise(name: str, pieces: bool, plan: TensorPlan) -> None:
-    """Ranks draw each for itself where there are pieces, so nothing may be dropped from what they all have."""
+    """Notes dropout: on pieces each rank draws for itself, so nothing that all of them have may be dropped."""
     if plan.sequence and not pieces:
         plan.noisy.append(name)
 
@@ -254,7 +258,7 @@ def _noise(name: str, pieces: bool, plan: TensorPlan) -> None:
 
 
 def _dense(leaves: Sequence[Leaf], runs: Sequence[range], ranks: int, plan: TensorPlan) -> None:
-    """Pairs of dense layers with nothing but activations between them."""
+    """Cuts pairs of dense layers with nothing but activations between them."""
     number = 0
     while number < len(leaves):
         second = number + 1
@@ -282,7 +286,7 @@ def _tables(leaves: Sequence[Leaf], ranks: int, plan: TensorPlan) -> None:
 def _head(
     job: JobSpec, model: ModelGraph, leaves: Sequence[Leaf], runs: Sequence[range], ranks: int, plan: TensorPlan
 ) -> None:
-    """The dense layer at the end, and the ends of the runs before it."""
+    """Cuts the dense layer at the end, and ends the runs before it."""
     name, step = leaves[-1]
     before = bool(runs) and runs[-1].stop == len(leaves) - 1
     alone = step.kind == "Linear" and all(owner != name for owner, _ in plan.styles)

@@ -1,7 +1,7 @@
-"""How much work there is: samples, batches, shares and steps, from the job and what is known of its data.
+"""The size of the work: samples, batches, shares and steps, from the job and the facts of its data.
 
-Sizes that depend on data nobody has seen yet are None. The rules on them are here too, because what cannot be shared
-out has no size: E03xx.
+Sizes that depend on unknown data are None. The rules on them are here too, because a batch that cannot be divided has
+no sizes: E03xx.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CLASSES_FROM_0 = c.Digits | c.Stdlib | c.Text | c.Tokens | c.Images | c.MNIST |
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Counts are of samples (sequences, for text) unless they say otherwise."""
+    """Counts are of samples (sequences, for text) unless noted."""
 
     train: int | None
     validation: int | None
@@ -36,20 +36,20 @@ class Workload:
     batch: int
     share: int  # of one data rank
     microbatch: int  # the largest micro-batch
-    last: int | None  # samples of an epoch's last, partial batch that is kept; 0 if there is none
+    last: int | None  # samples of an epoch's last, partial batch if it is kept; 0 if there is none
     steps_per_epoch: int | None
     steps: int | None
-    counts: Counts  # by the count of which the losses of a step are divided
+    counts: Counts  # the count that divides the losses of a step
 
     @property
     def last_trained(self) -> int | None:
-        """`last`, but 0 where the training ends before the first such batch."""
+        """`last`, but 0 if the training ends before the first such batch."""
         ends = self.steps is not None and self.train is not None and self.steps <= self.train // self.batch
         return 0 if ends else self.last
 
 
 def measure_out(job: JobSpec, layout: Layout, source: SourceFacts, report: Report) -> Workload | None:
-    """The workload, or None with the reason in the report."""
+    """Returns the workload, or None with the reason in the report."""
     before = len(report.errors)
     _missing(job, source, report)
     train, validation, split = _split(job, source, report)
@@ -95,7 +95,7 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts, report: Repor
 
 
 def ignored(job: JobSpec, source: SourceFacts) -> int | None:
-    """The target that does not count; None where all do."""
+    """Returns the target that does not count; None if all do."""
     match job.model.loss:
         case c.CrossEntropy(ignore=target):
             return target
@@ -106,10 +106,10 @@ def ignored(job: JobSpec, source: SourceFacts) -> int | None:
 
 
 def counted(job: JobSpec, source: SourceFacts) -> Counts:
-    """By the count of what the losses of a step are divided.
+    """Returns the count that divides the losses of a step.
 
-    The ranks have to agree in each step on how many targets are kept, unless all are classes from 0 up and none of
-    these is ignored: then their count is arithmetic.
+    The ranks must sum in each step how many targets are kept, unless all are classes from 0 up and none of these is
+    ignored: then their count is arithmetic.
     """
     ignore = ignored(job, source)
     if ignore is None:
@@ -120,7 +120,7 @@ def counted(job: JobSpec, source: SourceFacts) -> Counts:
 
 
 def in_steps(every: Quantity, workload: Workload) -> int | None:
-    """`500 steps` or `2 epochs` as a count of steps, at least one; None if an epoch's length is unknown."""
+    """Returns `500 steps` or `2 epochs` as a count of steps, at least one; None if an epoch's length is unknown."""
     if every.dimension == "steps":
         return max(1, int(every.value))
     if every.dimension == "epochs" and workload.steps_per_epoch is not None:
@@ -175,7 +175,9 @@ def _check_pieces(job: JobSpec, layout: Layout, epoch: Epoch, report: Report) ->
 
 
 def fitting_pieces(job: JobSpec, layout: Layout) -> list[int]:
-    """The numbers of micro-batches nearest to the job's, at most two, that cut its shares and suit its schedule."""
+    """Returns the numbers of micro-batches nearest to the job's, at most two, that divide its shares and suit its
+    schedule.
+    """
     share, stages = job.data.batch // layout.sizes["data"], layout.sizes["pipeline"]
     schedule = (job.parallelism.schedule, stages)
 
@@ -191,7 +193,7 @@ def _devices_span(job: JobSpec) -> Span | None:
 
 
 def _split(job: JobSpec, source: SourceFacts, report: Report) -> tuple[int | None, int | None, str]:
-    """Samples to train on, samples held out, and how they are told apart."""
+    """Returns the samples to train on, those held out, and the kind of split."""
     ratio = job.data.validation
     if source.validation_samples is not None:
         if ratio:
@@ -221,7 +223,7 @@ def _split(job: JobSpec, source: SourceFacts, report: Report) -> tuple[int | Non
 
 
 def _shares_between(samples: int) -> str:
-    """The shares that hold out a sample and leave one."""
+    """Names the fractions that hold out at least one sample and leave one."""
     if samples < 2:
         return "more data"
     digits = len(str(samples)) + 1  # so many that neither is rounded to nothing, or to all
