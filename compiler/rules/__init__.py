@@ -1,1 +1,1 @@
-"""Every reason to reject a job."""
+"""The rules: every reason to reject a job."""

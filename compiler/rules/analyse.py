@@ -1,8 +1,8 @@
-"""The first gate: everything that can be said of a job without a plan graph, and every reason to reject it.
+"""The first gate: analyses a job without a plan graph, and asks every rule that may reject it.
 
-`analyse` is what `dslc check` does. It is complete: what it accepts, no later step refuses, but for what only the
-machine can tell. Each step needs those before it, and a step that fails leaves what follows from it unsaid. Plain
-Python; neither torch nor networkx.
+`analyse` is the work of `dslc check`. It is complete: no later step refuses a job that it accepts, except for reasons
+that only the machine can tell. Each step needs those before it; if one fails, nothing is reported on those that depend
+on it. Plain Python; neither torch nor networkx.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def analyse(
 ) -> Analysis | None:
     """Runs every rule; without `limits`, those on memory and promises are left out.
 
-    None where too little is right for an analysis; mistakes are in the report either way.
+    Returns None if the job has too many mistakes for an analysis; they are in the report either way.
 
-    `broken` are the fields of which `resolve` could make nothing (`devices.gpus`): the job holds their defaults, and
-    what would follow from those is not said. `reuse` is handed from one look at a job to the next.
+    `broken` are the fields that `resolve` could not read (`devices.gpus`): the job has their defaults, and faults that
+    follow from those are not reported. `reuse` is passed from one analysis of a job to the next.
     """
     reuse = reuse or Reuse()
 
@@ -118,13 +118,13 @@ def analyse(
 
 
 class _Trials:
-    """Analyses of jobs that are tried as remedies, each made once: of a large job few are, or none."""
+    """Analyses of jobs that are tried as remedies, each made once; for a large job few are made, or none."""
 
     def __init__(self, facts: Facts, reuse: Reuse, layers: int) -> None:
         self._facts, self._reuse, self._layers = facts, reuse, layers
         self._until = min(reuse.spent + TRIED.most, WORK.most)
         self._made: list[tuple[JobSpec, Analysis | None, Report]] = []
-        self.all = True  # false where some were not made
+        self.all = True  # false if some were not made
 
     def __call__(self, job: JobSpec, report: Report) -> Analysis | None:
         for tried, analysis, told in self._made:
@@ -143,7 +143,7 @@ class _Trials:
 
 
 def context_of(job: JobSpec) -> int | None:
-    """The length of a sequence: the source's own, else the model's."""
+    """Returns the length of a sequence: the source's own, else the model's."""
     written = getattr(job.data.source, "context", None)
     network = job.model.network
     return written if written is not None else getattr(network, "context", None)
@@ -198,7 +198,7 @@ def _pipeline(
 
 
 def played(model: ModelGraph, stages: Sequence[range], schedule: ScheduleTable) -> Timeline:
-    """A step of the schedule with these stages, by their FLOPs."""
+    """Plays a step of the schedule with these stages, by their FLOPs."""
     forward = [float(sum(model.layers[n].forward_flops for n in stage)) for stage in stages]
     backward = [float(sum(model.layers[n].backward_flops for n in stage)) for stage in stages]
     if sum(forward) == 0:

@@ -1,4 +1,4 @@
-"""What is known of a job once every rule has been asked (analyse.py)."""
+"""The result of the analysis of a job, after every rule has been asked (analyse.py)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class Pipeline:
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """What is known of a job. `model` and what follows from it are None for a user's own network that was not
-    traced."""
+    """All facts derived from a job. `model` and the facts that need it are None for a user's own network that was not
+    traced.
+    """
 
     job: JobSpec
     source: SourceFacts
@@ -39,4 +40,4 @@ class Analysis:
     pipeline: Pipeline | None
     costs: tuple[RankCost, ...]  # by pipeline coordinate
     estimate: Estimate | None
-    staging: Staging | None  # where there is a model
+    staging: Staging | None  # None without a model

@@ -1,6 +1,6 @@
-"""What the tensor and the context axis ask of a network, of its sizes and of its data.
+"""The demands of the tensor and the context axis on a network, its sizes and its data.
 
-Pure functions; E0415 to E0419, E0424 and E0425. A network whose sizes are not known is looked at as it is written.
+Pure functions; E0415 to E0419, E0424 and E0425. If a network's sizes are unknown its declaration is checked.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dslc.dsl.words import plural
 
 
 def check_tensor(job: JobSpec, layout: Layout, source: SourceFacts, model: ModelGraph | None, report: Report) -> None:
-    """Whether the network can be cut over the tensor axis, into equal parts."""
+    """Checks that the network can be cut over the tensor axis into equal parts."""
     ranks, span = layout.sizes["tensor"], job.parallelism.at("tensor")
     if own_network(job):
         check_styles(job, ranks, source, model, report)
         return
-    seen = set()  # of each place the numbers that are told: a table and the head of one `gpt` are one number
+    seen = set()  # by place, the numbers reported: a table and the head of one `gpt` are one number
     for block in _attention(job):
         if block.heads % ranks:
             seen.add((block.span, block.heads))
@@ -40,7 +40,7 @@ def check_tensor(job: JobSpec, layout: Layout, source: SourceFacts, model: Model
     for module, name, value in plan.uneven:
         layer = model.layer_of(module)
         where = (layer.span if layer else None) or job.model.at("network")
-        # Without heads to share there is nothing wrong with the widths of attention but what its own rules say.
+        # Without heads to share, only attention's own rules find fault with its widths.
         if (where, value) not in seen and name not in ("heads", "width"):
             seen.add((where, value))
             _report_features(job, source, model, module, (name, value), ranks, where, report)
@@ -58,7 +58,7 @@ def check_tensor(job: JobSpec, layout: Layout, source: SourceFacts, model: Model
 
 
 def _report_heads(block: GPT | ViT | Attention | TransformerBlock, ranks: int, job: JobSpec, report: Report) -> None:
-    """E0417 of heads. They share the width, which may have to be another one with them."""
+    """Reports E0417 for heads. They divide the width, which may have to change with them."""
     heads, width = block.heads, getattr(block, "width", None)
     near = [n for n in (heads // ranks * ranks, -(-heads // ranks) * ranks) if n]
     remedies = [f"`heads = {n}`" for n in near]
@@ -78,7 +78,7 @@ def _report_features(
     where: Span | None,
     report: Report,
 ) -> None:
-    """E0417 of a table's rows or a dense layer's features; of those that the data asks for, no fewer are advised."""
+    """Reports E0417 for a table's rows or a dense layer's features; advises no fewer than the data needs."""
     name, value = counted
     last = model.layers[-1]
     if name == "features" and (module == last.name or module.startswith(f"{last.name}.")):
@@ -89,7 +89,7 @@ def _report_features(
 
 
 def _check_known(job: JobSpec, model: ModelGraph, plan: TensorPlan, report: Report) -> None:
-    """That all layers can stand beside cut ones, and that something is cut at all."""
+    """Checks that all layers can stand beside cut ones, and that something is cut at all."""
     span = job.parallelism.at("tensor")
     advice = "`attention`, `transformer_block`, `gpt` and `vit` do; use the data axis for others"
     if not plan.styles:
@@ -113,7 +113,7 @@ def _check_known(job: JobSpec, model: ModelGraph, plan: TensorPlan, report: Repo
 
 
 def _check_pieces(layout: Layout, model: ModelGraph, plan: TensorPlan, span: Span | None, report: Report) -> None:
-    """That what layers work on in pieces has as many positions for each."""
+    """Checks that inputs of layers that work on pieces have as many positions for each."""
     ranks, context = layout.sizes["tensor"], layout.sizes["context"]
     for name, style in plan.styles:
         layer = model.layer_of(name) if style == "split" else None
@@ -132,7 +132,7 @@ def _check_pieces(layout: Layout, model: ModelGraph, plan: TensorPlan, span: Spa
 
 
 def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: ModelGraph | None, report: Report) -> None:
-    """Whether sequences can be cut into equal pieces, on which the layers work for themselves."""
+    """Checks that sequences can be cut into equal pieces, and that the layers work on each piece for itself."""
     ranks, span = layout.sizes["context"], job.parallelism.at("context")
     if own_network(job):
         report.add(
@@ -199,5 +199,5 @@ def _attention(job: JobSpec) -> list[GPT | ViT | Attention | TransformerBlock]:
 
 
 def own_network(job: JobSpec) -> bool:
-    """Whether the network is made by a function, of whose layers these axes know nothing."""
+    """True if a function makes the network, whose layers these axes do not know."""
     return isinstance(job.model.network, PythonNetwork | TransformersNetwork)

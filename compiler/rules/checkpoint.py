@@ -1,7 +1,7 @@
-"""The rules of checkpoints: what the folders that a job names have to hold, or must not.
+"""The rules of checkpoints: the contents of the folders that a job names.
 
 They look at names alone, which this machine may have or not: `check` warns, `run` refuses. Whether a checkpoint is
-whole and fits is found when it is read.
+undamaged and fits is found when it is read.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import re
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.language.job import JobSpec
 
-_CHECKPOINT = re.compile(r"step-\d{8,}")  # as runtime/checkpoint/files.py names them
+_CHECKPOINT = re.compile(r"step-\d{8,}")  # names from runtime/checkpoint/files.py
 
 
 def check_checkpoints(job: JobSpec, report: Report) -> None:
-    """The folder that is written to and the checkpoint that is gone on from."""
+    """Checks the folder that is written to and the checkpoint that is resumed from."""
     checkpoint = job.checkpoint
     if checkpoint.resume is None and checkpoint.dir is not None and checkpoint.every is not None:
         there = _checkpoints_in(checkpoint.dir)
@@ -58,7 +58,7 @@ def _missing(path: str) -> str:
 
 
 def _checkpoints_in(folder: str) -> list[str]:
-    """Names, the oldest first."""
+    """Returns the checkpoints' names, the oldest first."""
     try:
         return sorted((name for name in os.listdir(folder) if _CHECKPOINT.fullmatch(name)), key=lambda n: int(n[5:]))
     except OSError:

@@ -1,10 +1,10 @@
-"""What a device would hold, and what the job promises, against the account: E0501, E0502, W0503.
+"""Compares the account with the device's memory and the job's promises: E0501, E0502, W0503.
 
-A job that does not fit is told when and where it is at its highest, which kind and layer have most of it, and what
-would make it fit. Each such change is really made to the job, which is analysed anew under all the rules; what is
-listed passes them, fits, and stays the same training where that is possible. Prices are those of the account:
-arithmetic, bytes exchanged, and the time of a step where the catalogue knows speeds. Where no change is enough, pairs
-are tried; where no pair is, one of each kind, each time the one that leaves least.
+If a job does not fit, the message says when and where its peak is, the largest kind and layer in it, and the changes
+that would make it fit. Each such change is really made to the job, which is analysed again under all the rules; the
+listed changes pass them, fit, and if possible keep the training the same. Prices are those of the account: arithmetic,
+bytes exchanged, and the time of a step if the catalogue has speeds. If no change is enough, pairs are tried; if no pair
+is, one change of each kind is added, each time the one that leaves least.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ MOST_REMEDIES = 5
 
 
 class Again(Protocol):
-    """Analyses a job that differs a little; None where it cannot be, or where that is too much work: then not `all`
-    that was asked for was done."""
+    """Analyses a slightly different job; returns None if that is impossible, or too much work (then `all` is false)."""
 
     all: bool
 
@@ -45,7 +44,9 @@ class Again(Protocol):
 
 
 def check_memory(analysis: Analysis, again: Again, report: Report) -> None:
-    """The peak against `memory.limit`, or the device's memory. `again` analyses a job that differs from this one."""
+    """Checks the peak against `memory.limit`, or the device's memory. `again` analyses a job that differs from this
+    one.
+    """
     job, layout = analysis.job, analysis.layout
     limit = job.memory.limit or layout.hardware.memory
     if not analysis.costs or limit is None or _peak(analysis) <= limit:
@@ -76,7 +77,7 @@ def _holder(analysis: Analysis) -> str:
 
 
 def blame(memory: MemoryNode) -> str:
-    """Which kind has most of the peak, by which layer, and when."""
+    """Names the largest kind in the peak, its largest layer, and the moment."""
     kind, amount = max(memory.kinds.items(), key=lambda item: item[1])
     by = ""
     if kind == "activations" and memory.layers:
@@ -90,10 +91,10 @@ def blame(memory: MemoryNode) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A change of the job. Of one `what` there are several `sizes` of it, of which the first that helps is taken.
+    """A change of the job. One `what` may come in several `sizes`, of which the first that helps is taken.
 
-    `rank` orders changes before their price does: 0 leaves the training as it is, 1 changes its precision, 2 asks for
-    more devices.
+    `rank` orders changes before their price does: 0 leaves the training as it is, 1 changes its precision, 2 needs more
+    devices.
     """
 
     what: str
@@ -114,7 +115,7 @@ class _Remedy:
 
 
 def remedies(analysis: Analysis, enough: Callable[[int], bool], again: Again) -> str:
-    """The changes after which the peak is `enough`, each with its price, best first."""
+    """Returns the changes after which the peak is `enough`, each with its price, best first."""
     known = _said_already(analysis, again)
     tried = [(change, _after(analysis, (change,), again, known)) for change in _changes(analysis)]
     possible = [(change, found) for change, found in tried if found is not None]
@@ -141,7 +142,7 @@ def remedies(analysis: Analysis, enough: Callable[[int], bool], again: Again) ->
 def _together(
     analysis: Analysis, lighter: list[Change], enough: Callable[[int], bool], again: Again, known: set[str]
 ) -> _Remedy | None:
-    """Changes joined one by one until the peak is `enough` or none lowers it, those of the lower rank first."""
+    """Adds changes one by one until the peak is `enough` or none lowers it, those of the lower rank first."""
     joined = None
     for rank in range(3):
         left = [change for change in lighter if change.rank == rank]
@@ -168,7 +169,7 @@ def _none(best: _Remedy | None, again: Again) -> str:
 
 
 def _first_of_each(remedies: list[_Remedy]) -> list[_Remedy]:
-    """Of remedies of the same kinds, the cheapest."""
+    """Returns the cheapest of the remedies of the same kinds."""
     seen: dict[tuple[str, ...], _Remedy] = {}
     for remedy in remedies:
         seen.setdefault(tuple(change.what for change in remedy.changes), remedy)
@@ -176,7 +177,7 @@ def _first_of_each(remedies: list[_Remedy]) -> list[_Remedy]:
 
 
 def _after(analysis: Analysis, changes: tuple[Change, ...], again: Again, known: set[str]) -> Analysis | None:
-    """The job so changed; None where a rule says something of it that is not said of the job as it is."""
+    """Analyses the job with the changes; returns None if a rule reports something new."""
     job = analysis.job
     for change in changes:
         job = change.make(job)
@@ -194,7 +195,7 @@ def _said_already(analysis: Analysis, again: Again) -> set[str]:
 
 
 def _changes(analysis: Analysis) -> Iterator[Change]:
-    """Single changes, from little to much of each kind."""
+    """Yields single changes, from small to large of each kind."""
     job, layout = analysis.job, analysis.layout
     parallelism = job.parallelism
     if layout.sizes["data"] * layout.sizes["context"] > 1:
@@ -232,7 +233,7 @@ def _more_recompute(job: JobSpec) -> list[str | Call]:
 
 
 def _more_devices(analysis: Analysis) -> Iterator[Change]:
-    """Twice and four times the data-parallel ranks, of the same nodes."""
+    """Yields twice and four times the data-parallel ranks, of the same nodes."""
     devices, processes = analysis.job.devices, analysis.layout.processes
     field = "cpus" if devices.gpus is None else "gpus"
     if field == "gpus" and not isinstance(devices.gpus, int):
@@ -292,7 +293,7 @@ def _traffic(analysis: Analysis) -> int:
 
 
 def promise_values(analysis: Analysis) -> dict[str, int | float | None]:
-    """What `expect` can speak of, in base units; None where it is not known."""
+    """Returns the values that `expect` can name, in base units; None for an unknown one."""
     known = bool(analysis.costs)
     estimated = analysis.estimate
     return {
@@ -317,7 +318,7 @@ _TEXT = {
 
 
 def check_promises(analysis: Analysis, again: Again, report: Report) -> None:
-    """Each line of `expect` against the plan."""
+    """Checks each line of `expect` against the plan."""
     values = promise_values(analysis)
     for promise in analysis.job.expect:
         value = values[promise.name]
@@ -340,7 +341,7 @@ def check_promises(analysis: Analysis, again: Again, report: Report) -> None:
 
 
 def _unknown(analysis: Analysis, promise: Promise) -> str:
-    """How what a promise speaks of becomes known."""
+    """Says how the value of a promise would become known."""
     layout = analysis.layout
     lacks = missing_figures(layout, analysis.job.train.precision.word)
     if promise.name not in ("step_time", "mfu") or not lacks:

@@ -1,7 +1,7 @@
-"""Rules for sequences that are filled up to one length. E0606, W0612.
+"""Rules for sequences that are padded to one length. E0606, W0612.
 
-A model of `transformers` is given an attention mask where the job says which token is padding (`data.pad`). Other
-networks take their input alone: nothing there could be told what not to attend to.
+A model of `transformers` gets an attention mask if the job names the padding token (`data.pad`). Other networks take
+only their input, and cannot be given a mask.
 """
 
 from __future__ import annotations

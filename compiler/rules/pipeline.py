@@ -1,5 +1,6 @@
-"""Rules of the pipeline axis: what a schedule asks for, and what torch can run as stages. E0412 to E0414, E0430 to
-E0432, E0434, E0435, W0433, W0436."""
+"""Rules of the pipeline axis: the demands of a schedule, and the limits of torch's stages. E0412 to E0414, E0430 to
+E0432, E0434, E0435, W0433, W0436.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from dslc.dsl.words import plural
 
 
 def check_pipeline(job: JobSpec, layout: Layout, model: ModelGraph | None, report: Report) -> None:
-    """What cannot be joined with stages, whatever they are."""
+    """Reports features that exclude stages of any kind."""
     parallelism = job.parallelism
     if layout.sizes["pipeline"] == 1:
         return
@@ -72,7 +73,7 @@ def check_pipeline(job: JobSpec, layout: Layout, model: ModelGraph | None, repor
 
 
 def check_traced(job: JobSpec, model: ModelGraph, report: Report) -> bool:
-    """Whether the forward pass of a user's own module could be written down, which stages are parts of."""
+    """True if the forward pass of a user's own module could be recorded, which is cut into stages."""
     if model.traced is None or model.traced.uncut is None:
         return True
     reason, where = model.traced.uncut
@@ -88,7 +89,7 @@ def check_traced(job: JobSpec, model: ModelGraph, report: Report) -> bool:
 
 
 def check_schedule(job: JobSpec, layout: Layout, report: Report) -> bool:
-    """What the schedule asks of ranks, micro-batches and virtual stages; and that its table is not too large."""
+    """Checks the schedule's demands on ranks, micro-batches and virtual stages, and the size of its table."""
     parallelism, ranks = job.parallelism, layout.sizes["pipeline"]
     arguments = parallelism.schedule, ranks, layout.microbatches, layout.virtual_stages
     unmet = demands(*arguments)
@@ -112,7 +113,7 @@ def check_schedule(job: JobSpec, layout: Layout, report: Report) -> bool:
 
 
 def check_size(job: JobSpec, layout: Layout, layers: int, report: Report) -> bool:
-    """Whether a step has no more passes than can be planned, fewer where the network has very many layers."""
+    """True if a step has few enough passes to be planned; the limit is lower for networks with very many layers."""
     allowed = ACTIONS.most
     if layout.sizes["pipeline"] > 1:
         allowed = min(allowed, (WORK.most // 2 - layout.work(layers) + layout.passes // 8) * 8)
@@ -140,8 +141,9 @@ def check_stages(
     schedule: ScheduleTable,
     report: Report,
 ) -> None:
-    """Whether each rank has something to train, and each stage something to send that has a gradient; and that what
-    ranks have in common is not updated where only one of them knows."""
+    """Checks that each rank has something to train, that each stage sends a tensor with a gradient, and that no rank
+    alone updates a value which several ranks have.
+    """
     span = job.parallelism.at("stages" if job.parallelism.is_set("stages") else "pipeline")
     names = trained(job, model)
     idle: dict[int, list[range]] = {}
@@ -172,7 +174,7 @@ def check_stages(
 
 
 def _check_ends(job: JobSpec, model: ModelGraph, stages: Sequence[range], span: Span | None, report: Report) -> None:
-    """What stages end with can be sent. The first that cannot is told, and how many more there are."""
+    """Checks that the last layer of each stage can be sent. Reports the first that cannot, and the number of others."""
     wrong = [stage[-1] for stage in stages[:-1] if unsendable(model, stage[-1])]
     if not wrong:
         return
@@ -199,7 +201,7 @@ def _check_ends(job: JobSpec, model: ModelGraph, stages: Sequence[range], span: 
 
 
 def _places(model: ModelGraph) -> str:
-    """Where a traced module can be cut."""
+    """Names the places at which a traced module can be cut."""
     ends = [_name(layer) for n, layer in enumerate(model.layers[:-1]) if not unsendable(model, n)]
     if not ends:
         return "no cut of it is possible: make it a sequence of blocks, with one tensor between them"

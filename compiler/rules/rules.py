@@ -1,8 +1,8 @@
-"""The rules: reasons to reject a job that are not about one value (those are `dsl/resolve`), a shape
-(`compiler/model`), an axis (`compiler/layout`), a share (`compiler/workload`) or a stage (`compiler/stages`).
+"""The rules: reasons to reject a job that do not concern one value (`dsl/meaning/resolve`), a shape (`compiler/model`),
+an axis (`compiler/placement/layout`), a share (`compiler/placement/workload`) or a stage (`compiler/cost/stages`).
 
-Pure functions over what is known so far; None is what could not be told. Codes: E03xx data and evaluation, E04xx
-parallelism, E06xx training, E08xx what this version plans but cannot carry out yet.
+Pure functions over the facts known so far; None is an unknown. Codes: E03xx data and evaluation, E04xx parallelism,
+E06xx training, E08xx features that this version plans but cannot run yet.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _check_context(job: JobSpec, report: Report) -> None:
 
 
 def _check_batch_norm(job: JobSpec, layout: Layout, workload: Workload, model: ModelGraph, report: Report) -> None:
-    """A batch norm needs two numbers for each channel, of all ranks or of each alone."""
+    """Reports a batch norm with fewer than two numbers per channel, over all ranks or on each alone."""
     if model.batch_norm_values is None:
         return
     smallest = workload.share // layout.microbatches
@@ -95,7 +95,7 @@ def _check_metrics(job: JobSpec, source: SourceFacts, report: Report) -> None:
     for metric in job.evaluate.metrics:
         span = metric.span or job.evaluate.at("metrics")
         if unfit and isinstance(metric, c.MSEMetric) != indices:
-            continue  # it fits the data: the loss does not, which is said
+            continue  # it fits the data; the loss does not, which is reported
         if isinstance(metric, c.Perplexity) and not isinstance(loss, c.CrossEntropy):
             report.add(
                 "E0312",
@@ -142,7 +142,7 @@ def _check_length(job: JobSpec, workload: Workload | None, report: Report) -> No
             )
     for blk, what in ((job.evaluate, "evaluation"), (job.checkpoint, "checkpoint")):
         if what == "evaluation" and workload.split == "none":
-            continue  # of which W0103 says that there is none
+            continue  # W0103 reports that there is none
         every = blk.every
         steps = in_steps(every, workload) if every else None
         if steps is not None and steps > workload.steps:
@@ -156,7 +156,7 @@ def _check_length(job: JobSpec, workload: Workload | None, report: Report) -> No
 
 
 def warmup_steps(warmup: Quantity, workload: Workload) -> int | None:
-    """A warm-up in steps, rounded to the nearest; None if it depends on what is unknown."""
+    """Returns a warm-up in steps, rounded to the nearest; None if it depends on an unknown."""
     if warmup.dimension == "ratio":
         return None if workload.steps is None else round(warmup.value * workload.steps)
     if warmup.value == 0:
@@ -227,7 +227,7 @@ def _warn_of_samples(job: JobSpec, source: SourceFacts, report: Report) -> None:
 
 
 def _warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, report: Report) -> None:
-    """LANGUAGE.md: what cannot hold an invariant is named by a warning at its field."""
+    """Warns of each field that breaks an invariant of the language."""
     data = layout.sizes["data"]
     if model is None:
         return
@@ -278,7 +278,7 @@ def _warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, 
 
 
 def check_supported(job: JobSpec, report: Report) -> None:
-    """What this version checks, plans and draws but cannot run yet, each at its field."""
+    """Reports each field whose feature this version checks, plans and draws but cannot run yet."""
     report.extend(
         Diagnostic(
             code="W0801",
@@ -291,7 +291,7 @@ def check_supported(job: JobSpec, report: Report) -> None:
 
 
 def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
-    """(what, where, what runs instead)"""
+    """Yields (feature, span, the one that runs instead)."""
     parallelism, train = job.parallelism, job.train
     if parallelism.auto:
         yield "`parallelism = auto`", parallelism.span, "name the axes: `data = …`"

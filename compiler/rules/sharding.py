@@ -1,4 +1,4 @@
-"""Rules for what torch's `fully_shard` cannot hold. E0720 to E0729."""
+"""Rules for parameters that torch's `fully_shard` cannot hold. E0720 to E0729."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_own_model(job: JobSpec, layout: Layout, facts: ModelFacts, model: ModelGraph, report: Report) -> None:
-    """What a traced module has that cannot be shared out."""
+    """Reports parts of a traced module that cannot be sharded."""
     engine = sharding_of(job, layout).engine
     if engine == "fsdp":
         _check_numbers(job, layout, facts, report)
@@ -27,9 +27,9 @@ def check_own_model(job: JobSpec, layout: Layout, facts: ModelFacts, model: Mode
 
 
 def _check_dtypes(job: JobSpec, layout: Layout, facts: ModelFacts, model: ModelGraph, report: Report) -> None:
-    """torch's ZeroRedundancyOptimizer and the units of `fully_shard` take parameters of one dtype."""
+    """Checks for one dtype, which torch's ZeroRedundancyOptimizer and the units of `fully_shard` need."""
     dtypes = dict(facts.dtypes)
-    found: dict[str, str] = {}  # of each dtype a parameter
+    found: dict[str, str] = {}  # a parameter of each dtype
     for name in sorted(trained(job, model)):
         found.setdefault(dtypes.get(name, "float32"), name)
     if len(found) > 1:
@@ -44,7 +44,7 @@ def _check_dtypes(job: JobSpec, layout: Layout, facts: ModelFacts, model: ModelG
 
 
 def _asked_by(job: JobSpec, layout: Layout) -> Span | None:
-    """What has the parameters sharded."""
+    """Returns the span of the field that asks for sharded parameters."""
     if job.parallelism.zero:
         return job.parallelism.at("zero")
     if low_copy(job):
@@ -56,7 +56,7 @@ def _asked_by(job: JobSpec, layout: Layout) -> Span | None:
 
 
 def _or_else(job: JobSpec, layout: Layout, *fine: Engine) -> str:
-    """Advice: the first change, if one is enough, after which the engine is one of `fine`."""
+    """Returns advice: the first change, if one is enough, after which the engine is one of `fine`."""
     parallelism, train = job.parallelism, job.train
     changes = {
         f"`zero = {zero}`": replace(job, parallelism=replace(parallelism, zero=zero))
@@ -69,7 +69,7 @@ def _or_else(job: JobSpec, layout: Layout, *fine: Engine) -> str:
 
 
 def _check_numbers(job: JobSpec, layout: Layout, facts: ModelFacts, report: Report) -> None:
-    """What has no rows to be cut into."""
+    """Reports parameters without rows to cut."""
     numbers = [name for name, shape, _ in facts.parameters if not shape]
     if not numbers:
         return

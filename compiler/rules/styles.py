@@ -1,7 +1,7 @@
-"""What the tensor axis asks of a network that a function makes: a plan that names modules which can be cut.
+"""Rules for the tensor axis of a network that a function makes: its plan must name modules that can be cut.
 
-Pure functions; E0415 to E0417 and E0426 to E0429. Entries of `tensor_plan` are read as they stand; the rest wants the
-modules, which tracing tells.
+Pure functions; E0415 to E0417 and E0426 to E0429. Entries of `tensor_plan` are checked as they stand; the rest needs
+the modules, which tracing gives.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HEADS = ("num_attention_heads", "num_key_value_heads")
 
 
 def check_styles(job: JobSpec, ranks: int, source: SourceFacts, model: ModelGraph | None, report: Report) -> None:
-    """Whether the plan of `job`, or of the library, cuts the network into equal parts that compute the same."""
+    """Checks that the plan of `job`, or of the library, cuts the network into equal parts that compute the same."""
     plan = job.parallelism.tensor_plan
     span = job.parallelism.at("tensor")
     library = isinstance(job.model.network, TransformersNetwork)
@@ -76,7 +76,7 @@ def _report_fault(job: JobSpec, fault: Fault, facts: ModelFacts | None, report: 
 def _check_counts(
     job: JobSpec, ranks: int, source: SourceFacts, found: Chosen, facts: ModelFacts, report: Report
 ) -> None:
-    """Features and rows that the ranks cannot share; each count once."""
+    """Reports features and rows that the ranks cannot share; each count once."""
     seen: set[int] = set()
     names = {count: name for name, count in reversed(facts.counts)}
     for module, what, count in found.uneven:
@@ -93,7 +93,7 @@ def _check_counts(
 
 def _report_shares(job: JobSpec, ranks: int, facts: ModelFacts, shares: ShareFacts, report: Report) -> None:
     heads = next(((name, count) for name, count in facts.counts if name in _HEADS and count % ranks), None)
-    if heads is not None:  # of which the rest follows
+    if heads is not None:  # the other counts follow from it
         name, count = heads
         report_uneven(name, count, ranks, _written(job, name), job, report, help=_heads(facts, name, count, ranks))
         return
@@ -107,7 +107,7 @@ def _report_shares(job: JobSpec, ranks: int, facts: ModelFacts, shares: ShareFac
 
 
 def _heads(facts: ModelFacts, name: str, count: int, ranks: int) -> str:
-    """Which numbers of heads go with the others: those of keys and values divide those of queries."""
+    """Returns a note on heads that go together: those of keys and values divide those of queries."""
     below, counts = count // ranks * ranks, dict(facts.counts)
     near, queries = [n for n in (below, below + ranks) if n], counts.get(_HEADS[0])
     if name == _HEADS[0]:
@@ -127,7 +127,7 @@ def report_uneven(
     at_least: int | None = None,
     help: str = "",
 ) -> None:
-    """E0417. Fewer than `at_least` are not advised; `help` takes the place of the nearest multiples."""
+    """Reports E0417. Fewer than `at_least` are not advised; `help` replaces the nearest multiples."""
     below = value // ranks * ranks
     near = [n for n in (below, below + ranks) if n and n >= (at_least or 0)]
     report.add(
@@ -143,7 +143,7 @@ def report_uneven(
 def report_scores(
     what: str, value: int, ranks: int, where: Span | None, job: JobSpec, source: SourceFacts, report: Report
 ) -> None:
-    """E0417 of what comes out of a network: no fewer than there are classes; as many numbers as the data has."""
+    """Reports E0417 for a network's output: no fewer than there are classes; as many numbers as the data has."""
     if isinstance(job.model.loss, CrossEntropy):
         classes = source.classes if source.classes is not None else source.vocab
         report_uneven(what, value, ranks, where, job, report, at_least=classes)
@@ -153,7 +153,7 @@ def report_scores(
 
 
 def example_plan(facts: ModelFacts | None) -> str:
-    """How a plan is written, with modules of the network: two dense layers beside one another, wide between them."""
+    """Returns an example plan with modules of the network: two adjacent dense layers, wide between them."""
     form = '`tensor_plan = ["<module>: column", "<other>: row"]`, with modules as `named_modules` calls them'
     if facts is None:
         return f"{form}; `--trace` proposes some"
@@ -172,7 +172,7 @@ def _place(job: JobSpec) -> Span | None:
 
 
 def _written(job: JobSpec, name: str | None) -> Span | None:
-    """Where a number of the configuration is written; else the network."""
+    """Returns the span of a number of the configuration; else that of the network."""
     network = job.model.network
     if name and isinstance(network, Call) and network.is_set(name):
         return network.at(name)

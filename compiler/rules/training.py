@@ -1,6 +1,6 @@
-"""Rules for what is kept, computed again, moved away, frozen and started from. E0710 to E0719, W0714.
+"""Rules for checkpoints, recomputation, offload, frozen parameters and initial weights. E0710 to E0719, W0714.
 
-Pure functions over what is known so far, as in `rules`; None is what could not be told, and is left for the run.
+Pure functions over the facts known so far, as in rules.py; None is an unknown, which is left for the run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
-_SHOWN = 3  # names of a kind that a message lists
+_SHOWN = 3  # names of a kind that a message lists, at most
 
 
 def check_training(job: JobSpec, layout: Layout | None, model: ModelGraph | None, report: Report) -> None:
@@ -83,8 +83,8 @@ def _unmatched(field: str, block: Block, patterns: Sequence[str], names: Sequenc
     return found
 
 
-LIKELY = 2_000  # patterns that one without a match is held against,
-MEANT = 20  # and how many of those are
+LIKELY = 2_000  # patterns to compare with one that matches nothing,
+MEANT = 20  # and how many may be meant
 
 
 def _matches(patterns: Iterable[str], name: str) -> bool:
@@ -92,7 +92,9 @@ def _matches(patterns: Iterable[str], name: str) -> bool:
 
 
 def likely_patterns(names: Iterable[str]) -> dict[str, None]:
-    """What someone may want to write: names, those of any number, all below a module, all of an ending."""
+    """Returns patterns that a user may have meant: names, names with any number, all below a module, all with an
+    ending.
+    """
     made: dict[str, None] = {}
     for name in names:
         for form in (name, re.sub(r"\d+", "*", name)):
@@ -105,7 +107,7 @@ def likely_patterns(names: Iterable[str]) -> dict[str, None]:
 
 
 def entry_at(span: Span | None, text: str) -> Span | None:
-    """Where `text` stands, in quotes, within the list at `span`."""
+    """Returns the span of `text`, in quotes, within the list at `span`."""
     if span is None or (start := span.text().find(f'"{text}"')) < 0:
         return span
     return Span(span.source, span.start + start, span.start + start + len(text) + 2)
@@ -115,7 +117,7 @@ def entry_at(span: Span | None, text: str) -> Span | None:
 
 
 def configuration_file(network: TransformersNetwork, folder: str) -> str | None:
-    """The `config.json` that a network of `transformers` is built from; None where it names a type of the library's."""
+    """Returns the `config.json` of a `transformers` network; None if its name is one of the library's types."""
     path = os.path.join(folder, os.path.expanduser(network.path))
     if os.path.isdir(path):
         return os.path.join(path, "config.json")
@@ -146,7 +148,7 @@ def _check_weights(job: JobSpec, path: str, model: ModelGraph | None, report: Re
         if not os.path.isfile(file):
             raise Unreadable(f"there is no {file}")
         if not file.endswith(".safetensors"):
-            return  # made by torch.save, which only torch reads: the run says whether it fits
+            return  # made by torch.save, which only torch reads: the run checks it
         found = entries(file)
     except Unreadable as absent:
         report.extend(
@@ -168,7 +170,7 @@ def _check_weights(job: JobSpec, path: str, model: ModelGraph | None, report: Re
 def _check_fit(found: dict[str, TensorEntry], file: str, model: ModelGraph, span: Span | None, report: Report) -> None:
     parameters = {q.name: q.shape for layer in model.layers for q in layer.parameters if q.tied_to is None}
     buffers = {buffer.name: buffer.shape for layer in model.layers for buffer in layer.buffers}
-    own = model.root is not None  # of others it is not known which buffers a file has
+    own = model.root is not None  # for other models the buffers in a file are unknown
     wanted = parameters | (buffers if own else {})
     missing = [name for name in wanted if name not in found]
     over = [name for name in found if name not in wanted and name not in buffers and name not in dict(model.ties)]
@@ -195,7 +197,7 @@ def _float(entry: TensorEntry) -> bool:
 
 
 def _renamed(missing: Sequence[str], over: Sequence[str]) -> str:
-    """What a name that is missing may be called in the file."""
+    """Returns the likely name in the file of one that is missing."""
     for name in missing[:_SHOWN]:
         longer = next((other for other in over if other.endswith(f".{name}")), None)
         if longer is not None:
@@ -229,7 +231,7 @@ def _check_recompute(job: JobSpec, model: ModelGraph, report: Report) -> None:
 
 
 def _check_offload(job: JobSpec, layout: Layout, report: Report) -> None:
-    """What torch (`CPUOffloadPolicy`) and torchao (`CPUOffloadOptimizer`) cannot do."""
+    """Reports combinations that torch (`CPUOffloadPolicy`) and torchao (`CPUOffloadOptimizer`) cannot do."""
     moved = offloaded(job, layout)
     span = job.memory.at("offload")
     if "parameters" in moved and "optimizer" not in moved:
@@ -271,7 +273,9 @@ def _check_offload(job: JobSpec, layout: Layout, report: Report) -> None:
 
 
 def _check_half_precision(job: JobSpec, layout: Layout, model: ModelGraph, report: Report) -> None:
-    """Under autocast torch hands an LSTM to oneDNN, which has none in 16 bits for CPUs without such arithmetic."""
+    """Reports an LSTM under autocast: torch passes it to oneDNN, which has none in 16 bits for CPUs without such
+    arithmetic.
+    """
     precision = job.train.precision
     low = isinstance(precision, c.Bf16 | c.Fp16) and precision.level == "O1"
     if not low or layout.device != "cpu" or model.root is None:
@@ -293,7 +297,9 @@ def _all_steps(step: ModuleStep) -> Iterator[ModuleStep]:
 
 
 def _not_alone(job: JobSpec, layout: Layout) -> Iterable[tuple[str, Span | None]]:
-    """Each gradient goes to the host as soon as it is there, before ranks agree on it and before it is clipped."""
+    """Yields the features that torchao excludes: each gradient goes to the host at once, before ranks reduce it and
+    before it is clipped.
+    """
     parallelism, train, sizes = job.parallelism, job.train, layout.sizes
     for axis in ("data", "tensor", "context"):
         if sizes[axis] > 1:
