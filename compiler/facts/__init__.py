@@ -1,1 +1,1 @@
-"""What the job does not say: data on disk, hardware."""
+"""Facts that the job does not state: data on disk, hardware."""

@@ -7,13 +7,12 @@
     network = "400Gbps"       # to another node, for each device
     efficiency = 0.5          # the share of its FLOP/s that products reach; 1, so that estimates are bounds
 
-    [cpu]                     # what a job with `devices.cpus` runs on; another name wants `device = "cpu"`
-    fp32    = "0.4TFLOPS"    # of one process, as measured with as many beside it
+    [cpu]                     # for jobs with `devices.cpus`; under another name it needs `device = "cpu"`
+    fp32    = "0.4TFLOPS"    # of one process, as measured with all of them running
     link    = "2GBps"         # between two processes
 
-A kind of dslc's own keeps what its table leaves out; of `cpu` it has no figures. Units are those of the job language.
-What is wrong is said with its place in the file: E0421 where it cannot be read or is no TOML, E0422 for a table or a
-figure in it.
+A kind of dslc's own keeps the figures that its table leaves out; `cpu` has none. Units are those of the job language.
+Errors name their place in the file: E0421 if it cannot be read or is not TOML, E0422 for a table or a figure in it.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _OTHER_KEYS = ("efficiency", "device")
 
 
 def read_catalogue(path: str | None, where: Span | None, report: Report) -> dict[str, Hardware]:
-    """dslc's own kinds with those of the file `path`, which the job names at `where`."""
+    """Returns dslc's own kinds with those of the file `path`, which the job names at `where`."""
     if path is None:
         return CATALOGUE
     import tomllib  # here: few jobs have a catalogue of their own
@@ -120,7 +119,7 @@ def _kind(kind: str, table: Any, source: Source, report: Report) -> Hardware | N
 
 
 def _is_cpu(value: object, base: Hardware, span: Span, report: Report) -> bool:
-    """Whether a table is about CPUs. Of dslc's own kinds it says what they are."""
+    """True if a table is about CPUs. For dslc's own kinds the base decides."""
     known = base.kind in CATALOGUE
     wanted = ("cpu" if base.cpu else "gpu",) if known else ("cpu", "gpu")
     if value not in wanted:
@@ -159,7 +158,7 @@ def _measured(value: object, dimension: Dimension) -> float | int | None:
 
 
 def _span(source: Source, kind: str, key: str | None) -> Span:
-    """Where a table, or a figure in it, stands; the beginning of the file where it is written in another way."""
+    """Returns the span of a table, or a figure in it; the beginning of the file if it is written in another way."""
     at = 0
     inside = key is None
     for line in source.text.splitlines(keepends=True):

@@ -1,15 +1,15 @@
-"""The hardware catalogue: what one device of a kind holds and does, and how fast its links are.
+"""The hardware catalogue: memory and speed of one device of each kind, and the speed of its links.
 
 Figures are the makers' for dense arithmetic (no structured sparsity), with float32 accumulation; links in bytes per
-second and direction. They are peaks: a prediction made with them is a bound, not a promise. `network` is what is usual
-between nodes with such devices (a 100, 200 or 400 Gbit/s port for each), and is the figure to replace first.
+second and direction. They are peaks: a prediction made with them is a bound, not a promise. `network` is the usual
+figure between nodes with such devices (a 100, 200 or 400 Gbit/s port for each), and the first one to replace.
 
 Sources: NVIDIA data sheets "V100" (2020), "A10" (2021), "A100 80GB" (2021), "L4" and "L40S" (2023), "H100" (2023),
 "H200" (2024), "HGX B200" (2024); NVIDIA "Ampere GA102" (2021) and "Ada" (2022) white papers for the RTX cards; AMD
 "Instinct MI300X" data sheet (2023). Fp32 is outside of tensor cores, as torch computes it unless it is told otherwise.
 
-A user's own file (`devices.catalogue`, see catalogue.py) adds kinds, or replaces figures of these. Of CPUs nothing is
-known before it says so: what one process reaches depends on its share of the cores and on how memory is attached.
+A user's own file (`devices.catalogue`, see catalogue.py) adds kinds, or replaces figures of these. CPUs have no figures
+without it: the speed of one process depends on its share of the cores and on the memory's bandwidth.
 """
 
 from __future__ import annotations
@@ -18,47 +18,51 @@ from dataclasses import dataclass
 
 GiB, MiB, GB = 1024**3, 1024**2, 10**9
 
-# What CUDA takes on each device before the first tensor: its context and the kernels that it loads. 1343 MB is what
-# Hugging Face measured ("Model training anatomy"), with kernels loaded eagerly: since CUDA 11.7, an upper bound.
+# Memory that CUDA takes on each device before the first tensor: its context and the kernels that it loads. 1343 MB is
+# Hugging Face's measurement ("Model training anatomy"), with kernels loaded eagerly: since CUDA 11.7, an upper bound.
 CUDA_CONTEXT = 1343 * 10**6
 # NCCL's buffers of one communicator: at most 32 channels, each with 4 MiB (NCCL_BUFFSIZE) to send and to receive.
 NCCL_BUFFERS = 2 * 32 * 4 * MiB
-# What torch (2.13) allocates for cuBLAS to work in, once for the thread of the forward pass and once for that of the
-# backward pass, where CUBLAS_WORKSPACE_CONFIG says nothing else: `:4096:2:16:8` (KiB), since Hopper `:4096:8`.
+# Memory that torch (2.13) allocates for cuBLAS's workspaces, once for the thread of the forward pass and once for that
+# of the backward pass, by the default of CUBLAS_WORKSPACE_CONFIG: `:4096:2:16:8` (KiB), since Hopper `:4096:8`.
 WORKSPACE, WORKSPACE_BEFORE_HOPPER = 2 * 32 * MiB, 2 * (2 * 4096 + 8 * 16) * 1024
 _BEFORE_HOPPER = ("v100", "a10", "a100_40g", "a100_80g", "l4", "l40s", "rtx3090", "rtx4090")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """One kind of device. None: not known beforehand, or not there."""
+    """One kind of device. None: unknown, or not available."""
 
     kind: str
-    cpu: bool = False  # a process on the CPU, with its share of the cores, is the device; else a GPU
+    cpu: bool = False  # true: the device is a process on the CPU, with its share of the cores; else a GPU
     memory: int | None = None  # bytes
     flops_fp32: float | None = None  # FLOP/s
-    flops_tf32: float | None = None  # of matrix products in float32 with rounded factors
+    flops_tf32: float | None = None  # for matrix products in float32 with rounded factors
     flops_bf16: float | None = None
     flops_fp16: float | None = None
     link: float | None = None  # bytes/s to a device of the same node
     network: float | None = None  # bytes/s from a node to another, for each device
-    efficiency: float = 1.0  # the share of its FLOP/s that products reach, for estimates; 1: they are bounds
+    efficiency: float = 1.0  # fraction of its FLOP/s that products reach, for estimates; 1: they are bounds
 
     def flops(self, precision: str) -> float | None:
-        """FLOP/s of matrix products in `fp32`, `bf16` or `fp16`; what a device lacks runs as fp32."""
+        """Returns the FLOP/s of matrix products in `fp32`, `bf16` or `fp16`; a precision that a device lacks runs as
+        fp32.
+        """
         found: float | None = getattr(self, f"flops_{precision}")
         return self.flops_fp32 if found is None else found
 
 
 def framework_bytes(device: str, world_size: int) -> int:
-    """What the framework takes of a device beside what torch allocates: nothing that is known on a CPU."""
+    """Returns the memory that the framework takes on a device outside of torch's allocator: 0 on a CPU, where it is
+    unknown.
+    """
     if device == "cpu":
         return 0
     return CUDA_CONTEXT + (NCCL_BUFFERS if world_size > 1 else 0)
 
 
 def workspace_bytes(device: str, hardware: Hardware) -> int:
-    """What libraries work in, of torch's own allocator."""
+    """Returns the bytes of libraries' workspaces in torch's own allocator."""
     if device == "cpu":
         return 0
     return WORKSPACE_BEFORE_HOPPER if hardware.kind in _BEFORE_HOPPER else WORKSPACE
@@ -74,7 +78,7 @@ def _gpu(
     link: float,
     network: float,
 ) -> Hardware:
-    """Speeds in TFLOP/s, links in GB/s."""
+    """Makes a GPU's entry from speeds in TFLOP/s and links in GB/s."""
     return Hardware(
         kind=kind,
         memory=memory,

@@ -1,15 +1,15 @@
-"""Facts of the sources that are files of a known form: `tokens`, `images`, `mnist`, `cifar10`.
+"""Facts of the sources that are files of a known format: `tokens`, `images`, `mnist`, `cifar10`.
 
-Model: headers, sizes and listings of folders tell everything; `found` hands to the runtime which files there are and
-how they are laid out, so that it decides nothing.
+Model: headers, sizes and directory listings tell everything. `found` passes the files and their layout to the runtime,
+so that it decides nothing.
 
-Contract: of token files, all are listed and their sizes taken, but of `HEADS` alone the header is read: some
+Contract: all token files are listed and their sizes taken, but the header is read of only `HEADS` of them: some
 microseconds a file, however large they are. The runtime reads the header of each when it first maps it, and compares.
-Of images, every folder is listed and no file opened. Of CIFAR-10 in the python form, what stands before the pixels of
-each file is read, without building any object.
+For images, every folder is listed and no file opened. For CIFAR-10 in the python format, the pickle before the pixels
+of each file is read, without building any object.
 
-Limits: the layouts are those of nanoGPT (numbers of 16 bits and nothing else), of llm.c (a header of 256 numbers of 32
-bits), of LeCun's and of Krizhevsky's files.
+Limits: the layouts are those of nanoGPT (16-bit numbers and nothing else), of llm.c (a header of 256 32-bit numbers),
+of LeCun's and of Krizhevsky's files.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from dslc.dsl.words import plural
 
 # ------------------------------------------------------------------------------------------------------- tokens
 
-HEADER = 1024  # bytes: 256 numbers of 32 bits, magic, version, tokens, and, where `dslc tokens` wrote it, vocabulary
+HEADER = 1024  # bytes: 256 32-bit numbers: magic, version, tokens, and, if `dslc tokens` wrote it, vocabulary
 FORMS = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # llm.c: GPT-2's tokens, Llama 3's
-HEADS = 64  # files whose header is read
+HEADS = 64  # files whose header is read, at most
 ITEM_BYTES = {"uint16": 2, "uint32": 4}
 
 
 def tokens(source: c.Tokens, context: int | None) -> SourceFacts:
-    """A sequence does not cross from one file into the next."""
+    """Returns the facts of token files. A sequence does not cross from one file into the next."""
     try:
         files = sorted(glob.glob(source.files))
         if not files:
@@ -57,7 +57,7 @@ def _example(pattern: str) -> str:
 
 
 def _token_files(files: list[str]) -> tuple[dict[str, Any], int | None]:
-    """What the runtime needs to map these files, and the vocabulary, where each header says it."""
+    """Returns the arguments with which the runtime maps these files, and the vocabulary, if each header has it."""
     item, offset, _, _ = _token_header(files[0], size_of(files[0]))
     lengths: list[int] = []
     vocabs: list[int] = []
@@ -80,10 +80,10 @@ def _token_files(files: list[str]) -> tuple[dict[str, Any], int | None]:
 
 
 def _token_header(file: str, size: int) -> tuple[str, int, int, int]:
-    """What a token is, where they begin, how many there are, and the vocabulary (0 where it is not known)."""
+    """Returns the type of a token, the offset of the first, their number, and the vocabulary (0 if unknown)."""
     try:
         with open_file(file) as stream:
-            head = stream.read(16) or b""  # of what would keep its reader waiting
+            head = stream.read(16) or b""  # b"": a pipe that would keep its reader waiting
     except OSError as error:
         raise Absent(f"{error.strerror}: {file}", "a file that can be read") from error
     magic, version, held, vocab = struct.unpack("<4i", head) if len(head) == 16 else (0, 0, 0, 0)
@@ -115,7 +115,9 @@ def sequences(
     absent: Absent | None = None,
     found: dict[str, Any] | None = None,
 ) -> SourceFacts:
-    """Streams of so many tokens each, cut into sequences; what they look like is known even where they are absent."""
+    """Returns the facts of streams of so many tokens each, cut into sequences; their shape is known even if they are
+    absent.
+    """
     tokens = None if context is None else TensorFact(shape=(context,), dtype="int64")
     samples = None
     if lengths is not None and context is not None:
@@ -133,7 +135,7 @@ def sequences(
 
 
 def said_of(absent: Absent | None) -> dict[str, Any]:
-    """The fields of SourceFacts that say what is wrong."""
+    """Returns the fields of SourceFacts that describe a fault."""
     return {"missing": str(absent), "help": absent.help, "code": absent.code} if absent else {}
 
 
@@ -175,7 +177,7 @@ _CLASS = TensorFact(shape=(), dtype="int64")
 
 
 def _count(folder: str, classes: list[str]) -> int:
-    """The images of all classes, of which none may be empty."""
+    """Returns the number of images of all classes, none of which may be empty."""
     total = 0
     for name in classes:
         held = sum(1 for _ in images_in(os.path.join(folder, name)))
@@ -186,7 +188,7 @@ def _count(folder: str, classes: list[str]) -> int:
 
 
 def images_in(folder: str) -> Iterator[str]:
-    """The paths of the images in a folder and the folders in it, in no order."""
+    """Yields the paths of the images in a folder and its subfolders, in no order."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.lower().endswith(SUFFIXES):
@@ -201,7 +203,7 @@ _MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/{train,t10k}-{images
 
 
 def mnist(source: c.MNIST, context: int | None) -> SourceFacts:
-    """The four files, plain or gzipped, in the folder itself or where torchvision puts them."""
+    """Returns the facts of the four files, plain or gzipped, in the folder itself or where torchvision puts them."""
     look = TensorFact(shape=(1, 28, 28), dtype="float32")
     try:
         files = {split: _mnist_pair(source.dir, split) for split in ("train", "t10k")}
@@ -252,7 +254,7 @@ def _mnist_shape(images: str, labels: str) -> tuple[int, ...]:
 
 
 def _idx_shape(file: str, dims: int) -> tuple[int, ...]:
-    """The shape in the header of an IDX file of bytes, which has to be as long as it says."""
+    """Returns the shape in the header of an IDX file of bytes, and checks the file's length against it."""
     import gzip
 
     packed = file.endswith(".gz")
@@ -264,7 +266,7 @@ def _idx_shape(file: str, dims: int) -> tuple[int, ...]:
         size = size_of(file)
         if packed:
             with open_file(file) as stream:
-                stream.seek(-4, os.SEEK_END)  # the length of what is packed, modulo 2^32
+                stream.seek(-4, os.SEEK_END)  # the length of the unpacked content, modulo 2^32
                 size = struct.unpack("<I", stream.read(4))[0]
     except (OSError, EOFError, zlib.error, struct.error) as error:
         raise Broken(f"{file} cannot be read: {error}", help) from error
@@ -280,13 +282,13 @@ def _idx_shape(file: str, dims: int) -> tuple[int, ...]:
 # ------------------------------------------------------------------------------------------------------ CIFAR-10
 
 CIFAR_ROW = 3 * 32 * 32
-OPERATIONS = 200_000  # of a pickle that are looked at: a batch has some ten thousand before its shape
+OPERATIONS = 200_000  # operations of a pickle that are read, at most: a batch has some ten thousand before its shape
 _CIFAR_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 _CIFAR_NAMES = (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")
 
 
 def cifar10(source: c.CIFAR10, context: int | None) -> SourceFacts:
-    """The python or the binary version, in the folder itself or in the folder of their archive."""
+    """Returns the facts of the python or the binary version, in the folder itself or in the folder of their archive."""
     look = TensorFact(shape=(3, 32, 32), dtype="float32")
     try:
         files = _cifar_files(source.dir)
@@ -334,7 +336,7 @@ def _cifar_rows(file: str) -> int:
 
 
 def _pickled_rows(file: str) -> int:
-    """N of the shape (N, 3072) that is in the pickle, or 0: the operations are read, and no object is built."""
+    """Returns N of the shape (N, 3072) in the pickle, or 0: reads the operations, and builds no object."""
     import pickletools
 
     before: tuple[object, object] = (None, None)

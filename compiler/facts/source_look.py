@@ -1,4 +1,4 @@
-"""What looking at files has in common: what is said of one that is not there, or is not what its name says."""
+"""Shared by the modules that look at files: the errors for a file that is missing or of another kind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import stat
 
 
 class Absent(Exception):
-    """The data is not there: the message, and what to do."""
+    """The data does not exist: the message, and the remedy."""
 
     code = "E0309"
 
@@ -17,13 +17,13 @@ class Absent(Exception):
 
 
 class Broken(Absent):
-    """The data is there and cannot be used."""
+    """The data exists and cannot be used."""
 
     code = "E0311"
 
 
 def size_of(file: str, help: str = "paths are relative to the file that wrote them") -> int:
-    """Bytes of a regular file."""
+    """Returns the size of a regular file in bytes."""
     try:
         found = os.stat(file)
     except OSError as error:
@@ -35,7 +35,7 @@ def size_of(file: str, help: str = "paths are relative to the file that wrote th
 
 
 def folders_in(folder: str, help: str) -> list[str]:
-    """The names of the folders in a folder, sorted; those that begin with a dot are left out."""
+    """Returns the names of the subfolders, sorted, without those that begin with a dot."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))

@@ -1,13 +1,13 @@
-"""What can be learnt of a source of data by looking, without reading it and without running anyone's code.
+"""Facts of a data source, found without reading the data and without running a user's code.
 
 Model: sizes come from `stat`, shapes and dtypes of arrays from their headers, and everything else from the declaration
-itself. The dtypes are those a model sees: floats as float32, whole numbers and truth values as int64.
+itself. The dtypes are those a model sees: floats as float32, integers and booleans as int64.
 
 Contract: the standard library alone, a few milliseconds, no exception for files that are absent or broken: these fill
 `missing`, `help` and `code`. The runtime counts again when it opens the source and refuses a different number.
 
-Limits: `stdlib` depends on the version of Python. The number of classes in arrays is not known. What needs a library
-or the user's code to be opened, `parquet(…)`, `datasets(…)` and `python(…)`, is looked at by `dslc.front` in a child.
+Limits: `stdlib` depends on the version of Python. The number of classes in arrays is not known. `dslc.front` opens
+sources that need a library or the user's code, `parquet(…)`, `datasets(…)` and `python(…)`, in a child process.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from dslc.dsl.language.registry import Call, fields
 
 DIGITS = 1797
 BYTES = 256  # the vocabulary of text
-NPY_HEADER = 10_000  # bytes; what numpy itself reads
-CLASSES = 2  # of `synthetic(shape = …)` that does not say
+NPY_HEADER = 10_000  # bytes; numpy's own limit
+CLASSES = 2  # of `synthetic(shape = …)` without `classes`
 
 
 def source_facts(source: Call, context: int | None) -> SourceFacts:
-    """The facts of `source`. `context` is the length of a sequence where the source does not say, or None."""
+    """Returns the facts of `source`. `context` is the length of a sequence if the source does not give one, or None."""
     find = _FACTS.get(type(source))
     if find is None:
         return SourceFacts()
@@ -42,7 +42,9 @@ def source_facts(source: Call, context: int | None) -> SourceFacts:
 
 
 def source_key(source: Call) -> tuple[str, dict[str, Any]]:
-    """`source` and `arguments` of the rank program's DataStep. Of `python(…)`, the arguments are in its function."""
+    """Returns `source` and `arguments` of the rank program's DataStep. For `python(…)`, the arguments are in its
+    function.
+    """
     if isinstance(source, c.PythonSource):
         return source.word, {}
     arguments = {field.name: getattr(source, field.name) for field in fields(type(source))}
@@ -94,7 +96,7 @@ def _synthetic(source: c.Synthetic, context: int | None) -> SourceFacts:
 
 
 def _datasets(source: c.Datasets, context: int | None) -> SourceFacts:
-    """Only what can be said without the library."""
+    """Returns the facts that need no library."""
     if dict(source.arguments).get("streaming"):
         return SourceFacts(
             missing="a streamed data set has no length, and a resumed run could not go on at its next sample",
@@ -130,7 +132,7 @@ def _arrays(source: c.Arrays, context: int | None) -> SourceFacts:
 
 
 def _header(file: str, name: str) -> tuple[tuple[int, ...], str]:
-    """Shape and kind (f, i, u or b) of an array in an `.npz` file."""
+    """Returns shape and kind (f, i, u or b) of an array in an `.npz` file."""
     import zipfile
 
     size_of(file)
@@ -144,7 +146,7 @@ def _header(file: str, name: str) -> tuple[tuple[int, ...], str]:
                 shape, kind = _npy_header(stream)
     except Absent:
         raise
-    except Exception as error:  # of any kind: zipfile and zlib raise many on what is no such file
+    except Exception as error:  # any kind: zipfile and zlib raise many for a file of another format
         raise Broken(broken, f"{error}" or "`numpy.savez` writes one") from error
     if kind not in "fiub":
         raise Broken(f"`{name}` of {file} does not hold numbers", "arrays of floats, whole numbers or truth values")
@@ -152,7 +154,7 @@ def _header(file: str, name: str) -> tuple[tuple[int, ...], str]:
 
 
 def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], str]:
-    """The header of the NPY format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html."""
+    """Reads the header of the NPY format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html."""
     magic = stream.read(8)
     if magic[:6] != b"\x93NUMPY":
         raise ValueError("an entry is no array")

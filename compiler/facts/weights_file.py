@@ -1,4 +1,4 @@
-"""What the header of a safetensors file says: names, dtypes and shapes, without torch and without reading a number.
+"""Reads the header of a safetensors file: names, dtypes and shapes, without torch and without reading a number.
 
 The format (github.com/huggingface/safetensors): eight bytes, little-endian, with the length of the header; the header,
 a JSON object of `{"dtype", "shape", "data_offsets"}` by name, and `__metadata__`; then the numbers.
@@ -14,11 +14,11 @@ from dslc.dsl.bounds import HEADER
 from dslc.dsl.files import open_file
 from dslc.dsl.words import plural
 
-NAME = "weights.safetensors"  # of a run directory
+NAME = "weights.safetensors"  # in a run directory
 
 
 class Unreadable(Exception):
-    """There is no such file, or it is not what its name says."""
+    """The file does not exist, or is not a safetensors file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +28,12 @@ class TensorEntry:
 
 
 def file_of(path: str) -> str:
-    """The file that a job's `weights` names: itself, or the weights in a folder."""
+    """Returns the file that a job's `weights` names: itself, or the weights in a folder."""
     return os.path.join(path, NAME) if os.path.isdir(path) else path
 
 
 def entries(path: str) -> dict[str, TensorEntry]:
-    """The tensors of a safetensors file by name. Raises Unreadable."""
+    """Returns the tensors of a safetensors file by name. Raises Unreadable."""
     try:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -55,7 +55,7 @@ def entries(path: str) -> dict[str, TensorEntry]:
 
 
 def _entry(entry: object) -> TensorEntry:
-    """One tensor of the header. Raises ValueError, TypeError or KeyError where it is not as the format has it."""
+    """Returns one tensor of the header. Raises ValueError, TypeError or KeyError if it breaks the format."""
     if not isinstance(entry, dict) or not isinstance(entry["dtype"], str):
         raise ValueError("a tensor has a dtype")
     if not isinstance(entry["shape"], list):
