@@ -1,7 +1,8 @@
 """The arithmetic of layers on vectors and images: dense, convolution, pooling, norms, activations.
 
-One small function for each layer of `dsl/language/layers.py`: what it takes, its parameters with torch's own initial
-values, its products, and what it keeps for the backward pass. Sequences and compositions are in `layers_sequence`.
+One small function for each layer of `dsl/language/layers.py`: its input, its parameters with torch's own initial
+values, its products, and the activations that it keeps for the backward pass. Sequences and compositions are in
+sequence_layers.py.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def convolution(spec: AnyConv, x: Value, t: Tape) -> Value:
 
 
 def wants_channels(spec: Call, x: Value, t: Tape, dims: int) -> None:
-    """Refuses what is not (channels, …) with `dims` further dims."""
+    """Refuses an input that is not (channels, …) with `dims` further dims."""
     wanted = ("(channels, length)", "(channels, height, width)")[dims - 1]
     if len(x.shape) != dims + 1:
         t.fail(
@@ -121,7 +122,9 @@ def _advice(rank: int, word: str, dims: int) -> str:
 
 
 def _in_torchs_order(spec: AnyConv | AnyPool, x: Value) -> str:
-    """What was meant by `conv2d(1, 32, 3)`: torch begins with the channels that come in. "" where it cannot be that."""
+    """Returns the likely meaning of `conv2d(1, 32, 3)`, as torch's first argument is the input channels; "" if it
+    cannot be that.
+    """
     if not isinstance(spec, AnyConv) or spec.channels != x.shape[0] or spec.stride > min(x.shape[1:]):
         return ""
     by_place = [name for name, place in spec.places.items() if place.name == place.value]
@@ -132,7 +135,7 @@ def _in_torchs_order(spec: AnyConv | AnyPool, x: Value) -> str:
 
 
 def windows(spec: AnyConv | AnyPool, x: Value, t: Tape, stride: int) -> tuple[int, ...]:
-    """How many positions a kernel takes in each dim; an error where there is none."""
+    """Returns the number of positions of a kernel in each dim; reports an error if there is none."""
     padded = [n + 2 * spec.padding for n in x.shape[1:]]
     if min(padded) < spec.kernel:
         what = f"{x}, with padding {say((x.shape[0], *padded))}" if spec.padding else str(x)
@@ -171,7 +174,7 @@ def pool(spec: AnyPool, x: Value, t: Tape) -> Value:
     if x.grad:
         t.keep(x)
         if largest:
-            t.keep_bytes(8 * y.count, 8 * y.count)  # where each maximum was
+            t.keep_bytes(8 * y.count, 8 * y.count)  # the indices of the maxima
     return replace(y, pooled=x.count) if largest and dims == 2 and prod(size) > 1 else y
 
 

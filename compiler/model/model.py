@@ -1,13 +1,13 @@
-"""From what the user calls a network to a `ModelGraph`: shapes, parameters, work and memory of every layer.
+"""Makes a `ModelGraph` of a network in the job: shapes, parameters, FLOPs and memory of every layer.
 
-`build` is arithmetic for layer lists and library networks; nothing of torch is loaded. Models that are made by a
-function are `opaque`'s.
+`build` is arithmetic for layer lists and library networks; nothing of torch is loaded. opaque.py handles models made by
+a function.
 
 Modules of a list are named as `nn.Sequential` names them, `0`, `1`, …, with `repeat` unrolled and the parts of a
-residual as `N.layers.i` and `N.shortcut.i`; library networks have speaking names (`blocks.3.attention.qkv.weight`).
+residual as `N.layers.i` and `N.shortcut.i`; library networks have descriptive names (`blocks.3.attention.qkv.weight`).
 
-Limits: `freeze` is not looked at, so the backward pass of a partly frozen model is overstated. Memory is that of
-torch's kernels on CPUs (`tape`); LSTMs, which have work space of their own, are within a quarter.
+Limits: `freeze` is ignored, so the backward pass of a partly frozen model is overstated. Memory is that of torch's
+kernels on CPUs (tape.py); LSTMs, which have a workspace of their own, are within a quarter.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ __all__ = ["BufferNode", "LayerNode", "ModelGraph", "ParameterNode", "build"]
 
 
 def build(model: ModelSpec, source: SourceFacts, context: int | None, report: Report) -> ModelGraph | None:
-    """The graph of a layer list or library network; None where the input is unknown, or with the reason in the report.
+    """Returns the graph of a layer list or library network; None if the input is unknown, or with the reason in the
+    report.
 
-    Reports E0201 to E0221 and W0201 to W0203; of the mistakes along the chain of layers the first alone, since after
-    it the shapes are unknown. `context` is the length of a sequence where the data's own is not known.
+    Reports E0201 to E0221 and W0201 to W0203; of the mistakes along the chain of layers only the first, as the shapes
+    after it are unknown. `context` is the length of a sequence if the data's own is not known.
     """
     network = model.network
     if isinstance(network, s.PythonNetwork | s.TransformersNetwork):
@@ -99,8 +100,9 @@ def share_out(
     ranks: int,
     pieces: int,
 ) -> ModelGraph:
-    """`graph` with its layers as a rank has them: of a tensor axis, where `styles` are what is said of modules, and of
-    a context axis of so many `pieces`."""
+    """Returns `graph` with its layers as on one rank: of a tensor axis, with `styles` by module, and of a context axis
+    of so many `pieces`.
+    """
     network, found = model.network, dict[str, list[str]]()
     assert not isinstance(network, s.PythonNetwork | s.TransformersNetwork)
     for name, style in styles:
@@ -112,15 +114,16 @@ def share_out(
         else:
             output = _run_list(network, entry(graph.input), around)
     except Misfit:
-        return graph  # sizes that cannot be shared, which the rules tell of
+        return graph  # sizes that cannot be shared: the rules report them
     ties = dict(graph.ties)
     return replace(graph, shared=tuple(_tied(node, ties) for node in around.nodes), shared_output=output.shape)
 
 
 def share_out_traced(graph: ModelGraph, plan: TensorPlan, ranks: int) -> ModelGraph:
-    """The same for a network that a function makes, by arithmetic: of what a layer keeps, and takes while it works, the
-    features from a column on and up to a row are shared out, and all else is whole. At most too much. FLOPs are those
-    of tracing; backward they are taken to be shared out as forward."""
+    """Returns the same for a network that a function makes, by arithmetic: activations and working memory between a
+    column and a row are divided by the ranks, and all else is whole. An upper bound. FLOPs are those of tracing; the
+    backward pass is taken to be divided like the forward pass.
+    """
     shape, calls = shape_on_a_rank(plan, ranks), calls_by_layer(graph)
     shares = graph.traced.shares if graph.traced else None
     work = dict(shares.work if shares else ())
@@ -200,7 +203,7 @@ def _run_named(layers: Sequence[tuple[str, Call]], x: Value, around: Surrounding
 
 
 def _tree(steps: Sequence[tuple[str, ModuleStep]]) -> tuple[ModuleStep, ...]:
-    """Modules under their full names as modules within modules: `blocks.0` is the part `0` of a Sequential `blocks`."""
+    """Returns modules under their full names as nested modules: `blocks.0` is the part `0` of a Sequential `blocks`."""
     made: list[ModuleStep] = []
     for head, group in groupby(steps, key=lambda item: item[0].partition(".")[0]):
         parts = list(group)

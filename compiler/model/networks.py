@@ -1,7 +1,7 @@
-"""The library networks, written as layers with speaking names.
+"""The library networks, written as layers with descriptive names.
 
 Each function turns a network of `dsl/language/layers.py` into `(name, layer)` pairs; dots in a name make nested
-modules. Arithmetic and modules then follow from the layers. Where a network's authors initialise otherwise than torch's
+modules. Arithmetic and modules then follow from the layers. If a network's authors initialise otherwise than torch's
 layers do, an `Initialise` says so.
 """
 
@@ -33,7 +33,7 @@ class Expansion:
 
 
 def expand(network: Call, source: SourceFacts) -> Expansion:
-    """The layers of a library network. Raises Misfit where a size cannot be told, KeyError for a user's own network."""
+    """Returns the layers of a library network. Raises Misfit for an unknown size, KeyError for a user's own network."""
     make = NETWORKS[type(network)]
     for name in ("layers", "widths", "channels"):
         asked = getattr(network, name, 0)
@@ -161,7 +161,7 @@ DEPTHS = {
 
 
 def resnet(network: s.ResNet, source: SourceFacts) -> Expansion:
-    """As torchvision has it: a bottleneck's stride is in its 3x3 convolution, weights are He's (arXiv:1502.01852)."""
+    """torchvision's ResNet: a bottleneck's stride is in its 3x3 convolution, weights are He's (arXiv:1502.01852)."""
     if network.depth not in DEPTHS:
         raise Misfit(
             Diagnostic(
@@ -200,7 +200,7 @@ def resnet(network: s.ResNet, source: SourceFacts) -> Expansion:
 
 
 def _he(name: str, shape: tuple[int, ...], kind: str, a: float, b: float) -> tuple[str, float, float]:
-    """Convolutions: normal with variance 2 / (numbers that one input reaches)."""
+    """He's initial values of convolutions: normal with variance 2 / fan-out."""
     if len(shape) != 4:
         return kind, a, b
     return "normal", 0.0, sqrt(2 / (shape[0] * shape[2] * shape[3]))
@@ -210,7 +210,9 @@ def _he(name: str, shape: tuple[int, ...], kind: str, a: float, b: float) -> tup
 
 
 def _gpt2(layers: int) -> Initialise:
-    """Radford et al. 2019: normal with deviation 0.02; what ends a branch, over the root of the number of branches."""
+    """Radford et al. 2019: normal with deviation 0.02; the last projection of a branch divided by the root of their
+    number.
+    """
     ends = ("attention.output.weight", "mlp.down.weight")
 
     def initialise(name: str, shape: tuple[int, ...], kind: str, a: float, b: float) -> tuple[str, float, float]:

@@ -1,8 +1,8 @@
-"""From what tracing told of a user's or a library's module to a `ModelGraph`, layer by layer.
+"""Makes a `ModelGraph` of a traced module, a user's or a library's, layer by layer.
 
-Such a model is made by running a function, so the graph has no modules to build and no initial values. Whole, it is
-made once under the seed and handed out; where the ranks share its parameters because none can hold them all, each
-module is given its numbers by `reset_parameters` instead, and a warning says so.
+Such a model is made by running a function, so the graph has no modules to build and no initial values. Usually it is
+made whole, once under the seed, and broadcast. If the ranks shard its parameters because none can hold them all,
+`reset_parameters` gives each module its numbers instead, and a warning says so.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts, report: Report) -> ModelGraph | None:
-    """The graph of a traced module; None where it does not go with the data, with the reason in the report."""
+    """Returns the graph of a traced module; None if it does not fit the data, with the reason in the report."""
     before = len(report.errors)
     span = _span(model)
     fact = source.input or TensorFact(shape=(), dtype="float32")
@@ -58,9 +58,9 @@ def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts, report: Rep
 
 
 def made_by_parts(job: JobSpec, layout: Layout, facts: ModelFacts, memory: int | None, report: Report) -> bool:
-    """Whether the module is never made whole: its float32 parameters exceed `memory`, and the ranks share them.
+    """True if the module is never made whole: its float32 parameters exceed `memory`, and the ranks shard them.
 
-    Reports W0701, and E0804 where a module cannot make its parameters alone.
+    Reports W0701, and E0804 for a module that cannot make its parameters alone.
     """
     limit = min((m for m in (job.memory.limit, layout.hardware.memory, memory) if m is not None), default=None)
     whole = 4 * sum(prod(shape) for _, shape, _ in facts.parameters)

@@ -1,7 +1,7 @@
-"""What comes out of the network against the loss and the data's targets.
+"""Checks the network's output against the loss and the data's targets.
 
-Cross entropy takes logits channel-last: `(…, classes)` for targets `(…)`. The other losses take the target's own
-shape; a last dim of 1 more or less is no difference.
+Cross entropy takes logits channel-last: `(…, classes)` for targets `(…)`. The other losses take the target's own shape;
+a last dim of 1 may be missing or extra.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _check_classes(
 
 
 def _of_numbers(output: Value, target: TensorFact) -> str:
-    """Targets like the output may be classes written one-hot, which cross entropy takes as their indices."""
+    """Returns a hint if targets shaped like the output may be one-hot classes, which cross entropy takes as indices."""
     if target.shape[-1:] > (1,) and target.shape == output.shape:
         return (
             "one-hot targets: have the data give the indices of the classes, `target.argmax(-1)`; "
@@ -130,7 +130,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _advice(output: tuple[int, ...], target: tuple[int, ...]) -> str:
-    """What would bring the leading dims of the output to those of the target."""
+    """Returns advice on how to bring the leading dims of the output to those of the target."""
     if len(output) == 1 and not target:
         return "one answer for a sequence: put `last_step()` or `mean_steps()` before the last layer"
     if len(output) > len(target):

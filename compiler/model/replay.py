@@ -1,12 +1,12 @@
-"""What a layer takes while it works, beside what it keeps: a replay of its operations, one after another.
+"""Working memory of a layer, beside its saved activations, by replaying its operations one after another.
 
-Model: an operation takes a value and gives one. Forward, a value lives until its last use, and longer where an
-operation keeps it. Backward, the operations run the other way round: the gradient of the result lives while that of the
-input is made, then it and what the operation kept are let go; where a value was used twice its gradients meet and the
-later is added to the first. The gradient of a weight is made at the operation that uses it.
+Model: an operation takes values and returns one. Forward, a value lives until its last use, or until the end if an
+operation keeps it. Backward, the operations run in reverse: the gradient of the result lives while that of the input is
+made; then it and the operation's saved values are freed. If a value was used twice its gradients meet, and the later is
+added to the first. The gradient of a weight is made at the operation that uses it.
 
-Contract: all sizes are bytes of one sample, gradients of weights apart. `backward` are the moments of the backward
-pass that no other exceeds in everything.
+Contract: all sizes are bytes of one sample, gradients of weights apart. `backward` has the moments of the backward pass
+that no other moment exceeds in every figure.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Store:
 class Operation:
     """One operation in fp32 or under autocast.
 
-    `adds`: its gradient is handed on as it is. `view`: forward it takes no memory. `scratch`: bytes that its backward
-    pass takes for a while; `rounds`: how many copies of its weights' gradients.
+    `adds`: its gradient is passed on unchanged. `view`: forward it takes no memory. `scratch`: temporary bytes of its
+    backward pass; `rounds`: the copies of its weights' gradients.
     """
 
     takes: tuple[Store, ...]
@@ -40,7 +40,7 @@ class Operation:
     kept: tuple[Store, ...] = ()
     weights: int = 0  # numbers of its parameters
     copied: int = 0  # of these, numbers that autocast copies in 16 bits
-    differentiates: bool = True  # the input wants a gradient
+    differentiates: bool = True  # the input needs a gradient
     adds: bool = False
     view: bool = False
     scratch: int = 0
@@ -48,7 +48,7 @@ class Operation:
 
 
 def working(operations: Sequence[Operation]) -> Working:
-    """What a layer of these operations takes at the most. Layers of the same operations are worked out once."""
+    """Returns the most that a layer of these operations takes. Equal lists of operations are computed once."""
     if not operations:
         return Working(forward=0, dropping=0, copied=0, backward=())
     shape = _shape(operations)
@@ -68,7 +68,7 @@ _KNOWN: dict[tuple[object, ...], Working] = {}
 
 
 def _shape(operations: Sequence[Operation]) -> tuple[object, ...]:
-    """All that `working` goes by: each piece of memory by when it first comes, and its bytes."""
+    """Returns the key of `working`: each piece of memory by its first use, and its bytes."""
     seen: dict[int, int] = {}
 
     def place(store: Store) -> tuple[int, int]:
@@ -87,7 +87,7 @@ def _forward(operations: Sequence[Operation], *, keeping: bool) -> int:
     last = {id(store): n for n, op in enumerate(operations) for store in op.takes}
     entered = operations[0].takes[0]
     nothing = {id(op.gives) for op in operations if op.view}
-    last[id(entered)] = len(operations)  # the caller holds what it handed in
+    last[id(entered)] = len(operations)  # the caller holds its input
     live: dict[int, int] = {}
     kept: dict[int, int] = {}
     most = 0
@@ -106,7 +106,7 @@ def _forward(operations: Sequence[Operation], *, keeping: bool) -> int:
 
 def _backward(operations: Sequence[Operation]) -> tuple[Moment, ...]:
     kept, weights = sum(store.bytes for op in operations for store in op.kept), 0
-    gradients: dict[int, list[int]] = {id(operations[-1].gives): [operations[-1].gives.bytes]}  # shared where added
+    gradients: dict[int, list[int]] = {id(operations[-1].gives): [operations[-1].gives.bytes]}  # shared where passed on
     moments: list[Moment] = []
     for op in reversed(operations):
         own = gradients.pop(id(op.gives), [op.gives.bytes])
@@ -116,7 +116,7 @@ def _backward(operations: Sequence[Operation]) -> tuple[Moment, ...]:
                 continue
             gradient = own if op.adds and store.bytes == own[0] else [store.bytes]
             if id(store) in gradients:
-                made.append(gradient)  # for a moment beside the one that it is added to
+                made.append(gradient)  # for a moment beside the one to which it is added
             else:
                 gradients[id(store)] = gradient
         if op.gives in op.takes:
@@ -132,7 +132,7 @@ def _backward(operations: Sequence[Operation]) -> tuple[Moment, ...]:
 
 
 def _halves(operations: Sequence[Operation]) -> Halves:
-    entered = operations[0].takes[0]  # which is there, and not made again
+    entered = operations[0].takes[0]  # it exists already
 
     def kept(op: Operation) -> int:
         return sum(store.bytes for store in op.kept if store is not entered)

@@ -84,11 +84,11 @@ def attention(spec: s.Attention, x: Value, t: Tape) -> Value:
     head = width // spec.heads
     t.module(".Attention", head_dim=head, causal=spec.causal)
     qkv = t.child("qkv", s.Linear(features=3 * width, bias=spec.bias, **at(spec)), x)
-    length, own = qkv.shape[0], qkv.shape[1] // 3  # of the heads that a rank has
+    length, own = qkv.shape[0], qkv.shape[1] // 3  # of this rank's heads
     # Scores and their use are one product each; each has two in the backward pass.
     t.forward += 4 * length * length * own
     t.backward += 8 * length * length * own
-    # Taken apart it is the same memory; the gradients of its parts are made each alone and put together.
+    # Splitting shares the memory; the gradients of the parts are made separately and then joined.
     parts = t.operation(qkv, gives=qkv.new(*qkv.shape), view=True)
     taken = [parts]
     if t.around.pieces > 1:
@@ -108,8 +108,9 @@ def attention(spec: s.Attention, x: Value, t: Tape) -> Value:
 
 
 def _of_all_pieces(parts: Value, own: int, t: Tape) -> Value:
-    """Keys and values of the whole sequence, for a rank of the context axis, which works on a piece: laid together,
-    gathered, and put into the order of the positions. The sizes are those of all ranks' pieces together."""
+    """Returns keys and values of the whole sequence, for a rank of the context axis, which works on a piece: stacked,
+    gathered, and put into the order of the positions. The sizes are those of all ranks' pieces together.
+    """
     length, pieces = parts.shape[0], t.around.pieces
     together = t.operation(parts, gives=parts.new(length, 2 * own))
     gathered = t.operation(together, gives=parts.new(pieces * length, 2 * own))
@@ -196,10 +197,11 @@ def lstm(spec: s.LSTM, x: Value, t: Tape) -> Value:
 
 
 def _keep_states(length: int, inputs: int, width: int, t: Tape) -> None:
-    """What oneDNN's kernel keeps for one direction: results, first and last states, and its work space.
+    """Records the tensors that oneDNN's kernel keeps for one direction: results, first and last states, and its
+    workspace.
 
-    The work space holds four gates for each step, and states and their gradients in rows as wide as the wider of
-    input and state; its rows are padded, which is left out.
+    The workspace holds four gates for each step, and states and their gradients in rows as wide as the wider of input
+    and state; the padding of its rows is left out.
     """
     results, wide = length * width + 4 * width, max(inputs, width)
     t.keep_bytes(

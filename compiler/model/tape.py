@@ -1,12 +1,12 @@
-"""A model run with shapes in place of numbers.
+"""Runs a model on shapes instead of numbers, and records its layers.
 
-Layer functions (`compiler/layers*.py`) take a `Value` and a `Tape`, say on the tape what autograd would have to keep
-and how many products are computed, and give the value that comes out. Memory is followed piece by piece (`Store`),
-once in fp32 and once under autocast, so that two layers that keep the same tensor are charged for it once.
+Layer functions (layers.py, sequence_layers.py) take a `Value` and a `Tape`, record on the tape the tensors that
+autograd would keep and the products that are computed, and return the resulting value. Memory is followed piece by
+piece (`Store`), once in fp32 and once under autocast, so that a tensor that two layers keep is charged once.
 
 The model of memory: a product or convolution keeps its input, in 16 bits under autocast (a copy, if it was in 32); an
-elementwise function keeps its input or its result as its derivative needs; views share their piece. It is that of
-torch on CPUs; on GPUs dropout keeps less, and norms after a product keep more under autocast.
+elementwise function keeps its input or its result as its derivative needs; views share their piece. This is torch on
+CPUs; on GPUs dropout keeps less, and norms after a product keep more under autocast.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from dslc.dsl.language.layers import Repeat
 from dslc.dsl.language.registry import Call
 from dslc.dsl.source import Span
 
-# (name, shape, kind, a, b) -> (kind, a, b): how a library network initialises what torch's defaults would do otherwise.
+# (name, shape, kind, a, b) -> (kind, a, b): a library network's change to torch's default initial values.
 Initialise = Callable[[str, Shape, str, float, float], tuple[str, float, float]]
 
 
 class Misfit(Exception):
-    """A layer cannot take its input. What comes after it has no shape, so nothing more is said."""
+    """A layer cannot take its input. Later layers have no shape, so nothing is reported for them."""
 
     def __init__(self, diagnostic: Diagnostic) -> None:
         super().__init__(diagnostic.message)
@@ -43,28 +43,28 @@ class Misfit(Exception):
 
 @dataclass(eq=False, repr=False)
 class Surroundings:
-    """What all layers of a model know, and collect."""
+    """The context that all layers of a model share, and their collected results."""
 
     source: SourceFacts
-    network: Call | None = None  # of the library: what its layers' mistakes point at
+    network: Call | None = None  # the library network, at which its layers' mistakes point
     initialise: Initialise | None = None
-    ranks: int = 1  # of a tensor axis, of whose first the layers are; by `styles`, those of each module
+    ranks: int = 1  # of a tensor axis; the layers are those of its first rank, with the styles of each module
     styles: Mapping[str, Sequence[str]] = field(default_factory=dict)
     pieces: int = 1  # of a sequence, one for each rank of a context axis
     warnings: list[Diagnostic] = field(default_factory=list)
-    suspects: list[Note] = field(default_factory=list)  # what may be behind an output that does not fit
+    suspects: list[Note] = field(default_factory=list)  # possible causes of an output that does not fit
     inits: list[InitStep] = field(default_factory=list)
     batch_norm_sync: set[bool] = field(default_factory=set)
     batch_norm_values: int | None = None
     noise: bool = False
-    layers: int = 0  # met so far, those within layers too
+    layers: int = 0  # seen so far, including nested layers
     recorded: _Recorded | None = None  # the last block
     nodes: list[LayerNode] = field(default_factory=list)
     steps: list[tuple[str, ModuleStep]] = field(default_factory=list)
 
     @cached_property
     def styles_in(self) -> dict[str, dict[str, Sequence[str]]]:
-        """The styles by module: of those in it, by their names there, and its own."""
+        """Returns the styles by module: of the modules inside it, by their names there, and its own."""
         found: dict[str, dict[str, Sequence[str]]] = {}
         for name, styles in self.styles.items():
             parts = name.split(".")
@@ -88,7 +88,7 @@ F = TypeVar("F", bound=LayerFunction)
 
 
 def layer(*specs: type[Call], recomputable: bool = False) -> Callable[[F], F]:
-    """Registers the arithmetic of a layer; `recomputable`: it is worth computing again in the backward pass."""
+    """Registers the arithmetic of a layer; `recomputable`: it is worth recomputing in the backward pass."""
 
     def declare(function: F) -> F:
         LAYERS.update(dict.fromkeys(specs, function))
@@ -115,14 +115,14 @@ class Tape:
         self.operations: list[Operation] = []
         self.operations_low: list[Operation] = []
         self._kept: tuple[list[Store], list[Store]] = ([], [])  # since the last operation
-        self._weighed = 0  # parameters that belong to operations so far
-        self._taken: Value | None = None  # what the product at hand takes
+        self._weighed = 0  # parameters assigned to operations so far
+        self._taken: Value | None = None  # the input of the current product
         self._frame = _Frame("")
 
     # ------------------------------------------------------------------------------------- for a layer's function
 
     def module(self, kind: str, **arguments: Any) -> None:
-        """The module of this layer: a class of torch.nn, or `.Name` of dslc.runtime.model.modules."""
+        """Sets the module of this layer: a class of torch.nn, or `.Name` of dslc.runtime.model.modules."""
         self._frame.kind, self._frame.arguments = kind, arguments
 
     def parameter(self, name: str, shape: Shape, kind: str, a: float, b: float = 0.0) -> None:
@@ -137,7 +137,7 @@ class Tape:
         self.buffers.append(BufferNode(name=self._frame.prefix + name, shape=shape, dtype=dtype))
 
     def product(self, x: Value, multiply_adds: int, *shape: int) -> Value:
-        """The result of x and a weight: keeps x, for the weight's gradient."""
+        """Returns the result of x and a weight; keeps x, for the weight's gradient."""
         taken = self.cast(x)
         if taken.low_store is not x.low_store:
             self.operations_low.append(Operation(takes=(x.low_store,), gives=taken.low_store, differentiates=x.grad))
@@ -148,17 +148,17 @@ class Tape:
         return self.computed(x.new(*shape, low=True, grad=True))
 
     def computed(self, result: Value) -> Value:
-        """Notes a result that selective recomputation keeps."""
+        """Records a result that selective recomputation keeps."""
         self.products += result.full_store.bytes
         self.products_low += result.low_store.bytes
         return result
 
     def cast(self, x: Value) -> Value:
-        """x as autocast hands it to a product."""
+        """Returns x as autocast passes it to a product."""
         return x if x.low else replace(x, low=True, low_store=Store(2 * x.count))
 
     def keep(self, x: Value) -> None:
-        """x is needed in the backward pass."""
+        """Records that the backward pass needs x."""
         if not x.full_store.kept:
             x.full_store.kept = True
             self.saved += x.full_store.bytes
@@ -169,7 +169,7 @@ class Tape:
             self._kept[1].append(x.low_store)
 
     def keep_bytes(self, full: int, low: int) -> None:
-        """Something else is needed in the backward pass."""
+        """Records other bytes that the backward pass needs."""
         self.saved += full
         self.saved_low += low
         self._kept[0].append(Store(full, kept=True))
@@ -184,9 +184,10 @@ class Tape:
         scratch: tuple[int, int] = (0, 0),
         rounds: int = 0,
     ) -> Value:
-        """Notes that `gives` was computed from `takes`: what was kept since the last is this one's. A layer without
-        parts is one operation by itself. `scratch`: bytes that its backward pass takes for a while;
-        `rounds`: that many copies of its weights' gradients."""
+        """Records that `gives` was computed from `takes`, with everything kept since the last operation. A layer
+        without parts is one operation by itself. `scratch`: temporary bytes of its backward pass; `rounds`: the copies
+        of its weights' gradients.
+        """
         mine = self.parameters[self._weighed :]
         self._weighed = len(self.parameters)
         weights = sum(parameter.count for parameter in mine)
@@ -266,8 +267,9 @@ class Tape:
             self.parameters[-1] = replace(table, shape=(table.shape[0] // ranks, *table.shape[1:]))
         if len(self.operations) == before and y is not x:
             taken = self._taken or x
-            # torch's kernels on CPUs: a batch norm's gradient, and a convolution's of its weights, are made in steps. A
-            # gradient that comes through a flattening has another order in memory: pooling puts all it has into that.
+            # torch's kernels on CPUs: a batch norm's gradient, and a convolution's weight gradient, are made in steps.
+            # A gradient that comes through a flattening has other strides: pooling copies all its tensors to that
+            # layout.
             scratch = (0, 0)
             if spec.word == "batch_norm":
                 scratch = (y.full_store.bytes, y.low_store.bytes)
@@ -305,7 +307,7 @@ class Tape:
 
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """The children run inside become parts of the attribute `name`, a Sequential."""
+        """Makes the children run inside parts of the attribute `name`, a Sequential."""
         outer = self._frame
         self._frame = made = _Frame(f"{outer.prefix}{name}.")
         try:
@@ -316,7 +318,7 @@ class Tape:
 
 
 def at(whole: Call, **renamed: str) -> dict[str, Any]:
-    """Where the layers that something is made of stand: mistakes point at its arguments of the same (or that) name."""
+    """Returns the spans for layers made from `whole`: mistakes point at its arguments of the same (or that) name."""
     places = dict(whole.places)
     for argument, of_whole in renamed.items():
         places.pop(argument, None)
@@ -327,20 +329,20 @@ def at(whole: Call, **renamed: str) -> dict[str, Any]:
 
 @dataclass(eq=False, repr=False)
 class _Recorded:
-    """A block that was recorded, which is the same again where what it is given is: but for its name."""
+    """A recorded block, reused under another name if its input is the same."""
 
     name: str
     spec: Call
-    given: tuple[object, ...]  # what its input was like
+    given: tuple[object, ...]  # properties of its input
     styles: dict[str, Sequence[str]]  # of its modules, by their names in it
-    left: tuple[bool, bool]  # whether its input is kept after it
+    left: tuple[bool, bool]  # true if its input is kept after it, in fp32 and under autocast
     gives: Value
     node: LayerNode
     step: ModuleStep
     inits: Sequence[InitStep]
 
     def made_by(self, spec: Call, styles: dict[str, Sequence[str]]) -> bool:
-        """Whether it stands at the same place of the job, too."""
+        """True if `spec` stands at the same place of the job, with the same styles."""
         return self.spec == spec and self.spec.span == spec.span and self.styles == styles
 
     def again(self, around: Surroundings, name: str, x: Value) -> Value:
@@ -368,15 +370,15 @@ class _Recorded:
 
 
 def _like(x: Value) -> tuple[object, ...]:
-    """All of a value that a layer goes by."""
+    """Returns all properties of a value that a layer depends on."""
     stores = (x.full_store.bytes, x.full_store.kept, x.low_store.bytes, x.low_store.kept)
     return (x.shape, x.tokens, x.low, x.grad, x.sequence, x.pooled, x.full_store is x.low_store, stores)
 
 
 def record(around: Surroundings, name: str, spec: Call, x: Value) -> Value:
-    """Runs one layer of the model's list under its full name, and notes its node and module. Raises Misfit.
+    """Runs one layer of the model's list under its full name, and records its node and module. Raises Misfit.
 
-    A block like the one before it is not run, but has the same said of it.
+    A block like the one before it is not run again; its record is copied.
     """
     given, before = _like(x), around.recorded
     if before and before.given == given and before.made_by(spec, around.styles_in.get(name, {})):
@@ -422,7 +424,9 @@ def record(around: Surroundings, name: str, spec: Call, x: Value) -> Value:
 
 
 def unroll(around: Surroundings, layers: Iterable[Call], x: Value, run: Callable[[Call, Value], Value]) -> Value:
-    """Runs a list of layers, `repeat` unrolled. A body that its own next round cannot take is the repeat's mistake."""
+    """Runs a list of layers, with `repeat` unrolled. If a body cannot take its own output, that is the repeat's
+    mistake.
+    """
     for spec in layers:
         if not isinstance(spec, Repeat):
             around.layers += 1

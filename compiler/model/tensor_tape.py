@@ -1,9 +1,9 @@
-"""A layer as one rank of the tensor axis runs it: what DTensor styles make before and after a module.
+"""A layer as one rank of the tensor axis runs it: the operations of DTensor styles before and after a module.
 
-Model: the layers are run with a rank's own shapes (`tape`). Between them goes the whole, a piece of the sequence, or a
-share of the features; what a style gathers, or adds up, is an operation of its own, which takes memory. A gather along
-any dim but the first is two: torch receives the parts one after another, and puts them together; a reduce-scatter takes
-them apart first. An all-reduce leaves what it is given and makes its result beside it.
+Model: the layers are run with a rank's own shapes (tape.py). Values between them are whole, a piece of the sequence, or
+a share of the features. A style's gather or sum is an operation of its own, which takes memory. A gather along any dim
+but the first is two operations: torch receives the parts one after another, and joins them; a reduce-scatter splits
+them first. An all-reduce keeps its input and makes its result beside it.
 
 Contract: the shapes of parameters are a rank's. Sizes that ranks cannot share are rounded down; the rules refuse them.
 """
@@ -21,7 +21,7 @@ Operation: TypeAlias = Callable[..., Value]  # `Tape.operation`
 
 
 def before(styles: Sequence[str], ranks: int, spec: Call, x: Value, operation: Operation) -> tuple[Call, Value]:
-    """What a module is given, and what it is on a rank."""
+    """Returns a module's declaration as on one rank, and its input."""
     for style in styles:
         kind, _, rest = style.partition("_")
         if kind == "split":
@@ -29,7 +29,7 @@ def before(styles: Sequence[str], ranks: int, spec: Call, x: Value, operation: O
         elif rest == "of_pieces":
             x = _in_two(operation, x, _new(x, 0, ranks, 1))
         elif kind in ("column", "gathered", "scores"):
-            # Forward it is the same; its gradient is added up over the ranks.
+            # Unchanged forward; its gradient is summed over the ranks.
             x = operation(x, gives=x.new(*x.shape), view=True)
         if kind in ("column", "gathered", "scores"):
             spec = replace(spec, features=spec.features // ranks)  # type: ignore[attr-defined, call-arg]
@@ -37,7 +37,7 @@ def before(styles: Sequence[str], ranks: int, spec: Call, x: Value, operation: O
 
 
 def after(styles: Sequence[str], ranks: int, y: Value, operation: Operation) -> Value:
-    """What comes of what a module gives."""
+    """Returns the value after the exchange of a module's output."""
     for style in styles:
         kind, _, rest = style.partition("_")
         if rest == "to_pieces":
@@ -52,7 +52,7 @@ def after(styles: Sequence[str], ranks: int, y: Value, operation: Operation) -> 
 
 
 def _in_two(operation: Operation, x: Value, result: Value) -> Value:
-    """By way of a copy as large as the whole, in another order."""
+    """Goes through a copy as large as the whole, in another order."""
     whole = x if x.count > result.count else result
     between = operation(x, gives=x.new(*whole.shape))
     return operation(between, gives=result)

@@ -1,4 +1,4 @@
-"""What flows between layers: a tensor of one sample, and the memory that it lies in."""
+"""A value between layers: a tensor of one sample, and its memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Shape = tuple[int, ...]
 
 @dataclass(slots=True, eq=False, repr=False)
 class Value:
-    """What flows between layers. `low`: 16 bits under autocast; `grad`: a parameter comes before it."""
+    """A tensor between layers. `low`: 16 bits under autocast; `grad`: a parameter comes before it."""
 
     shape: Shape
     tokens: bool
@@ -22,7 +22,7 @@ class Value:
     sequence: bool  # (length, width) rather than (channels, length)
     full_store: Store
     low_store: Store
-    pooled: int = 0  # numbers of which these are the largest of each window
+    pooled: int = 0  # numbers before pooling, of which these are the maxima
 
     @property
     def count(self) -> int:
@@ -33,13 +33,13 @@ class Value:
         return TensorFact(shape=self.shape, dtype="int64" if self.tokens else "float32")
 
     def view(self, *shape: int, sequence: bool = False) -> Value:
-        """Another shape of the same memory."""
+        """Returns another shape of the same memory."""
         return replace(self, shape=shape, sequence=sequence)
 
     def new(
         self, *shape: int, low: bool | None = None, grad: bool | None = None, sequence: bool | None = None
     ) -> Value:
-        """A result computed from this one: memory of its own."""
+        """Returns a result computed from this one, with memory of its own."""
         count, is_low = prod(shape), self.low if low is None else low
         return Value(
             shape=shape,
@@ -56,7 +56,7 @@ class Value:
 
 
 def describe(shape: Shape, *, tokens: bool = False, sequence: bool = False) -> str:
-    """A shape in words: `an image (3, 32, 32)`."""
+    """Describes a shape in words: `an image (3, 32, 32)`."""
     text = say(shape)
     if tokens:
         return f"tokens {text}"
@@ -74,7 +74,7 @@ def say(shape: Shape) -> str:
 
 
 def entry(fact: TensorFact) -> Value:
-    """The model's input, which the data holds already."""
+    """Returns the model's input, which the data holds already."""
     held = Store(0, kept=True)
     tokens = not fact.dtype.startswith(("float", "bfloat"))
     low = fact.dtype in ("float16", "bfloat16")
