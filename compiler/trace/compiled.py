@@ -1,14 +1,14 @@
-"""What blocks of a traced module keep for the backward pass where `torch.compile` has them.
+"""Activation memory of a traced module's blocks under `torch.compile`.
 
-Model: torch's compiler computes again in the backward pass what is cheap and would be kept (`min_cut_rematerialization_
-partition`), so that it keeps less than autograd does. Each kind of block goes through the part of the compiler that
-decides this, without memory, and nothing is made of the result.
+Model: torch's compiler recomputes cheap activations in the backward pass (`min_cut_rematerialization_partition`), and
+so keeps less than autograd does. Each kind of block goes through the part of the compiler that decides this, without
+memory; the compiled code is dropped.
 
-Contract: bytes of a sample by block, as `LayerFacts.saved` has them.
+Contract: bytes of a sample by block, as in `LayerFacts.saved`.
 
-Limits: of a block of which the compiler's tracing fails nothing is said, and what it keeps without a compiler stands
-for it, which is at most too much; so it does for what no block has. Patterns that the compiler replaces beforehand,
-such as attention by hand, are left as they are.
+Limits: if the compiler cannot trace a block, the figure without a compiler stands, which is an upper bound; the same
+goes for layers outside of blocks. Patterns that the compiler replaces beforehand, such as hand-written attention, are
+left as they are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Call:
-    """A block's first call."""
+    """The first call of a block."""
 
     given: Any
     output: list[torch.Tensor] = field(default_factory=list)
@@ -34,7 +34,7 @@ class _Call:
 
 @dataclass(frozen=True)
 class _Kept:
-    """By place: which of the tensors that the block takes and gives it keeps; and bytes of others."""
+    """By place: the tensors among the block's inputs and outputs that it keeps; and bytes of others."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -42,8 +42,9 @@ class _Kept:
 
 
 def kept_by_blocks(run: Run, saved: dict[str, int]) -> dict[str, int]:
-    """What each block of `run`'s module keeps of all its samples, each piece of memory counted at the first that keeps
-    it. `saved`, by layer, tells blocks of a class that are not alike."""
+    """Returns the bytes that each block of `run`'s module keeps of all its samples, each piece of memory counted at the
+    first block that keeps it. `saved`, by layer, tells apart blocks of one class that differ.
+    """
     import torch
 
     calls: dict[str, _Call] = {}
@@ -88,7 +89,9 @@ def _leaving(calls: dict[str, _Call], path: str) -> Any:
 
 
 def _partition(module: nn.Module, given: Any) -> _Kept | None:
-    """How the compiler divides the block's work between forward and backward pass; None where it cannot trace it."""
+    """Partitions the block's work into forward and backward pass by the compiler; returns None if it cannot trace the
+    block.
+    """
     import torch
     from torch._functorch.aot_autograd import aot_function
     from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -119,7 +122,7 @@ def _partition(module: nn.Module, given: Any) -> _Kept | None:
             decompositions=select_decomp_table(),
         )
         made(*state.values(), *taken)
-    except Exception:  # of any kind: it is the user's code that is traced
+    except Exception:  # any kind: the user's code is traced
         return None
     return found[0] if found else None
 

@@ -1,8 +1,8 @@
-"""How a module is cut into layers.
+"""Cuts a module into layers.
 
-A *block* is an element of an `nn.ModuleList` or `nn.Sequential` that holds two or more of its class, each with
-parameters and modules of its own; of blocks within blocks the outermost counts, but what `_no_split_modules` names
-(transformers) comes first. Other modules are layers as far up the tree as they hold no block.
+A *block* is an element of an `nn.ModuleList` or `nn.Sequential` that has two or more of its class, each with parameters
+and submodules. Of nested blocks the outermost counts, but `_no_split_modules` (transformers) comes first. Other modules
+are layers as far up the tree as they contain no block.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Cut:
-    """The layers of a module by path, and which of them are blocks."""
+    """The layers of a module by path, and the subset that are blocks."""
 
     def __init__(self, model: nn.Module) -> None:
         self.blocks = _blocks(model)
@@ -25,7 +25,7 @@ class Cut:
         self._owners = {name: path for path, module in self.layers.items() for name in _names(path, module)}
 
     def owner(self, name: str) -> str:
-        """The layer that a parameter or buffer belongs to; "" for the root."""
+        """Returns the layer that a parameter or buffer belongs to; "" for the root."""
         return self._owners.get(name, "")
 
     def _split(self, path: str, module: nn.Module) -> None:
@@ -47,7 +47,7 @@ def _names(path: str, module: nn.Module) -> list[str]:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """A container of torch's own, which adds nothing to what it holds."""
+    """True for a container of torch's own, which adds nothing to its modules."""
     import torch
 
     return type(module) in (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
@@ -77,7 +77,7 @@ def _blocks(model: nn.Module) -> set[str]:
 
 
 def _repeated(modules: list[tuple[str, nn.Module]]) -> list[str]:
-    """Those that hold parameters and modules and of whose kind there are two or more."""
+    """Returns the modules with parameters and submodules of whose kind there are two or more."""
     kinds: dict[Any, list[str]] = defaultdict(list)
     for path, module in modules:
         composed = any(True for _ in module.children()) or not type(module).__module__.startswith("torch.nn")
@@ -87,7 +87,7 @@ def _repeated(modules: list[tuple[str, nn.Module]]) -> list[str]:
 
 
 def _kind(module: nn.Module) -> Any:
-    """Its class; of a plain container, also those of its parts."""
+    """Returns a module's class; for a plain container, also those of its parts."""
     return (type(module), *(_kind(child) for child in module.children())) if _is_plain(module) else type(module)
 
 

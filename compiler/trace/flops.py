@@ -7,7 +7,9 @@ from typing import Any
 
 
 def formulas() -> dict[Any, Callable[..., int]]:
-    """By operation, of its arguments and result: torch's own, and those of the CPU's kernels, which torch lacks."""
+    """Returns functions of an operation's arguments and result: torch's own, and those for the CPU's kernels that torch
+    lacks.
+    """
     import torch
     from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_flop_count
 
@@ -18,7 +20,8 @@ def formulas() -> dict[Any, Callable[..., int]]:
         return 2 * attention(query, key, value)
 
     def convolution_back(grad: Any, x: Any, w: Any, *rest: Any, **_: Any) -> int:
-        # Each gradient is as much as the forward; torch takes a grouped one's for weights as if it were not grouped.
+        # Each gradient takes as many FLOPs as the forward; for a grouped convolution's weights torch counts as if
+        # ungrouped.
         transposed, wanted = rest[4], rest[7]
         each = conv_flop_count(list(x.shape), list(w.shape), list(grad.shape), transposed=transposed)
         return int(each) * (int(wanted[0]) + int(wanted[1]))

@@ -1,9 +1,8 @@
-"""What the layers of a traced module take while they work, beside what they keep.
+"""Working memory of a traced module's layers, beside their saved activations.
 
-Model: the module runs forward and backward without memory, and after each operation the bytes of all tensors that are
-alive are noted, which come and go as they do in a training. What two samples more add to each of these figures is what
-grows with the batch; results that do not grow are gradients of weights.
-Contract: figures follow the conventions of `Working`.
+Model: the module runs forward and backward without memory, and after each operation the bytes of all live tensors are
+recorded; they come and go as in a training. The difference between two runs, per sample, is the part that grows with
+the batch; results that do not grow are gradients of weights. Contract: figures follow the conventions of `Working`.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from dslc.compiler.trace.run import LARGE, SMALL, Run, storage, tensors_of
 
 
 class Step(NamedTuple):
-    """After one operation: the layer, whether in the backward pass, what is alive and what was when the layer began,
-    and what was made: (bytes, numbers) of each result, and whether it is a copy in another dtype."""
+    """The state after one operation: the layer, true in the backward pass, live bytes now and when the layer began, and
+    the results: (bytes, numbers) of each, and true for a copy in another dtype.
+    """
 
     layer: str
     back: bool
@@ -29,7 +29,7 @@ class Step(NamedTuple):
 
 
 class Walk(Run):
-    """One run that notes what is alive."""
+    """A run that records the live bytes."""
 
     def __init__(self, *arguments: Any, gradients: bool) -> None:
         super().__init__(*arguments)
@@ -48,7 +48,7 @@ class Walk(Run):
             output = self.model(self.input)
         if not output.requires_grad:
             return
-        # A gradient of the output's size comes in, and the output goes.
+        # The output's gradient is allocated, and the output is freed.
         with self.fake:
             total = (output * 1.0).sum()
         del output
@@ -91,8 +91,9 @@ class Walk(Run):
 
 
 def measure(run: Run, saved: dict[str, int], given: dict[str, int]) -> dict[str, Working]:
-    """What each layer of `run`'s module works in; `saved` is what each keeps of a sample, in order, `given` what it
-    takes. Empty where the runs are not the same operations."""
+    """Returns the working memory of each layer of `run`'s module. `saved` is the activations that each keeps of a
+    sample, in order, `given` its inputs. {} if the two runs have different operations.
+    """
     walks = []
     for gradients in (True, False):
         for samples in (SMALL, LARGE):

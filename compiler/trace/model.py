@@ -1,16 +1,16 @@
-"""A module run with shapes in place of numbers: what each of its layers takes, gives, holds and costs.
+"""Runs a module on shapes instead of numbers, and finds each layer's inputs, outputs, parameters and costs.
 
-Model: the module is cut into layers (trace/cut.py). What is called in between, and parameters that belong to no layer
-or are used outside of theirs, are the root's, whose name is empty. Layers are in the order of their first call. The
-module is run without memory (trace/run.py), with two samples and with four: the former gives the FLOPs, the difference
-what a sample adds to the bytes that are kept, so that what does not grow with the batch is left out. What layers take
-while they work is measured apart (trace/memory.py).
+Model: the module is cut into layers (cut.py). Calls between layers, and parameters that belong to no layer or are used
+outside of theirs, belong to the root, whose name is empty. Layers are in the order of their first call. The module is
+run without memory (run.py), with two samples and with four: the first run gives the FLOPs, the difference the saved
+bytes per sample, so that anything that does not grow with the batch is left out. Working memory is measured apart
+(memory.py).
 
 Contract: the conventions of `LayerNode`; each piece of memory counts once, at the first layer that keeps it.
 
-Limits: what is traced is one path through the module. Control flow that depends on numbers cannot be followed, and is
-an error; that which depends on anything else may take other paths in training. Of what a module holds back by itself
-for its backward pass (`torch.utils.checkpoint` its inputs) nothing is seen.
+Limits: tracing follows one path through the module. Control flow that depends on numbers is an error; control flow that
+depends on anything else may take other paths in training. Memory that a module saves by itself for its backward pass
+(`torch.utils.checkpoint` its inputs) is not seen.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "linear")
 
 
 class TraceError(Exception):
-    """A user's function that cannot be used, in one line. The exception behind it is its `__cause__`; `remedy` is
-    what to do about it, where that is known."""
+    """A user's function that cannot be used, in one line. The exception behind it is its `__cause__`; `remedy` says
+    what to do, if that is known.
+    """
 
     def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(message)
@@ -57,11 +58,11 @@ def trace_model(
     tensor: int = 1,
     tensor_plan: tuple[str, ...] | None = None,
 ) -> ModelFacts:
-    """What the module that `make()` gives is made of, for a sample `input`.
+    """Returns the facts of the module that `make()` makes, for a sample `input`.
 
-    `low`: the job runs in 16 bits, so that a module which fails under autocast is at fault; otherwise its bytes in
-    float32 stand for those. `compile`: torch compiles its blocks, which keep less then. `tensor`: ranks of a tensor
-    axis, over which `tensor_plan`, or a plan of the module's own, cuts it.
+    `low`: the job runs in 16 bits, so that a module that fails under autocast is at fault; otherwise its float32 bytes
+    stand for those. `compile`: torch compiles its blocks, which then keep less. `tensor`: ranks of a tensor axis, over
+    which `tensor_plan`, or a plan of the module's own, cuts it.
     """
     import torch
     from torch._subclasses.fake_tensor import (
@@ -70,7 +71,7 @@ def trace_model(
         FakeTensorMode,
     )
 
-    # What a module holds besides its parameters and buffers may be real.
+    # A module's tensors besides its parameters and buffers may be real.
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     model = _made(make, fake)
     cut = Cut(model)
@@ -123,22 +124,23 @@ def trace_model(
 
 
 def try_to_make(make: Callable[[], Any]) -> None:
-    """Makes the module, without memory, and leaves it. Raises TraceError where it is none."""
+    """Makes the module, without memory, and drops it. Raises TraceError if that fails."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     _made(make, FakeTensorMode(allow_non_fake_inputs=True))
 
 
 def try_low_copy(model: nn.Module, input: TensorFact, dtype: str, units: Sequence[str]) -> None:
-    """A forward pass as O2 does it, of a module that was traced: its parameters are of `dtype`, and so is what it and
-    its `units` are given; buffers stay as they are. Raises TraceError where that fails."""
+    """Runs a forward pass as O2 does, of a module that was traced: its parameters have `dtype`, and so have the inputs
+    of it and its `units`; buffers stay as they are. Raises TraceError if that fails.
+    """
     import torch
     from torch._guards import detect_fake_mode
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_map_only
 
     class OneDtype(TorchDispatchMode):
-        """Products of two dtypes fail as they do with numbers: without, torch lets them pass."""
+        """Raises for products of two dtypes, which fail with real numbers; without memory torch accepts them."""
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             dtypes = sorted({str(tensor.dtype) for tensor in tensors_of((args, kwargs))})
@@ -179,7 +181,9 @@ def try_low_copy(model: nn.Module, input: TensorFact, dtype: str, units: Sequenc
 
 @contextmanager
 def _normalised(model: nn.Module) -> Iterator[list[int]]:
-    """How many numbers each batch norm that takes statistics is given for a channel, of each of `SMALL` samples."""
+    """Yields the count of numbers per channel that each batch norm with batch statistics gets, of each of `SMALL`
+    samples.
+    """
     import torch
 
     found: list[int] = []
@@ -197,8 +201,7 @@ def _normalised(model: nn.Module) -> Iterator[list[int]]:
 
 @contextmanager
 def _writing(model: nn.Module, run: _Count) -> Iterator[list[str]]:
-    """The buffers that the forward pass within writes in place or puts others in the place of; not the statistics of
-    batch norm, which are told apart."""
+    """Yields the buffers that the forward pass inside writes in place or replaces, without batch norm's statistics."""
     import torch
 
     def kept() -> dict[str, int]:
@@ -218,12 +221,12 @@ def _writing(model: nn.Module, run: _Count) -> Iterator[list[str]]:
 
 
 def seen(dtype: torch.dtype) -> DType:
-    """The dtype in which the model sees numbers of this one: whole numbers as int64, others as float32."""
+    """Returns the dtype in which the model sees numbers of this one: integers as int64, others as float32."""
     return "float32" if dtype.is_floating_point else "int64"
 
 
 def fact(tensor: torch.Tensor, samples: int) -> TensorFact:
-    """One sample of a batch, also of one that is the same for all; of a tensor that is no batch, the whole."""
+    """Returns one sample of a batch, also of one that is the same for all; for a tensor that is no batch, the whole."""
     shape = tuple(tensor.shape)
     return TensorFact(shape=shape[1:] if shape[:1] in ((samples,), (1,)) else shape, dtype=seen(tensor.dtype))
 
@@ -232,24 +235,24 @@ def fact(tensor: torch.Tensor, samples: int) -> TensorFact:
 
 
 def _made(make: Callable[[], Any], fake: Any) -> nn.Module:
-    """The module without memory; one that cannot be built so is built on the CPU and emptied."""
+    """Returns the module without memory; one that cannot be built so is built on the CPU and emptied."""
     import torch
 
     with fake:
         try:
             made = make()
-        except (RuntimeError, TypeError, ValueError):  # what torch and numpy raise where there are no numbers
+        except (RuntimeError, TypeError, ValueError):  # torch and numpy raise these for tensors without numbers
             made = None
     if made is None:
         made = make()
     if not isinstance(made, torch.nn.Module):
         raise TraceError(f"it returns a `{type(made).__name__}`, not a `torch.nn.Module`")
     _empty(made, fake)
-    return made.train()  # as the runtime does: what is traced is a step of the training
+    return made.train()  # as the runtime does: a training step is traced
 
 
 def _empty(model: nn.Module, fake: Any) -> None:
-    """Puts tensors of the fake CPU in the place of real ones and of those on other devices; what is tied stays tied."""
+    """Replaces real tensors, and those on other devices, by tensors of the fake CPU; tied ones stay tied."""
     import torch
 
     made: dict[int, torch.Tensor] = {}
@@ -276,24 +279,24 @@ def _ties(model: nn.Module) -> tuple[tuple[str, str], ...]:
 
 
 class _Count(Run):
-    """One run in which work and kept bytes are counted, by the layer's path."""
+    """A run that counts FLOPs and saved bytes, by the layer's path."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.flops: dict[str, int] = defaultdict(int)
         self.flops_back: dict[str, int] = defaultdict(int)
         self.saved: dict[str, int] = defaultdict(int)
-        self.given: dict[str, int] = defaultdict(int)  # bytes of what a layer takes
+        self.given: dict[str, int] = defaultdict(int)  # bytes of a layer's inputs
         self.products: dict[str, int] = defaultdict(int)  # bytes of results of products and attention
         self.inputs: dict[str, TensorFact] = {}
         self.outputs: dict[str, TensorFact] = {}
         self.order: list[str] = []
         self.astray: set[str] = set()  # parameters that are used outside of their layer
         self.noise = False
-        self.written: set[int] = set()  # the memory that operations write in place
+        self.written: set[int] = set()  # memory that operations write in place
         self.vocab: int | None = None
-        self._alive: list[torch.Tensor] = []  # so that no storage is freed and its identity used again
-        self._entered: set[int] = set()  # what layers were given
+        self._alive: list[torch.Tensor] = []  # kept alive so that no storage's identity is used again
+        self._entered: set[int] = set()  # memory of layers' inputs
         self._held = set(self.own)
         self._users: dict[int, tuple[str, set[str]]] = {}  # by storage: a parameter, and the layers it belongs to
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
@@ -348,7 +351,7 @@ class _Count(Run):
         return tensor
 
     def _look(self, func: Any, args: Any) -> None:
-        """Noise, and embeddings that the input's own numbers are looked up in."""
+        """Notes random operations, and embeddings that look up the input's own numbers."""
         import torch
 
         aten = torch.ops.aten
@@ -382,7 +385,7 @@ def _check(output: Any) -> None:
 
 
 class _Bytes(NamedTuple):
-    """What a sample adds, by layer: all that is kept, what is under selective recomputation, what it works in."""
+    """The bytes per sample, by layer: saved, saved under selective recomputation, and working memory."""
 
     saved: dict[str, int]
     selective: dict[str, int]
@@ -414,7 +417,7 @@ def _bytes(small: _Count, large: _Count, compile: bool) -> _Bytes:
 
 
 def _keeping(working: Working, more: int) -> Working:
-    """What a layer works in that keeps so many bytes more (or less) than it would by itself."""
+    """Returns the working memory of a layer that keeps so many bytes more (or less) than it would by itself."""
     moments = tuple(replace(moment, bytes=max(0, moment.bytes + more)) for moment in working.backward)
     return replace(working, forward=max(0, working.forward + more), backward=moments)
 
@@ -455,7 +458,7 @@ def _layers(cut: Cut, run: _Count, bytes: _Bytes, bytes_low: _Bytes) -> tuple[La
 
 
 def _place(cut: Cut, run: _Count, name: str) -> str:
-    """The layer of a parameter or buffer: its own, unless that was never called or others use it too."""
+    """Returns the layer of a parameter or buffer: its own, unless that was never called or others use it too."""
     path = cut.owner(name)
     return path if path in run.order and name not in run.astray else ""
 

@@ -1,11 +1,13 @@
-"""What operations make of shares: where a rank has one of equal pieces of a tensor, what does it have of the result?
+"""Propagates shares through operations: if a rank has one of equal pieces of a tensor, which piece of the result does
+it have?
 
 Model: a share lies along one dim of its tensor, which is `outer` x `size` x the rest, and its pieces are equal parts of
-`size`: heads that were joined with the batch for a product, or with the size of a head for the row that follows. Rules
-are for torch's operations below autograd, by their names (`aten`), as they come when a module runs.
+`size`. The outer part are, for example, samples joined with the heads for a product; the rest is the size of a head in
+the row that follows. Rules are by the names of torch's operations below autograd (`aten`), as they come when a module
+runs.
 
-Contract: `follow` gives the share that the result is, as if it had been computed from the whole; it raises `Refused`
-where an operation works across the pieces, or where that is not known. The shapes are those of the whole.
+Contract: `follow` returns the share that the result is, as if it had been computed from the whole; it raises `Refused`
+for an operation that works across the pieces, or is not known. The shapes are those of the whole.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Share(NamedTuple):
-    """Along `dim`, whose size is `outer` x `size` x what is left, each rank has an equal part of `size`."""
+    """A share along `dim`, of size `outer` x `size` x the rest: each rank has an equal part of `size`."""
 
     dim: int
     outer: int
@@ -27,7 +29,7 @@ class Share(NamedTuple):
 
 
 class Refused(Exception):
-    """Why a plan cannot be used, in one line; the module, and what to do."""
+    """Why a plan cannot be used, in one line; the module, and the remedy."""
 
     def __init__(self, text: str, module: str = "", help: str = "") -> None:
         super().__init__(text)
@@ -58,7 +60,7 @@ class Operation:
 
 
 def follow(operation: Operation, out: torch.Tensor) -> Share | None:
-    """What `out` is, one of the results of an operation that takes a share; None: whole."""
+    """Returns the share that `out`, a result of an operation on a share, is; None: whole."""
     rule: _Rule | None = _aligned if operation.pointwise else _RULES.get(operation.name)
     if rule is None:
         raise Refused(f"it is not known what `{operation.name}` makes of shares")
@@ -73,7 +75,7 @@ def _across(operation: Operation) -> Refused:
 
 
 def _aligned(operation: Operation, out: torch.Tensor) -> Share:
-    """Number by number, dims aligned at the end."""
+    """Elementwise operations, dims aligned at the end."""
     found = {Share(s.dim + out.dim() - t.dim(), s.outer, s.size) for t, s in operation.shares}
     share = found.pop()
     if found or any(t.shape[s.dim] != out.shape[share.dim] for t, s in operation.shares):
@@ -85,7 +87,7 @@ def _aligned(operation: Operation, out: torch.Tensor) -> Share:
 
 
 def _viewed(operation: Operation, out: torch.Tensor) -> Share:
-    """The same numbers in the same order under another shape."""
+    """Views: the same numbers in the same order under another shape."""
     tensor, share = operation.first
     left, before = prod(tensor.shape[: share.dim]) * share.outer, 1
     for dim, size in enumerate(out.shape):
@@ -117,7 +119,7 @@ def _expanded(operation: Operation, out: torch.Tensor) -> Share:
 
 
 def _along(operation: Operation, out: torch.Tensor) -> Share:
-    """Along one dim or several, which are not that of the share."""
+    """Operations along one dim or several, which may not be that of the share."""
     tensor, share = operation.first
     given = operation.arguments.get("dim", operation.arguments.get("dims", _UNSAID.get(operation.name)))
     dims = [given] if isinstance(given, int) else list(given or range(tensor.dim()))
@@ -140,20 +142,20 @@ def _joined(operation: Operation, out: torch.Tensor) -> Share:
 
 
 def _product(operation: Operation, out: torch.Tensor) -> Share:
-    """Matrices, of one factor at least a share, and not of what is summed over."""
+    """Matrix products, of which at least one factor is a share, not along the summed dim."""
     a, b = operation.share("self"), operation.share("mat2")
     last = out.dim() - 1
     if (a and a.dim == last) or (b and b.dim == last - 1):
         raise _across(operation)
     found = a or b
-    # Of matrices in a batch both factors have a share, and else one of them.
+    # In a batch of matrices both factors have the share, otherwise one of them.
     if found is None or (a != b if found.dim < last - 1 else bool(a and b)):
         raise Refused(f"`{operation.name}` brings shares together that lie otherwise")
     return found
 
 
 def _attended(operation: Operation, out: torch.Tensor) -> Share | None:
-    """Attention, whose heads, or whose samples, are shared out; keys and values may have fewer heads."""
+    """Attention with sharded heads or samples; keys and values may have fewer heads."""
     query = operation.arguments["query"]
     shares = [operation.share(name) for name in ("query", "key", "value")]
     share = shares[0]
@@ -175,7 +177,7 @@ def _normed(operation: Operation, out: torch.Tensor) -> Share:
 
 
 _Rule = Callable[[Operation, "torch.Tensor"], "Share | None"]
-# The dim of those that mean one where they say none.
+# The default dim of operations with a dim.
 _UNSAID = {"split": 0, "split_with_sizes": 0, "unbind": 0, "slice": 0, "glu": -1, "sort": -1, "topk": -1}
 _BY_KIND: dict[_Rule, str] = {
     _aligned: "clone detach alias contiguous lift_fresh _to_copy copy_ fill_ gelu dropout native_dropout bernoulli "

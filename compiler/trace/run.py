@@ -1,8 +1,8 @@
-"""One run of a module on tensors without memory: which layer is at work when an operation is done.
+"""Runs a module on tensors without memory, and knows at each operation which layer is running.
 
-Model: the tensors call themselves the CPU's (torch's FakeTensorMode, which is the meta device under the name of
-another): the same kernels are chosen as on a CPU, autocast included. An operation of the backward pass belongs to the
-layer that was at work when its node of autograd was made.
+Model: the tensors pretend to be on the CPU (torch's FakeTensorMode, which is the meta device under another device's
+name): the same kernels are chosen as on a CPU, autocast included. An operation of the backward pass belongs to the
+layer that was running when its autograd node was made.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-SMALL, LARGE = 2, 4  # samples; one alone would stop batch norm
-_NO_ORDER = 2**64 - 1  # of nodes that add up gradients
+SMALL, LARGE = 2, 4  # samples; a single one would make batch norm fail
+_NO_ORDER = 2**64 - 1  # sequence number of nodes that accumulate gradients
 
 
 class Run:
-    """`now` is the path of the layer at work, "" between layers; subclasses take note of operations."""
+    """A run. `now` is the path of the running layer, "" between layers; subclasses observe the operations."""
 
     def __init__(
         self, model: nn.Module, cut: Cut, fake: Any, input: TensorFact, samples: int, low: bool = False
@@ -38,31 +38,31 @@ class Run:
         self.own = {storage(tensor) for tensor in (*model.parameters(), *model.buffers(), self.input)}
         self.going_back = False
         self._inside: list[str] = []
-        self._marks: list[tuple[int, str]] = []  # from which of autograd's nodes on a layer was at work
+        self._marks: list[tuple[int, str]] = []  # autograd's first sequence number in a layer
 
     def operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """An operation was done."""
+        """Called after an operation."""
 
     def entered(self, path: str, given: Any) -> None:
-        """A layer begins, and is given this."""
+        """Called when a layer begins, with its inputs."""
 
     def left(self, path: str, output: Any) -> None:
-        """A layer has given this."""
+        """Called when a layer ends, with its output."""
 
     def moved(self) -> None:
-        """Another layer is at work, or none."""
+        """Called when another layer begins to run, or none."""
         import torch
 
         self._marks.append((torch.autograd._get_sequence_nr(), self.now))
 
     @property
     def now(self) -> str:
-        """Of a layer that calls another the outer, which is what would run again."""
+        """Path of the running layer; the outermost if layers call each other, as that one would be recomputed."""
         return self._inside[0] if self._inside else ""
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The surroundings of a forward pass."""
+        """Sets up the contexts of a forward pass."""
         import torch
 
         with ExitStack() as around:
@@ -82,7 +82,7 @@ class Run:
             total.backward()
 
     def of_node(self, otherwise: str = "") -> str:
-        """The layer of the operation of the backward pass that is done now."""
+        """Returns the layer of the backward operation that is running now."""
         import torch
 
         node = torch._C._current_autograd_node()
@@ -126,7 +126,7 @@ class Run:
 
 
 def storage(tensor: torch.Tensor) -> int:
-    """The identity of a tensor's memory, as long as it is alive."""
+    """Returns the identity of a tensor's memory, valid while the tensor is alive."""
     return tensor.untyped_storage()._cdata
 
 

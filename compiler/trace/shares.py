@@ -1,20 +1,20 @@
-"""Whether a module of which parts are cut over the tensor axis computes what it does whole: a proof, without numbers.
+"""Proves, without numbers, that a module cut over the tensor axis computes the same as the whole module.
 
-Model: between a column and a row a rank has a *share* of a tensor: of `ranks` equal pieces along one dim, the one of
-its number. The module is run twice without memory (trace/run.py). In the first run all is whole, and each operation is
-followed from the columns on: what it makes of a share is a share where it works on each piece for itself
-(trace/operators.py), and where it does not, the plan is refused. In the second run the cut modules have the parameters
-of one rank. It has to do the same operations in the same order, with the same numbers, on tensors of the same shapes;
-shares alone are smaller, in that dim and by that factor. So it makes of its pieces the pieces of what one process has.
+Model: between a column and a row a rank has a *share* of a tensor: one of `ranks` equal pieces along one dim. The
+module is run twice without memory (run.py). In the first run all is whole, and each share is followed through the
+operations from the columns on: the result of an operation is a share if it works on each piece for itself
+(operators.py); if not, the plan is refused. In the second run the cut modules have the parameters of one rank. It must
+run the same operations in the same order, with the same numbers, on tensors of the same shapes; only shares are
+smaller, in that dim and by that factor. So its results are the pieces of the results in one process.
 
-Backward, a column adds up the gradients of what it is given, and `summed` modules those of their parameters. Of all
-else that every rank has whole the gradients would be a rank's own: where it meets shares and trains, the plan is
+Backward, a column sums the gradients of its input, and `summed` modules those of their parameters. The gradients of
+anything else that every rank has whole would differ by rank: if such a tensor meets shares and trains, the plan is
 refused.
 
 Contract: a plan without a fault gives the outputs and the gradients of one process. A fault names the module.
 
-Limits: that of all tracing, one path. Operations that are not known are refused. Under `torch.no_grad` a tensor is
-taken for one without a gradient.
+Limits: as in all tracing, one path. Unknown operations are refused. A tensor made under `torch.no_grad` counts as one
+without a gradient.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 _COUNTED = ("num_attention_heads", "num_key_value_heads", "vocab_size", "intermediate_size", "hidden_size")
 _VIEWS = ("view", "_unsafe_view", "reshape", "_reshape_alias")
-_SAME = ("clone", "detach", "alias", "contiguous", "lift_fresh")  # what follows from strides alone
+_SAME = ("clone", "detach", "alias", "contiguous", "lift_fresh")  # operations that depend on strides alone
 _FREE = "sizes that follow from the tensor's, as in `view(batch, length, -1, head_size)`"
 
 
 def with_shares(
     facts: ModelFacts, model: nn.Module, cut: Cut, fake: Any, input: TensorFact, ranks: int, plan: Sequence[str] | None
 ) -> ModelFacts:
-    """What becomes of `model`, which has no memory, on a tensor axis of `ranks` ranks; `plan` is the job's."""
+    """Returns the facts of `model`, which has no memory, on a tensor axis of `ranks` ranks; `plan` is the job's."""
     facts = replace(facts, modules=_modules(model), published=_published(model), counts=_counts(model))
     found = chosen(plan, facts, ranks)
     if found.faults or found.uneven or not found.styles:
@@ -70,7 +70,7 @@ def with_shares(
 
 
 def _modules(model: nn.Module) -> tuple[ModuleFacts, ...]:
-    """All modules, and which of them torch can cut."""
+    """Returns all modules, and whether torch can cut each."""
     import torch
 
     found = []
@@ -91,8 +91,8 @@ def _modules(model: nn.Module) -> tuple[ModuleFacts, ...]:
 
 
 def _published(model: nn.Module) -> tuple[tuple[str, str], ...]:
-    """The plan for the tensor axis that a model of `transformers` has, name by name. Its `*` is a number."""
-    plan = getattr(model, "_tp_plan", None)  # `tp_plan` came later
+    """Returns the plan for the tensor axis that a `transformers` model publishes, name by name. Its `*` is a number."""
+    plan = getattr(model, "_tp_plan", None)  # `tp_plan` is newer
     if not isinstance(plan, dict):
         return ()
     names = [name for name, _ in (*model.named_modules(), *model.named_parameters())]
@@ -101,14 +101,14 @@ def _published(model: nn.Module) -> tuple[tuple[str, str], ...]:
 
 
 def _counts(model: nn.Module) -> tuple[tuple[str, int], ...]:
-    """What a configuration of `transformers` says of heads and sizes."""
+    """Returns the head counts and sizes in a `transformers` configuration."""
     text = getattr(getattr(model, "config", None), "get_text_config", None)
     found = {name: getattr(text(), name, None) for name in _COUNTED} if text else {}
     return tuple((name, count) for name, count in found.items() if isinstance(count, int))
 
 
 class Record(NamedTuple):
-    """An operation: what it takes and gives by shape, with the shares that they are; and its numbers."""
+    """An operation: its inputs and outputs by shape, with their shares; and its numbers."""
 
     name: str
     module: str
@@ -117,7 +117,7 @@ class Record(NamedTuple):
 
 
 class _Watched(Run):
-    """A run in which each operation outside of cut modules is written down."""
+    """A run that records each operation outside of cut modules."""
 
     def __init__(self, model: nn.Module, cut: Cut, fake: Any, input: TensorFact, styles: Mapping[str, str]) -> None:
         super().__init__(model, cut, fake, input, SMALL)
@@ -125,9 +125,9 @@ class _Watched(Run):
         self.records: list[Record] = []
         self.summed: list[str] = []  # modules of that style, as they are called
         self.shared: dict[int, Share] = {}  # by identity
-        self.alive: list[torch.Tensor] = []  # so that no identity is used again
+        self.alive: list[torch.Tensor] = []  # kept alive so that no identity is used again
         self.path: list[str] = []
-        self.cutting = ""  # the cut module at work, whose operations are torch's matter
+        self.cutting = ""  # the running cut module, whose operations are left to torch
 
     @property
     def module(self) -> str:
@@ -168,11 +168,11 @@ class _Watched(Run):
         return hook
 
     def given(self, path: str, style: str, x: torch.Tensor) -> torch.Tensor:
-        """What a cut module is given."""
+        """Called with the input of a cut module."""
         return x
 
     def made(self, path: str, style: str, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-        """What a cut module makes."""
+        """Called with the output of a cut module."""
         return output
 
     def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -189,15 +189,15 @@ class _Watched(Run):
 
 
 class _Whole(_Watched):
-    """The first run: what is a share is followed from operation to operation."""
+    """The first run: follows the shares from operation to operation."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.calls: list[CutCall] = []
         self.head = ""
-        self._last: tuple[str, Any] = ("", None)  # the cut module that was called last, and what it gave
+        self._last: tuple[str, Any] = ("", None)  # the cut module that was called last, and its output
         self._names = {storage(p): name for name, p in self.model.named_parameters()}
-        self._summed = {  # parameters whose gradients their module adds up, and by identity what is made of them alone
+        self._summed = {  # parameters whose gradients their module sums, and by identity the tensors made of them alone
             storage(parameter): path
             for path, style in self.styles.items()
             if style == "summed"
@@ -243,7 +243,7 @@ class _Whole(_Watched):
         given = tensors_of((args, kwargs))
         for tensor in given:
             if tensor is self._last[1]:
-                self._last = ("", None)  # more is made of it: it is not the output
+                self._last = ("", None)  # it is used further, so it is not the output
             owner = self._taken.get(storage(tensor))
             if owner is not None:
                 raise Refused(f"{_named(self.module)} uses a parameter of {_named(owner)}, which is cut", self.module)
@@ -268,7 +268,7 @@ class _Whole(_Watched):
         return self._summed.get(storage(tensor)) in self.path or id(tensor) in self._of_summed
 
     def _add_up(self, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
-        """That what is `summed` waits for shares: of what is whole each rank has all of the gradient."""
+        """Checks that `summed` tensors meet shares: of a whole tensor each rank has all of the gradient already."""
         if not any(self._is_summed(tensor) for tensor in given):
             return
         if not all(self._is_summed(tensor) for tensor in given):
@@ -277,7 +277,7 @@ class _Whole(_Watched):
         self._of_summed |= {id(tensor) for tensor in made}
 
     def _train_alike(self, given: list[torch.Tensor]) -> None:
-        """That nothing but shares, and what is summed, has a gradient here."""
+        """Checks that only shares and summed tensors have a gradient here."""
         for tensor in given:
             if id(tensor) in self.shared or not tensor.requires_grad or self._is_summed(tensor):
                 continue
@@ -294,7 +294,7 @@ class _Whole(_Watched):
 
 
 class _Part(_Watched):
-    """The second run: with the parameters of one rank."""
+    """The second run, with the parameters of one rank."""
 
     def __init__(self, model: nn.Module, cut: Cut, fake: Any, input: TensorFact, styles: Any, ranks: int) -> None:
         super().__init__(model, cut, fake, input, styles)
@@ -303,14 +303,14 @@ class _Part(_Watched):
         self._formulas = formulas()
 
     def forward(self) -> str | None:
-        """Why it failed, if it did."""
+        """Runs the module; returns the reason if it failed."""
         with self._parameters():
             try:
                 with self.hooked():
                     self.model(self.input)
             except Refused:
                 raise
-            except Exception as error:  # of any kind: it comes out of the user's own code
+            except Exception as error:  # any kind: it comes out of the user's own code
                 lines = str(error).strip().split("\n")
                 return f"{type(error).__name__}: {lines[0]}"
         return None
@@ -354,7 +354,7 @@ _WHOLE = "`gathered` in the place of the last `column`"
 
 
 def _compare(whole: _Whole, part: _Part, ranks: int, *, ended: bool) -> None:
-    """That `part` did what `whole` did, on its shares; unless it `ended`, up to where it failed."""
+    """Checks that `part` ran the operations of `whole`, on its shares; unless it `ended`, up to where it failed."""
     for one, other in zip(whole.records, part.records, strict=False):
         where = _named(one.module)
         if one.name != other.name or len(one.shapes) != len(other.shapes):
@@ -377,7 +377,7 @@ def _compare(whole: _Whole, part: _Part, ranks: int, *, ended: bool) -> None:
 
 
 def _part(shape: tuple[int, ...], share: Share | None, ranks: int) -> tuple[int, ...] | None:
-    """The shape of one of the shares; None where there are none such."""
+    """Returns the shape of one of the shares; None if the pieces are not equal."""
     if share is None:
         return shape
     if share.size % ranks:

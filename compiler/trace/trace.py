@@ -1,7 +1,7 @@
-"""What a user's own functions make, found by calling them once: modules on the meta device, data sets for one sample.
+"""Traces a user's own functions by calling them once: modules on the meta device, data sets for one sample.
 
-Modules are `traced`'s. `trace*.py` are the only files of this floor where torch is imported, and the only ones that
-run a user's code. `check` comes here with `--trace` alone.
+model.py traces modules. `compiler/trace` is the only room of this floor that imports torch and runs a user's code.
+`check` comes here only with `--trace`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from dslc.compiler.trace.model import TraceError, seen, trace_model, try_low_cop
 __all__ = ["TraceError", "trace_model", "trace_source", "try_low_copy", "try_to_make"]
 
 
-TWICE = 4  # samples that are asked for twice
+TWICE = 4  # samples that are fetched twice
 
 
 def trace_source(make: Callable[[], Any], begin: Callable[[int], None]) -> SourceFacts:
-    """What `make()` gives: a map-style data set, or a pair (train, validation). Samples are pairs (input, target).
+    """Returns the facts of the result of `make()`: a map-style data set, or a pair (train, validation). Samples are
+    pairs (input, target).
 
-    `begin` begins the random numbers of a sample, by its number, as the training does.
+    `begin` seeds the random generators for a sample, by its number, as the training does.
     """
     made = make()
     if isinstance(made, tuple) and len(made) == 2 and all(hasattr(part, "shape") for part in made):
@@ -45,7 +46,7 @@ def trace_source(make: Callable[[], Any], begin: Callable[[int], None]) -> Sourc
 
 
 def _changes(samples: Any, index: int, begin: Callable[[int], None]) -> bool:
-    """Whether a sample is another when it is asked for once more, with the same random numbers."""
+    """True if a sample differs when it is fetched again, with the same random numbers."""
     import torch
 
     def ask() -> tuple[torch.Tensor, ...]:
