@@ -29,7 +29,7 @@ from dslc.compiler.ir.plan import (
 from dslc.compiler.ir.records import Placed, Process, Stage
 from dslc.compiler.placement.layout import AXES
 from dslc.compiler.placement.seams import unsendable
-from dslc.compiler.placement.sharding import offloaded, sharding_of
+from dslc.compiler.placement.sharding import offloaded
 from dslc.compiler.rules.analyse import played
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.language.registry import BLOCKS, Node, Quantity, Range, fields
@@ -81,7 +81,7 @@ def _plan(analysis: Analysis, graph: PlanGraph) -> Plan:
             )
             for axis in AXES
         ),
-        shards=sharding_of(job, layout).shards,
+        shards=analysis.sharding.shards,
         parameters=model.parameters if model else None,
         layers=_layers(analysis),
         stages=_stages(analysis, graph),

@@ -46,9 +46,9 @@ from dslc.compiler.placement.sharding import (
     leaves_out_steps,
     low_copy,
     low_precision,
+    offloaded,
     optimizer_groups,
     recomputed,
-    sharding_of,
     with_copies,
     zero1_partition,
 )
@@ -245,7 +245,7 @@ class _Account:
     def __init__(self, staging: Staging, pipeline: int) -> None:
         self._job, self._layout, self._model = job, layout, model = staging.job, staging.layout, staging.model
         stages, schedule = staging.stages, staging.schedule
-        self._sharding, self._trained = sharding_of(job, layout), staging.trained
+        self._sharding, self._trained = staging.sharding, staging.trained
         self._used = staging.with_gradients
         self._units = staging.units if self._sharding.engine == "fsdp" else ()
         self._samples = staging.workload.microbatch / layout.sizes["context"]
@@ -256,7 +256,7 @@ class _Account:
         self._mine = [n for stage in mine for n in stages[stage]]
         self._layers = with_copies([model.of_a_rank[n] for n in self._mine])
         self._bytes = [self._layer_bytes(layer, layer.name in again) for layer in self._layers]
-        self._moved = set(job.memory.offload) if layout.device == "cuda" else set()
+        self._moved = offloaded(job, layout)
         # What other micro-batches in flight keep here, and other stages of this rank: before there are gradients, and
         # beside these. And all that the rank holds while it makes gradients of weights alone, of layers computed again.
         self._others = 0

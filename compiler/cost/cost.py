@@ -10,7 +10,6 @@ from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.placement.sharding import recomputed
 from dslc.compiler.placement.staging import Staging
-from dslc.compiler.placement.tensor_plan import TensorPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,17 +21,17 @@ class RankCost:
     flops: int  # of one step, on one rank, what is computed again included
 
 
-def rank_costs(staging: Staging, plan: TensorPlan) -> tuple[RankCost, ...]:
-    """The account of all ranks, by pipeline coordinate; `plan` cuts the model over the tensor axis."""
-    return tuple(_rank_cost(staging, p, plan) for p in range(staging.layout.sizes["pipeline"]))
+def rank_costs(staging: Staging) -> tuple[RankCost, ...]:
+    """The account of all ranks, by pipeline coordinate."""
+    return tuple(_rank_cost(staging, p) for p in range(staging.layout.sizes["pipeline"]))
 
 
-def _rank_cost(staging: Staging, pipeline: int, plan: TensorPlan) -> RankCost:
+def _rank_cost(staging: Staging, pipeline: int) -> RankCost:
     job, model = staging.job, staging.model
     blocks = set(recomputed(job, model)) if job.memory.recompute != "selective" else set()
     layers = [model.of_a_rank[n] for stage in staging.stages_of(pipeline) for n in staging.stages[stage]]
     again = sum(layer.forward_flops for layer in layers if layer.name in blocks)
     flops = sum(layer.forward_flops + layer.backward_flops for layer in layers) + again
     share = flops * staging.workload.share // staging.layout.sizes["context"]
-    exchanged = tuple(traffic(place_of(staging, pipeline, plan)))
+    exchanged = tuple(traffic(place_of(staging, pipeline)))
     return RankCost(memory=account(staging, pipeline), traffic=exchanged, flops=share)

@@ -28,9 +28,8 @@ from dslc.compiler.cost.schedule_cost import timeline
 from dslc.compiler.cost.traffic import SHARED
 from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.placement.layout import Layout
-from dslc.compiler.placement.sharding import Sharding, recomputed, sharding_of
+from dslc.compiler.placement.sharding import recomputed
 from dslc.compiler.placement.staging import Staging
-from dslc.dsl.language.job import JobSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +55,7 @@ def estimate(staging: Staging, costs: tuple[RankCost, ...]) -> Estimate:
     peak = layout.hardware.flops(job.train.precision.word)
     if peak is None or missing_figures(layout, job.train.precision.word):
         return Estimate(step_time=None, mfu=None)
-    links = _Links(job, layout)
+    links = _Links(staging)
     inside = [sum(links.seconds(t) for t in cost.traffic if t.axis in ("tensor", "context")) for cost in costs]
     rate = peak * layout.hardware.efficiency
     forward, backward = _stage_times(staging, rate)
@@ -116,9 +115,9 @@ def _stage_times(staging: Staging, rate: float) -> tuple[list[float], list[float
 class _Links:
     """What transfers take, by the links that they go over."""
 
-    def __init__(self, job: JobSpec, layout: Layout) -> None:
-        self.layout = layout
-        self.sharding: Sharding = sharding_of(job, layout)
+    def __init__(self, staging: Staging) -> None:
+        self.layout, self.sharding = staging.layout, staging.sharding
+        layout = staging.layout
         self.link, self.network = layout.hardware.link or 1.0, layout.hardware.network or 1.0
 
     def _ranks(self, traffic: TrafficNode) -> tuple[int, int]:

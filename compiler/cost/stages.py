@@ -24,6 +24,7 @@ from dslc.compiler.placement.schedules import ScheduleTable
 from dslc.compiler.placement.seams import unsendable
 from dslc.compiler.placement.sharding import sharding_of, trained
 from dslc.compiler.placement.staging import Staging
+from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.compiler.placement.workload import Workload
 from dslc.dsl.bounds import TRIED
 from dslc.dsl.diagnostics import Note, Report
@@ -47,12 +48,13 @@ def cut(
     report: Report,
     workload: Workload | None = None,
     schedule: ScheduleTable | None = None,
+    cuts: TensorPlan | None = None,
     reuse: Reuse | None = None,
 ) -> Cut | None:
     """The layers of each stage, in order; None with the reason in the report.
 
-    What is not known of `workload` and `schedule` sets no bound to a stage's memory. The work of the search is added to
-    that of all looks at the job.
+    What is not known of `workload`, `schedule` and `cuts` sets no bound to a stage's memory. The work of the search is
+    added to that of all looks at the job.
     """
     stages = layout.sizes["pipeline"] * layout.virtual_stages
     layers = len(model.layers)
@@ -70,9 +72,9 @@ def cut(
         return None
     if not isinstance(wanted, tuple):
         whole = (range(layers),)
-        return whole if stages == 1 else _balanced(job, layout, model, stages, workload, schedule, reuse)
+        return whole if stages == 1 else _balanced(job, layout, model, stages, workload, schedule, cuts, reuse)
     if len(wanted) != stages or sum(wanted) != layers:
-        likely = _balanced(job, layout, model, stages, workload, schedule, reuse)
+        likely = _balanced(job, layout, model, stages, workload, schedule, cuts, reuse)
         report.add(
             "E0411",
             f"`parallelism.stages` names {plural(len(wanted), 'stage')} with {plural(sum(wanted), 'layer')} in all, "
@@ -116,6 +118,7 @@ def _balanced(
     stages: int,
     workload: Workload | None,
     schedule: ScheduleTable | None,
+    cuts: TensorPlan | None,
     reuse: Reuse | None,
 ) -> Cut:
     costs = [work(layer) for layer in model.layers]
@@ -123,7 +126,7 @@ def _balanced(
     fastest = balance(costs, stages, runs) or balance(costs, stages)
     assert fastest is not None, "there are as many layers as stages"
     limit = job.memory.limit or layout.hardware.memory
-    if limit is None or workload is None or schedule is None:
+    if limit is None or workload is None or schedule is None or cuts is None:
         return fastest
     needs = _needs(job, layout, model, workload, schedule)
     found: Cut | None = fastest
@@ -134,7 +137,9 @@ def _balanced(
             break
         if reuse:
             reuse.spent += each // 4
-        staging = Staging(job=job, layout=layout, workload=workload, model=model, stages=found, schedule=schedule)
+        staging = Staging(
+            job=job, layout=layout, workload=workload, model=model, cuts=cuts, stages=found, schedule=schedule
+        )
         peaks = [account(staging, p).peak for p in range(schedule.ranks)]
         if max(peaks) <= limit:
             return found

@@ -34,7 +34,6 @@ from dslc.compiler.placement.lowering import Issue, row_of
 from dslc.compiler.placement.seams import sent
 from dslc.compiler.placement.sharding import (
     BUCKET_BYTES,
-    Sharding,
     Unit,
     leaves_out_steps,
     low_copy,
@@ -42,12 +41,11 @@ from dslc.compiler.placement.sharding import (
     low_precision,
     optimizer_groups,
     recomputed,
-    sharding_of,
     with_copies,
     zero1_partition,
 )
 from dslc.compiler.placement.staging import Staging
-from dslc.compiler.placement.tensor_plan import TensorPlan, shape_on_a_rank
+from dslc.compiler.placement.tensor_plan import shape_on_a_rank
 from dslc.dsl.language.job import JobSpec
 
 FIRST_BUCKET_BYTES = 2**20  # DistributedDataParallel's first bucket is small, so that it goes early
@@ -64,9 +62,7 @@ class Coordinate(Staging):
     pipeline: int
     mine: tuple[int, ...]
     held: tuple[tuple[LayerNode, ...], ...]
-    sharding: Sharding
     whole: Staging  # of all coordinates
-    plan: TensorPlan  # nothing is cut where there is no tensor axis
     shape: Callable[[ParameterNode], tuple[int, ...]]  # of what a rank has, along the tensor axis
 
     @property
@@ -74,7 +70,7 @@ class Coordinate(Staging):
         return [layer for stage in self.held for layer in stage]
 
 
-def place_of(staging: Staging, pipeline: int, plan: TensorPlan) -> Coordinate:
+def place_of(staging: Staging, pipeline: int) -> Coordinate:
     """What the ranks at a pipeline coordinate have."""
     mine, model = staging.stages_of(pipeline), staging.model
     layers = iter(with_copies([model.layers[n] for stage in mine for n in staging.stages[stage]]))
@@ -83,10 +79,8 @@ def place_of(staging: Staging, pipeline: int, plan: TensorPlan) -> Coordinate:
         pipeline=pipeline,
         mine=mine,
         held=tuple(tuple(next(layers) for _ in staging.stages[stage]) for stage in mine),
-        sharding=sharding_of(staging.job, staging.layout),
         whole=staging,
-        plan=plan,
-        shape=shape_on_a_rank(plan, staging.layout.sizes["tensor"]),
+        shape=shape_on_a_rank(staging.cuts, staging.layout.sizes["tensor"]),
     )
 
 
@@ -338,7 +332,7 @@ def _padded(parameter: ParameterNode, place: Coordinate) -> int:
 
 def _over_tensor(place: Coordinate) -> list[TrafficNode]:
     job, layout, sharding = place.job, place.layout, place.sharding
-    axis = TensorTraffic(job, layout, sharding, place.model, place.plan, place.whole.with_gradients)
+    axis = TensorTraffic(job, layout, sharding, place.model, place.cuts, place.whole.with_gradients)
     found: list[Exchanged] = []
     for stage, layers in zip(place.mine, place.held, strict=True):
         begins, ends = stage == 0, stage == len(place.stages) - 1
@@ -386,7 +380,7 @@ def _between_stages(place: Coordinate) -> Iterator[TrafficNode]:
     """Outputs to the next stage and gradients of inputs to the one before, where that is on another rank; and the other
     way round what these send."""
     stages, mine = place.stages, place.mine
-    between = messages(place, place.plan)
+    between = messages(place)
     forward = [i for i in mine if i + 1 < len(stages) and i + 1 not in mine]  # by the stage that sends forward
     backward = [i - 1 for i in mine if i > 0 and i - 1 not in mine]
     for operation, what, ends in (
@@ -425,14 +419,14 @@ def _shared(place: Coordinate) -> Iterator[TrafficNode]:
         )
 
 
-def messages(staging: Staging, plan: TensorPlan) -> tuple[tuple[TensorFact, ...], ...]:
+def messages(staging: Staging) -> tuple[tuple[TensorFact, ...], ...]:
     """What a rank of each stage but the last hands on of a micro-batch, and gets back as its gradient: its own part,
     where the context or the tensor axis shares it out."""
     found = []
     for stage, following in pairwise(staging.stages):
         facts = []
         for fact in sent(staging.job, staging.model, stage[-1]):
-            shape = plan.given(staging.model.layers[following[0]].name, fact.shape, staging.layout.sizes)
+            shape = staging.cuts.given(staging.model.layers[following[0]].name, fact.shape, staging.layout.sizes)
             facts.append(TensorFact(shape=(staging.workload.microbatch, *shape), dtype=fact.dtype))
         found.append(tuple(facts))
     return tuple(found)

@@ -16,8 +16,8 @@ from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.records import Shape, Training
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.seams import sent
-from dslc.compiler.placement.sharding import low_copy, low_dtype, recomputed, sharding_of, units
-from dslc.compiler.placement.tensor_plan import tensor_plan
+from dslc.compiler.placement.sharding import low_copy, low_dtype, offloaded, recomputed, units
+from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.workload import counted, ignored, in_steps
 from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.analysis import Analysis
@@ -50,7 +50,7 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, object]]:
     yield "gradients", _gradients(analysis)
     yield "recompute", _recompute(analysis)
     yield "checkpoint", _checkpoint(analysis)
-    tensor = _tensor(job, analysis.layout.sizes["tensor"], analysis.model) if analysis.model else None
+    tensor = _tensor(analysis.staging) if analysis.staging else None
     if tensor is not None:
         yield "tensor", tensor
 
@@ -67,7 +67,7 @@ def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> Training:
         clip=job.train.clip,
         on_nonfinite=job.train.on_nonfinite,
         sync_batch_norm=layout.sizes["data"] > 1 and bool(analysis.model and analysis.model.batch_norm),
-        offload=job.memory.offload if layout.device == "cuda" else (),
+        offload=tuple(what for what in job.memory.offload if what in offloaded(job, layout)),
         compiled=_compiled(analysis),
         evaluate_every=(in_steps(every, workload) or 0) if every else 0,
         metrics=tuple(_metric(metric) for metric in job.evaluate.metrics),
@@ -84,7 +84,8 @@ def stage_ends(analysis: Analysis) -> tuple[Ends, ...]:
     assert model is not None and pipeline is not None
     given: tuple[TensorFact, ...] = (model.input,)
     sizes = analysis.layout.sizes
-    plan = tensor_plan(analysis.job, sizes["tensor"], model)
+    assert analysis.staging is not None
+    plan = analysis.staging.cuts
     ends = []
     for index, numbers in enumerate(pipeline.stages):
         made = sent(analysis.job, model, numbers[-1]) if index + 1 < len(pipeline.stages) else (model.output,)
@@ -105,7 +106,7 @@ def precision_step(job: JobSpec) -> p.PrecisionStep:
 
 def _gradients(analysis: Analysis) -> p.GradientStep:
     job, layout, model = analysis.job, analysis.layout, analysis.model
-    plan = sharding_of(job, layout)
+    plan = analysis.sharding
     own = isinstance(job.model.network, PythonNetwork | TransformersNetwork)
     return p.GradientStep(
         kind=plan.engine,
@@ -134,7 +135,7 @@ def _compiled(analysis: Analysis) -> tuple[str, ...]:
     job, layout = analysis.job, analysis.layout
     if not job.train.compile:
         return ()
-    whole = layout.world_size == 1 and sharding_of(job, layout).engine == "none" and job.memory.recompute == "none"
+    whole = layout.world_size == 1 and analysis.sharding.engine == "none" and job.memory.recompute == "none"
     if layout.device == "cuda" and whole:
         return ("",)
     blocks = tuple(layer.name for layer in analysis.model.layers if layer.recomputable) if analysis.model else ()
@@ -146,10 +147,10 @@ def _first(model: ModelGraph, stages: tuple[range, ...], index: int) -> str:
     return model.layers[stages[index][0]].name if index < len(stages) else ""
 
 
-def _tensor(job: JobSpec, ranks: int, model: ModelGraph) -> p.TensorParallelStep | None:
+def _tensor(staging: Staging) -> p.TensorParallelStep | None:
+    ranks, plan = staging.layout.sizes["tensor"], staging.cuts
     if ranks == 1:
         return None
-    plan = tensor_plan(job, ranks, model)
     styles = tuple(plan.styles)
     return p.TensorParallelStep(size=ranks, sequence=plan.sequence, styles=styles, loss_parallel=plan.loss_parallel)
 
@@ -210,7 +211,7 @@ def _model(analysis: Analysis) -> p.ModelStep:
     image = len(model.input.shape) == 3 and any(layer.kind in ("conv2d", "residual") for layer in model.layers)
     # `fully_shard` cuts rows of contiguous tensors, and ZeRO-1 has whole ones in one piece; stages send such tensors.
     alone = analysis.layout.world_size == analysis.layout.sizes["data"]
-    channels_last = image and alone and sharding_of(job, analysis.layout).engine in ("none", "ddp")
+    channels_last = image and alone and analysis.sharding.engine in ("none", "ddp")
     return p.ModelStep(root=model.root, inits=model.inits, ties=model.ties, channels_last=channels_last, **common)
 
 

@@ -28,8 +28,6 @@ from dslc.compiler.ir.records import (
 )
 from dslc.compiler.placement.layout import AXES
 from dslc.compiler.placement.lowering import Issue, lowered
-from dslc.compiler.placement.sharding import sharding_of
-from dslc.compiler.placement.tensor_plan import tensor_plan
 from dslc.compiler.rules.analysis import Analysis
 
 Pass = Callable[[PlanGraph, Analysis], None]
@@ -107,7 +105,7 @@ def order_actions(plan: PlanGraph, analysis: Analysis) -> None:
         rows = lowered(schedule)
     else:
         rows = (tuple(Issue(kind, 0, m) for m in range(analysis.layout.microbatches) for kind in ("F", "B")),)
-    gathers = sharding_of(analysis.job, analysis.layout).engine == "fsdp"
+    gathers = analysis.sharding.engine == "fsdp"
     for p, row in enumerate(rows):
         names = []
         for entry in row:
@@ -142,8 +140,7 @@ def _hand_over(plan: PlanGraph, analysis: Analysis) -> None:
     """Outputs to the next stage, and gradients of inputs to the one before, where that is on another rank."""
     assert analysis.staging is not None
     placement = analysis.staging.placement
-    cuts = tensor_plan(analysis.job, analysis.layout.sizes["tensor"], analysis.staging.model)
-    facts = messages(analysis.staging, cuts)
+    facts = messages(analysis.staging)
     for stage, sent in enumerate(facts):
         size = sum(message_bytes(fact) for fact in sent)
         shapes, dtypes = tuple(fact.shape for fact in sent), tuple(fact.dtype for fact in sent)
@@ -161,7 +158,7 @@ def _hand_over(plan: PlanGraph, analysis: Analysis) -> None:
 
 def exchange(plan: PlanGraph, analysis: Analysis) -> None:
     """The collectives of a step, beside the actions that cause them."""
-    sharding = sharding_of(analysis.job, analysis.layout)
+    sharding = analysis.sharding
     lines, _ = plan.lines()
     for p, cost in enumerate(analysis.costs):
         plan.change(f"process {p}", traffic=cost.traffic)

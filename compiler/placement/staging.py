@@ -10,21 +10,23 @@ from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.placement import sharding
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import ScheduleTable
-from dslc.compiler.placement.sharding import Unit
+from dslc.compiler.placement.sharding import Sharding, Unit
+from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.compiler.placement.workload import Workload
 from dslc.dsl.language.job import JobSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class Staging:
-    """`stages` are the layers of each, by index in the model. Without a pipeline there is one stage, and no
-    schedule.
+    """A model in stages: `stages` are the layers of each, by index in the model. Without a pipeline there is one stage,
+    and no schedule. `cuts` says what the tensor axis cuts: nothing where there is none.
     """
 
     job: JobSpec
     layout: Layout
     workload: Workload
     model: ModelGraph
+    cuts: TensorPlan
     stages: tuple[range, ...]
     schedule: ScheduleTable | None
 
@@ -32,6 +34,11 @@ class Staging:
     def placement(self) -> tuple[int, ...]:
         """Pipeline coordinate of each stage."""
         return self.schedule.placement if self.schedule else (0,) * len(self.stages)
+
+    @cached_property
+    def sharding(self) -> Sharding:
+        """How parameters, gradients and the optimizer's state lie over the data and context axes."""
+        return sharding.sharding_of(self.job, self.layout)
 
     @cached_property
     def trained(self) -> frozenset[str]:

@@ -23,7 +23,7 @@ from dslc.compiler.model.opaque import made_by_parts, opaque
 from dslc.compiler.placement.layout import Layout, lay_out
 from dslc.compiler.placement.schedules import ScheduleTable, table
 from dslc.compiler.placement.staging import Staging
-from dslc.compiler.placement.tensor_plan import tensor_plan
+from dslc.compiler.placement.tensor_plan import TensorPlan, tensor_plan
 from dslc.compiler.placement.workload import Workload, measure_out
 from dslc.compiler.rules import (
     memory as rules_memory,
@@ -72,31 +72,31 @@ def analyse(
     source = facts.source or source_facts(job.data.source, context_of(job))
     layout = lay_out(job, report, facts.machine) if fine("devices", "parallelism") else None
     workload = measure_out(job, layout, source, report) if layout and fine("data", "train") else None
-    model = _model(job, layout, facts, source, reuse, report) if fine("model", "data.source") else None
+    model, cuts = _model(job, layout, facts, source, reuse, report) if fine("model", "data.source") else (None, None)
     if layout and model:  # the rules, and the search for stages
         stages = layout.sizes["pipeline"] * layout.virtual_stages
         reuse.spent += layout.work(len(model.layers)) // 4 + len(model.layers) * stages // 80
     if fine("model", "data", "train", "evaluate", "parallelism"):
-        rules.check_job(job, layout, workload, source, model, report)
+        rules.check_job(job, layout, workload, source, model, cuts, report)
         rules_padding.check_padding(job, source, facts.model, report)
-    pipeline = _pipeline(job, layout, workload, model, reuse, report) if layout and model else None
-    plan = tensor_plan(job, layout.sizes["tensor"], model) if layout and model else None
-    uneven = (layout is not None and layout.sizes["data"] % job.parallelism.replicas) or (plan and plan.uneven)
+    pipeline = _pipeline(job, layout, workload, model, cuts, reuse, report) if layout and model else None
+    uneven = (layout is not None and layout.sizes["data"] % job.parallelism.replicas) or (cuts and cuts.uneven)
     if layout is None or workload is None or uneven or (model is not None and pipeline is None):
         rules.check_supported(job, report)
         return None
     costs: tuple[RankCost, ...] = ()
     estimated = staging = None
-    if model is not None and pipeline is not None and plan is not None:
+    if model is not None and pipeline is not None and cuts is not None:
         staging = Staging(
             job=job,
             layout=layout,
             workload=workload,
             model=model,
+            cuts=cuts,
             stages=pipeline.stages,
             schedule=pipeline.schedule,
         )
-        costs = reuse.costs(staging, partial(rank_costs, staging, plan))
+        costs = reuse.costs(staging, partial(rank_costs, staging))
         estimated = estimate(staging, costs)
     analysis = Analysis(
         job=job,
@@ -151,32 +151,44 @@ def context_of(job: JobSpec) -> int | None:
 
 def _model(
     job: JobSpec, layout: Layout | None, facts: Facts, source: SourceFacts, reuse: Reuse, report: Report
-) -> ModelGraph | None:
+) -> tuple[ModelGraph | None, TensorPlan | None]:
+    """The model, with each layer as a rank has it, and what the tensor axis cuts of it."""
     network = job.model.network
     if isinstance(network, PythonNetwork | TransformersNetwork):
         if facts.model is None:
-            return None
+            return None, None
         graph = opaque(facts.model, job.model, source, report)
         if layout and graph:
             rules_sharding.check_own_model(job, layout, facts.model, graph, report)
         memory = facts.machine.memory if facts.machine else None
         parts = bool(layout and graph) and made_by_parts(job, layout, facts.model, memory, report)  # type: ignore[arg-type]
-        if graph and layout and layout.sizes["tensor"] > 1:
-            ranks = layout.sizes["tensor"]
-            graph = share_out_traced(graph, tensor_plan(job, ranks, graph), ranks)
-        return replace(graph, reset=True) if graph and parts else graph
+        if graph is None:
+            return None, None
+        ranks = layout.sizes["tensor"] if layout else 1
+        cuts = tensor_plan(job, ranks, graph)
+        if ranks > 1:
+            graph = share_out_traced(graph, cuts, ranks)
+        return replace(graph, reset=True) if parts else graph, cuts
     if isinstance(job.data.source, PythonSource) and source.input is None:
-        return None
+        return None, None
     graph = reuse.build(job.model, source, context_of(job), report)
     ranks, pieces = (layout.sizes["tensor"], layout.sizes["context"]) if layout else (1, 1)
-    if graph is None or ranks * pieces == 1:
-        return graph
-    plan = tensor_plan(job, ranks, graph)
-    return graph if plan.uneven else reuse.share_out(job.model, source, plan.styles, ranks, pieces)
+    if graph is None:
+        return None, None
+    cuts = tensor_plan(job, ranks, graph)
+    if ranks * pieces > 1 and not cuts.uneven:
+        graph = reuse.share_out(job.model, source, cuts.styles, ranks, pieces)
+    return graph, cuts
 
 
 def _pipeline(
-    job: JobSpec, layout: Layout, workload: Workload | None, model: ModelGraph, reuse: Reuse, report: Report
+    job: JobSpec,
+    layout: Layout,
+    workload: Workload | None,
+    model: ModelGraph,
+    cuts: TensorPlan | None,
+    reuse: Reuse,
+    report: Report,
 ) -> Pipeline | None:
     ranks, microbatches, virtual = layout.sizes["pipeline"], layout.microbatches, layout.virtual_stages
     if not rules_pipeline.check_size(job, layout, len(model.layers), report):
@@ -189,7 +201,7 @@ def _pipeline(
     fine = rules_pipeline.check_schedule(job, layout, report)
     filled = ranks * virtual <= len(model.layers)
     schedule = table(job.parallelism.schedule, ranks, microbatches, virtual) if fine and filled else None
-    stages = cut(job, layout, model, report, workload, schedule, reuse)
+    stages = cut(job, layout, model, report, workload, schedule, cuts, reuse)
     if stages is None or schedule is None:
         return None
     rules_pipeline.check_stages(job, layout, model, stages, schedule, report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from dslc.compiler.cost.cost import RankCost
 from dslc.compiler.cost.estimate import Estimate
@@ -11,6 +12,7 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import ScheduleTable
+from dslc.compiler.placement.sharding import Sharding, sharding_of
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.workload import Workload
 from dslc.dsl.language.job import JobSpec
@@ -41,3 +43,8 @@ class Analysis:
     costs: tuple[RankCost, ...]  # by pipeline coordinate
     estimate: Estimate | None
     staging: Staging | None  # None without a model
+
+    @cached_property
+    def sharding(self) -> Sharding:
+        """How parameters, gradients and the optimizer's state lie over the data and context axes."""
+        return sharding_of(self.job, self.layout)

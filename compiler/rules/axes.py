@@ -8,7 +8,7 @@ from __future__ import annotations
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
-from dslc.compiler.placement.tensor_plan import TensorPlan, needs_whole, tensor_plan
+from dslc.compiler.placement.tensor_plan import TensorPlan, needs_whole
 from dslc.compiler.rules.styles import check_styles, report_scores, report_uneven
 from dslc.dsl.diagnostics import Note, Report, division
 from dslc.dsl.language.job import JobSpec
@@ -18,7 +18,14 @@ from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
 
-def check_tensor(job: JobSpec, layout: Layout, source: SourceFacts, model: ModelGraph | None, report: Report) -> None:
+def check_tensor(
+    job: JobSpec,
+    layout: Layout,
+    source: SourceFacts,
+    model: ModelGraph | None,
+    cuts: TensorPlan | None,
+    report: Report,
+) -> None:
     """Checks that the network can be cut over the tensor axis into equal parts."""
     ranks, span = layout.sizes["tensor"], job.parallelism.at("tensor")
     if own_network(job):
@@ -33,9 +40,9 @@ def check_tensor(job: JobSpec, layout: Layout, source: SourceFacts, model: Model
         if vocab is not None and vocab % ranks:
             seen.add((block.span, vocab))
             report_uneven("vocab", vocab, ranks, block.at("vocab"), job, report, at_least=source.vocab)
-    if model is None or model.root is None:
+    if model is None or model.root is None or cuts is None:
         return
-    plan = tensor_plan(job, ranks, model)
+    plan = cuts
     _check_known(job, model, plan, report)
     for module, name, value in plan.uneven:
         layer = model.layer_of(module)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.compiler.placement.workload import Workload, in_steps
 from dslc.compiler.rules.axes import check_context, check_tensor
 from dslc.compiler.rules.checkpoint import check_checkpoints
@@ -32,6 +33,7 @@ def check_job(
     workload: Workload | None,
     source: SourceFacts,
     model: ModelGraph | None,
+    cuts: TensorPlan | None,
     report: Report,
 ) -> None:
     """The rules that need no account."""
@@ -46,7 +48,7 @@ def check_job(
     if layout and workload and model:
         _check_batch_norm(job, layout, workload, model, report)
     if layout:
-        _check_axes(job, layout, source, model, report)
+        _check_axes(job, layout, source, model, cuts, report)
         check_pipeline(job, layout, model, report)
         _warn_of_invariants(job, layout, model, report)
 
@@ -180,7 +182,9 @@ def _check_optimizer(job: JobSpec, report: Report) -> None:
 # ---------------------------------------------------------------------------------------------------- parallelism
 
 
-def _check_axes(job: JobSpec, layout: Layout, source: SourceFacts, model: ModelGraph | None, report: Report) -> None:
+def _check_axes(
+    job: JobSpec, layout: Layout, source: SourceFacts, model: ModelGraph | None, cuts: TensorPlan | None, report: Report
+) -> None:
     parallelism, sizes = job.parallelism, layout.sizes
     shards, replicas = sizes["data"], parallelism.replicas
     if shards % replicas:
@@ -199,7 +203,7 @@ def _check_axes(job: JobSpec, layout: Layout, source: SourceFacts, model: ModelG
             help="leave it out, or use more data-parallel ranks",
         )
     if sizes["tensor"] > 1:
-        check_tensor(job, layout, source, model, report)
+        check_tensor(job, layout, source, model, cuts, report)
     if sizes["context"] > 1:
         check_context(job, layout, source, model, report)
 
