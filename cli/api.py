@@ -38,7 +38,7 @@ class RunResult:
 
 def check(path: str, settings: Sequence[str] = (), *, trace: bool = False) -> tuple[Diagnostic, ...]:
     """See `dslc.check`."""
-    from dslc.commands.check import check_one
+    from dslc.front import check_one
 
     return tuple(check_one(path, list(settings), trace=trace)[0])
 

@@ -20,6 +20,7 @@ from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
+from dslc.probe.unseen import tell_of_checkpoint
 from dslc.runtime.checkpoint.files import (
     Manifest,
     checkpoints_in,
@@ -29,7 +30,6 @@ from dslc.runtime.checkpoint.files import (
     misfitting_tensors,
     states_of,
 )
-from dslc.unseen import tell_of_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,18 +6,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
 
-from dslc.compiler.cost.reuse import Reuse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Report
-from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain
 from dslc.dsl.show import to_json
 from dslc.dsl.words import plural
-from dslc.front import inspect, over, show, tell_of_work
+from dslc.front import check_one, show
+from dslc.probe.unseen import unseen
 from dslc.status import GOOD, JOB_AT_FAULT
-from dslc.unseen import unseen
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -37,25 +34,6 @@ def main(arguments: argparse.Namespace) -> int:
         json.dump(to_json(found), sys.stdout, indent=2)
         print()
     return status
-
-
-def check_one(
-    path: str, settings: list[str], *, trace: bool = False, then: Callable[[Analysis, Report], None] | None = None
-) -> tuple[Report, Analysis | None]:
-    """All diagnostics of one job, every combination of its sweep included; `then` looks further at each."""
-    loaded, combinations = load_each(path, settings)
-    report, analysis, reuse = Report(), None, Reuse()
-    report.extend(loaded.report.found)
-    for n, chosen in enumerate(combinations):
-        if reuse.enough and chosen.job is not None:
-            tell_of_work(f"{n} of {len(combinations)} combinations of the sweep were", chosen.job, report)
-            break
-        analysis = inspect(chosen, report, reuse, trace=trace)
-        if analysis is not None and then is not None:
-            then(analysis, report)
-        if over(report):
-            break
-    return report, analysis
 
 
 def check_with(path: str, settings: list[str], trace: bool, resume: str | None) -> tuple[Report, Analysis | None, str]:

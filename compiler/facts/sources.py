@@ -6,7 +6,7 @@ itself. The dtypes are those a model sees: floats as float32, integers and boole
 Contract: the standard library alone, a few milliseconds, no exception for files that are absent or broken: these fill
 `missing`, `help` and `code`. The runtime counts again when it opens the source and refuses a different number.
 
-Limits: `stdlib` depends on the version of Python. The number of classes in arrays is not known. `dslc.front` opens
+Limits: `stdlib` depends on the version of Python. The number of classes in arrays is not known. `dslc.probe` opens
 sources that need a library or the user's code, `parquet(…)`, `datasets(…)` and `python(…)`, in a child process.
 """
 

@@ -16,7 +16,7 @@ Arguments = Mapping[str, Any]  # None, bool, int, float, str, tuples of these
 class ModuleStep:
     """Builds one module, then its children, which become its attributes.
 
-    `kind` is a class of `torch.nn` (`Conv2d`), or one of `dslc.runtime.model.model.modules` (`.Attention`).
+    `kind` is a class of `torch.nn` (`Conv2d`), or one of `dslc.runtime.model.modules` (`.Attention`).
     """
 
     name: str  # the attribute's name in its parent; "" for the root

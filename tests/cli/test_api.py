@@ -92,7 +92,7 @@ def test_a_program_whose_children_may_not_use_torch_traces_by_itself(
         "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("dslc.front._torch_is_barred", lambda: True)
+    monkeypatch.setattr("dslc.probe.child._torch_is_barred", lambda: True)
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     compiled = dslc.compile(DIGITS, ['model.network=python("seeing:network")'], trace=True)
     assert compiled.plan.parameters == 650

@@ -14,7 +14,7 @@ from helpers.commands import dslc
 from helpers.paths import ROOT
 from helpers.trained import OWN_JOB
 
-from dslc.commands.check import check_one
+from dslc.front import check_one
 from dslc.main import build_parser
 
 DIGITS = ROOT / "examples" / "digits.plt"

@@ -61,7 +61,7 @@ sys.exit(main(["check", {job!r}]))
 
 
 @pytest.mark.parametrize(
-    "name", ["argparse", "dslc.commands.check", "dslc.dsl.meaning.load", "dslc.compiler.rules.rules.analyse"]
+    "name", ["argparse", "dslc.commands.check", "dslc.dsl.meaning.load", "dslc.compiler.rules.analyse"]
 )
 def test_an_early_ctrl_c(name: str) -> None:
     """While modules are loaded, from the first that takes longer than a blink on."""

@@ -45,14 +45,16 @@ ROOMS = (
     "runtime/measure",
     "runtime/loop",
     "runtime",
+    "cli/probe",
     "cli",
+    "cli/commands",
 )
 # The files at the root of a floor, whose docstring speaks of all of it.
 AT_THE_ROOT = {
     "dsl": "Sources, diagnostics, bounds and words, which every room uses.",
     "compiler": "The story in two pages: compile a job to a plan, and emit the programs of its ranks.",
     "runtime": "The story: launch the ranks, one rank's life, the training loop.",
-    "cli": "The `dslc` command and the Python API; no logic of its own.",
+    "cli": "From a path to a plan or a run: what the commands and the Python API share.",
 }
 PAGE = ROOT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- rooms, written by `make rooms` -->\n", "<!-- end of rooms -->\n"
@@ -109,7 +111,7 @@ def _imports(node: ast.AST, package: str, scope: Scope) -> Iterator[Import]:
 def room_of(module: str) -> str:
     """The room of a module, by its path from the root."""
     parts = module.split("/")
-    return "/".join(parts[:2]) if len(parts) > 2 and parts[0] != "cli" else parts[0]
+    return "/".join(parts[:2]) if len(parts) > 2 else parts[0]
 
 
 def modules() -> dict[str, str]:

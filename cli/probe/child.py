@@ -1,0 +1,157 @@
+"""Runs a user's own code in a forked child, so that nothing it does stays, and hands back what it made or raised."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+
+if TYPE_CHECKING:
+    pass
+
+
+def in_child(work: Callable[[], Any]) -> dict[str, Any]:
+    """`{"made": work()}` from a forked child, or what it raised: `error`, `where`, `module`, `absent`, `argument` and
+    `remedy`; `left` says in words what `work` left running, which is ended.
+
+    In a program that has used torch on a machine with GPUs, whose children may not, the work is done here.
+    """
+    import tempfile  # here, as most checks need no child
+
+    from dslc.probe.leftovers import in_words, supervise
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as file:  # a pipe would stay open with what the child leaves
+
+        def tell(status: int, left: Sequence[int]) -> None:
+            _write({"status": status, "processes": left}, file)
+
+        child = os.fork()
+        if child == 0:
+            supervise(lambda: _answer(work, file), tell)
+        os.waitpid(child, 0)
+        file.seek(0)
+        answers = [json.loads(line) for line in file]
+    answer, ended = answers[0], answers[-1]
+    if answer is ended:  # the child said nothing
+        said = f"the process ended with status {ended['status']}"
+        told = ("where", "argument", "remedy", "module", "absent")
+        answer = {"error": said, "threads": [], "processes": []} | dict.fromkeys(told, "")
+    answer["left"] = in_words(answer["threads"], [*answer["processes"], *ended["processes"]])
+    return _attempt_here(work) if "barred" in answer else answer
+
+
+def _answer(work: Callable[[], Any], file: TextIO) -> NoReturn:
+    """Writes the answer of a child, and ends it, whatever `work` has left running."""
+    from dslc.probe.leftovers import end_own
+
+    here = os.getpid()
+    _hush_libraries()
+    try:
+        answer = {"barred": True} if _torch_is_barred() else _attempt(work, BaseException)
+        if os.getpid() == here:  # else `work` forked, and this is the process that it forked
+            threads, processes = end_own()
+            _write(answer | {"threads": threads, "processes": processes}, file)
+            sys.stdout.flush()
+            sys.stderr.flush()
+    finally:
+        os._exit(0)
+
+
+def _write(said: dict[str, Any], file: TextIO) -> None:
+    file.write(json.dumps(said) + "\n")
+    file.flush()
+
+
+def _hush_libraries() -> None:
+    """In a child: what torch and the libraries around it log is not for the reader of our messages. What they do in a
+    training stands in the logs of its ranks."""
+    import logging
+    import warnings
+
+    torch = sys.modules.get("torch")
+    if torch is None:
+        os.environ.setdefault("TORCH_LOGS", "-all")  # read when it is imported: errors alone
+    elif "TORCH_LOGS" not in os.environ:
+        torch._logging.set_logs(all=logging.ERROR)
+    logging.getLogger("torchao").setLevel(logging.ERROR)
+    for name in ("torch", "torchao"):
+        warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+def _attempt(work: Callable[[], Any], *caught: type[BaseException]) -> dict[str, Any]:
+    try:
+        return {"made": work()}
+    except caught as error:  # handed on, to be reported
+        own = {name: getattr(error, name, "") for name in ("argument", "remedy")}
+        place = {
+            "where": where_in_the_users_code(error),
+            "module": _module(error),
+            "absent": isinstance(error, ImportError),
+        }
+        return {"error": first_line(error), **place, **own}
+
+
+def _torch_is_barred() -> bool:
+    """Whether torch refuses to work in this child: CUDA, or the threads of its backward pass, began in the parent."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    try:
+        torch.zeros((), requires_grad=True).backward()
+    except RuntimeError:
+        return True
+    return bool(torch.cuda._is_in_bad_fork())
+
+
+def _attempt_here(work: Callable[[], Any]) -> dict[str, Any]:
+    """The program keeps its threads and its random numbers."""
+    import torch
+
+    threads = torch.get_num_threads()
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+    try:
+        with torch.random.fork_rng(gpus):
+            return _attempt(work, Exception, SystemExit)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def first_line(error: BaseException) -> str:
+    from dslc.runtime.process.error_text import error_text, narrow
+
+    text = narrow(error_text(error).strip().split("\n")[0])
+    kind = type(error).__name__
+    plain = kind in ("TraceError", "TransformersError", "ImportError")
+    return text if plain and text else f"{kind}: {text}" if text else kind
+
+
+def _module(error: BaseException) -> str:
+    """Which module of a network was called when its forward pass raised this: "`out` (Linear)"; "" where none was."""
+    import traceback
+
+    torch = sys.modules.get("torch")
+    calls = traceback.walk_tb((error.__cause__ or error).__traceback__)
+    called = [frame.f_locals.get("self") for frame, _ in calls]
+    modules = [each for each in called if torch is not None and isinstance(each, torch.nn.Module)]
+    if not modules:
+        return ""
+    names = {id(module): name for name, module in modules[0].named_modules()}
+    name = names.get(id(modules[-1]), "")
+    return f"`{name}` ({type(modules[-1]).__name__})" if name else ""
+
+
+def where_in_the_users_code(error: BaseException) -> str:
+    """The deepest line of the traceback that is the user's own."""
+    import traceback
+
+    from dslc.runtime.process.whose_code import is_users
+
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{os.path.basename(error.filename)}, line {error.lineno}"
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
+    return f"{os.path.basename(own[-1].filename)}, line {own[-1].lineno}" if own else ""
