@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.compile import Compiled, compile_plan
-from dslc.compiler.ir.program import JobProgram, RankPlace, to_json
+from dslc.compiler.ir.codec import to_json
+from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import Loaded
 from dslc.dsl.meaning.write import anchored, write

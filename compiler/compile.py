@@ -12,6 +12,7 @@ from dslc.compiler.graph.constants import scaled_lr, short_line
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.passes import build_graph, shares
 from dslc.compiler.ir import program as p
+from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.plan import (
     PLAN_VERSION,
     AxisNode,
@@ -130,7 +131,7 @@ def plain(value: Any) -> Any:
         case Quantity() | Range():
             return {name: getattr(value, name) for name in value.__slots__}
         case tuple():
-            return [plain(item) for item in value]
+            return tuple(map(plain, value))
         case _:
             return value
 
@@ -149,11 +150,11 @@ def _resolved(analysis: Analysis) -> dict[str, Any]:
     return {
         "samples": source.samples,
         "validation_samples": source.validation_samples,
-        "input": p.to_json(source.input),
-        "target": p.to_json(source.target),
+        "input": to_json(source.input),
+        "target": to_json(source.target),
         "classes": source.classes,
         "vocab": source.vocab,
-    } | ({"blocks": p.to_json(source.found["blocks"])} if "blocks" in source.found else {})
+    } | ({"blocks": to_json(source.found["blocks"])} if "blocks" in source.found else {})
 
 
 def _layers(analysis: Analysis) -> tuple[LayerPlan, ...]:

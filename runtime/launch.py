@@ -39,7 +39,8 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
 
-from dslc.compiler.ir.program import JobProgram, PythonFunction, RankPlace, from_json, to_json
+from dslc.compiler.ir.codec import from_json, to_json
+from dslc.compiler.ir.program import JobProgram, PythonFunction, RankPlace
 from dslc.runtime import worker
 from dslc.runtime.checkpoint import checkpoint
 from dslc.runtime.model import transformers_model

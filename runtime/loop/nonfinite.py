@@ -32,7 +32,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dslc.compiler.ir.program import JobProgram, RankPlace, from_json, to_json
+from dslc.compiler.ir.codec import from_json, to_json
+from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.checkpoint.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.loop.nonfinite_cause import (

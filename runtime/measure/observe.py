@@ -30,7 +30,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dslc.compiler.ir.program import JobProgram, RankPlace, from_json, to_json
+from dslc.compiler.ir.codec import from_json, to_json
+from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
 from dslc.runtime.model.initial_weights import Part, own_part

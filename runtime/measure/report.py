@@ -44,7 +44,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dslc.compiler.ir.program import JobProgram, RankPlace, to_json
+from dslc.compiler.ir.codec import to_json
+from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.measure import collectives
 from dslc.runtime.measure.track_memory import KINDS, Tracker
 from dslc.runtime.process.records import Record, naming, read_metrics

@@ -14,7 +14,7 @@ from helpers.commands import dslc
 from helpers.launcher import Launcher
 from helpers.made_programs import images, places, program
 
-from dslc.compiler.ir.program import to_json
+from dslc.compiler.ir.codec import to_json
 from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load

@@ -11,8 +11,8 @@ from helpers.planning import compiled
 
 import dslc
 from dslc.compiler.compile import Compiled
+from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.facts import Facts, SourceFacts
-from dslc.compiler.ir.program import to_json
 from dslc.compiler.ir.tensors import TensorFact
 
 GPT2 = ROOT / "benchmarks" / "jobs" / "gpt2.plt"

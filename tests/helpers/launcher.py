@@ -18,7 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dslc.compiler.ir.program import JobProgram, RankPlace, to_json
+from dslc.compiler.ir.codec import to_json
+from dslc.compiler.ir.program import JobProgram, RankPlace
 from helpers.paths import TESTS
 
 # What many trainings need and takes seconds to import.

@@ -17,7 +17,7 @@ from helpers.launcher import Launcher
 from helpers.pairwise import Choice, pairwise
 from helpers.trained import Trained, agree, ready, train
 
-from dslc.compiler.ir.program import to_json
+from dslc.compiler.ir.codec import to_json
 
 STEPS = 20
 GPT = """

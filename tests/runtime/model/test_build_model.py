@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from helpers.networks_drawn import built, classes, of, step_of, tokens
 from torch import Tensor, nn
 
+from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.facts import SourceFacts
-from dslc.compiler.ir.program import InitStep, ModelStep, ModuleStep, PythonFunction, from_json, to_json
+from dslc.compiler.ir.program import InitStep, ModelStep, ModuleStep, PythonFunction
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.registry import Call
 from dslc.runtime.model import modules

@@ -265,6 +265,53 @@ def test_a_manifest_names_files_of_its_folder_alone(trained: Path, tmp_path: Pat
         files.read_manifest(str(checkpoint))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content.update(step="4"), "Manifest.step: expected a whole number, found '4'"),
+        (lambda content: content.update(files=[]), r"Manifest.files: expected an object, found \[\]"),
+        (lambda content: content.update(__class__="os"), "Manifest has no field '__class__'"),
+        (lambda content: content["fit"].pop("seed"), "Manifest.fit.seed is missing"),
+        (lambda content: content["fit"]["tensors"].update(a="12"), r"Manifest.fit.tensors\['a'\]: expected a list"),
+        (lambda content: content.update(format=[2]), r"it is of format \[2\]"),
+    ],
+    ids=["text for a number", "a list for an object", "more", "less", "text for a shape", "a list for the format"],
+)
+def test_a_manifest_of_another_make_is_refused(
+    trained: Path, tmp_path: Path, change: Callable[[Any], None], message: str
+) -> None:
+    shutil.copytree(trained / "run", tmp_path / "run")
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000004"
+    _sign(checkpoint, change)
+    with pytest.raises(files.Damaged, match=message):
+        files.read_manifest(str(checkpoint))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 10**5, '{"manifest": ' + "[" * 900 + "]" * 900 + ', "checksum": ""}', "[]", '{"manifest": 3}', "9" * 5000],
+    ids=["deep", "less deep", "a list", "a number within", "a huge number"],
+)
+def test_a_manifest_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(files.Damaged, match=r"manifest\.json cannot be read"):
+        files.read_manifest(str(tmp_path))
+
+
+def test_a_manifest_from_before_is_read(tmp_path: Path) -> None:
+    """As it was written by the first version, on one line."""
+    content = (
+        '{"manifest": {"format": 2, "step": 4, "samples": 32, "seconds": 0.5, "job": "digits", "plan_hash": "0f", '
+        '"world_size": 2, "fit": {"tensors": {"0.weight": [4, 1], "0.steps": []}, "optimizer": "sgd", "states": [], '
+        '"seed": 0, "shuffle": true, "batch": 8, "train_samples": 32, "steps_per_epoch": 4}, "files": {".metadata": '
+        '{"size": 3, "checksum": "aa"}}}, "checksum": "eb1cf2350a6706184de033c552373790"}'
+    )
+    (tmp_path / "manifest.json").write_text(content)
+    manifest = files.read_manifest(str(tmp_path))
+    assert manifest.fit.tensors == {"0.weight": (4, 1), "0.steps": ()}
+    assert manifest.files == {".metadata": files.File(size=3, checksum="aa")}
+
+
 def test_random_states_are_kept_as_tensors(trained: Path) -> None:
     """None is bytes that something else could read as a pickle."""
     metadata = loads((trained / "run" / "checkpoints" / "step-00000004" / ".metadata").read_bytes())

@@ -1,0 +1,245 @@
+"""Records as JSON, and back: `to_json` and `from_json`, by cattrs.
+
+A record is a frozen dataclass of numbers, text, tuples, mappings and other records. An object of JSON has the names of
+its fields. Where a field may hold one of several records, the object also has the name of its class, under `record`.
+
+Contract: `from_json(kind, to_json(value))` is equal to a `value` of `kind`, also after `json.dumps` and `parse`. What
+is read need not be trusted: it makes nothing but `kind` and the records that its fields name, converts no value to
+another kind, and refuses missing and unknown fields. Whatever is wrong with it is a `DecodeError`, which says where.
+
+msgspec is quicker, but reads no union of dataclasses and passes over fields that a dataclass does not have. cattrs is
+imported at the first use, since `dslc check` needs none of this.
+"""
+
+from __future__ import annotations
+
+import json
+import reprlib
+import types
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from cattrs import Converter
+
+TAG = "record"
+_SCALARS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", types.NoneType: "null"}
+
+T = TypeVar("T")
+Hook = Callable[[Any, Any], Any]  # as cattrs has them: the data, the type
+
+
+class DecodeError(ValueError):
+    """JSON that is not of the kind asked for; the text says where and why."""
+
+
+def to_json(value: object) -> Any:
+    """Records as dicts, and all else as it is, for `json.dumps`, which writes tuples as lists."""
+    return _converter().unstructure(value)
+
+
+def from_json(kind: type[T], data: object) -> T:
+    """The `kind` that `to_json` gave as `data`. Raises DecodeError."""
+    try:
+        made: T = _converter().structure(data, kind)
+    except Exception as error:
+        raise DecodeError(_in_words(error, kind.__name__)) from None
+    return made
+
+
+def parse(text: str) -> Any:
+    """The data in a text of JSON, for `from_json`. Raises DecodeError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise DecodeError("it is nested too deeply") from None
+    except ValueError as error:
+        raise DecodeError(str(error)) from None
+
+
+# -------------------------------------------------------------------------------------------------------- the kinds
+
+
+class _Wrong(Exception):
+    """A value that is not what was expected."""
+
+    def __init__(self, expected: str, found: object) -> None:
+        super().__init__(f"expected {expected}, found {_short.repr(found)}")
+
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxlong = _short.maxother = 60
+_short.maxlevel = 2
+
+
+@cache
+def _converter() -> Converter:
+    from cattrs import Converter
+    from cattrs.cols import homogenous_tuple_structure_factory, is_mapping, mapping_structure_factory
+
+    made = Converter(forbid_extra_keys=True, unstruct_collection_overrides={tuple: tuple})
+
+    def strictly(
+        applies: Callable[[Any], bool], taken: tuple[type, ...], words: str, factory: Callable[[Any], Hook]
+    ) -> None:
+        """Structures as cattrs does, but from values of the types `taken` alone."""
+
+        def hooked(kind: Any) -> Hook:
+            inner = factory(kind)
+
+            def hook(data: Any, _: Any) -> Any:
+                if not isinstance(data, taken):
+                    raise _Wrong(words, data)
+                return inner(data, kind)
+
+            return hook
+
+        made.register_structure_hook_factory(applies, hooked)
+
+    strictly(_is_record, (dict,), "an object", made.gen_structure_attrs_fromdict)
+    strictly(is_mapping, (dict,), "an object", lambda kind: mapping_structure_factory(kind, made))
+    strictly(_is_sequence, (list, tuple), "a list", lambda kind: homogenous_tuple_structure_factory(kind, made))
+    strictly(_is_fixed, (list, tuple), "a list", lambda kind: _of_length(kind, made.gen_structure_hetero_tuple(kind)))
+    for kind in _SCALARS:
+        made.register_structure_hook(kind, _scalar(kind))
+    made.register_structure_hook_factory(_is_literal, _literal)
+    made.register_structure_hook_func(_is_any, lambda data, _: _plain(data))
+    made.register_structure_hook_factory(_is_choice, lambda union: _choose(union, made))
+    made.register_unstructure_hook_factory(_is_choice, lambda union: lambda value: _tagged(value, made))
+    return made
+
+
+def _is_record(kind: Any) -> bool:
+    return is_dataclass(kind)
+
+
+def _is_any(kind: Any) -> bool:
+    return kind is Any
+
+
+def _is_literal(kind: Any) -> bool:
+    origin: object = typing.get_origin(kind)
+    return origin is Literal
+
+
+def _is_sequence(kind: Any) -> bool:
+    return typing.get_origin(kind) is tuple and typing.get_args(kind)[1:] == (Ellipsis,)
+
+
+def _is_fixed(kind: Any) -> bool:
+    return typing.get_origin(kind) is tuple and not _is_sequence(kind)
+
+
+def _is_choice(kind: Any) -> bool:
+    """Returns True for unions of several kinds, and False for a kind that may be None, as cattrs reads these."""
+    return typing.get_origin(kind) in (types.UnionType, typing.Union) and len(_choices(kind)) > 1
+
+
+def _choices(union: Any) -> tuple[Any, ...]:
+    return tuple(kind for kind in typing.get_args(union) if kind is not types.NoneType)
+
+
+def _of_length(kind: Any, inner: Hook) -> Hook:
+    length = len(typing.get_args(kind))
+
+    def hook(data: Any, _: Any) -> Any:
+        if len(data) != length:
+            raise _Wrong(f"a list of {length}", data)
+        return inner(data, kind)
+
+    return hook
+
+
+def _scalar(kind: type) -> Hook:
+    """A whole number is taken for a `float`, and stays what it is, so that it is written as it was read."""
+    taken = (float, int) if kind is float else (kind,)
+
+    def hook(data: Any, _: Any) -> Any:
+        if type(data) not in taken:  # True is an instance of int
+            raise _Wrong(_SCALARS[kind], data)
+        return data
+
+    return hook
+
+
+def _literal(kind: Any) -> Hook:
+    values = typing.get_args(kind)
+
+    def hook(data: Any, _: Any) -> Any:
+        if not any(data == value and type(data) is type(value) for value in values):
+            raise _Wrong(f"one of {', '.join(map(json.dumps, values))}", data)
+        return data
+
+    return hook
+
+
+def _plain(data: Any) -> Any:
+    """What a field of any kind holds: scalars, tuples and mappings of these."""
+    if isinstance(data, list | tuple):
+        return tuple(map(_plain, data))
+    if isinstance(data, dict):
+        return {key: _plain(value) for key, value in data.items()}
+    if type(data) in _SCALARS:
+        return data
+    raise _Wrong("plain data", data)
+
+
+def _choose(union: Any, converter: Converter) -> Hook:
+    """Reads one of several records by its tag, and one of several scalars by its type."""
+    records: dict[str, Any] = {kind.__name__: kind for kind in _choices(union) if _is_record(kind)}
+    scalars = tuple(kind for kind in typing.get_args(union) if kind in _SCALARS)
+    if len(records) + len(scalars) < len(typing.get_args(union)):
+        raise TypeError(f"{union} has members that are neither records nor scalars, or are called alike")
+
+    def hook(data: Any, _: Any) -> Any:
+        if type(data) in scalars:
+            return data
+        tag = data.get(TAG) if isinstance(data, dict) else None
+        if not isinstance(tag, str) or tag not in records:
+            wanted = [_SCALARS[kind] for kind in scalars]
+            wanted += [f"an object whose `{TAG}` is one of {', '.join(records)}"] if records else []
+            raise _Wrong(" or ".join(wanted), data)
+        return converter.structure({key: value for key, value in data.items() if key != TAG}, records[tag])
+
+    return hook
+
+
+def _tagged(value: Any, converter: Converter) -> Any:
+    made = converter.unstructure(value)
+    return {TAG: type(value).__name__} | made if is_dataclass(value) else made
+
+
+# ---------------------------------------------------------------------------------------------------- errors in words
+
+
+def _in_words(error: BaseException, path: str) -> str:
+    """The first thing that is wrong, and where: the groups that cattrs raises are followed down to it."""
+    from cattrs.errors import ForbiddenExtraKeysError
+
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+        path += next(_steps(error), "")
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, KeyError):
+        return f"{path} is missing"
+    if isinstance(error, ForbiddenExtraKeysError):
+        names = ", ".join(map(_short.repr, sorted(error.extra_fields)[:3]))
+        return f"{path} has no field {names}"
+    if isinstance(error, _Wrong):
+        return f"{path}: {error}"
+    raise error  # a fault of ours: not of the data
+
+
+def _steps(error: BaseException) -> Iterator[str]:
+    """From what cattrs notes on an error, the step to where it arose."""
+    from cattrs.errors import AttributeValidationNote, IterableValidationNote
+
+    for note in getattr(error, "__notes__", ()):
+        if isinstance(note, AttributeValidationNote):
+            yield f".{note.name}"
+        elif isinstance(note, IterableValidationNote):
+            yield f"[{_short.repr(note.index)}]"
