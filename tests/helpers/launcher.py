@@ -35,7 +35,8 @@ PRELOADED = (
 class Launcher:
     def __init__(self, *modules: str) -> None:
         """`modules` are imported once, beforehand, instead of by each training that needs them."""
-        command = [sys.executable, "-c", f"import {', '.join(['launcher', *modules])}; launcher.serve()"]
+        start = f"import {', '.join(['helpers.launcher', *modules])}; helpers.launcher.serve()"
+        command = [sys.executable, "-c", start]
         env = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, sys.path)]),
