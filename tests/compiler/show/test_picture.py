@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -73,6 +74,17 @@ def test_another_kind_is_refused(digits: str, tmp_path: Path) -> None:
 
 def test_what_graphviz_refuses_is_said() -> None:
     with pytest.raises(DrawingError):
+        svg("digraph {")
+
+
+def test_the_program_draws_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "dot"
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    program.write_text("#!/bin/sh\necho $*; cat\n")
+    program.chmod(0o755)
+    assert svg("digraph {–}").splitlines() == ["-Kdot -Tsvg", "digraph {–}"]
+    program.write_text("#!/bin/sh\necho 'Error: syntax error in line 1' >&2; exit 1\n")
+    with pytest.raises(DrawingError, match=r"^Error: syntax error in line 1$"):
         svg("digraph {")
 
 
