@@ -124,8 +124,8 @@ def _traced_source(job: JobSpec, call: PythonSource, report: Report) -> SourceFa
 
 
 def _traced_model(job: JobSpec, call: PythonNetwork, source: SourceFacts, report: Report) -> ModelFacts | None:
-    from dslc.compiler.ir.module_facts import ModelFacts
     from dslc.compiler.ir.codec import from_json, to_json
+    from dslc.compiler.ir.module_facts import ModelFacts
 
     def use(make: Callable[..., Any]) -> Any:
         from dslc.compiler.trace.trace import try_to_make
