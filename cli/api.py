@@ -23,12 +23,12 @@ def _error(report: Report) -> JobError:
 
 
 class TrainingError(Exception):
-    """A training that failed. The message names the rank, the step, the line of the job and where the log is."""
+    """A training failed. The message names the rank, the step, the line of the job and the path of the log."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What a run left. `metrics` are the lines of metrics.jsonl; `stopped_at` is the step of an interruption."""
+    """The result of a run. `metrics` are the lines of metrics.jsonl; `stopped_at` is the step of an interruption."""
 
     folder: str
     metrics: tuple[dict[str, Any], ...]

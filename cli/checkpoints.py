@@ -1,9 +1,9 @@
-"""Which weights `evaluate`, `predict` and `export` take, and whether a checkpoint fits a job. Needs no torch.
+"""Finds the weights for `evaluate`, `predict` and `export`, and checks that they fit a job. Needs no torch.
 
 Model: `--checkpoint` names a checkpoint (`step-00000050`), a folder of them, a run directory, or a `.safetensors` file.
-Without it, the newest is taken of what is in `checkpoint.dir` and in the runs under `runs/<job>/`. Of several
-checkpoints in a folder the newest whole one is taken, and those that are damaged are passed over and named; of a run
-directory the same, and its final weights where it has no checkpoint that is whole.
+Without it, the newest in `checkpoint.dir` and in the runs under `runs/<job>/` is taken. Of several checkpoints in a
+folder the newest undamaged one is taken, and damaged ones are skipped and named; the same goes for a run directory,
+whose final weights are taken if it has no undamaged checkpoint.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from dslc.runtime.checkpoint.files import (
 
 
 class NoCheckpoint(Exception):
-    """There is none to take; the text says where was looked, and what to do."""
+    """No checkpoint was found; the text names the places searched, and the remedy."""
 
 
 class Misfit(Exception):
-    """The weights are of another model than the job's, or cannot be read."""
+    """The weights belong to another model than the job's, or cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """What is used: a checkpoint's folder with its manifest, or a file of weights without one."""
+    """The chosen weights: a checkpoint's folder with its manifest, or a file of weights without one."""
 
     path: str
     manifest: Manifest | None
@@ -54,7 +54,7 @@ class Taken:
 
 
 def take(job: JobSpec, asked: str | None) -> Taken:
-    """The checkpoint that is asked for, else the newest of the job. Raises NoCheckpoint."""
+    """Returns the checkpoint that is asked for, else the newest of the job. Raises NoCheckpoint."""
     if asked is not None:
         path = os.path.abspath(os.path.expanduser(asked))
         if not os.path.exists(path):
@@ -79,7 +79,7 @@ def take(job: JobSpec, asked: str | None) -> Taken:
 
 
 def _places(job: JobSpec) -> list[str]:
-    """Where a checkpoint of the job may be: its own folder of them, its run directories, those of a sweep."""
+    """Returns the places of the job's checkpoints: its own folder of them, its run directories, those of a sweep."""
     runs = os.path.join(os.path.abspath("runs"), glob.escape(job.name))
     found = [path for depth in ("*", os.path.join("*", "*")) for path in glob.glob(os.path.join(runs, depth))]
     own = [job.checkpoint.dir] if job.checkpoint.dir and os.path.isdir(job.checkpoint.dir) else []
@@ -97,7 +97,7 @@ def _age(place: str) -> float:
 
 
 def _candidates(place: str) -> Iterator[str]:
-    """Checkpoints in a place, the newest first, and weights, as paths."""
+    """Yields the paths of checkpoints in a place, the newest first, and weights."""
     yield from checkpoints_in(place)
     if not is_checkpoint(place):
         yield from checkpoints_in(os.path.join(place, "checkpoints"))
@@ -106,7 +106,7 @@ def _candidates(place: str) -> Iterator[str]:
 
 
 def _time(path: str) -> float:
-    """When it was written."""
+    """Returns the time at which it was written."""
     try:
         return os.path.getmtime(os.path.join(path, MANIFEST) if os.path.isdir(path) else path)
     except OSError:
@@ -114,7 +114,7 @@ def _time(path: str) -> float:
 
 
 def _in(place: str) -> Taken | None:
-    """What to take of a place that exists. Raises NoCheckpoint where all that is there is damaged."""
+    """Returns the weights to take from a place that exists. Raises NoCheckpoint if all there are damaged."""
     if os.path.isfile(place):
         return Taken(path=place, manifest=None) if place.endswith(".safetensors") else None
     passed_over: list[str] = []
@@ -131,7 +131,7 @@ def _in(place: str) -> Taken | None:
 
 
 def _looked_at(path: str) -> tuple[Taken | None, list[str]]:
-    """A candidate that is whole, or what is wrong with it."""
+    """Returns a candidate that is whole, or its faults."""
     if os.path.isfile(path):
         return Taken(path=path, manifest=None), []
     seen = look(path)
@@ -143,15 +143,16 @@ def _looked_at(path: str) -> tuple[Taken | None, list[str]]:
 
 
 def tensors_of(model: ModelGraph, there: Shapes) -> Shapes:
-    """The tensors of a checkpoint of `model`. A user's module may keep buffers out of its state: those that are not
-    `there` are left out."""
+    """Returns the tensors of a checkpoint of `model`. A user's module may keep buffers out of its state: those that are
+    not `there` are left out.
+    """
     found = {q.name: q.shape for layer in model.layers for q in layer.parameters if q.tied_to is None}
     kept = {b.name: b.shape for layer in model.layers for b in layer.buffers if model.root or b.name in there}
     return found | kept
 
 
 def hold_against(taken: Taken, analysis: Analysis) -> None:
-    """Raises Misfit where the checkpoint is of another model, as far as that is known before anything is read."""
+    """Raises Misfit if the checkpoint is of another model, as far as is known before anything is read."""
     if taken.manifest is not None:
         theirs = taken.manifest.fit.tensors
     else:

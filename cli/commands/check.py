@@ -1,5 +1,6 @@
-"""`dslc check`: every reason to reject a job, or to go on from a checkpoint with it. Starts no process and, without
-`--trace`, runs nothing of the user's."""
+"""`dslc check`: every reason to reject a job, or to resume from a checkpoint with it. Starts no process and, without
+`--trace`, runs no user code.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def check_with(path: str, settings: list[str], trace: bool, resume: str | None) -> tuple[Report, Analysis | None, str]:
-    """The same, and whether the job would go on from the checkpoint in `resume`: from which, in words."""
+    """Returns the same, and the checkpoint in `resume` from which the job would resume, in words."""
     if resume is None:
         return *check_one(path, settings, trace=trace), ""
     from dslc.resume import check_resume
@@ -48,7 +49,7 @@ def check_with(path: str, settings: list[str], trace: bool, resume: str | None) 
         goes_on.append(check_resume(analysis, resume, report))
 
     report, analysis = check_one(path, settings, trace=trace, then=then)
-    report.found = [d for d in report.found if d.code != "W0811"]  # that the folder holds some is what is asked for
+    report.found = [d for d in report.found if d.code != "W0811"]  # the option asks for a folder that holds some
     return report, analysis, goes_on[-1]
 
 

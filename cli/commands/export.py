@@ -26,7 +26,7 @@ def main(arguments: argparse.Namespace) -> int:
         return WRONG_USAGE
     _, combinations = load_each(arguments.job, arguments.settings)
     report = Report()
-    # Only a `.pt` needs to know which weights are tied, for which a module of the user's own has to be made.
+    # Only a `.pt` needs the tied weights, for which a user's own module must be made.
     analysis = inspect(combinations[0], report, trace=arguments.output.endswith(".pt"))
     if report.errors or analysis is None:
         show(report.errors)

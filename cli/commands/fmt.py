@@ -27,7 +27,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _format(path: str, *, check: bool) -> bool:
-    """Brings one job into the layout, or says why not; whether all is well with it."""
+    """Formats one job, or shows why it cannot; returns true if all is well."""
     report = Report()
     text = _text(path, report)
     document = parse(Source("<stdin>" if path == "-" else path, text), report) if text is not None else None
@@ -47,15 +47,16 @@ def _format(path: str, *, check: bool) -> bool:
 
 
 def _text(path: str, report: Report) -> str | None:
-    """The job as it stands, line ends and all; None with the reason in the report."""
+    """Returns the text of the job, line ends and all; None with the reason in the report."""
     if path != "-":
         return read_text(path, path, path, None, report)
     return decoded(sys.stdin.buffer.read(BYTES.most + 1), "<stdin>", "<stdin>", None, report)
 
 
 def _replace(path: str, text: str) -> None:
-    """Writes beside the file and renames, so that a crash never leaves half a job. What a link leads to is written,
-    and keeps its mode, its owner and its group."""
+    """Writes beside the file and renames, so that a crash never leaves half a job. Follows a link to its target, and
+    keeps mode, owner and group.
+    """
     target = os.path.realpath(path)
     kept = os.stat(target)
     beside = f"{target}.{os.getpid()}.tmp"

@@ -1,4 +1,4 @@
-"""`dslc plan`: what every rank will do."""
+"""`dslc plan`: the work of every rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dslc.status import GOOD, JOB_AT_FAULT, WRONG_USAGE
 
 
 def compiled_or_shown(path: str, settings: list[str], *, trace: bool) -> Compiled | None:
-    """The plan; where the job is at fault, its mistakes are shown instead."""
+    """Returns the plan, or shows the job's mistakes and returns None."""
     report = Report()
     analysis = inspect(load(path, settings), report, trace=trace)
     show(report)
@@ -43,7 +43,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _width() -> int | None:
-    """Of the terminal; a file or a pipe takes lines of any length."""
+    """Returns the width of the terminal; None for a file or a pipe, which take lines of any length."""
     return max(100, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
 
 

@@ -1,4 +1,4 @@
-"""`dslc predict`: what the model of a checkpoint makes of every sample, in order, on any devices."""
+"""`dslc predict`: a checkpoint's outputs for every sample, in order, on any devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dslc render`: the plan as a picture. `python -P -m dslc.commands.render PLAN.json FILE` draws one that was kept."""
+"""`dslc render`: the plan as a picture. `python -P -m dslc.commands.render PLAN.json FILE` draws a saved one."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    os.nice(19)  # beside a training, which comes first
+    os.nice(19)  # a training beside it comes first
     with open(sys.argv[1], encoding="utf-8") as kept:
         write(draw(load_plan(kept.read()), "placement"), sys.argv[2])

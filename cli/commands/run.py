@@ -16,7 +16,7 @@ from dslc.run_folder import Occupied, claimed, make_folder, refuse_others, refus
 from dslc.runs import Ready, folders_of, prepare, report_on, train
 from dslc.status import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -40,7 +40,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _run_each(runs: Sequence[Ready], places: Sequence[str]) -> int:
-    """The trainings of a sweep, one after another; the worst of their exit statuses. Raises Occupied."""
+    """Runs the trainings of a sweep, one after another; returns the worst of their exit statuses. Raises Occupied."""
     for ready, place in zip(runs, places, strict=True):
         refuse_others(place, place, goes_on=ready.program.checkpoint.resume == "auto")
         refuse_run(place, ready.program)  # before the first of them trains
@@ -54,8 +54,9 @@ def _run_each(runs: Sequence[Ready], places: Sequence[str]) -> int:
 
 
 def run_one(ready: Ready, folder: str, again: Sequence[str]) -> int:
-    """One training, from its run directory to its exit status; `again`: its job and the settings that change it. Raises
-    Occupied."""
+    """Runs one training, from its run directory to its exit status; `again`: its job and the settings that change it.
+    Raises Occupied.
+    """
     with claimed(folder, ready.program):
         return _run_one(ready, folder, again)
 
@@ -70,7 +71,7 @@ def _run_one(ready: Ready, folder: str, again: Sequence[str]) -> int:
         print(plain_lines(describe(outcome).expandtabs()), file=sys.stderr)
         _show_how_to_go_on(ready, folder, again)
         return TRAINING_FAILED
-    if outcome.stopped_at != 0:  # 0: ended at once, with nothing written down
+    if outcome.stopped_at != 0:  # 0: ended at once, without records
         report = report_on(ready, folder, outcome.steps)
         if ready.program.profile:
             show_report(report)
@@ -80,7 +81,9 @@ def _run_one(ready: Ready, folder: str, again: Sequence[str]) -> int:
 
 
 def _show_how_to_go_on(ready: Ready, folder: str, again: Sequence[str]) -> None:
-    """After a training that ended early: the command that goes on from its newest checkpoint, if there is one."""
+    """Shows, after a training that ended early, the command that resumes from its newest checkpoint, if there is
+    one.
+    """
     from dslc.runtime.checkpoint.files import checkpoints_in
 
     if checkpoints_in(ready.program.checkpoint.folder or os.path.join(folder, "checkpoints")):

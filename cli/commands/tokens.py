@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def progress() -> Progress:
-    """A bar in bytes of text, on a terminal alone."""
+    """Returns a bar in bytes of text, shown only on a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 

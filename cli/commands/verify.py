@@ -1,4 +1,4 @@
-"""`dslc verify`: trains some steps under the plan and in one process, and says which invariant broke where."""
+"""`dslc verify`: trains some steps under the plan and in one process, and shows which invariant breaks where."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from dslc.runtime.measure.observe import Observation
     from dslc.verification import Finding, Verdict
 
-_ORDERS = 3  # other ones of the samples of a batch, in which one process is trained to see what float32 rounds
+_ORDERS = 3  # other orders of a batch's samples, in which one process is trained to measure float32's rounding
 
-# What `check` warns of that keeps a plan from agreeing with one process.
+# Warnings of `check` for differences between a plan and one process that are expected.
 _BY_NATURE = {
     "W0606": "batch statistics are taken over each micro-batch (W0606)",
     "W0607": "batch statistics are taken on each rank alone (W0607)",
@@ -47,10 +47,10 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _kept(arguments: argparse.Namespace) -> int:
-    """Verifies, and keeps the run directories where a folder for them is named. Raises Occupied."""
+    """Verifies, and keeps the run directories in a folder if one is named. Raises Occupied."""
     out: str | None = arguments.out
     if out and os.path.exists(os.path.join(out, LOCK)):
-        with claimed(out, None):  # or who writes there is said
+        with claimed(out, None):  # or the message names who writes there
             pass
     _refuse_filled(out)
     _, combinations = load_each(arguments.job, arguments.settings)
@@ -73,19 +73,19 @@ def _kept(arguments: argparse.Namespace) -> int:
             _refuse_filled(out)  # now that no other can begin
             status = _verify(*pair, arguments.steps, folder, noise=arguments.noise)
     finally:
-        if not out and status != TRAINING_FAILED:  # which has logs to be read
+        if not out and status != TRAINING_FAILED:  # its logs are to be read
             shutil.rmtree(folder)
     return status
 
 
 def _refuse_filled(out: str | None) -> None:
-    """Raises Occupied where there is more in a folder than the lock that a run leaves."""
+    """Raises Occupied if a folder holds more than a run's lock."""
     if out and os.path.exists(out) and not (os.path.isdir(out) and set(os.listdir(out)) <= {LOCK}):
         raise Occupied(f"{out} is not an empty folder: name another with --out, or remove it")
 
 
 def _job(loaded: Loaded, shrink: bool) -> tuple[Loaded, tuple[str, ...]]:
-    """The job that is verified, and what a narrow copy has smaller."""
+    """Returns the job to verify, and the list of what a narrow copy has smaller."""
     job = loaded.job
     if not shrink or job is None or loaded.report.errors:
         return (replace(loaded, job=observed(job)) if job else loaded), ()
@@ -93,14 +93,16 @@ def _job(loaded: Loaded, shrink: bool) -> tuple[Loaded, tuple[str, ...]]:
 
     layout = lay_out(job, Report())
     if layout is None:
-        return loaded, ()  # what is wrong with it is said when it is compiled
+        return loaded, ()  # its mistakes are shown when it is compiled
     gpus = len(gpus_here()) if job.devices.gpus is not None else 0
     narrow, changes = shrunk(job, layout, gpus)
     return replace(loaded, job=observed(narrow)), changes
 
 
 def _both(loaded: Loaded) -> tuple[Ready, Ready, list[str]] | None:
-    """The job under its plan and in one process, and what keeps them from agreeing; None where one is refused."""
+    """Returns the job under its plan and in one process, and the reasons why they may differ; None if one is
+    refused.
+    """
     if loaded.job is not None and not loaded.report.errors:
         import dslc.runtime.launch  # noqa: F401 - or each child that looks at a user's function would load torch
     report = Report()
@@ -185,7 +187,7 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
 
 
 def _held_plain(one: Ready, alone: Observation, steps: int, folder: str) -> Finding | None:
-    """The one process against the plain loop, in float64 where the model can be; None where that training fails."""
+    """Compares the one process with the plain loop, in float64 if the model can be; None if that training fails."""
     from dslc.verification import Finding, compare_plain
 
     program = _observed(one.program, steps)
@@ -207,7 +209,7 @@ def _held_plain(one: Ready, alone: Observation, steps: int, folder: str) -> Find
 
 
 def _again(one: Ready, steps: int, folder: str) -> list[Observation]:
-    """The training in one process with other roundings: in float64, where the model can be, and in other orders."""
+    """Trains in one process with other roundings: in float64, if the model can be, and in other orders."""
     program = _observed(one.program, steps)
     ways = {"in float64": replace(program, exact=True)}
     ways |= {f"in order {n}": replace(program, reorder=n) for n in range(1, _ORDERS + 1)}
@@ -230,7 +232,7 @@ def _observed(program: JobProgram, steps: int, checkpoint: CheckpointStep | None
 
 
 def _train(ready: Ready, program: JobProgram, folder: str, what: str, *, quiet: bool = False) -> Observation | None:
-    """What its ranks wrote down; None where the training failed, which is said unless it is to be `quiet`."""
+    """Returns the observations of its ranks; None if the training failed, which is shown unless `quiet`."""
     from dslc.runtime.launch import launch
     from dslc.runtime.measure.observe import Observation
     from dslc.runtime.process.failure import describe
