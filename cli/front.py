@@ -1,4 +1,4 @@
-"""What the commands and the Python API share: from a path to an analysis, and how mistakes are shown."""
+"""Shared by the commands and the Python API: from a path to an analysis, and the display of mistakes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ def show(diagnostics: Iterable[Diagnostic]) -> None:
 
 
 def presented(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
-    """What a person is shown: of what this version cannot run yet, one warning with a note for each field, and nothing
-    while there are errors to mend. `run` has each of them as an error, and those stay."""
+    """Returns the diagnostics to show a person: features that this version cannot run yet become one warning with a
+    note for each field, and none while there are errors to correct. For `run` each of them is an error, and those stay.
+    """
     found = list(diagnostics)
     later = [each for each in found if each.code == "W0801"]
     kept = [each for each in found if each not in later]
@@ -66,9 +67,9 @@ def check_one(
 def inspect(
     loaded: Loaded, report: Report, reuse: Reuse | None = None, *, trace: bool = False, run: bool = False
 ) -> Analysis | None:
-    """Adds what `load` and the rules found to the report, and gives the analysis where there can be one.
+    """Adds the findings of `load` and the rules to the report, and returns the analysis if there can be one.
 
-    An elastic job is analysed for each admissible count of nodes, the largest last. `reuse` is handed from one
+    An elastic job is analysed for each admissible count of nodes, the largest last. `reuse` is passed from one
     combination of a sweep to the next.
     """
     try:
@@ -81,7 +82,7 @@ def inspect(
 
 
 def over(report: Report) -> bool:
-    """Whether a bound was met after which no further combination of a sweep is looked at."""
+    """True if a bound was exceeded after which no further combination of a sweep is analysed."""
     return any(d.code in (MISTAKES.code, LOOKS.code) for d in report.errors)
 
 
@@ -102,7 +103,7 @@ def _inspect(loaded: Loaded, job: JobSpec, report: Report, reuse: Reuse, *, trac
 
 
 def _few(job: JobSpec, looks: int, report: Report) -> bool:
-    """Whether each count of nodes of an elastic job, in each combination of the sweep, can be looked at."""
+    """True if each count of nodes of an elastic job, in each combination of the sweep, can be analysed in time."""
     if looks <= LOOKS.most:
         return True
     report.add(
@@ -115,7 +116,7 @@ def _few(job: JobSpec, looks: int, report: Report) -> bool:
 
 
 def tell_of_work(seen: str, job: JobSpec, report: Report) -> None:
-    """Says how much of a sweep or a range of nodes was looked at, where all of it would take too long."""
+    """Reports how much of a sweep or a range of nodes was analysed, if all of it would take too long."""
     report.add(
         "W0614",
         f"{seen} looked at: all of them would take long for a job of this size",

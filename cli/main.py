@@ -1,4 +1,4 @@
-"""The `dslc` command. Each subcommand is a module of `dslc.commands`, imported only when it is asked for."""
+"""The `dslc` command. Each subcommand is a module of `dslc.commands`, imported only when it is used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SET_HELP = "override a param, a block.field or a block.field.argument; may be re
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The whole command line: `--help` of each command is all there is to read."""
+    """Returns the parser of the whole command line; `--help` of each command is its only documentation."""
     import argparse
 
     parser = argparse.ArgumentParser(
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
     command = ""
     try:
-        # From here on a Ctrl-C is answered; that is why little is imported above.
+        # Ctrl-C is handled from here on; that is why little is imported above.
         import importlib
 
         from dslc.runtime.process import screen
@@ -198,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _chosen(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace | None:
-    """What the command line says; None where that is not there, which is told."""
+    """Parses the command line; returns None for an unknown command or option, which is reported."""
     from dslc import usage
 
     if said := usage.mistake(parser, words):
@@ -214,14 +214,14 @@ def _chosen(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.N
 def _say(text: str) -> None:
     try:
         print(text, file=sys.stderr, flush=True)
-    except OSError:  # then the exit status has to do
+    except OSError:  # only the exit status is left
         from dslc.runtime.process import screen
 
         screen.drop(sys.stderr)
 
 
 def _told(error: OSError, command: str) -> int:
-    """Says what of the system's is in the way, and gives the exit status. Raises `error` where that says nothing."""
+    """Reports an error of the operating system, and returns the exit status. Raises `error` if it has no message."""
     import errno
 
     from dslc.dsl.plain import plain
@@ -232,7 +232,7 @@ def _told(error: OSError, command: str) -> int:
     for name, called in screen.NAMES.items():
         if error.filename == called:
             screen.drop(getattr(sys, name))
-    reason = error.strerror or str(error)  # a folder that is not there, is a file, or may not be written to
+    reason = error.strerror or str(error)  # a folder that does not exist, is a file, or is not writable
     _say(plain(f"dslc: {error.filename}: {reason[:1].lower()}{reason[1:]}"))
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return TRAINING_FAILED if full and command == "run" else WRONG_USAGE

@@ -1,4 +1,4 @@
-"""report.json as a table: what was predicted, what was measured, and the difference."""
+"""report.json as a table: predicted and measured figures, and the difference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dslc.tables import console
 
 
 def show_report(report: Mapping[str, Any], screen: TextIO | None = None) -> None:
-    """Prints what was predicted beside what was measured; ranks of which the same is to be said share a line."""
+    """Prints predicted beside measured figures; ranks with equal figures share a line."""
     from rich.table import Table
 
     table = Table("ranks", "what", box=None, pad_edge=False)

@@ -1,11 +1,11 @@
 """Other forms of a job that `dslc verify` trains: in one process, and narrow.
 
-Model: blocks of the resolved job are replaced; what the user wrote stays where it was, so that messages point there.
-`one_process` leaves alone what a training means (model, data, batch, optimizer, precision, seed) and takes away how it
-is carried out. `shrunk` keeps how it is carried out, the axes and the sharding, and makes everything smaller.
+Model: blocks of the resolved job are replaced; the user's own stay in place, so that messages point there.
+`one_process` keeps the meaning of a training (model, data, batch, optimizer, precision, seed) and removes the way it is
+executed. `shrunk` keeps the way it is executed, the axes and the sharding, and makes everything smaller.
 
-Limits: only library networks can be made narrow. A data axis is cut to `RANKS`. Where tokens or pictures are not here,
-or a vocabulary is too large to keep, synthetic samples of the same form take their place.
+Limits: only library networks can be made narrow. A data axis is cut to `RANKS`. If tokens or pictures are not on this
+machine, or a vocabulary is too large to keep, synthetic samples of the same form replace them.
 """
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ from dslc.dsl.language import layers as n
 from dslc.dsl.language.blocks import CheckpointSpec, EvaluateSpec, LaunchSpec, MemorySpec, ParallelismSpec
 from dslc.dsl.language.job import JobSpec
 
-RANKS = 4  # of the data axis in a narrow copy
-SAMPLES = 8  # of a micro-batch: fewer are too few for batch statistics in float32
-WIDTH, LAYERS, CONTEXT, VOCAB, SIDE = 64, 4, 64, 1024, 64  # the most that a narrow copy keeps
+RANKS = 4  # data ranks of a narrow copy
+SAMPLES = 8  # samples of a micro-batch: fewer are too few for batch statistics in float32
+WIDTH, LAYERS, CONTEXT, VOCAB, SIDE = 64, 4, 64, 1024, 64  # upper limits of a narrow copy
 
 
 class CannotShrink(Exception):
-    """A job of which there is no narrow copy; the text says why."""
+    """A job without a narrow copy; the text says why."""
 
 
 def observed(job: JobSpec) -> JobSpec:
-    """The job without what is no part of a few observed steps: its checkpoints, promises and evaluations."""
+    """Returns the job without what a few observed steps do not need: checkpoints, promises and evaluations."""
     checkpoint = CheckpointSpec(asynchronous=job.checkpoint.asynchronous)
     return replace(job, checkpoint=checkpoint, evaluate=EvaluateSpec(), expect=(), sweep={})
 
 
 def one_process(job: JobSpec) -> JobSpec:
-    """The same training in one process: the same global batch at once, nothing sharded, recomputed or moved away."""
+    """Returns the same training in one process: the same global batch at once, nothing sharded, recomputed or
+    offloaded.
+    """
     devices = job.devices
     if devices.gpus is None:
         devices = replace(devices, nodes=1, cpus=1)
@@ -58,7 +60,9 @@ def one_process(job: JobSpec) -> JobSpec:
 
 
 def shrunk(job: JobSpec, layout: Layout, gpus_here: int) -> tuple[JobSpec, tuple[str, ...]]:
-    """A narrow copy of the job for this machine, and what was made smaller, in words. Raises CannotShrink."""
+    """Returns a narrow copy of the job for this machine, and the list of what is smaller, in words. Raises
+    CannotShrink.
+    """
     changes: list[str] = []
 
     def smaller(what: str, before: Any, after: Any) -> None:
@@ -98,7 +102,7 @@ def shrunk(job: JobSpec, layout: Layout, gpus_here: int) -> tuple[JobSpec, tuple
 
 
 def _network(job: JobSpec, layout: Layout, smaller: Any) -> Any:
-    """Narrow, and still with something for each rank of the tensor axis and for each stage."""
+    """Returns a narrow network, with at least one part for each rank of the tensor axis and for each stage."""
     network, tensor = job.model.network, layout.sizes["tensor"]
     changes: dict[str, Any]
     match network:
@@ -129,7 +133,7 @@ def _network(job: JobSpec, layout: Layout, smaller: Any) -> Any:
 
 
 def _source(job: JobSpec, smaller: Any) -> Any:
-    """The job's source where it is here and goes with a narrow network, else samples of its form that are made up."""
+    """Returns the job's source if it is here and fits a narrow network, else synthetic samples of its form."""
     source, network = job.data.source, job.model.network
     if isinstance(network, n.GPT):
         vocab = network.vocab if network.vocab is not None else getattr(source, "vocab", None)

@@ -1,11 +1,11 @@
-"""`dslc check --resume`: whether a job would go on from a checkpoint, without torch and without a process.
+"""`dslc check --resume`: checks that a job would resume from a checkpoint, without torch and without a process.
 
-Model: of the checkpoints in the place the first is taken, the newest first, that is whole (every file is read) and
-fits, as a training does with `checkpoint.resume`. Where one does, those before it are warnings; where none does, each
-thing that keeps the newest whole one from fitting is an error at the field of the job that it is about.
+Model: of the checkpoints in a folder, the newest first, the first is taken that is whole (every file is read) and fits,
+as in a training with `checkpoint.resume`. If there is one, faults of those before it are warnings; if there is none,
+each reason why the newest whole one does not fit is an error at the job's field.
 
-Limits: what the compiler does not know of a job (a `python(…)` model that was not traced, data that is not here) is not
-compared, which is said as a warning.
+Limits: facts that the compiler does not know (a `python(…)` model that was not traced, data that is not here) are not
+compared, and a warning says so.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Candidate:
 
 
 def check_resume(analysis: Analysis, place: str, report: Report) -> str:
-    """Adds to the report why the job cannot go on from `place`; or gives, in words, what it goes on from."""
+    """Reports why the job cannot resume from `place`; or returns the checkpoint from which it resumes, in words."""
     paths = _paths(place)
     job = analysis.job
     if not paths:
@@ -68,7 +68,7 @@ def check_resume(analysis: Analysis, place: str, report: Report) -> str:
 
 
 def _paths(place: str) -> list[str]:
-    """The checkpoints in a place, the newest first: in a folder of them, or in a run directory."""
+    """Returns the checkpoints in a place, the newest first: in a folder of them, or in a run directory."""
     place = os.path.expanduser(place)
     return checkpoints_in(place) or ([] if is_checkpoint(place) else checkpoints_in(os.path.join(place, "checkpoints")))
 
@@ -96,7 +96,7 @@ def _reasons(candidate: _Candidate, analysis: Analysis) -> Sequence[Diagnostic]:
 
 
 def _misfits(path: str, manifest: Manifest, analysis: Analysis) -> Iterator[Diagnostic]:
-    """What keeps a checkpoint from being one of this job's."""
+    """Yields the reasons why a checkpoint is not one of this job's."""
     job, fit, workload, name = analysis.job, manifest.fit, analysis.workload, _short(path)
 
     def wrong(code: str, what: str, span: Span | None, help: str, notes: Sequence[Note] = ()) -> Diagnostic:

@@ -1,16 +1,16 @@
-"""The folder of a run: which one it is, whether a run may write into it, and the lock on it while one does.
+"""The folder of a run: its name, the check that a run may write into it, and its lock.
 
-Model: a run directory is known by the lock file that every run leaves in it (or by `plan.json` and `program.json`, as
-older versions left no such file). A folder that holds anything else is refused: a run writes `metrics.jsonl`,
-`weights.safetensors` and other names over what is there. Names that begin with a dot are let pass, and so are other run
-directories, and checkpoints that were brought along to be gone on from. A run directory that holds a run is refused
-too, unless the job says `resume = auto`, which goes on with it.
+Model: a run directory is recognized by the lock file that every run leaves in it (or by `plan.json` and `program.json`,
+as older versions left no such file). A folder that holds anything else is refused: a run overwrites `metrics.jsonl`,
+`weights.safetensors` and other names. Names that begin with a dot are ignored, and so are other run directories, and
+checkpoints that were copied there to resume from. A run directory that holds a run is refused too, unless the job says
+`resume = auto`, which resumes it.
 
 Contract: one training at a time writes into a run directory, or into a `checkpoint.dir`. The lock is `flock` on the
-lock file, which says who holds it; the system gives it back when the process that took it ends, in whatever way. Forked
-children let go of it, so that none of them, left behind, keeps the folder locked.
+lock file, which names its holder; the system releases it when the process that took it ends, in any way. Forked
+children release it, so that none of them, left behind, keeps the folder locked.
 
-Limits: on a file system without locks two runs are not kept apart, which is said.
+Limits: on a file system without locks two runs are not kept apart; a message says so.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from dslc.runtime.checkpoint.files import checkpoints_in
 from dslc.runtime.process.records import naming
 
 LOCK = ".dslc-lock"
-_SHOWN = 3  # names of other files in a message
+_SHOWN = 3  # names of other files in a message, at most
 _WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 _held: set[int] = set()  # descriptors of the lock files that this process has locked
 
 
 class Occupied(Exception):
-    """A folder that a run may not write into; the text says why, and what to do."""
+    """A folder that a run may not write into; the text says why, and the remedy."""
 
 
 def make_folder(program: JobProgram, out: str | None) -> str:
@@ -60,16 +60,17 @@ def make_folder(program: JobProgram, out: str | None) -> str:
 
 @contextlib.contextmanager
 def claimed(folder: str, program: JobProgram | None) -> Iterator[None]:
-    """Keeps other runs out of a folder, which is made, and out of the `checkpoint.dir` of `program`, while this lasts.
+    """Keeps other runs out of a folder, which is made, and out of the `checkpoint.dir` of `program`, while the context
+    lasts.
 
-    Without a program (the folder of a sweep) nothing but sub-folders is written there. Raises Occupied.
+    Without a program (the folder of a sweep) only sub-folders are written there. Raises Occupied.
     """
     with contextlib.ExitStack() as locks:
         locks.enter_context(_locked(folder, "--out"))
         if program is None:
             yield
             return
-        refuse_run(folder, program)  # now that no other can begin
+        refuse_run(folder, program)  # now that no other run can begin
         checkpoint = program.checkpoint
         if checkpoint.folder and (checkpoint.every or checkpoint.seconds):
             locks.enter_context(_locked(checkpoint.folder, "checkpoint.dir"))
@@ -80,7 +81,7 @@ def claimed(folder: str, program: JobProgram | None) -> Iterator[None]:
 
 
 def refuse_run(folder: str, program: JobProgram) -> None:
-    """Raises Occupied rather than write over a run, which a job that says `resume = auto` goes on with."""
+    """Raises Occupied instead of overwriting a run; a job that says `resume = auto` resumes it."""
     if program.checkpoint.resume != "auto" and os.path.exists(os.path.join(folder, "plan.json")):
         raise Occupied(
             f"{_short(folder)} holds a run already: `--set checkpoint.resume=auto` goes on with it; else name another "
@@ -89,7 +90,7 @@ def refuse_run(folder: str, program: JobProgram) -> None:
 
 
 def refuse_others(folder: str, shown: str, *, goes_on: bool) -> None:
-    """Raises Occupied where a folder holds other things than a run, which would be written over or mixed with it."""
+    """Raises Occupied if a folder holds other things than a run, which would be overwritten or mixed with it."""
     if not os.path.lexists(folder) or _is_run(folder):
         return
     names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
@@ -105,7 +106,7 @@ def refuse_others(folder: str, shown: str, *, goes_on: bool) -> None:
 
 
 def _is_run(folder: str) -> bool:
-    """Whether a folder is one that runs have been written into, or a sweep's."""
+    """True if runs have been written into a folder, or a sweep."""
     known = (LOCK, "plan.json", "program.json")
     lock, plan, program = (os.path.exists(os.path.join(folder, name)) for name in known)
     return lock or (plan and program)
@@ -116,7 +117,7 @@ def _is_run(folder: str) -> bool:
 
 @contextlib.contextmanager
 def _locked(folder: str, named: str) -> Iterator[None]:
-    """Raises Occupied, with who holds it and the word that names another folder, where a folder is locked."""
+    """Locks a folder. Raises Occupied, with the holder and the option that names another folder, if it is locked."""
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, LOCK)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -129,9 +130,9 @@ def _locked(folder: str, named: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if descriptor in _held:  # else this is a forked child, which has let go of it
+        if descriptor in _held:  # else this is a forked child, which has released it
             _held.discard(descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing it does not, where a forked child has it still
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing it does not release it if a forked child still has it
             os.close(descriptor)
 
 
@@ -155,7 +156,7 @@ def _lock(descriptor: int, path: str, named: str) -> None:
 
 
 def _holder(descriptor: int) -> str:
-    """Who holds a lock, as the file says; a file that is being written says nothing yet."""
+    """Returns the holder of a lock, from the file; "" for a file that is just being written."""
     found = re.fullmatch(rb'\{"pid": (\d+), "host": "([^"]*)", "began": "([^"]*)"\}', os.pread(descriptor, 4096, 0))
     if found is None:
         return "another process"
@@ -164,7 +165,7 @@ def _holder(descriptor: int) -> str:
 
 
 def _let_go() -> None:
-    """In a child that was forked: the lock stays with the process that took it."""
+    """Releases the lock in a forked child: it stays with the process that took it."""
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()

@@ -1,4 +1,4 @@
-"""From a job to a run directory that is ready to be launched, and the launch. What `dslc run` and `dslc.run` share."""
+"""From a job to a run directory that is ready to be launched, and the launch. Shared by `dslc run` and `dslc.run`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """A job that may start: what it is, and what its run directory begins with."""
+    """A job that may start, with the contents of its run directory."""
 
     loaded: Loaded
     compiled: Compiled
@@ -36,8 +36,9 @@ class Ready:
 
 
 def prepare(loaded: Loaded, report: Report, *, profile: bool = False) -> Ready | None:
-    """Compiles a job for this machine; None with the reasons in the report, where warnings that block a run are
-    errors. `profile`: the run records its memory and its collectives."""
+    """Compiles a job for this machine; returns None with the reasons in the report, where warnings that block a run are
+    errors. `profile`: the run records its memory and its collectives.
+    """
     found = Report()
     analysis = inspect(loaded, found, run=True)
     report.extend(diagnostic.for_run() for diagnostic in found)
@@ -49,7 +50,7 @@ def prepare(loaded: Loaded, report: Report, *, profile: bool = False) -> Ready |
 
 
 def lay_down(ready: Ready, folder: str) -> None:
-    """Writes what is known before the start: the job as resolved, the plan, the program."""
+    """Writes the files known before the start: the job as resolved, the plan, the program."""
     assert ready.loaded.job is not None
     os.makedirs(os.path.join(folder, "logs"), exist_ok=True)
     for name, text in (
@@ -63,7 +64,7 @@ def lay_down(ready: Ready, folder: str) -> None:
 
 
 def train(ready: Ready, folder: str, launch: Callable[[JobProgram, tuple[RankPlace, ...], str], Outcome]) -> Outcome:
-    """Trains in a folder that is claimed: lays it down, launches, and draws the plan meanwhile."""
+    """Trains in a folder that is claimed: writes the files, launches, and draws the plan meanwhile."""
     lay_down(ready, folder)
     drawing = _start_drawing(folder)
     try:
@@ -73,9 +74,9 @@ def train(ready: Ready, folder: str, launch: Callable[[JobProgram, tuple[RankPla
 
 
 def _start_drawing(folder: str) -> subprocess.Popen[bytes]:
-    """Draws `plan.svg` in a process of its own, at the lowest priority: it must not hold up the training.
+    """Draws `plan.svg` in a process of its own, at the lowest priority, so that it does not delay the training.
 
-    It is a fresh process because a thread of this one would be in the way of the fork that starts the ranks.
+    It is a fresh process because a thread of this one would disturb the fork that starts the ranks.
     """
     plan, picture = os.path.join(folder, "plan.json"), os.path.join(folder, "plan.svg")
     with open(os.path.join(folder, "logs", "draw.log"), "wb") as log:
@@ -89,21 +90,21 @@ def _start_drawing(folder: str) -> subprocess.Popen[bytes]:
 
 
 def _finish_drawing(drawing: subprocess.Popen[bytes], folder: str) -> None:
-    """Waits for the picture; says where the reason is if there is none, and a folder for it."""
+    """Waits for the picture; if there is none, says where the reason is, and makes a folder for it."""
     if drawing.wait() != 0 and os.path.isdir(folder):
         log = os.path.join(folder, "logs", "draw.log")
         print(plain(f"plan.svg could not be drawn: see {log}"), file=sys.stderr)
 
 
 def report_on(ready: Ready, folder: str, steps: int) -> dict[str, Any]:
-    """Writes report.json of a run that left nothing unfinished, and gives what is in it."""
+    """Writes report.json of a run that was not cut off, and returns its contents."""
     from dslc.runtime.measure.report import write_report
 
     return write_report(folder, ready.compiled.plan.to_json(), steps)
 
 
 def folders_of(loaded: Loaded, combinations: Sequence[Loaded], folder: str) -> list[tuple[str, Loaded]]:
-    """A sub-folder for each combination of a sweep, named by its values."""
+    """Returns a sub-folder for each combination of a sweep, named by its values."""
     if len(combinations) == 1 and combinations[0] is loaded:
         return [(folder, loaded)]
     named = []

@@ -11,7 +11,9 @@ _ANY = 10_000  # columns
 
 
 def console(screen: TextIO | None = None) -> Console:
-    """What prints tables: on a terminal they keep to its width; a pipe or a file takes them whole, nothing cut."""
+    """Returns a console for tables: on a terminal they keep to its width; to a pipe or a file they are printed
+    whole.
+    """
     from rich.console import Console
 
     made = Console(file=screen, highlight=False, soft_wrap=True)

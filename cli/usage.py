@@ -1,5 +1,6 @@
-"""What to say of a command line with a command or an option that is not there: what is near, or where it is said
-instead. The rest is left to argparse, which takes the first letters of an option for the whole."""
+"""Messages for a command line with an unknown command or option: a similar one, or the setting in the job. argparse,
+which accepts abbreviated options, handles the rest.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _SHOWN = 80  # characters of a word
 
 
 def mistake(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
-    """The first command or option that is not there, and what is meant by it; "" where all are."""
+    """Reports the first unknown command or option, with a suggestion; "" if all are known."""
     commands = _commands(parser)
     for at, word in enumerate(words):
         if _is_option(word):
@@ -33,7 +34,7 @@ def mistake(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
 
 
 def too_many(command: str, takes_settings: bool, words: Sequence[str]) -> str:
-    """What to say of words that a command has no place for."""
+    """Reports words that a command has no place for."""
     word = _short(words[0])
     name, equals, value = words[0].partition("=")
     if takes_settings and equals:
@@ -76,7 +77,7 @@ def _instead(parser: argparse.ArgumentParser, name: str, value: str, commands: C
 
 
 def _setting(name: str, value: str) -> str:
-    """Where a job says it, and how `--set` does."""
+    """Names the setting in the job, and how to give it with `--set`."""
     from dslc.dsl.language import blocks  # noqa: F401  (`blocks` fills the registry)
     from dslc.dsl.language.registry import BLOCKS
     from dslc.dsl.language.suggest import place_of
@@ -112,7 +113,7 @@ def _short(word: str) -> str:
 
 
 def _is_option(word: str) -> bool:
-    """As argparse sees it: not a number, and not a text with blanks."""
+    """True for an option as argparse sees it: not a number, and not a text with blanks."""
     return len(word) > 1 and word[0] == "-" and not re.match(r"-\d|-\.\d", word) and " " not in word
 
 

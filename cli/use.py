@@ -1,4 +1,4 @@
-"""From a job and a checkpoint to ranks that evaluate or predict: what `dslc evaluate` and `dslc predict` share."""
+"""From a job and a checkpoint to ranks that evaluate or predict: shared by `dslc evaluate` and `dslc predict`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNLIMITED = 2**62
 
 
 class Refused(Exception):
-    """Nothing is to be done; why has been said. `status` is the exit status."""
+    """The command ends here; the reason has been shown. `status` is the exit status."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"exit status {status}")
@@ -37,7 +37,7 @@ class Refused(Exception):
 def ready(
     loaded: Loaded, asked: str | None, task: Literal["evaluate", "predict"], **changed: Any
 ) -> tuple[Ready, Taken]:
-    """The job as a program that does `task` with a checkpoint. Raises Refused."""
+    """Returns the job as a program that does `task` with a checkpoint. Raises Refused."""
     report = Report()
     if loaded.job is None or loaded.report.errors:
         show(loaded.report)
@@ -57,7 +57,7 @@ def ready(
 
 
 def taken_for(job: JobSpec, asked: str | None) -> Taken:
-    """The checkpoint. Raises Refused where there is none."""
+    """Returns the checkpoint. Raises Refused if there is none."""
     try:
         return take(job, asked)
     except NoCheckpoint as reason:
@@ -66,8 +66,9 @@ def taken_for(job: JobSpec, asked: str | None) -> Taken:
 
 
 def _without_training(job: JobSpec) -> JobSpec:
-    """The job without what only a training needs: its checkpoints, promises and first weights; the account of its
-    memory, which is that of a training; a global batch that the ranks can share out."""
+    """Returns the job without what only a training needs: its checkpoints, promises and initial weights; the account of
+    its memory, which is that of a training; a global batch that the ranks can divide.
+    """
     layout = lay_out(job, Report())
     each = layout.sizes["data"] * layout.microbatches if layout else 1
     batch = max(each, job.data.batch // each * each)
@@ -85,7 +86,7 @@ def _without_training(job: JobSpec) -> JobSpec:
 
 @contextlib.contextmanager
 def launched(made: Ready, beside: str | None = None) -> Iterator[str]:
-    """The folder in which the ranks have left what came of it, for as long as this lasts. Raises Refused."""
+    """Yields the folder with the results of the ranks, which exists while the context lasts. Raises Refused."""
     from dslc.runtime.launch import launch
     from dslc.runtime.process.failure import describe
 
@@ -106,7 +107,7 @@ def launched(made: Ready, beside: str | None = None) -> Iterator[str]:
 
 
 def metrics(made: Ready) -> dict[str, float]:
-    """Evaluates: the metrics over the validation split by name. Raises Refused."""
+    """Evaluates, and returns the metrics over the validation split by name. Raises Refused."""
     from dslc.runtime.loop.tasks import EVALUATION
 
     with launched(made) as folder, open(os.path.join(folder, EVALUATION), encoding="utf-8") as file:

@@ -1,12 +1,12 @@
-"""Whether two observed trainings of a job, under its plan and in one process, are the same training.
+"""Compares two observed trainings of a job, under its plan and in one process.
 
-Model: LANGUAGE.md's four invariants, each held against what the ranks wrote down (runtime/measure/observe.py): the
-samples of each step, by number and by content; the values before the first step; losses, their count and the norm of
-the gradient, step by step; the parameters after the last step, and a third training, in one process, that goes on from
-the checkpoint that the plan wrote. Of what breaks only the cause is reported: where samples or the start differ, what
-follows from them is shown and not judged.
+Model: four invariants of the language, each checked on the ranks' observations (runtime/measure/observe.py): the
+samples of each step, by number and by content; the initial values; losses, their count and the norm of the gradient,
+step by step; the parameters after the last step, and a third training, in one process, that resumes from the plan's
+checkpoint. Of several broken invariants only the cause is reported: if samples or initial values differ, the
+consequences are shown and not judged.
 
-Tolerances, the largest difference that is let pass (`Tolerance`):
+Tolerances, the largest accepted difference (`Tolerance`):
 
     precision     loss        norm      parameters
     fp32          1e-5        1e-4      1e-5 with SGD; 0.05 x the sum of the learning rates with Adam and AdamW, whose
@@ -15,24 +15,23 @@ Tolerances, the largest difference that is let pass (`Tolerance`):
                                         attention's keys (`KEYS`) with any of these, which has no gradient but rounding
     bf16, fp16    2e-2        5e-2      all together: 0.2 of the way that they went, root mean squares
 
-A loss is taken relative to one or to itself, whichever is more, a norm relative to itself, a parameter like a loss.
+A loss is compared relative to one or to itself, whichever is more, a norm relative to itself, a parameter like a loss.
 
-A fifth finding holds the one process itself against a loop that is written with torch alone
-(runtime/loop/plain_loop.py), as what the plan and the one process share, their optimizer, decay, schedule and clipping,
-would show in neither. Where the model can be, both are trained in float64, and agree to `EXACT`, of which nothing is
-lost to rounding; else as above.
+A fifth finding compares the one process with a loop that uses torch alone (runtime/loop/plain_loop.py), as a fault in
+code that the plan and the one process share (optimizer, decay, schedule, clipping) would show in neither. If the model
+allows it both are trained in float64, and must agree to `EXACT`, as there is no rounding to allow for; else as above.
 
-Where this does not hold in fp32, the one process is trained again, in float64, if its model can be, and with the
-samples of each batch in other orders: what float32 itself rounds, times `ROUNDING`, is let pass as well. Deep networks
-with batch statistics over few numbers need the one; Adam needs the other, where a gradient is a sum that cancels, as
-of `l1`.
+If this fails in fp32, the one process is trained again, in float64 if its model allows it, and with the samples of each
+batch in other orders: the rounding of float32 measured so, times `ROUNDING`, is accepted as well. Deep networks with
+batch statistics over few numbers need the former; Adam needs the latter if a gradient is a sum that cancels, as of
+`l1`.
 
-With noise kept on (`--noise`) no two ranks draw the same, and what trainings in one process with the samples in other
-orders, and so with other noise, are apart is let pass, times `NOISE`: a coarse comparison, which finds noise that is of
-another size. The plain loop draws what the one process draws.
+With noise kept on (`--noise`) no two ranks draw the same. The difference between trainings in one process with other
+orders of samples, and so other noise, times `NOISE`, is accepted: a coarse comparison, which finds noise of another
+size. The plain loop draws what the one process draws.
 
-Limits: noise that is left when dropout is off, statistics that are taken per rank or per micro-batch, and steps that
-fp16 skips in one training alone, differ by nature: what depends on them is shown and said, and not judged.
+Limits: noise that remains when dropout is off, statistics per rank or per micro-batch, and steps that fp16 skips in one
+training alone, differ by nature: results that depend on them are shown, with the reason, and not judged.
 """
 
 from __future__ import annotations
@@ -54,20 +53,20 @@ Status = Literal["holds", "broken", "not compared"]
 TITLES = ("same samples", "same start", "same scale", "same state")
 PLAIN = "plain torch"  # the fifth finding
 ROUNDING, NOISE = 10.0, 4.0
-KEYS = ("qkv.bias", "c_attn.bias")  # softmax takes the same from all scores of a query: it does not see this bias
-_NAMED = 3  # of what differs, how many a message names
+KEYS = ("qkv.bias", "c_attn.bias")  # softmax ignores a constant added to all scores of a query: this bias has no effect
+_NAMED = 3  # names of differing items in a message, at most
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
     loss: float
     norm: float
-    parameter: float | None  # of each number; None where they are measured together
-    way: float | None = None  # the difference of all parameters over the way that they went
-    keys: float = 0.0  # of each number of what is called as `KEYS` say
+    parameter: float | None  # per number; None if they are measured together
+    way: float | None = None  # the difference of all parameters over the distance that they moved
+    keys: float = 0.0  # per number of the parameters in `KEYS`
 
     def of(self, name: str) -> float:
-        """For each number of a parameter, where they are not measured together."""
+        """Returns the tolerance for each number of a parameter, if they are not measured together."""
         assert self.parameter is not None
         return max(self.parameter, self.keys) if name.endswith(KEYS) else self.parameter
 
@@ -84,7 +83,7 @@ class Row:
 
 @dataclass
 class Finding:
-    """What became of one invariant."""
+    """The result for one invariant."""
 
     status: Status = "holds"
     texts: list[str] = field(default_factory=list)
@@ -101,7 +100,7 @@ class Finding:
 
 @dataclass
 class Verdict:
-    """The steps side by side, the four invariants in order, the plain loop, and what has to be said besides."""
+    """The steps side by side, the four invariants in order, the plain loop, and further notes."""
 
     rows: list[Row] = field(default_factory=list)
     findings: tuple[Finding, Finding, Finding, Finding] = field(
@@ -112,7 +111,7 @@ class Verdict:
 
     @property
     def only_numbers(self) -> bool:
-        """Whether what breaks of the invariants may be a matter of rounding."""
+        """True if the broken invariants may be a matter of rounding."""
         return bool(self.broken) and not (self.findings[0].broken or self.findings[1].broken)
 
     @property
@@ -122,8 +121,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Rounding:
-    """How far trainings in one process are from one another that differ in what float32 rounds, or in their noise, as
-    the differences are taken: up to each step, of each tensor. So many `times` of it is let pass."""
+    """Differences between trainings in one process that differ in float32's rounding, or in their noise: up to each
+    step, of each tensor. So many `times` of it is accepted.
+    """
 
     losses: Sequence[float] = ()
     norms: Sequence[float] = ()
@@ -141,7 +141,7 @@ class Rounding:
 
 
 def rounding_of(one: Observation, others: Sequence[Observation], times: float = ROUNDING) -> Rounding:
-    """`others` are the training of `one` in float64, or in other orders of its samples."""
+    """Measures it: `others` are the training of `one` in float64, or in other orders of its samples."""
     rows = [_rows(one, other) for other in others]
     parameters: dict[str, float] = {}
     for each in (each for other in others for each in _differences(one, other, "end", Finding())):
@@ -155,11 +155,11 @@ def rounding_of(one: Observation, others: Sequence[Observation], times: float = 
     )
 
 
-EXACT = Tolerance(loss=1e-9, norm=1e-9, parameter=1e-9)  # of two trainings in float64
+EXACT = Tolerance(loss=1e-9, norm=1e-9, parameter=1e-9)  # for two trainings in float64
 
 
 def tolerance_of(job: JobProgram, rates: Sequence[float]) -> Tolerance:
-    """See above; `rates` are the learning rates of the steps."""
+    """Returns the tolerance of the table above; `rates` are the learning rates of the steps."""
     if job.precision.dtype != "float32":
         return Tolerance(loss=2e-2, norm=5e-2, parameter=None, way=0.2)
     kind, way = job.optimizer.kind.lower(), sum(rates)
@@ -177,7 +177,7 @@ def compare(
     by_nature: Sequence[str],
     rounding: Rounding = Rounding(),
 ) -> Verdict:
-    """`job` is the plan's program; `by_nature` says what keeps the two from agreeing, if anything is known to."""
+    """Compares the two trainings. `job` is the plan's program; `by_nature` are known reasons for differences."""
     verdict = Verdict(rows=_rows(plan, one), notes=list(by_nature))
     samples, start, scale, state = verdict.findings
     _samples(plan, one, samples)
@@ -207,15 +207,15 @@ def compare(
 
 
 def noisy(seen: Observation) -> bool:
-    """Whether random numbers were drawn in a step."""
+    """True if random numbers were drawn in a step."""
     return any(each.noise for steps in seen.ranks for each in steps)
 
 
 def compare_plain(job: JobProgram, one: Observation, plain: Observation, *, exact: bool) -> Finding:
-    """How the training of one process stands to that of the plain loop; `exact`: both in float64.
+    """Compares the training of one process with that of the plain loop; `exact`: both in float64.
 
-    Of the first step, where they begin alike, what is not the same names what is at fault: the rate, the loss, the norm
-    of the gradient or, where these agree, the update.
+    In the first step, where they begin alike, the first difference names the fault: the rate, the loss, the norm of the
+    gradient or, if these agree, the update.
     """
     finding = Finding()
     _start(one, plain, finding)
@@ -268,7 +268,7 @@ def _update_of_plain(job: JobProgram, one: Observation, plain: Observation, find
 def compare_resumed(
     job: JobProgram, resumed: Observation, one: Observation, step: int, verdict: Verdict, rounding: Rounding
 ) -> None:
-    """Adds to the fourth invariant how a training in one process went on from the plan's checkpoint of `step`."""
+    """Adds to the fourth invariant the result of resuming in one process from the plan's checkpoint of `step`."""
     finding = verdict.findings[3]
     later = [seen for seen in one.ranks[0] if seen.step > step]
     if [seen.samples for seen in resumed.ranks[0]] != [seen.samples for seen in later]:
@@ -316,7 +316,7 @@ def _samples(plan: Observation, one: Observation, finding: Finding) -> None:
 
 
 def _content(ours: Seen, theirs: Sequence[Seen], finding: Finding) -> None:
-    """Whether what the models saw is what the order of the data says."""
+    """Checks that the models saw the samples of the data's order."""
     known = dict(zip(ours.samples, ours.digests, strict=False))
     for rank, seen in enumerate(theirs):
         if len(seen.digests) != len(seen.samples):
@@ -352,19 +352,21 @@ def _ranks(ranks: Any) -> str:
 class _Difference:
     name: str
     rank: int
-    largest: float  # nan where only one of the two is a number
+    largest: float  # nan if only one of the two is a number
     excess: float  # the largest, relative to one or to the number itself
     squares: float  # the sum of them
     way: float  # the same of what one process has changed since the start
 
 
 def _differences(plan: Observation, one: Observation, when: str, finding: Finding) -> Iterator[_Difference]:
-    """Of each tensor on each rank, from the same part of the one process's. A tensor that is not there is a break."""
+    """Yields the difference of each tensor on each rank from the same part of the one process's. A missing tensor is a
+    break.
+    """
     import numpy as np
 
     whole, before = one.tensors(when, 0), one.tensors("start", 0)
     of_ranks = [plan.tensors(when, rank) for rank in range(len(plan.ranks))]
-    for name in {name for held in of_ranks for name in held} ^ whole.keys():  # a rank has its stages' alone
+    for name in {name for held in of_ranks for name in held} ^ whole.keys():  # a rank has only its own stages
         where = "in one process alone" if name in whole else "under the plan alone"
         finding.breaks(f"`{name}` is there {where}")
     for rank, held in enumerate(of_ranks):
@@ -375,7 +377,7 @@ def _differences(plan: Observation, one: Observation, when: str, finding: Findin
                 continue
             way = ours.astype(np.float64) - (before[name][1][part] if part else before[name][1])
             alike = np.isnan(theirs) & np.isnan(ours) | (theirs == ours)
-            apart = np.where(alike, 0.0, np.abs(theirs.astype(np.float64) - ours))  # also of a number without dims
+            apart = np.where(alike, 0.0, np.abs(theirs.astype(np.float64) - ours))  # also for a number without dims
             relative = apart / np.maximum(1.0, np.abs(ours))
             yield _Difference(
                 name=name,
@@ -418,7 +420,7 @@ def _state(
 
 
 def _together(found: Sequence[_Difference], allowed: float, finding: Finding, what: str) -> None:
-    """All numbers of all ranks at once: their distance, over the distance that they went in one process."""
+    """Compares all numbers of all ranks at once: their distance, over the distance that they moved in one process."""
     apart, went = sum(each.squares for each in found), sum(each.way for each in found)
     ratio = math.sqrt(apart / went) if went else (0.0 if apart == 0 else math.inf)
     shown = f"{what}parameters are {ratio:.2g} of the way that they went apart ({allowed} is allowed)"
@@ -429,7 +431,7 @@ def _together(found: Sequence[_Difference], allowed: float, finding: Finding, wh
 
 
 def _worst(found: Sequence[_Difference]) -> list[_Difference]:
-    """The worst of each tensor, and of these the first few."""
+    """Returns the worst difference of each tensor, and of these the first few."""
     by_name: dict[str, _Difference] = {}
     for each in found:
         known = by_name.get(each.name)

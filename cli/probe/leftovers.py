@@ -1,10 +1,10 @@
-"""Ends and names what user code leaves running in a child process: threads and processes.
+"""Ends and names threads and processes that user code leaves running in a child process.
 
-Model: the code runs in a worker below a supervisor. The worker ends by `os._exit`, which waits for no thread; the
-supervisor adopts what descends from it (`PR_SET_CHILD_SUBREAPER`) and kills what is still there when the worker has
-ended, in whatever way. So nothing goes on that would hold the terminal or a pipe open.
+Model: the code runs in a worker below a supervisor. The worker ends by `os._exit`, which waits for no thread. The
+supervisor adopts its descendants (`PR_SET_CHILD_SUBREAPER`) and kills those still running when the worker has ended, in
+any way. So nothing goes on that would hold the terminal or a pipe open.
 
-Limits: other processes than those that `multiprocessing` started are found on Linux alone, through /proc.
+Limits: processes that `multiprocessing` did not start are found only on Linux, through /proc.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _SHOWN = 3  # names that a message lists
 
 
 def supervise(work: Callable[[], NoReturn], tell: Callable[[int, Sequence[int]], None]) -> NoReturn:
-    """Runs `work` in a worker and ends this process. `tell` is given the worker's exit code, as `subprocess` has it,
-    and the processes that it had left, which are killed."""
+    """Runs `work` in a worker and ends this process. Calls `tell` with the worker's exit code, as `subprocess` has it,
+    and the processes that it left, which are killed.
+    """
     try:
         if sys.platform == "linux":
             with contextlib.suppress(OSError, AttributeError):
@@ -37,7 +38,7 @@ def supervise(work: Callable[[], NoReturn], tell: Callable[[int, Sequence[int]],
         worker = os.fork()
         if worker == 0:
             work()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker takes it, and what it leaves is still to be ended
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker takes it; its leftovers must still be ended
         _, status = os.waitpid(worker, 0)
         tell(os.waitstatus_to_exitcode(status), _kill_descendants())
     finally:
@@ -45,8 +46,9 @@ def supervise(work: Callable[[], NoReturn], tell: Callable[[int, Sequence[int]],
 
 
 def end_own() -> tuple[list[str], list[int]]:
-    """Ends what `multiprocessing` started in this process. Returns the names of the threads that would keep Python from
-    ending, and the processes that it would wait for: not daemons, nor the idle threads of an executor."""
+    """Ends the processes that `multiprocessing` started in this one. Returns the names of the threads that would keep
+    Python from ending, and the processes that it would wait for: not daemons, nor the idle threads of an executor.
+    """
     threads = [
         thread.name
         for thread in threading.enumerate()
@@ -60,7 +62,7 @@ def end_own() -> tuple[list[str], list[int]]:
 
 
 def in_words(threads: Sequence[str], processes: Sequence[int]) -> str:
-    """`a thread (`loader`) and 2 processes (71, 72)`; "" for nothing."""
+    """Joins them in words: `a thread (`loader`) and 2 processes (71, 72)`; "" for none."""
     parts = []
     for what, many, names in (
         ("thread", "threads", [f"`{name}`" for name in threads]),
@@ -77,18 +79,18 @@ def _kill_descendants() -> list[int]:
     for process in found:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-    for process in found:  # parents first: with them gone their children are this process's own
+    for process in found:  # parents first: their children are then adopted by this process
         with contextlib.suppress(ChildProcessError):
             os.waitpid(process, 0)
     return found
 
 
 def _descendants(process: int) -> list[int]:
-    """The processes that run below this one, parents first, but for helpers of `multiprocessing`."""
+    """Returns the descendants of a process, parents first, except helpers of `multiprocessing`."""
     children: dict[int, list[int]] = defaultdict(list)
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            # After the name, which is in brackets and may hold any character: the state and the parent.
+        with contextlib.suppress(OSError):  # it has ended in the meantime
+            # After the name, which is in parentheses and may hold any character: the state and the parent.
             state, parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
             helps = any(name in (entry / "cmdline").read_bytes() for name in _HELPERS)
             if state not in (b"Z", b"X") and not helps:

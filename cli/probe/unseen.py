@@ -1,8 +1,8 @@
-"""Says what `dslc check` could not look at, so that "good" never stands for more than was seen.
+"""Names the parts of a job that `dslc check` could not check, so that "good" never claims more than was seen.
 
-Model: a check without `--trace` calls no function of the user's, and what follows from data that is missing is not
-known. `unseen` puts it into the words that follow "is good"; `tell_of_network` and `tell_of_checkpoint` are the warning
-W0439, where a person asked for just that (`--trace`, `--resume`).
+Model: a check without `--trace` calls no user function, and missing data leaves facts unknown. `unseen` names them in
+the words that follow "is good"; `tell_of_network` and `tell_of_checkpoint` report the warning W0439 if the user asked
+for just that check (`--trace`, `--resume`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from dslc.dsl.language.calls import PythonLoss, PythonSource
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 
-TRIED = 10**7  # numbers of a sample with which a user's loss is tried out
+TRIED = 10**7  # numbers of a sample with which a user's loss is tried, at most
 
 
 def can_be_tried(output: TensorFact | None, target: TensorFact | None) -> bool:
-    """Whether a loss can be called with such a sample: it is known, and not large."""
+    """True if a loss can be called with such a sample: it is known, and not large."""
     return output is not None and target is not None and prod(output.shape) + prod(target.shape) <= TRIED
 
 
 def unseen(analysis: Analysis, *, trace: bool) -> str:
-    """` as far as can be seen without its network (`--trace` looks at it)`; "" where all was looked at."""
+    """Returns ` as far as can be seen without its network (`--trace` looks at it)`; "" if all was checked."""
     found = list(_unseen(analysis, trace))
     if not found:
         return ""
@@ -42,7 +42,7 @@ def unseen(analysis: Analysis, *, trace: bool) -> str:
 
 
 def _unseen(analysis: Analysis, trace: bool) -> Iterator[tuple[str, bool]]:
-    """What was not looked at, and whether `--trace` would."""
+    """Yields the parts that were not checked, and whether `--trace` would check them."""
     job, source, model = analysis.job, analysis.source, analysis.model
     untraced_source = isinstance(job.data.source, PythonSource) and not trace
     if source.missing or untraced_source:
@@ -60,7 +60,7 @@ def _unseen(analysis: Analysis, trace: bool) -> Iterator[tuple[str, bool]]:
 
 
 def tell_of_network(job: JobSpec, source: SourceFacts, report: Report) -> None:
-    """W0439 for a network that was made, and could not be called."""
+    """Reports W0439 for a network that was made but could not be called."""
     report.add(
         "W0439",
         "the network was made, but not called: what a sample is, is not known while the data is missing",
@@ -71,7 +71,7 @@ def tell_of_network(job: JobSpec, source: SourceFacts, report: Report) -> None:
 
 
 def tell_of_checkpoint(analysis: Analysis, name: str, report: Report) -> None:
-    """W0439 for what of a checkpoint was not compared with the job."""
+    """Reports W0439 for parts of a checkpoint that were not compared with the job."""
     job = analysis.job
     if analysis.model is None:
         own = isinstance(job.model.network, PythonNetwork | TransformersNetwork) and analysis.source.input is not None

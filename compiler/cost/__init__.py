@@ -1,1 +1,1 @@
-"""What a step costs a rank: bytes held, bytes moved, time."""
+"""The cost of a step on one rank: bytes held, bytes moved, time."""

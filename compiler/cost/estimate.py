@@ -1,4 +1,4 @@
-"""How long a step takes at the catalogue's speeds, what it is spent on, and what share of the devices' peak is used.
+"""Step time at the catalogue's speeds, its parts, and the fraction of the devices' peak that it uses.
 
 Model: the critical path through a step.
 
@@ -6,17 +6,17 @@ Model: the critical path through a step.
   That is 1 unless a catalogue says otherwise, so that the result is a bound: no device reaches its peak.
 - Transfers within a layer (tensor and context axes) are in line: nothing can be done meanwhile.
 - Stages: the schedule is played through with each stage's own times, and messages take their time on the way
-  (`schedule_cost.timeline`). What of the ranks' time is idle is the bubble.
-- Gradients and parameters over the data axis go beside the arithmetic that they can overlap: that of the whole step
-  where they go with each micro-batch, else that of one micro-batch. What is longer than it is waited for.
+  (`schedule_cost.timeline`). The ranks' idle time is the bubble.
+- Gradients and parameters over the data axis overlap with arithmetic: that of the whole step
+  if they go with each micro-batch, else that of one micro-batch. The excess over it is waited for.
 
 A collective of S bytes over n ranks moves, in rings (Thakur et al. 2005), S (n - 1) / n of them over each rank's link,
-and twice that to reduce and hand back. Where its ranks are on several nodes, those of one node share what comes from
-others: with k of them on a node, k network ports carry it. The slower of both ways is what it takes.
+and twice that for an all-reduce. If its ranks are on several nodes, those of one node share the traffic from others:
+with k of them on a node, k network ports carry it. The slower of both ways counts.
 
-Limits: a bound. Neither memory's speed (norms, activations, the optimizer's update) nor latencies, nor what starts a
-kernel, is in it; links do not contend. None where the catalogue lacks a figure that it takes, as of CPUs it does before
-the user's own says them (`missing_figures`).
+Limits: a lower bound. It leaves out the memory's bandwidth (norms, activations, the optimizer's update), latencies and
+kernel launches; links do not contend. None if the catalogue lacks a figure, as it does for CPUs without the user's own
+catalogue (`missing_figures`).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from dslc.compiler.placement.staging import Staging
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Seconds of the slowest rank; `mfu` is the model's FLOPs over what all devices could have done at their peak.
+    """Seconds of the slowest rank; `mfu` is the model's FLOPs over what all devices could do at their peak.
 
-    `step_time` is `arithmetic`, `transfers` within layers, what the rank is idle for others (`waiting`), and `exposed`:
-    what of gradients and parameters hides behind nothing.
+    `step_time` is `arithmetic`, `transfers` within layers, the rank's idle time for others (`waiting`), and `exposed`:
+    the traffic of gradients and parameters that nothing hides.
     """
 
     step_time: float | None
@@ -50,7 +50,7 @@ class Estimate:
 
 
 def estimate(staging: Staging, costs: tuple[RankCost, ...]) -> Estimate:
-    """The estimate of a step; `costs` are by pipeline coordinate."""
+    """Returns the estimate of a step; `costs` are by pipeline coordinate."""
     job, layout, schedule, placement = staging.job, staging.layout, staging.schedule, staging.placement
     peak = layout.hardware.flops(job.train.precision.word)
     if peak is None or missing_figures(layout, job.train.precision.word):
@@ -63,7 +63,7 @@ def estimate(staging: Staging, costs: tuple[RankCost, ...]) -> Estimate:
     arithmetic = [0.0] * len(costs)
     for stage, rank in enumerate(placement):
         arithmetic[rank] += (forward[stage] + backward[stage]) * microbatches
-    # What goes within layers is shared out over the stages of a rank, and forward and backward, by their arithmetic.
+    # Transfers within layers are divided over the stages of a rank, and forward and backward, by their arithmetic.
     slower = [1 + inside[rank] / arithmetic[rank] if arithmetic[rank] else 1.0 for rank in placement]
     forward = [seconds * factor for seconds, factor in zip(forward, slower, strict=True)]
     backward = [seconds * factor for seconds, factor in zip(backward, slower, strict=True)]
@@ -88,7 +88,7 @@ def estimate(staging: Staging, costs: tuple[RankCost, ...]) -> Estimate:
 
 
 def missing_figures(layout: Layout, precision: str) -> tuple[str, ...]:
-    """What the catalogue would have to say of the devices for an estimate, and does not."""
+    """Names the catalogue's missing figures for an estimate."""
     hardware = layout.hardware
     needed = {
         "fp32": hardware.flops(precision) is None,
@@ -99,7 +99,7 @@ def missing_figures(layout: Layout, precision: str) -> tuple[str, ...]:
 
 
 def _stage_times(staging: Staging, rate: float) -> tuple[list[float], list[float]]:
-    """Seconds of arithmetic of each stage on one micro-batch, forward, and backward with what is computed again."""
+    """Returns seconds of arithmetic of each stage on one micro-batch, forward, and backward with recomputation."""
     job, layout, model = staging.job, staging.layout, staging.model
     blocks = set(recomputed(job, model)) if job.memory.recompute != "selective" else set()
     samples = staging.workload.share / layout.microbatches / layout.sizes["context"]
@@ -113,7 +113,7 @@ def _stage_times(staging: Staging, rate: float) -> tuple[list[float], list[float
 
 
 class _Links:
-    """What transfers take, by the links that they go over."""
+    """Transfer times, by the links used."""
 
     def __init__(self, staging: Staging) -> None:
         self.layout, self.sharding = staging.layout, staging.sharding
@@ -121,7 +121,7 @@ class _Links:
         self.link, self.network = layout.hardware.link or 1.0, layout.hardware.network or 1.0
 
     def _ranks(self, traffic: TrafficNode) -> tuple[int, int]:
-        """How many ranks a collective joins, and how many of them are on one node."""
+        """Returns the number of ranks in a collective, and the number of them on one node."""
         layout = self.layout
         if traffic.axis == "all":
             return layout.world_size, layout.processes
@@ -129,14 +129,14 @@ class _Links:
         if traffic.axis == "data" and self.sharding.engine == "fsdp":
             if traffic.operation in ("all_gather", "reduce_scatter"):
                 ranks = self.sharding.shards
-            elif traffic.what == "gradients":  # replicas: each part with its likes
+            elif traffic.what == "gradients":  # replicas: each part with its copies
                 ranks, stride = self.sharding.replicas, stride * self.sharding.shards
         return ranks, max(1, min(ranks, layout.processes // stride))
 
     def _moved(self, traffic: TrafficNode) -> tuple[float, float]:
-        """Bytes over the link of a rank, and over its network port."""
+        """Returns the bytes over the link of a rank, and over its network port."""
         if traffic.operation == "receive":
-            return 0.0, 0.0  # what comes in takes the same links the other way
+            return 0.0, 0.0  # incoming traffic takes the same links the other way
         if traffic.operation == "send":
             return (0.0, traffic.bytes) if self.layout.crosses_nodes(traffic.axis) else (traffic.bytes, 0.0)
         ranks, near = self._ranks(traffic)
@@ -152,12 +152,12 @@ class _Links:
         return max(near / self.link, far / self.network)
 
     def message(self, cost: RankCost) -> float:
-        """Seconds of one message between stages."""
+        """Returns the seconds of one message between stages."""
         found = [self.seconds(t) / t.count for t in cost.traffic if t.operation == "send" and t.what != SHARED]
         return max(found, default=0.0)
 
     def exposed(self, cost: RankCost, arithmetic: float, microbatches: int) -> float:
-        """Seconds of the data axis that no arithmetic hides."""
+        """Returns the seconds of the data axis that no arithmetic hides."""
         always = once = left = 0.0
         for traffic in (t for t in cost.traffic if t.axis in ("data", "all") or t.what == SHARED):
             seconds = self.seconds(traffic)

@@ -1,9 +1,9 @@
-"""Gradients, and what is gathered and scattered, as a step goes through the layers of a rank.
+"""Bytes of gradients, gathers and scatters, as a step goes through the layers of a rank.
 
 Both engines are entered and left layer by layer: `forward(n)`, then `backward(n, moment)` and `leave(n)` from the last
-layer to the first; each gives the bytes of gradients that are there. `communication` and `passing` are bytes of what is
-gathered and scattered at that moment, the latter only while a collective is under way; `beside` those of gradients that
-are made to be added to others, or copied.
+layer to the first; each returns the bytes of existing gradients. `communication` and `passing` are the bytes gathered
+and scattered at that moment, the latter only while a collective is running; `beside` those of gradients that are made
+to be added to others, or copied.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from dslc.compiler.ir.working import Moment
 
 @dataclass(kw_only=True)
 class Whole:
-    """One process, DistributedDataParallel, or that with ZeRO-1: parameters and gradients are whole on each rank."""
+    """One process, or DistributedDataParallel with or without ZeRO-1: parameters and gradients are whole on each
+    rank.
+    """
 
     trains: list[int]  # numbers, by layer
-    buckets: bool  # DistributedDataParallel's, which stay and are the gradients once these have been exchanged
-    earlier: bool  # gradients of earlier micro-batches are there, beside the buckets
+    buckets: bool  # DistributedDataParallel's, which stay and hold the gradients after the exchange
+    earlier: bool  # gradients of earlier micro-batches exist, beside the buckets
     held: bool  # a micro-batch after which nothing is exchanged
 
     communication = passing = 0
@@ -31,26 +33,26 @@ class Whole:
         self._made = 0
 
     def forward(self, layer: int) -> int:
-        """Enters a layer; bytes of gradients."""
+        """Enters a layer; returns bytes of gradients."""
         return self._all * (self.buckets + self.earlier)
 
     def turn(self) -> int:
-        """From the forward to the backward pass."""
+        """Turns from the forward to the backward pass."""
         return self.forward(0)
 
     def backward(self, layer: int, moment: Moment) -> int:
-        """The same in a moment of the layer's backward pass."""
-        # Under autocast it is there in 16 bits besides; the weight's own copy, as large, has gone by then.
+        """Returns the same in a moment of the layer's backward pass."""
+        # Under autocast a 16-bit copy exists besides; the weight's own copy, as large, is freed by then.
         if not self.earlier and (self.held or not self.buckets):
             self.beside = 4 * moment.copies
             return self._all * self.buckets + self._made + 4 * moment.made
-        # A gradient is made beside what it is copied into, or added to; what the buckets have taken is gone.
+        # A gradient is made beside the tensor that it is copied into, or added to; those copied to buckets are freed.
         taken = self._made if self.earlier and self.buckets and not self.held else 0
         self.beside = 4 * (moment.weights + moment.copies)
         return self._all * (self.buckets + self.earlier) - taken
 
     def leave(self, layer: int) -> Iterator[int]:
-        """Leaves a layer in the backward pass; gradients while what it completes is scattered."""
+        """Leaves a layer in the backward pass; yields bytes of gradients while a completed unit is scattered."""
         self._made += 4 * self.trains[layer]
         yield from ()
 
@@ -62,12 +64,12 @@ class Whole:
 class Sharded:
     """`fully_shard`: a unit is gathered for its layers, and its gradients scattered when these are done.
 
-    What is gathered stands there twice while it is taken apart, as the collective left it and parameter by parameter;
-    forward the former goes when the next is gathered, backward at once, when the unit before is asked for already. What
-    was handed to a reduce-scatter goes when the next begins. The root, and a unit whose input has no gradient, stay
+    A gathered unit exists twice while it is copied out: as the collective's buffer and parameter by parameter. Forward
+    the buffer is freed when the next unit is gathered; backward at once, when the unit before is prefetched already.
+    The input of a reduce-scatter is freed when the next begins. The root, and a unit whose input has no gradient, stay
     until the end.
 
-    Of a stage all units are gathered ahead of its first action. A forward pass lets them go one by one, a backward pass
+    All units of a stage are gathered ahead of its first action. A forward pass frees them one by one, a backward pass
     none before the last micro-batch is done.
     """
 
@@ -76,23 +78,23 @@ class Sharded:
     whole: list[int]  # padded numbers, by unit
     shard: list[int]
     parts: int
-    element: int  # bytes of a number that is gathered, and of a gradient as it is made
+    element: int  # bytes of a gathered number, and of a new gradient
     reshard: bool
     accumulate: bool
-    stays: bool  # gradients of earlier micro-batches are there
-    held: bool  # a micro-batch that is not the last: what stays gathered, stays
-    copies: bool  # gloo takes a copy of what it exchanges
-    moved: bool  # shards live in the host's memory: those of gradients go there as they are made
+    stays: bool  # gradients of earlier micro-batches exist
+    held: bool  # a micro-batch that is not the last: gathered units stay
+    copies: bool  # gloo copies its input
+    moved: bool  # shards are in the host's memory: gradients' go there at once
     staged: bool = False  # a stage of a pipeline
 
     def __post_init__(self) -> None:
         self.beside = 0
-        self.passing = 0  # what a collective takes while it is under way
+        self.passing = 0  # bytes of a running collective
         self._root = len(self.whole) - 1
         self._gathered = {self._root}
         self._flat = self._root if self.parts > 1 else None
         self._handed: int | None = None
-        # Running sums: numbers gathered, of shards that are there, and of whole gradients of earlier micro-batches.
+        # Running sums: gathered numbers, existing shards, and whole gradients of earlier micro-batches.
         self._there = self.whole[self._root]
         self._shards = sum(self.shard) if self.stays and not self.accumulate and not self.moved else 0
         self._earlier = sum(self.whole) if self.stays and self.accumulate else 0
@@ -107,7 +109,7 @@ class Sharded:
     def communication(self) -> int:
         flat = self.element * self.whole[self._flat] if self._flat is not None else 0
         if self.moved and self._flat is not None:
-            flat += 4 * self.shard[self._flat]  # what came from the host to be gathered
+            flat += 4 * self.shard[self._flat]  # copied from the host to be gathered
         handed = 4 * self.whole[self._handed] if self._handed is not None else 0
         return self.element * self._there + flat + handed
 
@@ -142,7 +144,9 @@ class Sharded:
         return self._gradients(0)
 
     def turn(self) -> int:
-        """From the forward to the backward pass: what was gathered last is let go; bytes of gradients."""
+        """Turns from the forward to the backward pass, which frees the unit gathered last; returns bytes of
+        gradients.
+        """
         if self.reshard:
             self._only_root()
         self._flat = None
@@ -155,7 +159,7 @@ class Sharded:
             self._flat = unit - 1 if unit > 0 else None
             if self._flat is not None and self.copies:
                 self.passing = self.element * self.whole[self._flat]
-        added = self.accumulate and self.stays and self.element == 4  # to what earlier micro-batches made, at once
+        added = self.accumulate and self.stays and self.element == 4  # added to earlier micro-batches' at once
         own = moment.weights if added else self._made + moment.made
         return self._gradients(own) + self.element * moment.copies
 
@@ -169,7 +173,7 @@ class Sharded:
             yield from self._scatter(unit)
 
     def _scatter(self, unit: int) -> Iterator[int]:
-        """First what was made stands beside what is handed over; then that beside what comes of it."""
+        """Yields first the gradients beside the collective's input, then the input beside its result."""
         accumulated = self.accumulate and self.stays
         if not self.held or (self.reshard and not self.staged):
             self._let_go(unit)
@@ -184,14 +188,14 @@ class Sharded:
         if (not self.stays or self.accumulate) and not self.moved:
             self._shards += self.shard[unit]
         self._made -= self._of_unit[unit]
-        # One rank divides instead of scattering.
+        # A single rank divides instead of scattering.
         self.passing = 4 * self.whole[unit] if self.copies or self.parts == 1 else 0
         added = 4 * self.shard[unit] if self.moved or (self.stays and not self.accumulate) else 0
         yield self._gradients(0 if accumulated else self._made) + added
         self.passing = 0
 
     def _widen(self, unit: int) -> Iterator[int]:
-        """What was made in 16 bits is added up in float32, once the unit is done."""
+        """Yields while 16-bit gradients are added up in float32, once the unit is done."""
         if not self.stays:
             yield self._gradients(self._made) + 4 * self._of_unit[unit]
             self._earlier += self._of_unit[unit]

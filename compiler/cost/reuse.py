@@ -1,7 +1,7 @@
-"""What a look at a job finds and the next one, at a job much like it, finds again; and how much work they are.
+"""Caches the results of one analysis for the next, of a similar job, and counts the work.
 
-A job is looked at for each count of its nodes, in each combination of its sweep and with each remedy. Most of these
-have the same network, and those of a sweep over learning rates and seeds the same costs.
+A job is analysed for each count of its nodes, in each combination of its sweep and with each remedy. Most of these have
+the same network, and those of a sweep over learning rates and seeds the same costs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.blocks import ModelSpec
 from dslc.dsl.language.calls import Constant
 
-READING = 15  # the work of reading a combination of a sweep, in the measure of `Layout.work`
+READING = 15  # work of reading a combination of a sweep, in units of `Layout.work`
 
 
 class Reuse:
-    """The last network and the last costs; `spent` is the work that all looks were."""
+    """The last network and the last costs; `spent` is the work of all analyses."""
 
     def __init__(self) -> None:
-        self.spent = self._largest = 0  # in the measure of `Layout.work`
+        self.spent = self._largest = 0  # in units of `Layout.work`
         self._key: tuple[object, ...] = ()
         self._built: ModelGraph | None = None
         self._told = Report()
@@ -37,11 +37,11 @@ class Reuse:
 
     @property
     def enough(self) -> bool:
-        """Whether no further job is looked at."""
+        """True if no further job should be analysed."""
         return self.spent + self._largest > WORK.most
 
     def build(self, model: ModelSpec, source: SourceFacts, context: int | None, report: Report) -> ModelGraph | None:
-        """As `build`."""
+        """Calls `build`, or returns the last network."""
         key = (model, source, context)
         if key != self._key:
             self._key, self._told, self._shared = key, Report(), None
@@ -53,7 +53,7 @@ class Reuse:
     def share_out(
         self, model: ModelSpec, source: SourceFacts, styles: Sequence[tuple[str, str]], ranks: int, pieces: int
     ) -> ModelGraph:
-        """As `share_out`, of what was built last."""
+        """Calls `share_out` on the last network, or returns its last result."""
         assert self._built is not None
         key = (styles, ranks, pieces)
         if self._shared is None or key != self._shared_key:
@@ -62,7 +62,7 @@ class Reuse:
         return self._shared
 
     def costs(self, staging: Staging, find: Callable[[], tuple[RankCost, ...]]) -> tuple[RankCost, ...]:
-        """What `find` gives, which is not asked where the last staging has the same costs."""
+        """Returns the result of `find`, or the last one if its staging has the same costs."""
         last = self._staging
         if last is None or last.model is not staging.model or _costly(last) != _costly(staging):
             self._staging, self._costs = staging, find()
@@ -72,7 +72,7 @@ class Reuse:
 
 
 def _costly(staging: Staging) -> tuple[object, ...]:
-    """All that costs go by, but for the model: not random numbers, nor how fast it learns."""
+    """Returns all properties that costs depend on, except the model: not seeds, nor learning rates."""
     train = staging.job.train
     speed: dict[str, Any] = {"lr": 1.0} if hasattr(train.optimizer, "lr") else {}
     optimizer = replace(train.optimizer, **speed)

@@ -1,21 +1,21 @@
-"""What a schedule table costs: how long a step takes, how much of it is bubble, and what is held in memory meanwhile.
+"""The cost of a schedule table: step time, bubble, and memory of activations.
 
-Model of time. A rank carries out its row in order and starts an action once its input is there: a forward needs the
-stage before, a B or I the stage after (the last stage its own forward), a W nothing but its place after the I. What a
-stage hands to another rank arrives `send` later and costs the sender nothing; within a rank it is there at once. Idle
-slots of the table are passed over: waiting comes out of the simulation.
+Model of time. A rank runs its row in order and starts an action once its input is there: a forward needs the stage
+before, a B or I the stage after (the last stage its own forward), a W only its place after the I. A message to another
+rank arrives `send` later and costs the sender nothing; within a rank it arrives at once. Idle slots of the table are
+skipped: the simulation yields the waiting.
 
 Two facts of torch 2.13's schedule runtime are part of the model. The parts of an overlapped pair run one after the
-other, and what they produce leaves after the second. And at the first stage I does nothing, W the whole backward.
+other, and their results leave after the second. And at the first stage I is a no-op, and W is the whole backward.
 
-Model of memory. A micro-batch's activations at a stage are held from its F to its B, or to its W where the backward is
-split: after I, torch still holds all of them, and besides the gradients at the layers with weights (measured on two
-pre-norm transformer blocks: 0.68 times the activations again; at the first stage only the gradient it received).
-`between` is where a caller says so. A layer that is computed again is so for each of its operations with weights in W,
-and what that makes stays until the W is over: `during`. Peaks follow from the order alone, so they hold for any speed.
+Model of memory. A micro-batch's activations at a stage are held from its F to its B, or to its W if the backward is
+split: after I, torch still holds all of them, and also the gradients at the layers with weights (measured on two
+pre-norm transformer blocks: 0.68 times the activations again; at the first stage only the gradient it received). A
+caller gives this figure as `between`. A recomputed layer is recomputed for each of its operations with weights in W,
+and the results stay until the W is over: `during`. Peaks follow from the order alone, so they hold for any speed.
 Buffers of transfers, and the outputs that torch returns from the last stage, are not counted.
 
-Limits. Every micro-batch costs the same; links do not contend; nothing slows down what overlaps it.
+Limits. Every micro-batch costs the same; links do not contend; overlapping actions do not slow each other down.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def timeline(
     send: float = 0.0,
     input_share: Sequence[float] | None = None,
 ) -> Timeline:
-    """Simulate one step of a table; all times in one unit of the caller's.
+    """Simulates one step of a table; all times in one unit of the caller's.
 
     `forward` and `backward` are a stage's seconds per micro-batch (the backward with its recomputation), `send` the
-    seconds from one rank to another. `input_share` is the part of a stage's backward that I takes where it is split; by
-    default what torch does: none at the first stage, half elsewhere. Linear in the actions. A table whose actions wait
-    for each other in a circle is a bug of its maker: AssertionError.
+    seconds from one rank to another. `input_share` is the fraction of a stage's backward that I takes if it is split;
+    by default torch's: none at the first stage, half elsewhere. Linear in the actions. A table whose actions wait for
+    each other in a circle is a bug of its maker: AssertionError.
     """
     assert len(forward) == len(backward) == table.stages, "one cost per stage"
     share = input_share if input_share is not None else (0.0, *(0.5,) * (table.stages - 1))
@@ -105,7 +105,9 @@ def _simulate(table: ScheduleTable, cost: dict[str, Sequence[float]], send: floa
 
 
 class _Edges:
-    """The inputs of all forwards, then of all backwards, by stage and micro-batch: when each arrives, and who waits."""
+    """The inputs of all forwards, then of all backwards, by stage and micro-batch: the time of arrival, and the waiting
+    rank.
+    """
 
     def __init__(self, table: ScheduleTable, send: float) -> None:
         self._size = table.microbatches
@@ -121,7 +123,7 @@ class _Edges:
         return (action.stage + (0 if action.kind == "F" else self._stages)) * self._size + action.microbatch
 
     def missing(self, parts: tuple[Action, ...], rank: int) -> bool:
-        """Whether an input is not yet on its way; if so the rank is noted as waiting for it."""
+        """True if an input is not yet on its way; the rank is then recorded as waiting for it."""
         for action in parts:
             slot = self._input(action)
             if slot is not None and self._arrives[slot] is None:
@@ -134,7 +136,7 @@ class _Edges:
         return 0.0 if slot is None else self._arrives[slot] or 0.0
 
     def deliver(self, action: Action, now: float) -> int | None:
-        """Hand on what an action made; the rank that waited for it, if one did."""
+        """Delivers the result of an action; returns the rank that waited for it, if one did."""
         stage, first, last = action.stage, 0, self._stages - 1
         if action.kind == "F":
             # The last stage's forward is the input of its own backward, which follows its stages in the numbering.
@@ -149,7 +151,7 @@ class _Edges:
 
 
 def held(table: ScheduleTable) -> tuple[int, ...]:
-    """For each stage, the most micro-batches whose activations it holds at once."""
+    """Returns for each stage the most micro-batches whose activations it holds at once."""
     now = [0] * table.stages
     most = [0] * table.stages
     for rank in range(table.ranks):
@@ -165,10 +167,10 @@ def held(table: ScheduleTable) -> tuple[int, ...]:
 def peak_held(
     table: ScheduleTable, bytes_per_stage: Sequence[float], between: Sequence[float] | None = None
 ) -> tuple[float, ...]:
-    """For each rank, the most bytes of activations it holds at once over all its stages.
+    """Returns for each rank the most bytes of activations it holds at once over all its stages.
 
-    `bytes_per_stage` is what one micro-batch leaves at each stage from its F on; `between` what is held of it after I
-    until W, the same by default. It exceeds the former where torch keeps gradients there besides.
+    `bytes_per_stage` is the memory of one micro-batch at each stage from its F on; `between` the memory held after I
+    until W, by default the same. It is larger if torch keeps gradients there too.
     """
     between = bytes_per_stage if between is None else between
     return tuple(max(peaks_held(table, rank, bytes_per_stage, between)) for rank in range(table.ranks))
@@ -177,7 +179,7 @@ def peak_held(
 def peaks_held(
     table: ScheduleTable, rank: int, bytes_per_stage: Sequence[float], between: Sequence[float]
 ) -> tuple[float, float]:
-    """The same of one rank until it has made its first gradients of weights, and from then on."""
+    """Returns the same of one rank, until it has made its first gradients of weights and from then on."""
     most, later = [0.0, 0.0], 0
     for action, now in _held_at(table, rank, bytes_per_stage, between):
         most[later] = max(most[later], now)
@@ -188,7 +190,7 @@ def peaks_held(
 def peak_in_w(
     table: ScheduleTable, rank: int, bytes_per_stage: Sequence[float], between: Sequence[float], during: Sequence[float]
 ) -> float:
-    """The most bytes that a rank holds in a W, which takes `during` itself in the place of `between`."""
+    """Returns the most bytes that a rank holds in a W, which takes `during` instead of `between`."""
     held = _held_at(table, rank, bytes_per_stage, between)
     return max((now - between[a.stage] + during[a.stage] for a, now in held if a.kind == "W"), default=0.0)
 
@@ -196,7 +198,7 @@ def peak_in_w(
 def _held_at(
     table: ScheduleTable, rank: int, bytes_per_stage: Sequence[float], between: Sequence[float]
 ) -> Iterator[tuple[Action, float]]:
-    """The actions of a rank, and what it holds in each."""
+    """Yields the actions of a rank, with the bytes held in each."""
     assert len(bytes_per_stage) == table.stages, "one size per stage"
     now = 0.0
     for action in table.work(rank):

@@ -1,7 +1,7 @@
-"""What the tensor axis exchanges: the collectives that torch's DTensor styles issue, module by module.
+"""The collectives of the tensor axis that torch's DTensor styles issue, module by module.
 
-Model: a style puts what a module takes, or gives, into another layout, and autograd puts its gradient back. With n
-ranks, by style (runtime/parallel/tensor_parallel.py), where T is what the module takes as a whole and G what it gives:
+Model: a style changes the layout of a module's input or output, and autograd reverts it for the gradient. With n ranks,
+by style (runtime/parallel/tensor_parallel.py), where T is the module's whole input and G its whole output:
 
     column, gathered, scores        backward, all-reduce of T
       … of_pieces                   forward, all-gather of T / n; backward, reduce-scatter of T
@@ -15,16 +15,15 @@ ranks, by style (runtime/parallel/tensor_parallel.py), where T is what the modul
                                     micro-batch) are complete
     summed                          backward, for each call, an all-reduce of the gradient of each of its own parameters
 
-Nothing goes backward where nothing before it trains. The loss over shares of the classes has three all-reduces of one
-float32 for each target: the largest score, the sum, and the score of the target. Where a block runs again, its
-collectives do too, up to the last module that keeps something: there torch stops.
+There is no backward exchange if nothing before the module trains. The loss over shares of the classes has three
+all-reduces of one float32 for each target: the largest score, the sum, and the score of the target. If a block is
+recomputed, so are its collectives, up to the last module that saves something: there torch stops.
 
 Contract: kind, count and bytes are those of torch 2.13, which tests/training/test_collectives.py holds.
 
-Limits: of a user's own module under autocast, what a cut module takes is counted in float32, and in a block that runs
-again no module is taken to come after the last that is cut. Where a schedule splits the backward pass (`zero_bubble`,
-`zbv`, `dualpipev`), torch runs a recomputed layer again for each part of it, and of these collectives one time is
-counted.
+Limits: in a user's own module under autocast, the input of a cut module is counted in float32, and a recomputed block
+is assumed to have no module after the last that is cut. If a schedule splits the backward pass (`zero_bubble`, `zbv`,
+`dualpipev`), torch recomputes a layer for each part of it; these collectives are counted once.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _KEEP_NOTHING = ("flatten", "last_step", "mean_steps", "positional_embedding", "
 
 
 class Exchanged(NamedTuple):
-    """One collective: what it carries, in which dtype, and the bytes that a rank hands in."""
+    """One collective: its content, its dtype, and the bytes of a rank's input."""
 
     operation: str
     what: str
@@ -57,7 +56,7 @@ class Exchanged(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Call:
-    """A call of a module with a style: numbers that it takes and gives of a sample, and the bytes of each."""
+    """A call of a module with a style: numbers of its input and output per sample, and the bytes of each."""
 
     name: str
     layer: LayerNode
@@ -65,11 +64,11 @@ class _Call:
     gives: int
     takes_low: bool
     gives_low: bool
-    repeated: bool  # where the layer runs again, this is before it stops
+    repeated: bool  # if the layer is recomputed, this comes before it stops
 
 
 class TensorTraffic:
-    """The collectives of a rank, by the layers that it has. `names` are the parameters that train."""
+    """The collectives of a rank, for its own layers. `names` are the parameters that train."""
 
     def __init__(
         self,
@@ -87,7 +86,7 @@ class TensorTraffic:
         self._half = low_copy(job)
         self._word = low_dtype(job)
         self._again = set(recomputed(job, model))
-        # `fully_shard` adds up in float32, and what is complete at once is not added up before.
+        # `fully_shard` accumulates in float32, and a gradient that is complete at once is not accumulated before.
         direct = layout.sizes["pipeline"] == 1 and not (sharding.accumulate and layout.microbatches > 1)
         self._summed_low = self._half and direct
         self._styles = plan.by_module
@@ -98,9 +97,10 @@ class TensorTraffic:
     # ---------------------------------------------------------------------------------------------------- the passes
 
     def passes(self, layers: Sequence[LayerNode], samples: int, *, begins: bool, ends: bool) -> Iterator[Exchanged]:
-        """What each micro-batch exchanges on its way through a stage, with the bytes of all, which have `samples`
-        together. `begins` and `ends` say whether the model does there."""
-        flows = not begins  # what comes in has a gradient
+        """Yields the exchanges of each micro-batch in a stage, with the bytes of all, which have `samples` together.
+        `begins` and `ends` say if the stage is the model's first or last.
+        """
+        flows = not begins  # the input has a gradient
         for layer in layers:
             trains = [n for n, q in enumerate(layer.parameters) if (q.tied_to or q.name) in self._names]
             for call in self._calls(layer):
@@ -122,7 +122,7 @@ class TensorTraffic:
     def _of_style(
         self, style: str, call: _Call, samples: int, before: bool, after: bool, again: bool
     ) -> Iterator[Exchanged]:
-        """`before` and `after`: what the module takes, and gives, has a gradient."""
+        """Yields a style's exchanges. `before`, `after`: the module's input, output has a gradient."""
         n = self._ranks
         takes, gives = (samples * size // self._context for size in (call.takes, call.gives))
         kind, _, rest = style.partition("_")
@@ -154,7 +154,7 @@ class TensorTraffic:
         return Exchanged(operation, what, self._word if short else "float32", (2 if short else 4) * numbers)
 
     def _calls(self, layer: LayerNode) -> Iterator[_Call]:
-        """The modules of a layer that have a style, in the order in which they are called."""
+        """Yields the modules of a layer that have a style, in the order of their calls."""
         calls = self._calls_of.get(layer.name, [])
         for n, call in enumerate(calls):
             yield _Call(
@@ -167,7 +167,7 @@ class TensorTraffic:
                 repeated=n + 1 < len(calls),
             )
         if layer.parts and layer.name in self._styles and all(part.name != layer.name for part in layer.parts):
-            yield self._edge(layer)  # `split` and `gather` are of whole layers
+            yield self._edge(layer)  # `split` and `gather` apply to whole layers
         last = max((n for n, part in enumerate(layer.parts) if part.kind not in _KEEP_NOTHING), default=0)
         for n, part in enumerate(layer.parts):
             if part.name in self._styles:
@@ -195,7 +195,7 @@ class TensorTraffic:
     # ------------------------------------------------------------------------------------- when gradients are complete
 
     def complete(self, layers: Sequence[LayerNode]) -> Iterator[Exchanged]:
-        """What parameters that every rank has need whose gradients come of pieces."""
+        """Yields the exchanges of replicated parameters whose gradients are partial sums over pieces."""
         for layer in layers:
             for q in layer.parameters:
                 if "sequence" in self._styles.get(q.name.rpartition(".")[0], ()) and q.name in self._names:
