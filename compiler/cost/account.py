@@ -1,28 +1,28 @@
-"""What one rank holds in a step: a walk through the step, layer by layer, for its highest moment.
+"""Peak memory of one rank, by simulating a step layer by layer.
 
-Model: the state is there all the time; the step walks forward through the layers, through the loss, backward, and to
-the update. At each stop stand the activations that earlier layers keep, what the layer takes while it works
-(`working`), the gradients made so far and what is gathered or scattered there. Kinds:
+Model: the state exists all the time. The step walks forward through the layers, through the loss, backward, and to the
+update. At each stop the memory is the state, the activations that earlier layers keep, the layer's working memory
+(`working`), the gradients made so far, and whatever is gathered or scattered there. Kinds:
 
     parameters      float32, a rank's share of them
-    gradients       float32: buckets of DistributedDataParallel, which stay, and beside them what micro-batches make
+    gradients       float32: buckets of DistributedDataParallel, which stay, and beside them those of micro-batches
                     before the exchange; else made in the backward pass, whole until `fully_shard` has scattered them
-    optimizer       float32 state, by optimizer, and its counts of steps; under ZeRO-1 of the rank dealt the most
-    activations     what autograd keeps of the micro-batches in flight, under `recompute`, copies that autocast makes of
-                    weights, and what a layer takes while it works, gradients among it that are made to be added to
-                    others; of a stage also what it gives; on a GPU the samples
+    optimizer       float32 state, by optimizer, and its step counts; under ZeRO-1 of the rank dealt the most
+    activations     tensors that autograd keeps of the micro-batches in flight, under `recompute`, autocast's copies of
+                    weights, and a layer's working memory, including gradients that are made to be added to others; of
+                    a stage also its output; on a GPU the samples
     buffers         batch statistics and the like
-    communication   what `fully_shard` gathers, and hands to a reduce-scatter; what a stage receives into
-    framework       the CUDA context, NCCL's buffers, and what cuBLAS works in; on a CPU nothing that is a tensor
+    communication   parameters that `fully_shard` gathers, the input of a reduce-scatter; a stage's receive buffers
+    framework       the CUDA context, NCCL's buffers, and cuBLAS's workspaces; on a CPU nothing that is a tensor
 
-Contract: arithmetic over the model graph, of which a rank has its own shapes along the tensor axis (`tensor_tape`);
-linear in the layers of the rank. Bytes are those of torch 2.13's kernels on CPUs, held against what a run measures by
-tests/training/test_memory.py.
+Contract: arithmetic over the model graph, with a rank's own shapes along the tensor axis
+(compiler/model/tensor_tape.py); linear in the layers of the rank. Bytes are those of torch 2.13's kernels on CPUs;
+tests/training/test_memory.py compares them with measured runs.
 
-Limits: the batch itself is not counted on a CPU, nor the allocator's slack, nor scratch that libraries allocate beside
-torch. GPU kernels keep slightly other things (`tape`). Under a pipeline the walk is that of one micro-batch beside the
-most that the schedule holds, before there are gradients and with them. ZeRO: Rajbhandari et al. 2019
-(arXiv:1910.02054); recomputation: Chen et al. 2016 (arXiv:1604.06174), `selective` Korthikanti et al. 2022
+Limits: not counted are the batch itself on a CPU, the allocator's slack, and scratch memory that libraries allocate
+outside torch. GPU kernels keep slightly other tensors (compiler/model/tape.py). Under a pipeline the walk is that of
+one micro-batch beside the most that the schedule holds, before there are gradients and with them. ZeRO: Rajbhandari et
+al. 2019 (arXiv:1910.02054); recomputation: Chen et al. 2016 (arXiv:1604.06174), `selective` Korthikanti et al. 2022
 (arXiv:2205.05198).
 """
 
@@ -57,25 +57,27 @@ from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
 
-MOST_LAYERS = 3  # named at the peak
-RANDOM_STATE = 5056  # bytes of the CPU's random numbers, as torch keeps where they have come to
+MOST_LAYERS = 3  # layers named at the peak, at most
+RANDOM_STATE = 5056  # bytes of the CPU generator's state, as torch keeps it
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerBytes:
-    """One layer of a micro-batch: what it keeps, what it takes while it works forward, again, and backward."""
+    """One layer of a micro-batch: its saved activations, and its working memory forward, in recomputation, and
+    backward.
+    """
 
     kept: int
     forward: int
-    again: int  # 0 where nothing is computed again
+    again: int  # 0 if nothing is recomputed
     backward: tuple[Moment, ...]
-    copies: int  # of weights, by autocast
+    copies: int  # autocast's copies of weights
     input: int
     output: int
 
 
 def state_per_parameter(optimizer: Call) -> int:
-    """How many float32 an optimizer keeps for each parameter."""
+    """Returns the number of float32 values that an optimizer keeps for each parameter."""
     match optimizer:
         case c.SGD():
             return int(optimizer.momentum > 0)
@@ -90,7 +92,7 @@ def state_per_parameter(optimizer: Call) -> int:
 
 
 def counts_steps(optimizer: Call) -> bool:
-    """Whether an optimizer keeps, of each parameter, how often it was updated: one float32."""
+    """True if an optimizer keeps a step count for each parameter: one float32."""
     return not isinstance(optimizer, c.SGD)
 
 
@@ -98,13 +100,14 @@ def counts_steps(optimizer: Call) -> bool:
 
 
 def kept_bytes(job: JobSpec, layer: LayerNode, model: ModelGraph) -> int:
-    """What the layer keeps for the backward pass, of one sample."""
+    """Returns the bytes that the layer keeps for the backward pass, of one sample."""
     return _kept(job, layer, layer.name in recomputed(job, model))
 
 
 def _given(job: JobSpec, model: ModelGraph, layer: int) -> int:
-    """What a stage that ends with this layer gives, of one sample, as a rank has it; all that crosses the cut. Of a
-    traced module at most too much: a layer may keep some of it too."""
+    """Returns the bytes that a stage ending with this layer sends, of one sample on a rank: all tensors that cross the
+    cut. An upper bound for a traced module: a layer may keep some of them too.
+    """
     if layer + 1 == len(model.layers):
         return prod(model.shared_output or model.output.shape) * (2 if low_precision(job) else 4)
     if model.traced is not None:
@@ -140,12 +143,12 @@ def layer_bytes(job: JobSpec, layer: LayerNode, again: bool, samples: float) -> 
 
 
 def _masks(job: JobSpec, layer: LayerNode) -> int:
-    """Whatever the samples."""
+    """Returns the bytes of dropout masks, whatever the samples."""
     return layer.masks * (2 if low_precision(job) else 4)
 
 
 def _copies(job: JobSpec, layer: LayerNode) -> int:
-    """Of weights, by autocast, whatever the samples."""
+    """Returns the bytes of autocast's copies of weights, whatever the samples."""
     if not low_precision(job) or low_copy(job):
         return 0
     return 2 * (layer.working_low or _unknown(layer, True)).copied
@@ -172,7 +175,9 @@ def _without_masks(job: JobSpec, layer: LayerNode, again: bool, samples: float) 
 
 
 def _unknown(layer: LayerNode, low: bool) -> Working:
-    """Of a layer whose operations are not known: its output is made beside what is kept, and so are two gradients."""
+    """Estimates a layer whose operations are unknown: its output is made beside its saved tensors, and so are two
+    gradients.
+    """
     saved = layer.saved_low if low else layer.saved
     numbers = sum(q.count for q in layer.parameters)
     ends = layer.input.bytes + layer.output.bytes
@@ -185,7 +190,7 @@ def _unknown(layer: LayerNode, low: bool) -> Working:
 
 
 def halves_bytes(job: JobSpec, layer: LayerNode, samples: float) -> Halves:
-    """What the layer takes for so many samples where a schedule splits the backward pass: all in bytes."""
+    """Returns the layer's bytes for so many samples if a schedule splits the backward pass: all in bytes."""
     low, half = low_precision(job), low_copy(job)
     work = layer.working_low if low and not half else layer.working
     found = (work and work.halves) or _unknown_halves(layer, low and not half)
@@ -200,7 +205,7 @@ def halves_bytes(job: JobSpec, layer: LayerNode, samples: float) -> Halves:
 
 
 def _unknown_halves(layer: LayerNode, low: bool) -> Halves:
-    """Of a layer whose operations are not known, by what they are for a block of a transformer."""
+    """Estimates a layer whose operations are unknown, by the figures of a transformer block."""
     saved = layer.saved_low if low else layer.saved
     modules = len({q.name.rpartition(".")[0] for q in layer.parameters})
     gradients = int(0.7 * saved)
@@ -217,11 +222,11 @@ def buffer_bytes(layer: LayerNode) -> int:
 
 
 def _loss_bytes(job: JobSpec, model: ModelGraph) -> tuple[int, int, int]:
-    """(forward, kept, backward) of the loss beside what the model keeps, of one sample.
+    """Returns (forward, kept, backward) of the loss beside the model's activations, of one sample.
 
-    Cross entropy makes log-probabilities in float32 beside the output, keeps them, and gives back the gradient of these
-    and that of the output; over shares of the classes torch makes two more, forward one beside these and backward one.
-    A loss over each number makes one value, and one gradient, for each.
+    Cross entropy makes log-probabilities in float32 beside the output, keeps them, and returns their gradient and the
+    output's; over shares of the classes torch makes two more, one forward and one backward. An elementwise loss makes
+    one value, and one gradient, for each number.
     """
     numbers, low = prod(model.shared_output or model.output.shape), low_precision(job)
     output = (2 if low else 4) * numbers
@@ -237,7 +242,7 @@ def _loss_bytes(job: JobSpec, model: ModelGraph) -> tuple[int, int, int]:
 
 
 def account(staging: Staging, pipeline: int) -> MemoryNode:
-    """What the ranks at one pipeline coordinate hold at the most."""
+    """Returns the peak memory of the ranks at one pipeline coordinate."""
     return _Account(staging, pipeline).highest()
 
 
@@ -257,22 +262,22 @@ class _Account:
         self._layers = with_copies([model.of_a_rank[n] for n in self._mine])
         self._bytes = [self._layer_bytes(layer, layer.name in again) for layer in self._layers]
         self._moved = offloaded(job, layout)
-        # What other micro-batches in flight keep here, and other stages of this rank: before there are gradients, and
-        # beside these. And all that the rank holds while it makes gradients of weights alone, of layers computed again.
+        # Kept here for other micro-batches in flight, and for other stages of this rank: before there are gradients,
+        # and beside them. And all memory of the rank while it makes only gradients of weights, of recomputed layers.
         self._others = 0
         self._flight = (0, 0)
         self._in_weights = 0
         if schedule and "activations" not in self._moved:
             self._fly(staging, schedule, again, pipeline)
-        # What torch receives into, from the first step on: inputs and gradients of outputs, of all micro-batches. It
-        # keeps what a stage on this rank hands on there, too.
+        # torch's receive buffers, from the first step on: inputs and gradients of outputs, of all micro-batches. Values
+        # passed between stages of this rank are kept there, too.
         self._received = 0
         for stage in mine if schedule else ():
             if stage:
                 self._received += layout.microbatches * self._given(stages[stage - 1][-1])
             if stage + 1 < len(stages):
                 self._received += layout.microbatches * self._given(stages[stage][-1])
-        self._updated = 0  # numbers that the optimizer of the rank changes
+        self._updated = 0  # numbers that the rank's optimizer changes
         self._most = -1
 
     def _layer_bytes(self, layer: LayerNode, again: bool) -> LayerBytes:
@@ -283,18 +288,20 @@ class _Account:
             found,
             kept=found.kept + state,
             forward=found.forward + state,
-            again=found.again + 2 * state,  # and where the random numbers are that it is not to disturb
+            again=found.again + 2 * state,  # and the generator's state, to be restored
             backward=tuple(replace(moment, bytes=moment.bytes + state) for moment in found.backward),
         )
 
     def _state_of_noise(self, again: bool) -> int:
-        """What a layer keeps that is computed again and may draw random numbers, as any of a user's own may."""
+        """Returns the size of a generator's state if the layer is recomputed and may draw random numbers, as any of a
+        user's own may.
+        """
         noise = self._model.noise or self._model.traced is not None
         return RANDOM_STATE if again and noise and self._layout.device == "cpu" else 0
 
     def _fly(self, staging: Staging, schedule: ScheduleTable, again: set[str], pipeline: int) -> None:
         job, layers, mine = self._job, self._model.of_a_rank, staging.stages_of(pipeline)
-        # Each micro-batch has its own masks and copies of weights, and a stage holds on to what it gives.
+        # Each micro-batch has its own masks and copies of weights, and a stage keeps its output.
         each = {
             n: self._samples * _kept(job, layers[n], layers[n].name in again)
             + (
@@ -305,13 +312,14 @@ class _Account:
             for n in self._mine
         }
         apart = [a != b for a, b in pairwise((*schedule.placement, -1))]  # else it lies where the next receives
-        kept = [0.0] * len(staging.stages)  # of the stages that are here
+        kept = [0.0] * len(staging.stages)  # by stage
         for stage in mine:
             kept[stage] = sum(each[n] for n in staging.stages[stage])
             kept[stage] += self._given(staging.stages[stage][-1]) * apart[stage]
         between, during = list(kept), list(kept)
         if schedule.name in SPLITS_BACKWARD:
-            # Between the halves torch frees nothing, and gradients come to the activations. The first stage has but W.
+            # Between the halves torch frees nothing, and gradients are added to the activations. The first stage has
+            # only W.
             for n in (stage for stage in mine if stage):
                 halves = [
                     (halves_bytes(job, layers[m], self._samples), layers[m].name in again) for m in staging.stages[n]
@@ -330,7 +338,7 @@ class _Account:
             self._in_weights = int(peak_in_w(schedule, pipeline, kept, between, during))
 
     def _given(self, layer: int) -> int:
-        """What a stage that ends with this layer gives of a micro-batch."""
+        """Returns the bytes of a micro-batch that a stage ending with this layer sends."""
         return int(self._samples * _given(self._job, self._model, layer))
 
     # ---------------------------------------------------------------------------------------------------- the state
@@ -366,14 +374,16 @@ class _Account:
         )
 
     def _step_bytes(self) -> int:
-        """The samples of a step, which are brought to a GPU at once; tokens are their own targets."""
+        """Returns the bytes of a step's samples, which go to a GPU at once; tokens are their own targets."""
         if self._layout.device == "cpu":
             return 0
         each = self._model.input
         return self._samples_of_a_step * each.bytes * (2 if each.dtype == "int64" else 1)
 
     def _dealt(self) -> list[tuple[int, int]]:
-        """The numbers whose state each data rank keeps under ZeRO-1, and of how many parameters they are."""
+        """Returns for each data rank under ZeRO-1 the numbers whose state it keeps, and the count of their
+        parameters.
+        """
         groups = optimizer_groups(self._job, self._model, self._trained)
         sizes = [[q.count for q in group] for group in groups]
         totals = [(0, 0)] * self._sharding.shards
@@ -385,18 +395,18 @@ class _Account:
         return totals
 
     def _numbers(self, parameters: Iterable[ParameterNode], shards: int, names: frozenset[str]) -> int:
-        """Of those `names`, a rank's."""
+        """Returns a rank's numbers of the parameters `names`."""
         return sum(_share(q, shards) for q in parameters if q.tied_to is None and q.name in names)
 
     @cached_property
     def _count(self) -> list[int]:
-        """What has a gradient, by layer; in DistributedDataParallel's buckets, all that trains."""
+        """Returns the numbers with a gradient, by layer; in DistributedDataParallel's buckets, all that train."""
         names = self._trained if self._sharding.engine in ("ddp", "zero1") else self._used
         return [self._numbers(layer.parameters, 1, names) for layer in self._layers]
 
     @cached_property
     def _gathered(self) -> tuple[list[int], list[int], list[int]]:
-        """The unit of each layer; what a unit is, whole, and what of it that trains is a rank's."""
+        """Returns the unit of each layer; the size of each unit, whole; and a rank's part of the numbers that train."""
         there = {q.name: q for layer in self._layers for q in layer.parameters if q.tied_to is None}
         here = {layer.name for layer in self._layers}
         made = [u for u in self._units if not u.name or u.name in here]
@@ -437,8 +447,8 @@ class _Account:
     def highest(self) -> MemoryNode:
         self._rest = state = self._state()
         self._always = state.peak - state.gradients
-        # What is kept by the layers before each, and by all; likewise copies of weights, which do not last where they
-        # are made again.
+        # Saved by the layers before each, and by all; likewise copies of weights, which are freed if they are made
+        # again.
         self._before, self._copies = [0], [0]
         for layer in self._bytes:
             self._before.append(self._before[-1] + (0 if "activations" in self._moved else layer.kept))
@@ -457,7 +467,7 @@ class _Account:
         return self._peak_node()
 
     def _walk(self, engine: Whole | Sharded) -> None:
-        """One micro-batch, forward and backward."""
+        """Walks one micro-batch, forward and backward."""
         layers, before, copies = self._bytes, self._before, self._copies
         for n, layer in enumerate(layers):
             gradients = engine.forward(n)
@@ -492,19 +502,19 @@ class _Account:
         self._stop("backward pass of the loss", None, gradients, communication, held)
 
     def _update_bytes(self) -> int:
-        """What the optimizer makes for a while: without a kernel of its own, a number for each that it updates."""
+        """Returns the optimizer's temporary bytes: without a fused kernel, a number for each that it updates."""
         optimizer = self._job.train.optimizer
         if self._moved & {"optimizer", "parameters"}:  # it works in the host's memory
             return 0
         if isinstance(optimizer, c.SGD) and optimizer.weight_decay:
             rows = self._sharding.engine == "fsdp" or self._layout.sizes["tensor"] > 1
-            if rows or leaves_out_steps(self._job):  # of which torch has no fused kernel, or none that skips
+            if rows or leaves_out_steps(self._job):  # torch has no fused kernel for these, or none that skips
                 return 4 * self._updated
         if isinstance(optimizer, c.Rmsprop):
             return 4 * self._updated
         if self._sharding.engine != "none":
             return 0
-        # The gradient of a convolution lies in another order than its weight, and is put into that.
+        # The gradient of a convolution has other strides than its weight, and is copied to those.
         kernels = (q.count for layer in self._layers for q in layer.parameters if len(q.shape) == 4)
         return 4 * max(kernels, default=0)
 
@@ -542,7 +552,7 @@ class _Account:
 
 
 def _share(parameter: ParameterNode, shards: int) -> int:
-    """Numbers of the first rank's share, whose rows are as many as those of any."""
+    """Returns the numbers of the first rank's share, which is the largest."""
     whole = prod(parameter.shape)
     if shards == 1:
         return whole

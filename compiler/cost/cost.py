@@ -1,4 +1,4 @@
-"""What a step costs one rank: bytes held (`account`), bytes moved (`traffic`), and arithmetic."""
+"""The cost of a step on one rank: bytes held (account.py), bytes moved (traffic.py), and arithmetic."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dslc.compiler.placement.staging import Staging
 
 @dataclass(frozen=True, kw_only=True)
 class RankCost:
-    """The account of the ranks of one pipeline coordinate."""
+    """The cost of the ranks of one pipeline coordinate."""
 
     memory: MemoryNode
     traffic: tuple[TrafficNode, ...]
-    flops: int  # of one step, on one rank, what is computed again included
+    flops: int  # of one step, on one rank, including recomputation
 
 
 def rank_costs(staging: Staging) -> tuple[RankCost, ...]:

@@ -1,13 +1,13 @@
-"""Where the model is cut: layers onto the stages of a pipeline.
+"""Cuts the model into the stages of a pipeline.
 
 `balanced` finds the cut whose slowest stage is as fast as can be, by dynamic programming over all cuts (exact; time by
 FLOPs, forward and backward). Stages are runs of consecutive layers, none empty. A stage that torch could not run (it
-sends tokens, or nothing in it trains) or that does not fit the device is taken only where every cut has such a stage.
+sends tokens, or nothing in it trains) or that does not fit the device is chosen only if every cut has such a stage.
 
-Whether a cut fits is for the account (account.py) to say. Where it does not, the search goes on among cuts whose stages
-need less: their own state and the activations of as many micro-batches as the schedule has in flight there, and beside
-it as much as the account had of that stage in the cuts before. Where a rank has several stages each may take its share
-of the device: cuts in which one stage makes up for another are not looked for.
+The account (account.py) decides if a cut fits. If it does not, the search goes on among cuts whose stages need less:
+their own state and the activations of as many micro-batches as the schedule has in flight there, and the memory that
+the account had for that stage besides in the cuts before. If a rank has several stages each may take its share of the
+device: the search leaves out cuts in which one stage makes up for another.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from dslc.compiler.cost.reuse import Reuse
 
 Cut = tuple[range, ...]
-Begins = Callable[[int], Sequence[range]]  # of a stage, by the layer after its last: the layers it may begin with
+Begins = Callable[[int], Sequence[range]]  # maps the layer after a stage's last to the layers it may begin with
 Needs = Callable[[int, int, int], float]  # (stage, its first layer, the layer after its last)
-SHOWN = 12  # layers that a message names
-TRIES = 8  # cuts that are held against the account; of a large job fewer
+SHOWN = 12  # layers that a message names, at most
+TRIES = 8  # cuts compared with the account; fewer for a large job
 
 
 def cut(
@@ -89,7 +89,7 @@ def cut(
 
 
 def _counted(model: ModelGraph) -> str:
-    """The layers by their names, of many the first ones and the last."""
+    """Names the layers; of many the first ones and the last."""
     names = [f"`{layer.name}`" if layer.name else "what belongs to no layer" for layer in model.layers]
     if len(names) > SHOWN:
         names = [*names[: SHOWN - 2], "…", names[-1]]
@@ -97,14 +97,14 @@ def _counted(model: ModelGraph) -> str:
 
 
 def equal_counts(layers: int, stages: int) -> Cut:
-    """As many layers in each stage, or one more in the first of them: what is set against a balanced cut."""
+    """Returns a cut with equal counts of layers, or one more in the first stages: the baseline for a balanced cut."""
     size, more = divmod(layers, stages)
     bounds = [n * size + min(n, more) for n in range(stages + 1)]
     return tuple(range(a, b) for a, b in itertools.pairwise(bounds))
 
 
 def work(layer: LayerNode) -> int:
-    """What the time of a layer goes by."""
+    """Returns a layer's FLOPs, the measure of its time."""
     return layer.forward_flops + layer.backward_flops
 
 
@@ -130,7 +130,7 @@ def _balanced(
         return fastest
     needs = _needs(job, layout, model, workload, schedule)
     found: Cut | None = fastest
-    beside: list[float] | None = None  # what the account has of each stage beside its needs
+    beside: list[float] | None = None  # memory of each stage in the account besides its needs
     each = layout.work(len(costs))
     for _ in range(max(1, min(TRIES, TRIED.most // 4 // each))):
         if found is None:
@@ -153,13 +153,13 @@ def _balanced(
 
 
 def _within(limit: float, runs: Begins, needs: Needs, beside: Sequence[float]) -> Begins:
-    """Those of `runs` whose needs, and what is beside them, are within the limit."""
+    """Restricts `runs` to those whose needs, and the memory besides, are within the limit."""
 
     def begins(stage: int) -> list[range]:
         found, first = [], 0
         for end, these in enumerate(runs(stage)):
             while first < end and needs(stage, first, end) + beside[stage] > limit:
-                first += 1  # what ends later begins no earlier
+                first += 1  # a later end has no earlier beginning
             found.append(range(max(first, these.start), these.stop))
         return found
 
@@ -167,7 +167,7 @@ def _within(limit: float, runs: Begins, needs: Needs, beside: Sequence[float]) -
 
 
 def _runs(job: JobSpec, model: ModelGraph) -> Begins:
-    """The stages that have something to train, and end with what can be sent."""
+    """Returns the runs that have something to train, and end with a tensor that can be sent."""
     names = trained(job, model)
     found, last = [range(0)], len(model.layers)
     latest = -1  # the last layer so far that trains
@@ -179,7 +179,9 @@ def _runs(job: JobSpec, model: ModelGraph) -> Begins:
 
 
 def _needs(job: JobSpec, layout: Layout, model: ModelGraph, workload: Workload, schedule: ScheduleTable) -> Needs:
-    """What a stage takes that grows with its layers: its state, and what its micro-batches in flight keep."""
+    """Returns a stage's memory that grows with its layers: its state, and the activations of its micro-batches in
+    flight.
+    """
     sharding = sharding_of(job, layout)
     state = 4 * state_per_parameter(job.train.optimizer) / sharding.shards + 8  # with parameter and gradient
     samples = workload.microbatch / layout.sizes["context"]
@@ -192,11 +194,11 @@ def _needs(job: JobSpec, layout: Layout, model: ModelGraph, workload: Workload, 
 
 
 def balance(costs: Sequence[float], stages: int, begins: Begins | None = None) -> Cut | None:
-    """Cuts `costs` into `stages` runs, none empty and each beginning where it may, so that the largest sum is least;
-    ties go to the earlier cut. None where there is no such cut.
+    """Cuts `costs` into `stages` runs, none empty and each beginning at an allowed layer, so that the largest sum is
+    least; ties go to the earlier cut. Returns None if there is no such cut.
 
-    The slowest of k stages is the last of them where that begins early, and one before it where it begins late. The
-    search for its beginning goes to both sides from where the two meet, until nothing better can follow.
+    The slowest of k stages is the last of them if that begins early, and one before it if it begins late. The search
+    for its beginning goes to both sides from the place where the two meet, until nothing better can follow.
     """
     total = [0.0, *itertools.accumulate(float(cost) for cost in costs)]
     count, never = len(costs), float("inf")
@@ -204,7 +206,7 @@ def balance(costs: Sequence[float], stages: int, begins: Begins | None = None) -
     cuts: list[list[int]] = []
     for k in range(1, stages + 1):
         may = begins(k - 1) if begins else [range(count)] * (count + 1)
-        bound = [*itertools.accumulate(reversed(best), min)][::-1]  # of that layer, and all after it
+        bound = [*itertools.accumulate(reversed(best), min)][::-1]  # minimum over that layer and all after it
         first = next((i for i, least in enumerate(best) if least < never), count)
         row, where = [never] * (count + 1), [0] * (count + 1)
         meet = first

@@ -1,20 +1,20 @@
-"""What a rank exchanges in a step: collectives by kind, how many, and the bytes it hands in.
+"""The collectives of a rank in a step: kind, count, and bytes of input.
 
-Model: what torch's engines do, rule by rule. DistributedDataParallel agrees on gradients in buckets, filled in the
-order in which gradients are ready; ZeroRedundancyOptimizer sends what each rank has updated in one broadcast a rank;
-`fully_shard` gathers a unit before it runs and scatters its gradients after. What dslc itself asks for (statistics of
-batches, counts of what is kept, the norm of a gradient in parts) is counted as its own code does it.
+Model: the rules of torch's engines. DistributedDataParallel reduces gradients in buckets, filled in the order in which
+gradients are ready; ZeroRedundancyOptimizer sends each rank's updated parameters in one broadcast a rank; `fully_shard`
+gathers a unit before it runs and scatters its gradients after. dslc's own collectives (batch statistics, counts of kept
+targets, the norm of a sharded gradient) follow its own code.
 
-Between stages a message is counted at both of its ends: `send` where it is handed in, `receive` where it comes
-out. The tensor axis is told in `tensor_traffic`.
+A message between stages is counted at both of its ends, as `send` and as `receive`. tensor_traffic.py counts the tensor
+axis.
 
-Contract: kind, count and bytes are those that a step really has, on any axes, which a test holds
-(tests/training/test_collectives.py); `dslc run --profile` shows both. The bytes are those handed in: of an all-gather a
-rank's own part, of a reduce-scatter the whole. What is logged, evaluated or written as a checkpoint belongs to no step.
-What all ranks agree on is of the axis that they form, or of `all` where they form several.
+Contract: kind, count and bytes are those that a step really has, on any axes, which tests/training/test_collectives.py
+compares; `dslc run --profile` shows both. The bytes are those of the input: of an all-gather a rank's own part, of a
+reduce-scatter the whole. Logging, evaluation and checkpoints belong to no step. A collective of all ranks belongs to
+their axis, or to `all` if they have several.
 
-Limits: first steps exchange more, in which engines agree on buckets. Of a user's own module, the order in which
-gradients are ready is taken for the reverse of that in which its layers are called.
+Limits: the first steps exchange more, as engines lay out buckets. In a user's own module, gradients are assumed to be
+ready in the reverse order of its layers' calls.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.tensor_plan import shape_on_a_rank
 from dslc.dsl.language.job import JobSpec
 
-FIRST_BUCKET_BYTES = 2**20  # DistributedDataParallel's first bucket is small, so that it goes early
+FIRST_BUCKET_BYTES = 2**20  # DistributedDataParallel's first bucket is small, so that it is sent early
 BUFFER_BUCKET_BYTES = 250 * 2**20
 
 SHARED = "gradients of shared weights"
@@ -56,14 +56,15 @@ SHARED = "gradients of shared weights"
 
 @dataclass(frozen=True, kw_only=True)
 class Coordinate(Staging):
-    """What the ranks of one pipeline coordinate have: `mine` are their stages, `held` the layers of each, with copies
-    of weights that another coordinate owns."""
+    """The part of one pipeline coordinate: `mine` are its stages, `held` the layers of each, with copies of weights
+    that another coordinate owns.
+    """
 
     pipeline: int
     mine: tuple[int, ...]
     held: tuple[tuple[LayerNode, ...], ...]
     whole: Staging  # of all coordinates
-    shape: Callable[[ParameterNode], tuple[int, ...]]  # of what a rank has, along the tensor axis
+    shape: Callable[[ParameterNode], tuple[int, ...]]  # of a rank's share, along the tensor axis
 
     @property
     def layers(self) -> list[LayerNode]:
@@ -71,7 +72,7 @@ class Coordinate(Staging):
 
 
 def place_of(staging: Staging, pipeline: int) -> Coordinate:
-    """What the ranks at a pipeline coordinate have."""
+    """Returns the part of a pipeline coordinate."""
     mine, model = staging.stages_of(pipeline), staging.model
     layers = iter(with_copies([model.layers[n] for stage in mine for n in staging.stages[stage]]))
     return Coordinate(
@@ -85,7 +86,7 @@ def place_of(staging: Staging, pipeline: int) -> Coordinate:
 
 
 def traffic(place: Coordinate) -> Iterator[TrafficNode]:
-    """What a rank exchanges in a step; no entry is without an operation."""
+    """Yields the exchanges of a rank in a step; no entry has a count of 0."""
     sizes = place.layout.sizes
     found = [*_over_data(place)]
     if sizes["pipeline"] > 1:
@@ -99,7 +100,7 @@ def traffic(place: Coordinate) -> Iterator[TrafficNode]:
 
 
 def _data(operation: str, what: str, sizes: Iterable[int], dtype: str = "float32", times: int = 1) -> TrafficNode:
-    """Operations of these sizes, each so many `times`; a Counter of sizes says it of each."""
+    """Returns operations of these sizes, each so many `times`; a Counter gives the times of each."""
     of_each = sizes if isinstance(sizes, Counter) else Counter(sizes)
     count, bytes = of_each.total(), sum(size * often for size, often in of_each.items())
     return TrafficNode(
@@ -125,8 +126,9 @@ def _over_data(place: Coordinate) -> Iterator[TrafficNode]:
 
 
 def _over_all(place: Coordinate) -> Iterator[TrafficNode]:
-    """What all ranks agree on that hold gradients between them: those of a data axis that shards them, or all there
-    are."""
+    """Yields the exchanges between all ranks that together hold the gradients: those of a data axis that shards them,
+    or all.
+    """
     wide = [axis for axis, size in place.layout.sizes.items() if size > 1]
     shared_out = place.sharding.engine == "fsdp" and place.sharding.shards > 1
     if not wide or (wide == ["data"] and not shared_out):
@@ -145,14 +147,14 @@ def _ddp(place: Coordinate) -> Iterator[TrafficNode]:
     order = [q for layer in layers for q in layer.parameters if q.name in names]
     searched = model.root is None and bool(model.unused)  # for parameters that a step does not use
     if not searched:
-        # Laid out once more after the first steps, as the gradients came.
+        # Laid out again after the first steps, in the order in which gradients came.
         order = [q for q in ready(layers, autocast=low_precision(place.job)) if q.name in names]
     if not order:
         return
     yield _data("all_reduce", "gradients", buckets(4 * q.count for q in order))
     if searched:
         yield _data("all_reduce", "which parameters were used", [4 * len(order)], "int32")
-    if not model.batch_norm:  # else the buffers are alike, or each rank's own
+    if not model.batch_norm:  # else the buffers are equal, or each rank's own
         for dtype, sizes in _buffers(layers).items():
             yield _data("broadcast", "buffers", sizes, dtype)
     if place.sharding.engine == "zero1":
@@ -160,7 +162,9 @@ def _ddp(place: Coordinate) -> Iterator[TrafficNode]:
 
 
 def buckets(sizes: Iterable[int], first: int = FIRST_BUCKET_BYTES, most: int = BUCKET_BYTES) -> list[int]:
-    """Bytes of each of DistributedDataParallel's buckets: one is full as soon as it holds its limit or more."""
+    """Returns the bytes of each of DistributedDataParallel's buckets: one is full as soon as it holds its limit or
+    more.
+    """
     found, held, limit = [], 0, first
     for size in sizes:
         held += size
@@ -171,11 +175,11 @@ def buckets(sizes: Iterable[int], first: int = FIRST_BUCKET_BYTES, most: int = B
 
 
 def ready(layers: Sequence[LayerNode], *, autocast: bool) -> Iterator[ParameterNode]:
-    """Parameters in the order in which the backward pass is done with their gradients.
+    """Yields parameters in the order in which the backward pass finishes their gradients.
 
-    Modules are the other way round, and the parameters of one as they are, with two exceptions: autograd comes upon the
-    bias of a linear map before its weight, which is a transposed view (but not through autocast's copies); and a module
-    with parts uses its own parameters after them.
+    Modules come in reverse, and the parameters of one in order, with two exceptions: autograd reaches the bias of a
+    linear map before its weight, which is a transposed view (but not through autocast's copies); and a module with
+    parts uses its own parameters after them.
     """
     for layer in reversed(layers):
         grouped = groupby((q for q in layer.parameters if q.tied_to is None), key=_place)
@@ -189,7 +193,7 @@ def ready(layers: Sequence[LayerNode], *, autocast: bool) -> Iterator[ParameterN
 
 
 def _place(parameter: ParameterNode) -> tuple[str, str]:
-    """The path of the module that a parameter belongs to, and the number of its layer within an LSTM."""
+    """Returns the path of a parameter's module, and its layer's number within an LSTM."""
     path, _, name = parameter.name.rpartition(".")
     layer = re.search(r"_l\d+(_reverse)?$", name)
     return path, layer[0] if layer else ""
@@ -204,7 +208,7 @@ def _buffers(layers: Iterable[LayerNode]) -> dict[str, list[int]]:
 
 
 def _updated(job: JobSpec, model: ModelGraph, names: frozenset[str], ranks: int) -> list[int]:
-    """Bytes of the parameters that each rank updates; torch sends one number for a rank that has none."""
+    """Returns the bytes of the parameters that each rank updates; torch sends one number for a rank that has none."""
     groups = [[q.count for q in group] for group in optimizer_groups(job, model, names)]
     held = [0] * ranks
     for sizes, owners in zip(groups, zero1_partition(groups, ranks), strict=True):
@@ -214,16 +218,17 @@ def _updated(job: JobSpec, model: ModelGraph, names: frozenset[str], ranks: int)
 
 
 def _statistics(place: Coordinate) -> list[int]:
-    """Bytes of each all-reduce of synchronised batch normalisations (runtime/technique/batch_norm.py) in a micro-batch.
+    """Returns the bytes of each all-reduce of synchronised batch normalisations (runtime/technique/batch_norm.py) in a
+    micro-batch.
 
-    Forward: two float64 for each channel and one; once more where the forward pass runs again. Backward: two for each
-    channel, unless nothing before it in the model trains, so that there is no backward pass.
+    Forward: two float64 for each channel and one; again in recomputation. Backward: two for each channel, unless
+    nothing before it in the model trains, so that there is no backward pass.
     """
     found: list[int] = []
     again = set(recomputed(place.job, place.model))
     still = place.model.traced.still if place.model.traced is not None else ()
     for stage, layers in zip(place.mine, place.held, strict=True):
-        flows = stage > 0  # what comes from another stage has a gradient
+        flows = stage > 0  # input from another stage has a gradient
         for layer in layers:
             for norm in (b for b in layer.buffers if b.name.endswith("running_mean")):
                 path, channels = norm.name.removesuffix("running_mean"), norm.shape[0]
@@ -242,7 +247,7 @@ def _fsdp(place: Coordinate) -> Iterator[TrafficNode]:
     sharding, names, microbatches = place.sharding, place.whole.with_gradients, place.layout.microbatches
     shards = sharding.shards
     kept = 2 if low_copy(place.job) else 4
-    gathered: Counter[int] = Counter()  # how often so many bytes are
+    gathered: Counter[int] = Counter()  # count by bytes
     scattered: list[int] = []
     row = [part for entry in row_of(place.schedule, place.pipeline) for part in entry.parts] if place.schedule else []
     for stage, units_ in _units(place):
@@ -266,10 +271,10 @@ def _fsdp(place: Coordinate) -> Iterator[TrafficNode]:
 
 
 def _units(place: Coordinate) -> Iterator[tuple[int, list[Unit]]]:
-    """The units of each stage, its root, with all that is in no other, last."""
+    """Yields the units of each stage; its root, with the rest, last."""
     everywhere = place.whole.units
     for stage, held in zip(place.mine, place.held, strict=True):
-        # A weight of another stage is this one's too, also where both are on one rank.
+        # A weight of another stage is this one's too, even if both are on one rank.
         layers = with_copies(list(held))
         here = {layer.name for layer in layers}
         apart = [unit for unit in everywhere if unit.name and unit.name in here]
@@ -281,12 +286,13 @@ def _units(place: Coordinate) -> Iterator[tuple[int, list[Unit]]]:
 def _gathered_by_row(
     place: Coordinate, row: Sequence[Issue], stage: int, sizes: list[int], again: list[bool]
 ) -> Counter[int]:
-    """Bytes of the all-gathers of a stage's units, as the row of a schedule has them: all of them ahead of its first
-    action, and one that its forward pass has let go before it runs again. A backward pass lets go of none."""
+    """Returns the bytes of the all-gathers of a stage's units, from the row of a schedule: all of them ahead of its
+    first action, and again one that its forward pass has freed. A backward pass frees none.
+    """
     everything, repeated = frozenset(range(len(sizes))), frozenset(n for n, is_so in enumerate(again) if is_so)
     root = frozenset({len(sizes) - 1})
     there = frozenset[int]()
-    times: Counter[frozenset[int]] = Counter()  # how often these are gathered
+    times: Counter[frozenset[int]] = Counter()  # count by set of units
     for issue in row:
         if issue.stage != stage:
             continue
@@ -307,10 +313,10 @@ def _gathered_by_row(
 
 
 def _gathered_again(place: Coordinate, stage: int, units_: Sequence[Unit]) -> set[str]:
-    """The units that are gathered for the backward pass too.
+    """Returns the units that are gathered for the backward pass too.
 
-    Not the root, which stays gathered. Not those that come before all that trains, which have no backward pass; but
-    torch gathers one unit ahead, so the last of these comes as well.
+    Not the root, which stays gathered. Not those before all that train, which have no backward pass; but torch
+    prefetches one unit, so the last of these comes as well.
     """
     apart = [unit.name for unit in units_ if unit.name]
     idle: list[str] = []
@@ -322,7 +328,7 @@ def _gathered_again(place: Coordinate, stage: int, units_: Sequence[Unit]) -> se
 
 
 def _padded(parameter: ParameterNode, place: Coordinate) -> int:
-    """Numbers of a parameter, as the tensor axis leaves it, with as many rows as its shards take, all alike."""
+    """Returns the numbers of a parameter, as the tensor axis leaves it, padded to equal rows on all shards."""
     shape, shards = place.shape(parameter), place.sharding.shards
     return -(-shape[0] // shards) * shards * prod(shape[1:]) if shape else 0
 
@@ -356,9 +362,9 @@ def _add(sums: dict[tuple[str, str, str], tuple[int, int]], each: Exchanged, cou
 
 
 def _over_context(place: Coordinate) -> Iterator[TrafficNode]:
-    """Keys and values of all positions, and back their gradients, of the heads that a rank has."""
+    """Yields the gathers of keys and values of all positions, and the return of their gradients, for a rank's heads."""
     layout = place.layout
-    again = set(recomputed(place.job, place.model))  # whose forward pass gathers once more
+    again = set(recomputed(place.job, place.model))  # layers whose forward pass gathers again
     low = low_dtype(place.job)
     size = 2 * DTYPE_BYTES[low] * place.workload.microbatch
     scattered, gathered = list[int](), list[int]()
@@ -377,8 +383,9 @@ def _over_context(place: Coordinate) -> Iterator[TrafficNode]:
 
 
 def _between_stages(place: Coordinate) -> Iterator[TrafficNode]:
-    """Outputs to the next stage and gradients of inputs to the one before, where that is on another rank; and the other
-    way round what these send."""
+    """Yields the outputs to the next stage and gradients of inputs to the one before, if that is on another rank; and
+    those received.
+    """
     stages, mine = place.stages, place.mine
     between = messages(place)
     forward = [i for i in mine if i + 1 < len(stages) and i + 1 not in mine]  # by the stage that sends forward
@@ -398,7 +405,9 @@ def _between_stages(place: Coordinate) -> Iterator[TrafficNode]:
 
 
 def _shared(place: Coordinate) -> Iterator[TrafficNode]:
-    """Gradients of weights that another coordinate has too: each that has one gets those of the others."""
+    """Yields the exchanges of gradients of weights that another coordinate has too: each receives those of the
+    others.
+    """
     assert place.schedule is not None
     who = place.whole.holders
     sizes = [
@@ -420,8 +429,9 @@ def _shared(place: Coordinate) -> Iterator[TrafficNode]:
 
 
 def messages(staging: Staging) -> tuple[tuple[TensorFact, ...], ...]:
-    """What a rank of each stage but the last hands on of a micro-batch, and gets back as its gradient: its own part,
-    where the context or the tensor axis shares it out."""
+    """Returns the tensors of a micro-batch that a rank of each stage but the last sends on, and receives as gradients:
+    its own part, if the context or the tensor axis divides it.
+    """
     found = []
     for stage, following in pairwise(staging.stages):
         facts = []
