@@ -1,1 +1,1 @@
-"""Speed, measured against what an expert writes by hand. Nothing here gates a change; README.md records the figures."""
+"""Benchmarks: speed compared with a hand-written loop. Nothing here gates a change; README.md records the figures."""
