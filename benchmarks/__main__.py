@@ -18,7 +18,7 @@ from benchmarks.measure import Ratio, compare, interval
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 BIN = os.path.dirname(sys.executable)
-# Compiled modules are kept, as for a user; what a rank may use of the machine is each side's own choice.
+# Compiled modules are kept, as for a user; each side chooses how much of the machine a rank may use.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS")}
 
 
@@ -45,7 +45,7 @@ def finish(command: list[str]) -> str:
 
 
 def step_of_dslc(job: str, *settings: str) -> float:
-    """Milliseconds of a step, the first left out."""
+    """Returns the milliseconds of a step, without the first."""
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "run")
         flags = [word for setting in settings for word in ("--set", setting)]
@@ -66,7 +66,7 @@ def step_by_hand(what: str, *flags: str, command: Callable[..., list[str]] = tor
 
 
 def until_first_step(command: list[str], sign: str) -> float:
-    """Seconds from the command to the line that says the first step is done."""
+    """Returns the seconds from the command to the line that reports the first step."""
     start = time.perf_counter()
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         assert run.stdout is not None
@@ -88,7 +88,7 @@ def seconds(command: list[str]) -> float:
 
 
 def show_seconds(name: str, command: list[str], runs: int, target: float | None = None) -> None:
-    finish(command)  # what is cached is cached
+    finish(command)  # a first run fills the caches
     times = sorted(seconds(command) for _ in range(runs))
     low, high = interval(times)
     met = "" if target is None else f"; target {target} {'met' if low <= target else 'MISSED'}"
@@ -111,13 +111,13 @@ def bench_convnet(pairs: int) -> None:
         return step_by_hand("convnet")
 
     show(compare("step, convnet", lambda: step_of_dslc("convnet"), by_hand, pairs=pairs, unit="ms", target=1))
-    # No target: by hand there is nothing on CPUs that takes these statistics.
+    # No target: hand-written code on CPUs has nothing that computes these statistics.
     name = "step, convnet with batch statistics over all ranks"
     show(compare(name, lambda: step_of_dslc("convnet", "sync=true"), by_hand, pairs=max(6, pairs // 5), unit="ms"))
 
 
 def bench_zero(pairs: int) -> None:
-    """A third of the steps of the other benchmarks in each run, so that thirty pairs of each end within the hour."""
+    """Runs a third of the other benchmarks' steps, so that thirty pairs of each end within the hour."""
     steps = 21
     for zero, flags in ((1, ()), (1, ("--fully-shard",)), (2, ()), (3, ())):
 
@@ -132,7 +132,7 @@ def bench_zero(pairs: int) -> None:
 
 
 def bench_pipeline(pairs: int) -> None:
-    """Two stages of two blocks each, 1F1B, eight micro-batches of two sequences."""
+    """Compares two stages of two blocks each, 1F1B, eight micro-batches of two sequences."""
     steps, pieces = 21, 8
 
     def ours() -> float:
@@ -146,7 +146,7 @@ def bench_pipeline(pairs: int) -> None:
 
 
 def bench_tensor(pairs: int) -> None:
-    """Half of each matrix on either rank, pieces of the sequence between them."""
+    """Compares half of each matrix on either rank, with pieces of the sequence between them."""
     steps = 21
 
     def ours() -> float:
@@ -159,14 +159,14 @@ def bench_tensor(pairs: int) -> None:
 
 
 def bench_stages(pairs: int) -> None:
-    """What a balanced cut gains over equal numbers of layers, and what the two plans say it gains."""
+    """Compares a balanced cut with equal numbers of layers, beside the plans' predictions."""
     equal = "[4, 4]"
 
     def step(stages: str) -> float:
         return step_of_dslc("heavy_head", f"parallelism.stages={stages}")
 
     def length(stages: str) -> float:
-        """Of a step by its plan, where the work of both ranks together is 1."""
+        """Returns the length of a step by its plan, where the work of both ranks together is 1."""
         job = os.path.join(HERE, "jobs", "heavy_head.plt")
         plan = json.loads(finish(dslc("plan", job, "--json", "--set", f"parallelism.stages={stages}")))
         return float(1 / (1 - plan["schedule"]["bubble"]))
@@ -177,7 +177,7 @@ def bench_stages(pairs: int) -> None:
 
 
 def bench_checkpoint(pairs: int) -> None:
-    """What a save in every fifth step costs, as a share of a step's time."""
+    """Measures the cost of a save in every fifth step, as a fraction of a step's time."""
     for way in ("true", "false"):
         settings = ("checkpoint.every=5 steps", f"checkpoint.asynchronous={way}", "parallelism.zero=3")
         stalls, steps = [], []
@@ -215,7 +215,7 @@ def bench_start(pairs: int) -> None:
 
 
 def bench_gpt2(pairs: int) -> None:
-    """GPT-2 of 124 M parameters in bfloat16, compiled, on one GPU; and the share of the GPU's peak."""
+    """Compares GPT-2 of 124 M parameters in bfloat16, compiled, on one GPU; and its fraction of the GPU's peak."""
     import torch
 
     from dslc.compiler.facts.hardware import CATALOGUE
@@ -236,7 +236,7 @@ def bench_gpt2(pairs: int) -> None:
     print(f"step, gpt2 on a GPU: {speed / 1e12:.1f} TFLOP/s on {name}{of_peak}", flush=True)
 
 
-# What peaks are predicted and measured of: job, GPUs, and what is changed in it.
+# The jobs whose peaks are predicted and measured: job, GPUs, and its settings.
 PEAKS = (
     ("gpt2", 1, "train.compile=true"),
     ("gpt2", 1, ""),
@@ -267,8 +267,9 @@ PEAKS = (
 
 
 def bench_memory(pairs: int) -> None:
-    """Predicted peaks beside `torch.cuda.max_memory_allocated`, of the rank that holds most; once each: they do not
-    vary. What needs more GPUs than there are is left out. Without `torch.compile` where it is not said."""
+    """Prints predicted peaks beside `torch.cuda.max_memory_allocated`, of the rank that holds most; once each, as they
+    do not vary. Jobs that need more GPUs than there are are left out. Without `torch.compile` unless noted.
+    """
     import torch
 
     errors = []
@@ -303,7 +304,7 @@ def bench_check(pairs: int) -> None:
 
 
 def bench_plan(pairs: int) -> None:
-    """Each command loads, checks, plans and proves the job anew; the drawings are written besides."""
+    """Measures each command, which loads, checks, plans and proves the job anew; the drawings are written besides."""
     job = os.path.join(HERE, "jobs", "large.plt")
     with tempfile.TemporaryDirectory() as folder:
         picture = os.path.join(folder, "plan.svg")
@@ -321,7 +322,9 @@ VIEWS = ("placement", "graph", "schedule")
 
 
 def taken(command: list[str]) -> tuple[int, float]:
-    """Bytes that a command holds at most, and the seconds of a core that it takes, whatever else the machine does."""
+    """Returns the peak memory of a command in bytes, and the processor seconds that it takes, whatever else the machine
+    does.
+    """
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
         _, status, usage = os.wait4(run.pid, 0)
         run.returncode = os.waitstatus_to_exitcode(status)
