@@ -1,8 +1,8 @@
-"""The CPU computes what GPUs that are not there (../README.md) are asked for.
+"""Computes on the CPU the operations of absent GPUs (../README.md).
 
-Memory of such a GPU is the process's own, so that a tensor on it can be seen as one on the CPU. Each operation of torch
-that has a kernel for CUDA is given another: it calls the CPU's on such views. What only GPUs have (fused attention,
-synchronised batch norm) is written out below. Random numbers come from the GPU's generator: of its seed and offset.
+Memory of such a GPU is the process's own, so that the CPU can view its tensors. Each operation of torch with a kernel
+for CUDA gets another kernel, which calls the CPU's on such views. Operations that only GPUs have (fused attention,
+synchronised batch norm) are written out below. Random numbers follow from the GPU generator's seed and offset.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch.utils._pytree import tree_map_only
 
 aten = torch.ops.aten
 
-# Memory, its views and its streams, which the runtime of these GPUs has itself.
+# Memory, its views and its streams, which the runtime of these GPUs implements itself.
 _KEPT = re.compile(
     "empty|set_|resize_|record_stream|is_|_pin_memory|_local_scalar_dense|_fused_sdp_choice|_efficientzerotensor"
 )
-# Without a kernel of their own for CUDA, but with one that depends on the device.
+# Operations without a CUDA kernel of their own, but with one that depends on the device.
 _ALSO = ("copy_", "convolution", "convolution_backward")
-# Where an operation has one for the CPU.
+# Dispatch keys with a kernel for the CPU.
 _COMPOSITE = ("ImplicitAutograd", "ExplicitAutograd", "ExplicitAutogradNonFunctional")
 _OF_CPU = ("CPU", *(f"Composite{kind}" for kind in _COMPOSITE))
 
@@ -34,7 +34,7 @@ _reach.argtypes = [ctypes.c_void_p]
 
 
 def seen_by_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a tensor on the CPU."""
+    """Returns the same memory as a tensor on the CPU."""
     if tensor.device.type != "cuda":
         return tensor
     storage = tensor.untyped_storage()
@@ -53,7 +53,7 @@ def _on_gpu(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _generator(given: torch.Generator | None, device: torch.device) -> torch.Generator:
-    """One of the CPU that goes on where the GPU's is, which moves on."""
+    """Returns a CPU generator that continues from the GPU's, which is advanced."""
     if given is not None and given.device.type == "cpu":
         return given
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -64,9 +64,9 @@ def _generator(given: torch.Generator | None, device: torch.device) -> torch.Gen
 
 
 def _replacement(name: str, schema: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel for CUDA.
+    """Returns a kernel for CUDA.
 
-    Raises: NotImplementedError, when called: the CPU has none.
+    Raises NotImplementedError, when called, if the CPU has none.
     """
     outs = [argument.name for argument in schema.arguments if argument.is_out]
     written = [n for n, argument in enumerate(schema.arguments) if argument.alias_info and argument.alias_info.is_write]
@@ -113,7 +113,7 @@ def _replacement(name: str, schema: Any, compute: Callable[..., Any]) -> Callabl
 def _probabilities(
     query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor | None, causal: bool, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Of attention: each key's share, the logarithm of the sum, and the scale, in single precision."""
+    """Returns attention's probabilities, the logarithm of the sum, and the scale, in single precision."""
     scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
     heads = query.size(-3) // key.size(-3)
     scores = query.float() @ key.float().repeat_interleave(heads, -3).transpose(-1, -2) * scale
@@ -131,7 +131,7 @@ def _kept_by_dropout(shape: torch.Size, p: float, seed: torch.Tensor) -> torch.T
 
 
 def _drawn(p: float) -> torch.Tensor:
-    """A seed for the mask of attention's dropout."""
+    """Draws a seed for the mask of attention's dropout."""
     if not p:
         return torch.zeros((), dtype=torch.int64)
     return torch.randint(2**62, (), generator=_generator(None, torch.device("cuda")))
@@ -144,7 +144,7 @@ def _attention(query: Any, key: Any, value: Any, bias: Any, p: float, causal: bo
         shares = shares * _kept_by_dropout(shares.shape, p, seed)
     heads = query.size(-3) // value.size(-3)
     out = shares @ value.float().repeat_interleave(heads, -3)
-    # Memory runs as in the fused kernels: batch, position, head, feature.
+    # The strides of the fused kernels: batch, position, head, feature.
     return out.to(query.dtype).transpose(1, 2).contiguous().transpose(1, 2), total, seed
 
 
@@ -371,5 +371,5 @@ def replace_kernels() -> None:
         if compute is None:
             compute = op if any(has(full, key) for key in _OF_CPU) else _without(name)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there was another
+            warnings.simplefilter("ignore")  # torch warns that there was another kernel
             _library.impl(name, _replacement(name, op._schema, compute), "CUDA")

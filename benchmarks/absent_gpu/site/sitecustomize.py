@@ -1,4 +1,4 @@
-"""What GPUs that are not there (../README.md) cannot answer, though their answers decide what torch does next."""
+"""Replaces the parts of torch that ask absent GPUs (../README.md) for answers and depend on them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def _without_cudnn(module: ModuleType) -> None:
-    """cuDNN plans each call on the device."""
+    """Turns cuDNN off: it plans each call on the device."""
     import torch
 
     torch._C._set_sdp_use_cudnn(False)
@@ -23,7 +23,7 @@ def _without_cudnn(module: ModuleType) -> None:
 
 
 def _stages_as_given(module: ModuleType) -> None:
-    """Ranks of a pipeline vote on whether all know what is sent, with products that no GPU computes."""
+    """Skips the vote of a pipeline's ranks on what is sent, which uses products that no GPU computes."""
     import torch
 
     def vote(stage: Any, *_: Any, **__: Any) -> torch.Tensor:
@@ -43,11 +43,11 @@ class _After(importlib.abc.MetaPathFinder):
         self._calls = calls
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        call = self._calls.pop(name, None)  # until the others were asked, of whom this is not one then
+        call = self._calls.pop(name, None)  # removed while the other finders are asked
         if call is None:
             return None
         spec = importlib.util.find_spec(name)
-        self._calls[name] = call  # who looks for a module need not import it
+        self._calls[name] = call  # looking for a module need not import it
         if spec is None or spec.loader is None:
             return None
         plain = spec.loader.exec_module
@@ -65,14 +65,16 @@ def _computed_by_the_cpu(module: ModuleType) -> None:
 
 
 def _compiled_to_operations(module: ModuleType) -> None:
-    """What is compiled runs operation by operation: no GPU runs Triton's kernels."""
+    """Runs compiled code operation by operation: no GPU runs Triton's kernels."""
     from torch._dynamo.backends.debugging import aot_eager
 
     vars(module)["compile_fx"] = aot_eager
 
 
 def _gpus_for_cpus(module: ModuleType) -> None:
-    """Jobs that ask for CPUs get GPUs: of the same width, so that messages still point where they should."""
+    """Gives jobs that ask for CPUs GPUs instead; the name is as wide, so that messages still point to the right
+    place.
+    """
     plain, asked = module._load, re.compile(r"\bcpus(?=\s*=)")
 
     def load(source: Any, full: str, settings: Sequence[str], report: Any) -> Any:
