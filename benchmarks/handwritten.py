@@ -1,4 +1,4 @@
-"""The loops that dslc is measured against: torch's own pieces by hand, as tight as an expert writes them.
+"""The loops that dslc is compared with: torch's own parts, hand-written as tightly as an expert would.
 
     torchrun --nproc-per-node 2 benchmarks/handwritten.py gpt --steps 60 --out result.json
     torchrun --nproc-per-node 2 benchmarks/handwritten.py gpt --zero 3 --out result.json
@@ -7,7 +7,7 @@
     python benchmarks/handwritten.py gpt2 --out result.json
 
 Zero 0 is DistributedDataParallel; 1 is ZeroRedundancyOptimizer beside it; 2 and 3 are `fully_shard` of each block and
-of the whole, which keeps or lets go the parameters after the forward pass. `--fully-shard` has zero 1 by it as well,
+of the whole, which keeps or frees the parameters after the forward pass. `--fully-shard` uses it for zero 1 as well,
 which with one micro-batch is zero 2. `--pipeline` is torch's Schedule1F1B over two stages with half of the blocks each,
 `--tensor` its `parallelize_module` with pieces of the sequence between the matrices and scores left in shares. `gpt2`
 is GPT-2 of 124 M parameters on one GPU, compiled, under autocast in bfloat16.
@@ -36,7 +36,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-Passes = Callable[[Tensor, Tensor], list[Tensor]]  # forward and backward: the losses that this rank has
+Passes = Callable[[Tensor, Tensor], list[Tensor]]  # forward and backward: this rank's losses
 
 
 class Block(nn.Module):
@@ -59,7 +59,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """What is None belongs to another stage."""
+    """A GPT; parts that belong to another stage are None."""
 
     def __init__(self, layers: int = 4, width: int = 128, heads: int = 4, context: int = 128, vocab: int = 256) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def convnet() -> nn.Module:
 
 
 def library() -> Tensor:
-    """The text of Python's standard library, in bytes."""
+    """Returns the text of Python's standard library, in bytes."""
     parts = []
     for path in sorted(glob.glob(os.path.join(sysconfig.get_path("stdlib"), "*.py"))):
         with open(path, "rb") as file:
@@ -169,7 +169,7 @@ def by_tensor(model: GPT) -> Passes:
     }
     t.parallelize_module(model, mesh, styles)
     assert model.position is not None
-    model.position = nn.Parameter(distribute_tensor(model.position.detach(), mesh, [Shard(0)]))  # of its piece
+    model.position = nn.Parameter(distribute_tensor(model.position.detach(), mesh, [Shard(0)]))  # its piece
 
     def passes(x: Tensor, y: Tensor) -> list[Tensor]:
         with t.loss_parallel():
