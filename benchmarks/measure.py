@@ -1,6 +1,6 @@
-"""Pairs of runs, one after the other in turn, and the median of their ratio with its 95% interval.
+"""Runs two commands in alternating pairs, and computes the median of their ratio with its 95% interval.
 
-Noise of a machine comes in waves; what is compared runs side by side in time, so a wave hits both. The interval is the
+A machine's noise comes in waves; the two runs of a pair are close in time, so a wave hits both. The interval is the
 binomial one of a median: order statistics, no assumption on the distribution.
 """
 
@@ -47,7 +47,7 @@ def compare(
     unit: str = "s",
     target: float | None = None,
 ) -> Ratio:
-    """Runs both `pairs` times, which goes first changing from pair to pair."""
+    """Runs both `pairs` times, alternating which goes first."""
     a: list[float] = []
     b: list[float] = []
     for n in range(pairs):
