@@ -1,4 +1,4 @@
-"""`python -m benchmarks.predictions`: what dslc predicts for trainings whose figures torchtitan has published.
+"""`python -m benchmarks.predictions`: dslc's predictions for trainings whose figures torchtitan has published.
 
 Prints the tables of docs/predictions.md. The published figures are data here, each with its source; the predictions
 come from the job files in jobs/torchtitan with the settings of the row. Nothing is run; the networks of 8B are traced
@@ -46,7 +46,7 @@ H100 = (
     Row(what="8B, 128 GPUs, not compiled (table 3)", job="llama3_8b", settings=_128_GPUS, tokens=5605, memory=67.0),
 )
 
-# The same, with Float8 in the linear layers, which dslc does not plan: its prediction is for bf16.
+# The same with Float8 in the linear layers, which dslc does not support: its prediction is for bf16.
 FLOAT8 = (
     Row(what="70B, 256 GPUs, tensor 8 (table 4)", job="llama3_70b", settings=(), tokens=829, memory=71.9),
     Row(what="405B, 512 GPUs, 1F1B (table 5)", job="llama3_405b", settings=(), tokens=100, memory=82.5),
@@ -97,7 +97,7 @@ A100 = (
 
 
 def analysed(row: Row) -> Analysis:
-    """What dslc says of the row's job. Also where it would not fit: that is part of what is compared."""
+    """Analyses the row's job. Also if it would not fit: that is part of the comparison."""
     loaded = load(os.path.join(JOBS, f"{row.job}.plt"), list(row.settings))
     assert loaded.job is not None, loaded.report.found
     report = Report()
@@ -114,7 +114,7 @@ def _facts(job: str) -> Facts:
 
 
 def tokens(row: Row, found: Analysis, efficiency: float) -> float:
-    """Tokens a second on each device, where products reach that share of its peak."""
+    """Returns the tokens a second on each device, if products reach that fraction of its peak."""
     assert found.staging is not None
     layout = replace(found.layout, hardware=replace(found.layout.hardware, efficiency=efficiency))
     made = estimate(replace(found.staging, layout=layout), found.costs)
@@ -123,7 +123,9 @@ def tokens(row: Row, found: Analysis, efficiency: float) -> float:
 
 
 def efficiency_of(row: Row, found: Analysis) -> float:
-    """The share of the peak at which the prediction is what was published: by bisection, as it is not proportional."""
+    """Returns the fraction of the peak at which the prediction equals the published figure, by bisection, as it is not
+    proportional.
+    """
     low, high = 0.01, 1.0
     for _ in range(40):
         middle = (low + high) / 2
@@ -132,7 +134,7 @@ def efficiency_of(row: Row, found: Analysis) -> float:
 
 
 def table(rows: tuple[Row, ...], efficiency: float | None = None) -> Iterator[str]:
-    """Markdown. The efficiency is that of the reference among the rows, unless it is given."""
+    """Yields a Markdown table. The efficiency is that of the reference among the rows, unless it is given."""
     found = {row: analysed(row) for row in rows}
     reference = next((row for row in rows if row.reference), None)
     if reference is not None:
