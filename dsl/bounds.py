@@ -1,9 +1,9 @@
-"""The most that a job may ask of `dslc check`: so that no text, however it was made, makes it slow, large or talkative.
+"""Bounds on a job for `dslc check`, so that no text, however it was made, makes it slow, large or talkative.
 
-`dslc check` stands in front of other people's jobs. Each bound is far above what a training needs, and each has a
-diagnostic that says what it is and what to do. Within all of them a check takes less than 2 s of one core and 300 MB;
-`tests/cli/test_hostile.py` holds that. (`plan` and `render` prove and draw each pass of a step, several times over: for
-the largest step that is allowed this takes about 10 s.)
+`dslc check` may read other people's jobs. Each bound is far above a training's needs, and each has a diagnostic with
+the bound and the remedy. Within all of them a check takes less than 2 s of one core and 300 MB;
+`tests/cli/test_hostile.py` checks that. (`plan` and `render` prove and draw each pass of a step, several times over:
+for the largest allowed step this takes about 10 s.)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Bound(NamedTuple):
-    """`most` of something; `code` is what is reported above it."""
+    """At most `most` of something; `code` is the diagnostic above it."""
 
     most: int
     code: str

@@ -1,8 +1,8 @@
-"""What is wrong with a job, said so that the reader can mend it.
+"""Diagnostics: the mistakes of a job, worded so that the reader can correct them.
 
-A `Diagnostic` has a code, a span, what is wrong with its numbers, and what to do. Mistakes are collected, not raised:
-whoever finds one adds it to a `Report` and goes on, so that all mistakes of a file come at once. What follows from
-another mistake is not reported: a value that could not be resolved is simply absent, and later checks leave it alone.
+A `Diagnostic` has a code, a span, a message with numbers, and a remedy. Mistakes are collected, not raised: each is
+added to a `Report`, and the work goes on, so that all mistakes of a file come at once. Consequences of another mistake
+are not reported: a value that could not be resolved is simply absent, and later checks ignore it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dslc.dsl.source import Span
 
 Severity = Literal["error", "warning"]
 
-# Warnings of `check`, `plan` and `render` that `run` refuses, with the same number, as errors: what another machine may
-# have, and what this version plans but cannot carry out yet.
+# Warnings of `check`, `plan` and `render` that are errors, with the same number, for `run`: facts that may differ on
+# another machine, and features that this version plans but cannot run yet.
 BLOCKING = frozenset({"W0309", "W0712", "W0801", "W0803", "W0806", "W0811", "W0812"})
 # Checkpoints that `check --resume` passes over because an older one will do.
 PASSED_OVER = frozenset({"W0902", "W0903", "W0904", "W0905", "W0906"})
@@ -33,7 +33,7 @@ class Note:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnostic:
-    """One mistake of a job, or a warning: the letter of its code says which. `label` stands under the marked text."""
+    """One mistake of a job, or a warning: the letter of its code tells which. `label` stands under the marked text."""
 
     code: str
     message: str
@@ -47,7 +47,7 @@ class Diagnostic:
         return "warning" if self.code.startswith("W") else "error"
 
     def for_run(self) -> Diagnostic:
-        """The same as `run` sees it: a warning that it refuses is an error."""
+        """The same as `run` sees it: a blocking warning is an error."""
         return replace(self, code=f"E{self.code[1:]}") if self.code in BLOCKING else self
 
     def as_warning(self) -> Diagnostic:
@@ -55,13 +55,13 @@ class Diagnostic:
         return replace(self, code=f"W{self.code[1:]}")
 
     def said(self) -> Hashable:
-        """What a reader sees of it: two that say the same at the same place are one."""
+        """The text that a reader sees: two diagnostics with the same text at the same place are one."""
         place = (self.span.source.name, self.span.start, self.span.end) if self.span else None
         return (self.code, self.severity, self.message, place, self.label, self.help)
 
 
 class Full(Exception):
-    """A report holds as many mistakes as anyone would read: nothing more is looked for. What was found is in it."""
+    """A report has as many mistakes as anyone would read, and the search ends. It has those found so far."""
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Report:
         notes: Iterable[Note] = (),
         help: str = "",
     ) -> None:
-        """Adds an error, or a warning where the code begins with W."""
+        """Adds an error, or a warning if the code begins with W."""
         self.extend([Diagnostic(code=code, message=message, span=span, label=label, notes=tuple(notes), help=help)])
 
     def extend(self, diagnostics: Iterable[Diagnostic]) -> None:
@@ -124,10 +124,10 @@ _FULL = Diagnostic(
 
 
 class JobError(Exception):
-    """A job that cannot be used, with everything that is wrong with it. Raised by the public Python API alone."""
+    """A job that cannot be used, with all its mistakes. Raised by the public Python API alone."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic], shown: str) -> None:
-        """`shown` is all of them in words, as the command prints them (show.py)."""
+        """`shown` is the text of all of them, as the command prints them (show.py)."""
         self.diagnostics, self._shown = tuple(diagnostics), shown
         super().__init__(self.diagnostics, shown)
 
@@ -136,5 +136,5 @@ class JobError(Exception):
 
 
 def division(whole: int, parts: int) -> str:
-    """A label that shows what is over: `63 = 2 x 31 + 1`."""
+    """Returns a label with the remainder: `63 = 2 x 31 + 1`."""
     return f"{whole} = {parts} x {whole // parts} + {whole % parts}"

@@ -1,7 +1,7 @@
-"""Files that others wrote, read without trusting them: only regular ones, and never more of one than is wanted.
+"""Reads untrusted files: only regular ones, and never more of one than the bound.
 
-A device, a pipe or a folder is refused before a byte is read, so that none keeps its reader waiting; a file that says
-it is small and is not (`/proc`) is read to the bound and no further.
+A device, a pipe or a folder is refused before a byte is read, so that none keeps its reader waiting; a file whose
+stated size is too small (`/proc`) is read to the bound and no further.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import BinaryIO
 
 
 class TooLarge(OSError):
-    """The file holds more than its reader wants."""
+    """The file has more bytes than the reader's bound."""
 
 
 def read_bytes(path: str, most: int, *, piped: bool = False) -> bytes:
-    """The bytes of a regular file; with `piped`, of what the command was given as `/dev/stdin` or `/dev/fd/63` too.
+    """Returns the bytes of a regular file; with `piped`, also of `/dev/stdin` or `/dev/fd/63` given to the command.
 
-    Raises OSError where it cannot be read, TooLarge where it holds more than `most`.
+    Raises OSError if it cannot be read, TooLarge if it has more than `most` bytes.
     """
     with open_file(path, piped=piped) as file:
         found: bytes | None = file.read(most + 1)
-    if found is None:  # of a file that would keep its reader waiting
+    if found is None:  # a file that would keep its reader waiting
         raise OSError(errno.EAGAIN, "it cannot be read at once", path)
     if len(found) > most:
         raise TooLarge(errno.EFBIG, f"it has more than {most:,} bytes", path)
@@ -31,7 +31,7 @@ def read_bytes(path: str, most: int, *, piped: bool = False) -> bytes:
 
 
 def open_file(path: str, *, piped: bool = False) -> BinaryIO:
-    """A regular file, open to be read. Raises OSError."""
+    """Opens a regular file for reading. Raises OSError."""
     handed = piped and path.startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/"))
     # Opening a pipe without a writer would wait for one.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if handed else os.O_NONBLOCK))

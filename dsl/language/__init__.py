@@ -1,1 +1,1 @@
-"""What may be said: blocks, fields, calls, layers, units."""
+"""The vocabulary of the language: blocks, fields, calls, layers, units."""

@@ -1,4 +1,4 @@
-"""The blocks of a job and their fields, as LANGUAGE.md lists them."""
+"""The blocks of a job and their fields."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zero_bubble", "
 
 @block
 class ModelSpec(Block):
-    """What is trained, and what its output is measured by."""
+    """The network, and the loss that measures its output."""
 
     network: Layers | Call = arg(
         either(ListOf(calls("layer"), min_length=1), calls("network")),
@@ -48,7 +48,7 @@ class ModelSpec(Block):
 
 @block
 class DataSpec(Block):
-    """What it is trained on."""
+    """The data that the network is trained on."""
 
     source: Call = arg(calls("source"), "where samples come from")
     batch: int = arg(
@@ -72,7 +72,7 @@ class DataSpec(Block):
 
 @block
 class DevicesSpec(Block):
-    """What it is trained on: nodes, and the processes of each."""
+    """The devices to train on: nodes, and the processes of each."""
 
     exclusive: ClassVar = (("gpus", "cpus"),)
     nodes: int | Range = arg(either(Span1(), _COUNT), "a count, or a range `1..4`: elastic", default=1)
@@ -138,7 +138,7 @@ class ParallelismSpec(Block):
 
 @block
 class MemorySpec(Block):
-    """What is kept, what is computed again, what is moved away."""
+    """Memory: what is kept, recomputed, or moved to the host."""
 
     recompute: str | Call = arg(
         either(word("none", "full", "selective"), calls("recompute")), "activations computed again", default="none"
@@ -156,7 +156,7 @@ class MemorySpec(Block):
 
 @block
 class TrainSpec(Block):
-    """How long, and by which rule."""
+    """The length of the training, and its optimizer."""
 
     exclusive: ClassVar = (("steps", "epochs"),)
     one_of: ClassVar = (("steps", "epochs"),)
@@ -190,7 +190,7 @@ class EvaluateSpec(Block):
 
 @block
 class CheckpointSpec(Block):
-    """What is left behind to go on from."""
+    """The checkpoints from which a training can be resumed."""
 
     every: Quantity | None = arg(measure("steps", "epochs", "time", above=0), "how often", default=None, shown="none")
     keep: int = arg(_COUNT, "how many are kept", default=2)
@@ -203,7 +203,7 @@ class CheckpointSpec(Block):
 
 @block
 class LaunchSpec(Block):
-    """Who starts the processes, and what happens when one fails."""
+    """The launcher of the processes, and the response to a failure."""
 
     with_: Call = arg(calls("launch"), "who starts the processes", default=c.Local(), shown="local()")
     restarts: int = arg(Int(min=0), "restarts of a failed group from its last checkpoint", default=0)
@@ -212,7 +212,7 @@ class LaunchSpec(Block):
 
 @block
 class LogSpec(Block):
-    """What is written while it trains."""
+    """The records that are written during the training."""
 
     every: Quantity = arg(
         measure("steps", "epochs", above=0), "how often", default=Quantity(10, "steps"), shown="10 steps"

@@ -107,7 +107,7 @@ class Tokens(Call):
 
 @call("source")
 class Images(Call):
-    """A folder with a folder of images for each class, or `train` and `val` with such folders in them."""
+    """A folder with a subfolder of images for each class, or `train` and `val` with such subfolders."""
 
     folder: str = arg(Path("read"), "the folder")
     size: int = arg(_COUNT, _SIZE_DOC, default=224)
@@ -129,7 +129,7 @@ class CIFAR10(Call):
 
 @call("source")
 class Arrays(Call):
-    """Two arrays of equal length in an `.npz` file, memory-mapped where it is not compressed."""
+    """Two arrays of equal length in an `.npz` file, memory-mapped unless it is compressed."""
 
     file: str = arg(Path("read"), "the file")
     input: str = arg(Str(), "the name of the inputs", default="x")
@@ -186,8 +186,9 @@ class Synthetic(Call):
 
 @call("source", "python", open=True)
 class PythonSource(Call):
-    """A data set of yours with `len` and indexing, or a pair (train, validation). What indexing draws from `random`,
-    `numpy.random` and `torch` follows from the seed, the epoch and the sample."""
+    """A data set of yours with `len` and indexing, or a pair (train, validation). The random numbers that indexing
+    draws from `random`, `numpy.random` and `torch` follow from the seed, the epoch and the sample.
+    """
 
     function: str = arg(FUNCTION, FUNCTION_DOC)
     arguments: tuple[tuple[str, Any], ...] = arg(Anything(), _ARGUMENTS_DOC, default=())
@@ -321,7 +322,7 @@ class WarmupConstant(Call):
 
 @call("lr_schedule")
 class Step(Call):
-    """Multiplied by `factor` each time `every` has gone by."""
+    """Multiplied by `factor` every `every`."""
 
     every: Quantity = arg(measure("steps", "epochs", above=0), "how often")
     factor: float = arg(Float(above=0, max=1), "what the rate is multiplied by", default=0.1)
@@ -378,7 +379,7 @@ class Fp16(Call):
 
 @call("recompute")
 class Every(Call):
-    """Every n-th block is computed again in the backward pass."""
+    """Every n-th block is recomputed in the backward pass."""
 
     n: int = arg(_COUNT, "one block in how many")
 
@@ -481,7 +482,7 @@ class Kubernetes(Call):
 
 @call("metric", "loss")
 class LossMetric(Call):
-    """The mean of the loss over the targets that count; `null` in `metrics.jsonl` where none does."""
+    """The mean of the loss over the targets that count; `null` in `metrics.jsonl` if none does."""
 
 
 @call("metric")

@@ -1,8 +1,9 @@
-"""Fields without effect, and arguments that do not go together, where a job alone can tell.
+"""Reports fields without effect, and arguments that exclude each other, as far as the job alone tells.
 
-Each function takes the resolved blocks by name and the paths that are broken, and yields diagnostics. A field is said
-to be without effect where the user set it to something other than its default: the job as resolved writes every default
-out, and warns of nothing. What needs the model, the devices or the schedule's tables is the compiler's rules' to say.
+Each function takes the resolved blocks by name and the broken paths, and yields diagnostics. A field is reported as
+without effect only if the user set it to something other than its default: the job as resolved writes every default
+out, and warns of nothing. The compiler's rules report faults that depend on the model, the devices or the schedule's
+tables.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ Blocks = Mapping[str, Any]
 Broken = Set[str]
 Effect = Callable[[Blocks, Broken], Iterator[Diagnostic]]
 
-# Sources that come in one piece: there is a validation split only where the job asks for one.
+# Sources without a validation split of their own: there is one only if the job asks for it.
 _WHOLE = (c.Digits, c.Stdlib, c.Text, c.Tokens, c.Images, c.Arrays, c.Parquet, c.Synthetic)
 
 
 def changed(node: Node, name: str) -> bool:
-    """Whether the user set the field to something other than its default."""
+    """True if the user set the field to something other than its default."""
     default = next(f.default for f in fields(type(node)) if f.name == name)
     return node.is_set(name) and getattr(node, name) != default
 
@@ -59,7 +60,7 @@ def without_tensor(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
 
 
 def plan_or_sequence(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
-    """A plan is for networks that a function makes, pieces of the sequence are for the others."""
+    """Reports a plan for a layered network, and pieces of the sequence for one that a function makes."""
     parallelism = blocks["parallelism"]
     if parallelism.tensor == 1 or broken & {"parallelism.tensor", "model.network"}:
         return
@@ -80,7 +81,7 @@ def without_zero(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
 def without_data_axis(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     parallelism = blocks["parallelism"]
     if parallelism.data == 1 and parallelism.is_set("data"):
-        reason = "one rank shares its gradients with none (`parallelism.data` is 1)"  # of `zero` speaks W0402
+        reason = "one rank shares its gradients with none (`parallelism.data` is 1)"  # W0402 covers `zero`
         yield from _each(parallelism, ("gradients",), reason)
 
 
@@ -112,7 +113,7 @@ def offload_on_cpu(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
 
 
 def momentum(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
-    """What torch's SGD refuses, and what it does not look at."""
+    """Reports momentum settings that torch's SGD refuses, and those that it ignores."""
     optimizer: Call = blocks["train"].optimizer
     if not isinstance(optimizer, c.SGD) or "train.optimizer.momentum" in broken:
         return

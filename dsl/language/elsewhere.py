@@ -1,6 +1,6 @@
-"""Names of PyTorch, Lightning, Hugging Face, Accelerate, DeepSpeed and Megatron, and what the same is called here.
+"""Names of PyTorch, Lightning, Hugging Face, Accelerate, DeepSpeed and Megatron, and their equivalents here.
 
-Plain data. Names are in lower case with `_`, those of values without. A test holds that every target is there.
+Plain data. Names are in lower case with `_`, those of values without. A test checks that every target exists.
 """
 
 from __future__ import annotations
@@ -146,10 +146,10 @@ _FIELDS = (
     ("data", "", "dataloader data_loader train_dataloader dataloaders dataloader_config"),
 )  # fmt: skip
 
-# (a block; the names of blocks that are a field's elsewhere)
+# (a block; blocks elsewhere that are a field here)
 _BLOCKS = (("data", "dataset datasets datamodule data_module train_dataset train_data training_data"),)
 
-# (what to say; the names)
+# (the message; the names)
 _ABSENT = (
     ("there is no early stopping: a training runs for `train.steps` or `train.epochs`; `dslc evaluate` compares "
      "checkpoints", "early_stopping earlystopping early_stop early_stopping_patience early_stopping_threshold patience "
@@ -304,7 +304,7 @@ _VALUES = (
     ("allreduce", "mean average sum"),
 )  # fmt: skip
 
-# (what to say; the names of calls, spelt likewise)
+# (the message; the names of calls, spelt likewise)
 _ABSENT_VALUES = (
     ("a network is a list of layers, as in `[flatten(), linear(10)]`", "sequential modulelist list"),
     ("no schedule follows a metric", "reducelronplateau plateau"),
@@ -312,7 +312,7 @@ _ABSENT_VALUES = (
      "tripletmarginloss hingeloss focalloss dice diceloss cosineembeddingloss"),
 )  # fmt: skip
 
-# (what to say; the names of commands)
+# (the message; the names of commands)
 _COMMANDS = (
     ("did you mean `dslc run`?", "train fit start launch exec execute pretrain finetune trainer sft"),
     ("did you mean `dslc check`?", "lint dry_run dryrun compile parse"),
@@ -332,7 +332,7 @@ _COMMANDS = (
     ("it is `dslc --version`", "version"),
 )  # fmt: skip
 
-# (what to say; the names of options that no field is meant by)
+# (the message; the names of options without a field)
 _OPTIONS = (
     ("`dslc run JOB --out DIR` names the run directory", "output o out d dir directory out_path output_path folder"),
     ("the job is named without an option: `dslc run JOB`", "config config_file config_path config_name c f file job "
@@ -343,8 +343,8 @@ _OPTIONS = (
     ("`dslc run` shows progress by itself", "quiet silent q v"),
 )  # fmt: skip
 
-# By name: the block that is meant by one; where the same is said here, and what differs; what is said of a name that is
-# not here; what is said to one on the command line; and, by the spelling of a value, the words and calls that may be
+# By name: the block meant by another block; the equivalent here with its differences; the message for a name without an
+# equivalent; the message for one on the command line; and, by the spelling of a value, the words and calls that may be
 # meant.
 BLOCKS = {name: block for block, names in _BLOCKS for name in names.split()}
 FIELDS = {name: (place, note) for place, note, names in _FIELDS for name in names.split()}

@@ -1,4 +1,4 @@
-"""`JobSpec`: what the user said, resolved. The compiler's only input from this floor."""
+"""`JobSpec`: the user's job, resolved. The compiler's only input from this floor."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Promise:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """A whole job. Every block is there; one that the user left out holds its defaults.
+    """A whole job. Every block exists; one that the user left out has its defaults.
 
-    `evaluate` and `checkpoint` of a job that does not name them hold defaults too: evaluation at the end where there is
-    a validation split, and no checkpoints. `sweep` maps a path (`train.optimizer.lr`) to the text of its alternatives.
+    `evaluate` and `checkpoint` of a job that does not name them have defaults too: evaluation at the end if there is a
+    validation split, and no checkpoints. `sweep` maps a path (`train.optimizer.lr`) to the text of its alternatives.
     """
 
     name: str  # of the file, without `.plt`

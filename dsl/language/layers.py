@@ -1,8 +1,8 @@
-"""The layers that a network is made of, and the library networks.
+"""The layers of networks, and the library networks.
 
 A declaration here is a layer's signature in the user's words. Its shapes, parameters and cost are one function in
-`compiler/model/layers.py`; sizes that follow from the data or from the layer before are never written by the user.
-Images are channels first: `(channels, height, width)`; sequences are `(length, width)`. The batch is not written.
+`compiler/model/layers.py`; the user never writes sizes that follow from the data or from the layer before. Images are
+channels first: `(channels, height, width)`; sequences are `(length, width)`. The batch is not written.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class AvgPool2d(Call):
 
 @call("layer", "adaptive_avg_pool1d")
 class AdaptiveAvgPool1d(Call):
-    """The mean over as many windows as `size` says, whatever the length."""
+    """The mean over `size` windows, whatever the length."""
 
     size: int = arg(_SIZE, "the length that comes out", default=1)
 
@@ -263,7 +263,7 @@ class PatchEmbedding(Call):
 
 @call("layer")
 class Residual(Call):
-    """Adds the input to what the layers make of it; with `shortcut`, to what those make of the input."""
+    """Adds the input to the output of the layers; with `shortcut`, the output of those instead of the input."""
 
     layers: Layers = arg(ListOf(calls("layer"), min_length=1), "the layers beside the shortcut")
     shortcut: Layers = arg(LAYERS, "the layers on the shortcut", default=())
@@ -347,8 +347,9 @@ class PythonNetwork(Call):
 
 @call("network", "transformers", open=True)
 class TransformersNetwork(Call):
-    """A model of the `transformers` library, built from a configuration: the head is the one that the data asks for,
-    and nothing is fetched."""
+    """A model of the `transformers` library, built from a configuration: its head follows from the data, and nothing is
+    downloaded.
+    """
 
     path: str = arg(Str(), "a folder with a `config.json`, such a file, or a type: `gpt2`, `llama`, …")
     arguments: tuple[tuple[str, Any], ...] = arg(

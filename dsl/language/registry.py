@@ -1,11 +1,11 @@
-"""How a block, and a call such as `adamw(lr = 3e-4)`, is declared: once, as a dataclass.
+"""Declares a block, or a call such as `adamw(lr = 3e-4)`, once, as a dataclass.
 
 The fields carry kind, default and one sentence of documentation. Checking, `--set`, formatting, completion, the
-reference page and the JSON schema are all read from these declarations; the interpreter of them is `resolve`.
-Declarations speak the user's words and never name a backend. They live in `blocks` (the blocks), `layers` (what a
-network is made of) and `calls` (losses, sources, optimizers and all other calls).
+reference page and the JSON schema all read these declarations; `dsl/meaning` interprets them. Declarations use the
+user's words and never name a backend. They are in blocks.py, layers.py (the parts of networks) and calls.py (losses,
+sources, optimizers and all other calls).
 
-A `Kind` says which values a field takes and what a value becomes in Python:
+A `Kind` describes the values that a field takes, and their types in Python:
 
     Int, Float, Bool, Str, Path, Word   int, float, bool, str, str, str
     Measure("bytes")                    one dimension: a plain number in base units (bytes, seconds, steps, epochs,
@@ -53,7 +53,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an entry stands: its name, its value, and the layer that set it (a file, `<--set 2>`)."""
+    """The place of an entry: its name, its value, and the layer that set it (a file, `<--set 2>`)."""
 
     name: Span
     value: Span
@@ -65,7 +65,7 @@ class Place:
 
 @positional
 class Kind(Record):
-    """Which values a field takes."""
+    """The values that a field takes."""
 
 
 @positional
@@ -77,7 +77,7 @@ class Int(Kind):
 
 @positional
 class Float(Kind):
-    """A number; `above` and `below` are limits not included."""
+    """A number; `above` and `below` are exclusive limits."""
 
     min: float | None = None
     max: float | None = None
@@ -92,8 +92,9 @@ class Bool(Kind):
 
 @positional
 class Str(Kind):
-    """Text in quotes. `pattern` is a regular expression it must match, `hint` says so in words; `max_length` is in
-    characters."""
+    """Text in quotes. `pattern` is a regular expression it must match, `hint` describes it in words; `max_length` is in
+    characters.
+    """
 
     pattern: str = ""
     hint: str = ""
@@ -102,8 +103,10 @@ class Str(Kind):
 
 @positional
 class Path(Kind):
-    """Text in quotes naming a file, made absolute: read from beside the file that wrote it, written in the current
-    folder. `glob` allows `*`. With `name`, it may be a name too: a path then begins with `./`, `../`, `/` or `~`."""
+    """Text in quotes naming a file, made absolute: a file that is read is relative to the file that names it, one that
+    is written to the current folder. `glob` allows `*`. With `name`, it may be a name too: a path then begins with
+    `./`, `../`, `/` or `~`.
+    """
 
     use: Literal["read", "write"] = "read"
     glob: bool = False
@@ -119,12 +122,12 @@ class Word(Kind):
 
 @positional
 class Name(Kind):
-    """A bare word that is looked up later, or text: the kind of a device."""
+    """A bare word that is looked up later, or text, such as the kind of a device."""
 
 
 @positional
 class Measure(Kind):
-    """A quantity of one of these dimensions. Of one alone (steps, epochs, ratio), a bare number will do."""
+    """A quantity of one of these dimensions. If there is only one (steps, epochs, ratio), a bare number will do."""
 
     dimensions: tuple[Dimension, ...]
     min: float | None = None
@@ -160,7 +163,7 @@ class CallOf(Kind):
 
 @positional
 class Either(Kind):
-    """`words` says in messages what would be a long list."""
+    """`words` replaces a long list in messages."""
 
     kinds: tuple[Kind, ...]
     words: str = ""
@@ -168,7 +171,7 @@ class Either(Kind):
 
 @positional
 class Anything(Kind):
-    """Any plain value: number, text, truth value, none, list. For what is handed to a user's own function."""
+    """Any plain value: number, text, boolean, none, list. For arguments of a user's own function."""
 
 
 def word(*choices: str) -> Word:
@@ -193,10 +196,10 @@ REQUIRED: Any = dataclasses.MISSING
 
 
 def arg(kind: Kind, doc: str, *, default: Any = REQUIRED, shown: str = "") -> Any:
-    """A field of a block or an argument of a call.
+    """Declares a field of a block or an argument of a call.
 
-    `doc` is one sentence. `shown` is how the default reads in the reference where it is not the value itself
-    ("the model's"). A default of None means "not given"; `field = none` goes back to the default.
+    `doc` is one sentence. `shown` is the default's text in the reference if it is not the value itself ("the model's").
+    A default of None means "not given"; `field = none` resets to the default.
     """
     metadata = {"kind": kind, "doc": doc, "shown": shown}
     if default is REQUIRED:
@@ -206,7 +209,7 @@ def arg(kind: Kind, doc: str, *, default: Any = REQUIRED, shown: str = "") -> An
 
 @record
 class Node(Record):
-    """What every resolved block and call has: where it stands. Equality is by value, not by place."""
+    """Base of every resolved block and call, with its place. Equality is by value, not by place."""
 
     word: ClassVar[str]
     doc: ClassVar[str]
@@ -216,12 +219,14 @@ class Node(Record):
     places: Mapping[str, Place] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def at(self, name: str) -> Span | None:
-        """The value of the entry `name` where the user wrote one, else the block's header or the call."""
+        """Returns the span of the entry `name`'s value if the user wrote one, else of the block's header or the
+        call.
+        """
         place = self.places.get(name)
         return place.value if place else self.span
 
     def named(self, name: str) -> Span | None:
-        """The name of the entry where the user wrote one, else the block's header or the call."""
+        """Returns the span of the entry's name if the user wrote one, else of the block's header or the call."""
         place = self.places.get(name)
         return place.name if place else self.span
 
@@ -283,7 +288,7 @@ class Field:
 
     @property
     def word(self) -> str:
-        """The name as the user writes it: `with` is `with_` in Python."""
+        """The user's name for it: `with` is `with_` in Python."""
         return self.name.removesuffix("_")
 
     @property
@@ -291,11 +296,11 @@ class Field:
         return self.default is REQUIRED
 
 
-_FIELDS: dict[type[Node], tuple[Field, ...]] = {}  # of the declarations that were asked for
+_FIELDS: dict[type[Node], tuple[Field, ...]] = {}  # filled on demand
 
 
 def fields(declaration: type[Node]) -> tuple[Field, ...]:
-    """The declared fields in order; a call's positional arguments follow this order."""
+    """Returns the declared fields in order; a call's positional arguments follow this order."""
     found = _FIELDS.get(declaration)
     if found is None:
         found = _FIELDS[declaration] = tuple(

@@ -1,4 +1,4 @@
-"""What someone may have meant: near names, and the names other tools give to the same things."""
+"""Suggests what a user may have meant: similar names, and the names that other tools give to the same things."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RESERVED = frozenset({"expert", "ema", "lora", "fp8", "wandb"})
 
 
 def distance(one: str, other: str, limit: int = 4) -> int:
-    """How many letters must be put in, left out, changed or swapped with their neighbour; `limit` where more."""
+    """Returns the number of letters to insert, delete, change or swap with their neighbour; `limit` if more."""
     if abs(len(one) - len(other)) >= limit:
         return limit
     before: list[int] = []
@@ -31,7 +31,7 @@ def distance(one: str, other: str, limit: int = 4) -> int:
 
 
 def near(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that was likely meant, or None. Letters' case, `-` and `_` weigh little."""
+    """Returns the choice that was probably meant, or None. Letters' case, `-` and `_` weigh little."""
     best: tuple[int, str] | None = None
     plain = word.lower().replace("-", "_")[:64]
     allowed = 1 if len(plain) <= 4 else 2 if len(plain) <= 8 else 3
@@ -50,20 +50,20 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 
 def function_meant(text: str) -> str:
-    """`odd.tensor` and `odd.py:tensor` as `odd:tensor`, the form in which a job names a function."""
+    """Rewrites `odd.tensor` and `odd.py:tensor` as `odd:tensor`, the form in which a job names a function."""
     module, _, function = text.rpartition(":" if ":" in text else ".")
     return f"{module.removesuffix('.py')}:{function}"
 
 
 def can_be_none(path: str) -> bool:
-    """Whether a field of a block, `train.clip`, has no value where it is left out."""
+    """True if a field of a block, such as `train.clip`, has no value when it is left out."""
     block, _, name = path.partition(".")
     found = BLOCKS.get(block)
     return found is not None and any(f.word == name and f.default is None and f.shown == "none" for f in fields(found))
 
 
 def categories(kind: Kind) -> tuple[str, ...]:
-    """The categories of calls that a value of this kind may be, or hold."""
+    """Returns the categories of calls that a value of this kind may be, or contain."""
     if isinstance(kind, CallOf):
         return kind.categories
     if isinstance(kind, Either):
@@ -72,21 +72,20 @@ def categories(kind: Kind) -> tuple[str, ...]:
 
 
 def words_of(declaration: type[Node]) -> list[str]:
-    """The names of a block's fields or a call's arguments that a user may write."""
+    """Returns the names of a block's fields or a call's arguments that a user may write."""
     hidden = {getattr(declaration, "whole", "") or "arguments"}
     return [f.word for f in fields(declaration) if f.word not in hidden]
 
 
 class Meant(NamedTuple):
-    """What to say to someone who wrote a name that is none; `path` is the block or the field (`data.batch`) that is
-    suggested, if one is."""
+    """The advice for an unknown name; `path` is the block or the field (`data.batch`) that is suggested, if one is."""
 
     said: str
     path: str = ""
 
 
 def for_block(name: str) -> Meant:
-    """What is meant by a block that is none."""
+    """Suggests a block for an unknown one."""
     blocks = [*BLOCKS, "expect", "sweep"]
     place, note = FIELDS.get(_plain(name), ("", ""))
     place = elsewhere.BLOCKS.get(_plain(name), place)
@@ -102,7 +101,7 @@ def for_block(name: str) -> Meant:
 
 
 def for_field(block: str, name: str) -> Meant:
-    """What is meant by a field that the block does not have."""
+    """Suggests a field for one that the block does not have."""
     own = words_of(BLOCKS[block])
     place, note = FIELDS.get(_plain(name), ("", ""))
     if place:
@@ -120,25 +119,25 @@ def for_field(block: str, name: str) -> Meant:
 
 
 def for_argument(name: str, own: list[str]) -> str | None:
-    """The argument of a call with the arguments `own` that is meant by one it does not have."""
+    """Suggests an argument for one that a call with the arguments `own` does not have."""
     meant = FIELDS.get(_plain(name), ("", ""))[0].rpartition(".")[2]
     return meant if meant in own else near(name, own)
 
 
 def for_word(word: str, choices: Iterable[str]) -> str | None:
-    """The word or call that is meant by a value that is none of the choices."""
+    """Suggests a word or call for a value that is none of the choices."""
     known = list(choices)
     return said_here(word, known) or near(word, known)
 
 
 def said_here(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that says what others say by `word`."""
+    """Returns the choice that others call `word`."""
     meant = VALUES.get(_spelling(word), [])
     return next((choice for choice in choices if choice in meant), None)
 
 
 def for_call(name: str, choices: list[str]) -> str:
-    """What to say to someone who wrote a call that is none of the choices."""
+    """Returns the advice for a call that is none of the choices."""
     found = for_word(name, choices)
     if found:
         return f"did you mean `{found}`?"
@@ -150,7 +149,7 @@ def _spelling(word: str) -> str:
 
 
 def for_path(name: str) -> Meant:
-    """What is meant by a path of one name, which `--set` and `sweep` take for a param."""
+    """Suggests a path for one of a single name, which `--set` and `sweep` take for a param."""
     place, note = FIELDS.get(_plain(name), ("", ""))
     if place:
         path = place.partition(" ")[0]
@@ -162,8 +161,9 @@ def for_path(name: str) -> Meant:
 
 
 class Place(NamedTuple):
-    """Where a job says something: a block, a field or an argument of one, as `--set` takes them; the value that says
-    it, where the name was that of a value; and what differs."""
+    """A place in a job: a block, a field or an argument of one, as `--set` takes them; the value, if the name was that
+    of a value; and the differences.
+    """
 
     path: str
     value: str = ""
@@ -171,7 +171,7 @@ class Place(NamedTuple):
 
 
 def place_of(name: str) -> Place | None:
-    """Where a job says what is called `name` here or elsewhere."""
+    """Returns the place in a job for `name`, a name here or elsewhere."""
     plain = _plain(name)
     place, note = FIELDS.get(plain, ("", ""))
     if place:
@@ -189,19 +189,19 @@ def place_of(name: str) -> Place | None:
 
 
 def for_setting(name: str) -> str:
-    """What to say to someone who took a name for a param, in `--set` or `sweep`; "" where nothing is known."""
+    """Returns the advice for a name taken for a param, in `--set` or `sweep`; "" if nothing is known."""
     said = for_path(name).said
     place = None if said else place_of(name)
     return f"did you mean `{place.path}`?" if place else said
 
 
 def for_option(name: str) -> str:
-    """What to say to someone who gave the command an option that no field is meant by; "" where nothing is known."""
+    """Returns the advice for an unknown option of the command that corresponds to no field; "" if nothing is known."""
     return elsewhere.OPTIONS.get(_plain(name)) or ABSENT.get(_plain(name), "")
 
 
 def for_command(name: str, choices: Iterable[str]) -> str:
-    """What to say to someone who wrote a command that is none of the choices."""
+    """Returns the advice for an unknown command."""
     known = list(choices)
     found = near(name, known)
     said = elsewhere.COMMANDS.get(_plain(name)) or (f"did you mean `dslc {found}`?" if found else "")
@@ -213,7 +213,7 @@ def _plain(name: str) -> str:
 
 
 def _at(place: str, note: str, inside: str = "") -> Meant:
-    """The place of the table, as it is written; `inside` is the block that the reader is in."""
+    """Returns the place of the table, as it is written; `inside` is the block that the reader is in."""
     path, _, value = place.partition(" = ")
     block, _, rest = path.partition(".")
     field, _, argument = rest.partition(".")
@@ -234,18 +234,18 @@ def _at(place: str, note: str, inside: str = "") -> Meant:
     return Meant(said + after, path)
 
 
-# What stands for the others of its category in an example.
+# The example of each category.
 _USUAL = frozenset({"adamw", "warmup_cosine", "text", "gpt", "cross_entropy", "slurm"})
 _OWNERS = {"optimizer": "the optimizer", "source": "the source", "network": "the network", "layer": "the network"}
 
 
 def _argument(block: str, name: str) -> Meant:
-    """`lr` in `train` is an argument of the optimizer."""
+    """Suggests the argument of a call in the block: `lr` in `train` is an argument of the optimizer."""
     for field in fields(BLOCKS[block]):
         known = [call for category in categories(field.kind) for call in CALLS[category].values()]
         having = [call for call in known if name in words_of(call)]
         usual = [call for call in having if call.word in _USUAL]
-        # `warmup` is QAdam's too, but who asks for one means the schedule's.
+        # `warmup` is QAdam's too, but a user probably means the schedule's.
         if not having or (name == "warmup" and not usual):
             continue
         call = (usual or having)[0]
@@ -256,7 +256,7 @@ def _argument(block: str, name: str) -> Meant:
 
 
 def _elsewhere(name: str) -> Meant:
-    """A field of this name, or a name near it, in another block."""
+    """Suggests a field of this name, or a name near it, in another block."""
     for block, declaration in BLOCKS.items():
         if name in words_of(declaration):
             return Meant(f"`{name}` belongs to `{block}`: `{block} {{ {name} = … }}`", f"{block}.{name}")

@@ -1,4 +1,4 @@
-"""Units of quantities: what each means in base units, and how a number in base units is best written.
+"""Units of quantities: the value of each in base units, and the best way to write a number in base units.
 
 Base units are bytes, seconds, steps, epochs, a fraction, bytes per second and FLOP/s. A unit is a ratio of two whole
 numbers, so that `100ms` is 0.1 and `20%` is 0.2 to the last bit. Units are case-sensitive: `kB` is 1000 bytes, `KiB`
@@ -53,9 +53,9 @@ EXAMPLES: dict[Dimension, str] = {
     "bandwidth": "400Gbps",
     "flops": "100TFLOPS",
 }
-# What a bare number means in a field of one dimension.
+# The dimensions in which a field takes a bare number.
 BARE: frozenset[Dimension] = frozenset({"steps", "epochs", "ratio"})
-# Other spellings, as they are met elsewhere.
+# Other spellings in use.
 SPELT = {
     "percent": "%", "sec": "s", "secs": "s", "second": "s", "seconds": "s", "m": "min", "mins": "min",
     "minute": "min", "minutes": "min", "hr": "h", "hrs": "h", "hour": "h", "hours": "h", "day": "d", "days": "d",
@@ -65,7 +65,7 @@ SPELT = {
 
 
 def measured(value: int | float, unit: str) -> Quantity | None:
-    """The quantity in base units, or None where the unit is unknown. Bytes come in whole ones."""
+    """Returns the quantity in base units, or None if the unit is unknown. Bytes are rounded to whole ones."""
     found = UNITS.get(unit)
     if found is None:
         return None
@@ -79,7 +79,7 @@ def measured(value: int | float, unit: str) -> Quantity | None:
 
 
 def write(value: int | float, dimension: Dimension) -> str:
-    """The quantity as a person writes it: `76GiB`, `100ms`, `20%`, `1 epoch`. Reads back as exactly this number."""
+    """Writes the quantity as a person would: `76GiB`, `100ms`, `20%`, `1 epoch`. Reads back as exactly this number."""
     if dimension in ("steps", "epochs"):
         return f"{number(value)} {dimension if value != 1 else dimension.removesuffix('s')}"
     whole: list[tuple[int, str]] = []
@@ -98,12 +98,12 @@ def write(value: int | float, dimension: Dimension) -> str:
         return min(broken, key=lambda item: len(item[1]))[1]
     unit = {"bytes": "B", "time": "s", "ratio": "%", "bandwidth": "GBps", "flops": "TFLOPS"}[dimension]
     _, over, under = UNITS[unit]
-    # No decimal fraction of a unit is this number to the last bit; a product is: 100% times it is it.
+    # No decimal fraction of a unit is exactly this number, but a product is: 100% times it.
     return f"{number(value)} * {under}{unit}" if over == 1 else f"{number(value / over)}{unit}"
 
 
 def number(value: int | float) -> str:
-    """A number as the language writes it, without loss."""
+    """Writes a number in the language, without loss."""
     if isinstance(value, int):
         return f"{value:_}" if abs(value) >= 10_000 else str(value)
     text = repr(value)
