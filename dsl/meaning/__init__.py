@@ -1,1 +1,1 @@
-"""Tree to job and back."""
+"""Resolves a tree to a job, and writes a job as text."""

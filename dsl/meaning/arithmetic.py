@@ -1,8 +1,7 @@
 """Arithmetic of numbers and quantities, with dimensions.
 
 A number scales a quantity; like adds to like; like over like is a number. `/` of integers stays an integer where it is
-exact. What cannot be computed raises `Impossible` with the reason; nothing else is ever raised, however silly the
-numbers are.
+exact. An impossible computation raises `Impossible` with the reason; nothing else is ever raised, whatever the numbers.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from dslc.dsl.language.registry import Quantity
 from dslc.dsl.language.units import NAMES, write
 
 Amount = int | float | Quantity
-LARGEST = 2**127  # what no count of anything reaches; floats have their own limit
+LARGEST = 2**127  # a limit that no count reaches; floats have their own
 
 
 class Impossible(Exception):
-    """Why an operation has no result, and what to do. `unlike` tells that the dimensions do not go together."""
+    """Why an operation has no result, and the remedy. `unlike` marks dimensions that do not match."""
 
     def __init__(self, reason: str, help: str = "", *, unlike: bool = False) -> None:
         super().__init__(reason)
@@ -25,7 +24,7 @@ class Impossible(Exception):
 
 
 def finite(value: Amount) -> Amount:
-    """The value itself, unless it is too large to be meant."""
+    """Returns the value itself, unless it is too large to be meant."""
     number = value.value if isinstance(value, Quantity) else value
     if isinstance(number, float) and not math.isfinite(number):
         raise Impossible("this number is too large")
@@ -41,7 +40,7 @@ def unary(operator: str, operand: Amount) -> Amount:
 
 
 def binary(operator: str, left: Amount, right: Amount) -> Amount:
-    """The result of `left operator right`."""
+    """Returns the result of `left operator right`."""
     try:
         return finite(_binary(operator, left, right))
     except OverflowError:
@@ -99,7 +98,7 @@ def _power(a: int | float, b: int | float) -> int | float:
     if a < 0 and b != int(b):
         raise Impossible("a negative number has no root here")
     if isinstance(a, int) and isinstance(b, int) and b >= 0:
-        # Asked before it is computed: 9 ** 9 ** 9 has 370 million digits.
+        # Checked before it is computed: 9 ** 9 ** 9 has 370 million digits.
         if abs(a) > 1 and b * math.log2(abs(a)) > 128:
             raise Impossible("the result is too large")
         return int(a**b)

@@ -1,4 +1,4 @@
-"""Calls and blocks: named values put into the dataclass that declares them."""
+"""Makes calls and blocks: puts named values into the dataclass that declares them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dslc.dsl.source import Span
 from dslc.dsl.syntax import tree
 from dslc.dsl.words import listed, plural
 
-EXTRA = "arguments"  # the field of an open call that keeps its further arguments
+EXTRA = "arguments"  # the field of an open call that holds its further arguments
 
 
 def call(ev: Evaluator, expr: tree.Expr, kind: CallOf, path: str, overrides: Mapping[str, Setting]) -> Call | Bad:
-    """The call, with the arguments that later layers set in it."""
+    """Returns the call, with the arguments that later layers set in it."""
     written: Sequence[tree.Argument] = ()
     match expr:
         case tree.Name():
@@ -38,7 +38,7 @@ def call(ev: Evaluator, expr: tree.Expr, kind: CallOf, path: str, overrides: Map
 
 
 def unknown_call(ev: Evaluator, expr: tree.Expr, name: str, span: Span, kind: CallOf, path: str) -> Bad:
-    """No call of this name is of these categories."""
+    """Reports that no call of this name is of these categories."""
     if name in RESERVED:
         return ev.fail("E0108", f"`{name}` is reserved for a later version of the language", span)
     if name in ev.params:
@@ -62,7 +62,7 @@ def unknown_call(ev: Evaluator, expr: tree.Expr, name: str, span: Span, kind: Ca
 def _arguments(
     ev: Evaluator, declaration: type[Call], written: Sequence[tree.Argument]
 ) -> tuple[dict[str, Setting], dict[str, Setting], bool]:
-    """The arguments by field; further ones of an open call; whether all of them could be told."""
+    """Returns the arguments by field; further ones of an open call; and true if all of them were recognized."""
     declared = [f for f in fields(declaration) if not (declaration.open and f.name == EXTRA)]
     settings: dict[str, Setting] = {}
     extra: dict[str, Setting] = {}
@@ -111,7 +111,7 @@ def _is_size(value: tree.Expr) -> bool:
 
 
 def _second_size(ev: Evaluator, declaration: type[Call], declared: list[Field], argument: tree.Argument) -> bool:
-    """`linear(64, 10)`, as torch has it."""
+    """Reports `linear(64, 10)`, torch's form."""
     ev.fail(
         "E0134", f"`{declaration.word}` takes one size, `{declared[0].word}`: what comes in is known", argument.span,
         help=f"write `{declaration.word}({argument.span.text()})`",
@@ -140,7 +140,7 @@ def _override(
     ev: Evaluator, declaration: type[Call], settings: dict[str, Setting], extra: dict[str, Setting],
     overrides: Mapping[str, Setting],
 ) -> bool:  # fmt: skip
-    """Arguments that `--set` gives take the place of the written ones, and remove what they exclude."""
+    """Lays the arguments of `--set` over the written ones, and removes those that they exclude."""
     own = words_of(declaration)
     sound = True
     for name, setting in overrides.items():
@@ -162,9 +162,9 @@ def build(
     ev: Evaluator, declaration: type[Node], settings: Mapping[str, Setting], path: str, span: Span | None,
     sound: bool = True, extra: Mapping[str, Setting] | None = None,
 ) -> Node | Bad:  # fmt: skip
-    """The block or call with its values, its place and theirs. BAD where something required is missing or wrong.
+    """Returns the block or call with its values, and the places of both; BAD if something required is missing or wrong.
 
-    An optional value that is wrong counts as not given, and its path as broken, so that more of the job can be read.
+    A wrong optional value counts as not given, and its path as broken, so that more of the job can be read.
     """
     values: dict[str, Any] = {}
     places: dict[str, Place] = {}
@@ -177,7 +177,7 @@ def build(
         if setting is None or is_none(ev, setting, field):
             if field.required:
                 complete = False
-                # Where it was written under another name, that is the cause, and reported there.
+                # If it was written under another name, that is the cause, and reported there.
                 if (sound or setting is not None) and f"{path}.{field.word}" not in ev.broken:
                     missing(ev, declaration, field.word, path, setting.name if setting else span)
             continue
@@ -213,7 +213,9 @@ def _together(
     ev: Evaluator, declaration: type[Node], settings: Mapping[str, Setting], values: Mapping[str, Any], path: str,
     span: Span | None,
 ) -> bool:  # fmt: skip
-    """Whether one of each group is given, and exclusive arguments are apart; of fields the layers have seen to that."""
+    """True if one of each group is given, and exclusive arguments are apart; layering.py has checked this for
+    fields.
+    """
     sound = True
     if issubclass(declaration, Call):
         for a, b in declaration.exclusive:
@@ -233,9 +235,9 @@ def _together(
 
 
 def missing(ev: Evaluator, declaration: type[Node], name: str, path: str, span: Span | None) -> None:
-    """A required field or argument is not there."""
+    """Reports that a required field or argument is missing."""
     if not ev.merged.complete and not issubclass(declaration, Call):
-        return  # it may stand in what could not be read
+        return  # it may be in text that could not be read
     what = declaration.word
     if issubclass(declaration, Call):
         noun = CATEGORIES.get(declaration.category, declaration.category)
@@ -250,14 +252,14 @@ def missing(ev: Evaluator, declaration: type[Node], name: str, path: str, span: 
 
 
 def end_of(ev: Evaluator) -> Span:
-    """The end of the main file: where something that is missing could stand."""
+    """Returns the end of the main file, where something missing could be added."""
     source = ev.merged.main.source
     end = len(source.text.rstrip())
     return Span(source, end, end)
 
 
 def with_arguments(ev: Evaluator, setting: Setting, field: Field, path: str) -> Any:
-    """A call in which later layers set arguments: `--set train.optimizer.lr=0.1`."""
+    """Returns a call in which later layers set arguments: `--set train.optimizer.lr=0.1`."""
     expr = ev.behind(setting.value)
     if isinstance(expr, tree.Broken) or ev.is_lost(setting.value):
         return BAD
@@ -291,7 +293,7 @@ def _call_kinds(field: Field) -> list[CallOf]:
 
 
 def is_none(ev: Evaluator, setting: Setting, field: Field) -> bool:
-    """Whether the value is `none`, also through a param: back to the default."""
+    """True if the value is `none`, also through a param: it resets to the default."""
     return isinstance(ev.behind(setting.value), tree.Nothing) and not setting.arguments
 
 
@@ -300,6 +302,6 @@ def place(setting: Setting) -> Place:
 
 
 def origin(span: Span) -> str:
-    """`digits.plt:14`, or `<--set 1>`."""
+    """Formats the origin of a value: `digits.plt:14`, or `<--set 1>`."""
     name = span.source.name
     return name if name.startswith("<") else f"{name}:{span.source.position(span.start)[0]}"

@@ -28,7 +28,7 @@ from dslc.dsl.language.registry import (
 from dslc.dsl.syntax import tree
 from dslc.dsl.words import article, listed, quoted
 
-# How a call of a category is called in messages; the plural adds an s.
+# The name of each category in messages; the plural adds an s.
 CATEGORIES = {
     "layer": "layer", "network": "network", "loss": "loss", "source": "source", "optimizer": "optimizer",
     "lr_schedule": "learning rate schedule", "lr_scale": "scaling rule", "precision": "precision",
@@ -38,12 +38,12 @@ CATEGORIES = {
 
 
 def category(name: str) -> str:
-    """`an optimizer`."""
+    """Returns the category with its article: `an optimizer`."""
     return article(CATEGORIES.get(name, name.replace("_", " ")))
 
 
 def describe(kind: Kind) -> str:
-    """Which values the kind takes: `a whole number of at least 1`."""
+    """Describes the values that the kind takes: `a whole number of at least 1`."""
     match kind:
         case Int():
             if kind.choices:
@@ -122,7 +122,7 @@ def calls_of(kind: CallOf) -> list[str]:
 
 
 def form(expr: tree.Expr) -> str:
-    """What was written, in words: `text`, `a list`."""
+    """Describes the form that was written: `text`, `a list`."""
     match expr:
         case tree.Group():
             return form(expr.inner)
@@ -150,7 +150,7 @@ def form(expr: tree.Expr) -> str:
 
 
 def value(found: Any) -> str:
-    """A resolved value as the language writes it."""
+    """Writes a resolved value in the language."""
     match found:
         case None:
             return "none"

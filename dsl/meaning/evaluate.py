@@ -1,12 +1,12 @@
-"""Expressions to values, directed by the kind that a field takes.
+"""Evaluates expressions, directed by the kind that a field takes.
 
-What a name means depends on where it stands: a param where there is one, else a word or call that the field accepts. A
-param stands for its expression, which is read anew under the kind of each use; so it may hold a word, a call or a list
-as well as a number. A value that cannot be had is `BAD`: what is wrong is in the report, and whoever meets it says
-nothing more. Mistakes point at the expression that holds the value, also inside a param, with the use in a note.
+A name is a param if there is one, else a word or call that the field accepts. A param stands for its expression, which
+is evaluated anew under the kind of each use; so it may hold a word, a call or a list as well as a number. A value that
+cannot be computed is `BAD`: the mistake is in the report already, and nothing more is reported. Mistakes point at the
+expression that holds the value, also inside a param, with the use in a note.
 
-Limits: evaluation recurses with the nesting of the text, that of params included: as deep as `OPENED` has it. Params
-that stand for more and more of one another are read as often as they are used, at most `VALUES` times in all.
+Limits: evaluation recurses with the nesting of the text, including that of params, to the bound `OPENED`. Params that
+stand for more and more of one another are evaluated at each use, at most `VALUES` times in all.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from dslc.dsl.words import listed
 
 
 class Bad:
-    """A value that could not be had."""
+    """A value that could not be computed."""
 
 
 BAD: Final = Bad()
@@ -73,14 +73,14 @@ class Evaluator:
     """Evaluates the expressions of one job."""
 
     def __init__(self, merged: Merged, report: Report, call: Calling) -> None:
-        """`call` makes calls (calling.py), whose arguments are evaluated here in turn."""
+        """`call` makes calls (calling.py), and evaluates their arguments with this evaluator."""
         self.merged, self.report, self._call = merged, report, call
         self.params = merged.params
-        self.trail: list[tuple[str, Span]] = []  # the params now being looked into, and where each was named
+        self.trail: list[tuple[str, Span]] = []  # the params being evaluated, and where each was named
         self.paths: dict[Span, str] = {}  # texts that were taken as paths, by their place
         self.origins: dict[str, str] = {}
         self.broken: set[str] = set()
-        self.depth = self.values = 0  # how deep inside one value; how many were evaluated so far
+        self.depth = self.values = 0  # nesting depth inside one value; number of values so far
         self.circular = self._circles()
 
     # ------------------------------------------------------------------------------------------------- reporting
@@ -88,13 +88,13 @@ class Evaluator:
     def fail(
         self, code: str, message: str, span: Span, *, label: str = "", help: str = "", notes: Iterable[Note] = ()
     ) -> Bad:
-        # The value stands in the first param's text: what the reader looks for is where it was used.
+        # The value is in the first param's text, but the reader looks for its use.
         used = [Note(message=f"used here, as `{name}`", span=span) for name, span in self.trail[:1]]
         self.report.add(code, message, span, label=label, help=help, notes=[*notes, *used])
         return BAD
 
     def mismatch(self, expr: tree.Expr, kind: Kind, path: str, help: str = "") -> Bad:
-        """The value is of another form than the field takes."""
+        """Reports a value of another form than the field takes."""
         inner = inside(expr)
         if isinstance(inner, tree.Name) and not rewrite(inner, kind):
             return self.unknown_name(inner, kind, path)
@@ -103,7 +103,7 @@ class Evaluator:
         help = help or rewrite(inner, kind)
         if not help and isinstance(kind, CallOf):
             help = f"there is {listed(words_in(kind), 12)}"
-        if '"' in help and expr.span.source.name.startswith("<"):  # where a shell takes quotes away
+        if '"' in help and expr.span.source.name.startswith("<"):  # a shell removes quotes
             help = f"write `--set '{path}={help.split('`')[1]}'`"
         return self.fail("E0121", f"`{path}` takes {describe(kind)}, not {form(expr)}", expr.span, help=help)
 
@@ -129,11 +129,11 @@ class Evaluator:
     # --------------------------------------------------------------------------------------------------- params
 
     def _circles(self) -> set[str]:
-        """The params that cannot be evaluated: those that need themselves, and those without a value."""
+        """Finds the params that cannot be evaluated: those that need themselves, and those without a value."""
         done: set[str] = set()
         lost: set[str] = set()
         for name, param in self.params.items():
-            # Depth first, without recursion: `chain` holds the params now being looked into, `left` what each names.
+            # Depth first, without recursion: `chain` holds the params being visited, `left` the names in each.
             chain: dict[str, Span] = {}
             left: list[Iterator[tree.Name]] = [iter([tree.Name(span=param.declared, name=name)])]
             while left:
@@ -160,7 +160,7 @@ class Evaluator:
         return iter(())
 
     def _circle(self, chain: Mapping[str, Span], again: tree.Name) -> list[str]:
-        """Reports that the last param of the chain names one before it; all from that on."""
+        """Reports that the last param of the chain names one before it; returns all from that one on."""
         circle = list(chain)[list(chain).index(again.name) :]
         places = [*((n, chain[n]) for n in circle[1:]), (again.name, again.span)]
         notes = [Note(message=f"`{n}` is needed here", span=span) for n, span in places]
@@ -170,7 +170,7 @@ class Evaluator:
 
     @contextmanager
     def opened(self, name: tree.Name) -> Iterator[tree.Expr | None]:
-        """The expression that a param stands for; None where it has none that could be used."""
+        """Yields the expression that a param stands for; None if it has none that can be used."""
         if name.name in self.circular:
             yield None
             return
@@ -183,8 +183,9 @@ class Evaluator:
             self.trail.pop()
 
     def enter(self, expr: tree.Expr) -> bool:
-        """Counts one value more, inside those now being evaluated. False, with the reason reported, where it lies too
-        deep; who was let in leaves by `depth -= 1`. Raises Full where there are too many in all."""
+        """Counts one more value, inside those being evaluated. Returns false, with the reason reported, if it is nested
+        too deep; a caller that was admitted leaves by `depth -= 1`. Raises Full if there are too many in all.
+        """
         self.values += 1
         place = self.trail[0][1] if self.trail else expr.span
         if self.values > VALUES.most:
@@ -200,7 +201,7 @@ class Evaluator:
         return True
 
     def behind(self, expr: tree.Expr) -> tree.Expr:
-        """What stands behind params and parentheses, for a look at its form."""
+        """Returns the expression behind params and parentheses, to look at its form."""
         while True:
             if isinstance(expr, tree.Group):
                 expr = expr.inner
@@ -212,14 +213,14 @@ class Evaluator:
                 return expr
 
     def is_lost(self, expr: tree.Expr) -> bool:
-        """Whether the value is missing for a reason that is reported already."""
+        """True if the value is missing for a reason that is reported already."""
         inner = self.behind(expr)
         return isinstance(inner, tree.Broken) or (isinstance(inner, tree.Name) and inner.name in self.circular)
 
     # --------------------------------------------------------------------------------------------------- values
 
     def value(self, expr: tree.Expr, kind: Kind, path: str) -> Any:
-        """What the expression is as a value of this kind, or BAD."""
+        """Returns the expression's value of this kind, or BAD."""
         if not self.enter(expr):
             return BAD
         try:
@@ -269,7 +270,7 @@ class Evaluator:
                 raise AssertionError(kind)
 
     def choose(self, expr: tree.Expr, kind: Either) -> Kind | None:
-        """The first of the kinds that fits the form of the value."""
+        """Returns the first of the kinds that fits the form of the value."""
         inner = self.behind(expr)
         if isinstance(inner, tree.Broken) or self.is_lost(inner):
             return kind.kinds[0]
@@ -287,7 +288,7 @@ class Evaluator:
     # -------------------------------------------------------------------------------------------------- numbers
 
     def amount(self, expr: tree.Expr) -> Amount | Bad:
-        """A number or a quantity; anything else is a mistake."""
+        """Returns a number or a quantity; reports anything else."""
         if not self.enter(expr):
             return BAD
         try:
@@ -399,7 +400,7 @@ class Evaluator:
             return BAD
         whole = found.dimension in ("bytes", "steps") or (found.dimension == "epochs" and len(kind.dimensions) == 1)
         if not whole:
-            # Epochs of a field that also takes steps may be fractions; they count what they are.
+            # Epochs of a field that also takes steps may be fractional; they count exactly.
             number = number if found.dimension == "epochs" and number == int(number) else float(number)
             number = int(number) if found.dimension == "epochs" and number == int(number) else number
         elif number != int(number):
@@ -412,7 +413,7 @@ class Evaluator:
         self, expr: tree.Expr, found: Any, low: float | None, high: float | None, above: float | None,
         below: float | None, shown: str, path: str, help: str = "",
     ) -> Any:  # fmt: skip
-        """The number itself where it is within the limits."""
+        """Returns the number itself if it is within the limits."""
 
         def outside(number: Any) -> bool:
             return (
@@ -459,7 +460,9 @@ class Evaluator:
         return expr.value
 
     def file(self, expr: tree.Expr, kind: Path, path: str) -> str | Bad:
-        """An absolute path: of what is read, from beside the file that names it; of what is written, from here."""
+        """Returns an absolute path: a file to read is relative to the file that names it, a file to write to the
+        current folder.
+        """
         if not isinstance(expr, tree.Text):
             return self.mismatch(expr, kind, path)
         if not expr.value.strip() or "\0" in expr.value:
@@ -513,7 +516,7 @@ class Evaluator:
         return BAD if any(isinstance(item, Bad) for item in items) else tuple(items)
 
     def anything(self, expr: tree.Expr, path: str) -> Any:
-        """A plain value, for a function of the user's."""
+        """Returns a plain value, for a function of the user's."""
         kind = Anything()
         match expr:
             case tree.Text() | tree.Boolean():

@@ -1,6 +1,6 @@
-"""Forms of expressions against kinds: what fits, which words a kind knows, how one form is written as another.
+"""Compares forms of expressions with kinds: which fit, the words of a kind, and how to rewrite one form as another.
 
-Nothing here evaluates: params and parentheses are looked behind before.
+Nothing here evaluates; callers remove params and parentheses first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dslc.dsl.words import quoted
 
 
 def spelt(expr: tree.Expr) -> str:
-    """The word that an expression is: `none`, `gpipe`, and `1f1b`, which the grammar takes for a quantity."""
+    """Returns the word that an expression is: `none`, `gpipe`, and `1f1b`, which the grammar parses as a quantity."""
     match expr:
         case tree.Name():
             return expr.name
@@ -48,7 +48,7 @@ def numeric(expr: tree.Expr) -> bool:
 
 
 def fits(expr: tree.Expr, kind: Kind) -> bool:
-    """Whether the form of a value is one that the kind takes; params and parentheses are looked behind before."""
+    """True if the kind takes a value of this form; callers remove params and parentheses first."""
     match kind:
         case Int() | Float() | Measure():
             return numeric(expr)
@@ -74,7 +74,7 @@ def fits(expr: tree.Expr, kind: Kind) -> bool:
 
 
 def words_in(kind: Kind) -> list[str]:
-    """The words, and the names of calls, that a value of this kind may be."""
+    """Returns the words, and the names of calls, that a value of this kind may be."""
     match kind:
         case Word():
             return list(kind.choices)
@@ -88,7 +88,7 @@ def words_in(kind: Kind) -> list[str]:
 
 
 def bare_words(kind: Kind) -> list[str]:
-    """Those of the words that are no calls."""
+    """Returns those of the words that are no calls."""
     if isinstance(kind, Either):
         return [word for inner in kind.kinds for word in bare_words(inner)]
     if isinstance(kind, ListOf) and kind.single:
@@ -97,7 +97,7 @@ def bare_words(kind: Kind) -> list[str]:
 
 
 def with_unit(found: int | float, kind: Measure) -> str:
-    """The bare number with the units that may have been meant."""
+    """Returns the bare number with the units that may have been meant."""
     written = units.number(found)
     if "ratio" in kind.dimensions and 0 < found < 1:
         return f"`{units.write(float(found), 'ratio')}`"
@@ -126,7 +126,7 @@ def inside(expr: tree.Expr) -> tree.Expr:
 
 
 def rewrite(expr: tree.Expr, kind: Kind) -> str:
-    """How the same is likely written as this kind."""
+    """Returns a likely rewriting of the expression as this kind."""
     if isinstance(kind, Either):
         return next((help for inner in kind.kinds if (help := rewrite(expr, inner))), "")
     text = quoted(expr.value) if isinstance(expr, tree.Text) else expr.span.text()
@@ -157,13 +157,13 @@ def rewrite(expr: tree.Expr, kind: Kind) -> str:
     return ""
 
 
-# What opens a file, by the end of its name.
+# The source for a file, by the suffix of its name.
 _OPENS = {".txt": "text", ".bin": "tokens", ".npz": "arrays", ".parquet": "parquet"}
 _READS = {".csv": "csv", ".json": "json", ".jsonl": "json"}
 
 
 def as_call(text: str, kind: CallOf) -> str:
-    """The call that a path or a name, which stands where a call belongs, is likely an argument of; empty for none."""
+    """Returns the call for which a path or a name, written in its place, is probably an argument; "" for none."""
     words, ending = words_in(kind), text[text.rfind(".") :] if "." in text else ""
     if "python" in words and re.fullmatch(r"(.*/)?[\w.]+:[\w.]+", text):
         return f"python({quoted(text)})"

@@ -1,12 +1,11 @@
-"""Layers: imports, the file and `--set`, merged field by field into what the job says in the end.
+"""Merges layers field by field: imports, the file and `--set`.
 
-Each file is a layer, in the order imports first, then the file that imports; each `--set` is a layer of its own, so
-that the last of several on one name wins. A value is replaced whole, except that `--set train.optimizer.lr=0.1` reaches
-into the call that stands there. Nothing is evaluated here: what is wrong in the values themselves, and which blocks and
-fields exist, is `resolve`'s to say; only what concerns the layers (repetitions, exclusive pairs, what a setting names)
-is reported here.
+Each file is a layer, imports before the file that imports them; each `--set` is a layer of its own, so that the last of
+several on one name wins. A value is replaced whole, except that `--set train.optimizer.lr=0.1` changes an argument of
+the call in that field. Nothing is evaluated here. Only mistakes that concern the layers (repetitions, exclusive pairs,
+the target of a setting) are reported here; resolve.py reports those in the values, and unknown blocks and fields.
 
-A `Merged` holds the outcome. Sweeps stay apart until `resolve` tries their alternatives with `put`.
+A `Merged` holds the result. Sweeps stay apart until resolve.py tries their alternatives with `put`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dslc.dsl.syntax import tree
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One value, and where it was set. `arguments` are those that later layers set in the call that it is."""
+    """One value, and the place that set it. `arguments` are those that later layers set in the call that it is."""
 
     name: Span
     value: tree.Expr
@@ -32,7 +31,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class ParamSetting:
-    """A param; `setting` is None where it was declared without a value and given none."""
+    """A param; `setting` is None if it was declared without a value and given none."""
 
     name: str
     declared: Span
@@ -42,17 +41,19 @@ class ParamSetting:
 
 @dataclass(kw_only=True)
 class Merged:
-    """What all layers together say. Fields are keyed by block and field; `headers` is where a block was last opened."""
+    """The result of all layers. Fields are keyed by block and field; `headers` is the place where a block was last
+    opened.
+    """
 
     main: tree.Document
-    folders: dict[int, str]  # by the id of a source: what its relative paths start from
+    folders: dict[int, str]  # by the id of a source: the base folder of its relative paths
     params: dict[str, ParamSetting] = field(default_factory=dict)
     fields: dict[tuple[str, str], Setting] = field(default_factory=dict)
     headers: dict[str, Span] = field(default_factory=dict)
     promises: dict[str, list[tree.Comparison]] = field(default_factory=dict)
     sweeps: dict[tuple[str, ...], Setting] = field(default_factory=dict)
-    spoken: set[str] = field(default_factory=set)  # every name that stands in some value, overridden or not
-    complete: bool = True  # false where a file could not be read to its end: what seems missing may be there
+    spoken: set[str] = field(default_factory=set)  # every name in some value, overridden or not
+    complete: bool = True  # false if a file could not be read to its end: fields that seem missing may be in the rest
     words: int = 0  # in all files
 
     def copy(self) -> Merged:
@@ -65,7 +66,7 @@ class Merged:
 
 
 def merge(documents: list[tree.Document], main: tree.Document, folders: dict[int, str], report: Report) -> Merged:
-    """The files, in the order in which they count."""
+    """Merges the files, in order of increasing precedence."""
     merged = Merged(main=main, folders=folders, words=sum(document.words for document in documents))
     for document in documents:
         _add(merged, document, report)
@@ -76,7 +77,7 @@ def merge(documents: list[tree.Document], main: tree.Document, folders: dict[int
 
 
 def _add(merged: Merged, document: tree.Document, report: Report) -> None:
-    """Lays one file over what is there."""
+    """Lays one file over the earlier ones."""
     seen: dict[tuple[str, ...], Span] = {}
     opened: set[str] = set()
     promises: dict[str, list[tree.Comparison]] = {}
@@ -127,7 +128,7 @@ def _repeated(key: tuple[str, ...], name: Span, seen: dict[tuple[str, ...], Span
 
 
 def _whole(merged: Merged, whole: tree.Whole, seen: dict[tuple[str, ...], Span], report: Report) -> None:
-    """`parallelism = auto`: a field that excludes all others of its block."""
+    """Applies `parallelism = auto`: a field that excludes all others of its block."""
     word = BLOCKS[whole.name].whole if whole.name in BLOCKS else ""
     if not word:
         if whole.name in BLOCKS or whole.name in ("expect", "sweep"):
@@ -159,8 +160,9 @@ def unknown_top(name: str, span: Span, report: Report) -> None:
 
 
 def block_meant(name: str, span: Span, report: Report) -> str:
-    """The block that a name stands for: a misspelt one is reported and taken for the one that is suggested, so that its
-    entries are read and nothing is called missing that stands there."""
+    """Returns the block that a name stands for. A misspelt one is reported and taken for the suggested one, so that its
+    entries are read and not reported as missing.
+    """
     if name in BLOCKS or name in ("expect", "sweep"):
         return name
     unknown_top(name, span, report)
@@ -185,7 +187,7 @@ def _entry(merged: Merged, block: str, entry: tree.Entry, seen: dict[tuple[str, 
 
 
 def _drop_promise(merged: Merged, entry: tree.Entry, report: Report) -> None:
-    """`bubble = none` in `expect` drops what earlier layers promised of it; nothing else may be set there."""
+    """Applies `bubble = none` in `expect`, which drops the promise of earlier layers; nothing else may be set there."""
     name = entry.path[0]
     if isinstance(entry.value, tree.Nothing):
         merged.promises.pop(name, None)
@@ -216,7 +218,7 @@ def _put_field(
 ) -> None:
     """Sets a field. Of an exclusive pair, a later layer's removes an earlier's; within one layer it is a mistake."""
     if isinstance(setting.value, tree.Nothing):
-        # Kept, so that a required field that was taken away is said to be missing where that was done.
+        # Kept, so that a required field that was removed is reported at the place that removed it.
         merged.fields[block, name] = setting
         return
     for partner in partners(merged, block, name):
@@ -237,7 +239,7 @@ def _put_field(
 
 
 def partners(merged: Merged, block: str, name: str) -> list[str]:
-    """The fields now set that this one excludes."""
+    """Returns the fields now set that this one excludes."""
     declaration = BLOCKS.get(block)
     if declaration is None:
         return []
@@ -260,7 +262,9 @@ def _put_sweep(merged: Merged, path: tuple[str, ...], setting: Setting) -> None:
 
 
 def put(merged: Merged, path: tuple[str, ...], setting: Setting, report: Report) -> bool:
-    """Lays one value over what is there: a `--set`, or one alternative of a sweep. False where it does not fit."""
+    """Lays one value over the merged ones: a `--set`, or one alternative of a sweep. Returns false if it does not
+    fit.
+    """
     if len(path) == 1:
         return _put_alone(merged, path[0], setting, report)
     if path[0] == "sweep":
@@ -287,7 +291,7 @@ def put(merged: Merged, path: tuple[str, ...], setting: Setting, report: Report)
 
 
 def _put_alone(merged: Merged, name: str, setting: Setting, report: Report) -> bool:
-    """A param, or a block as a whole."""
+    """Sets a param, or a block as a whole."""
     param = merged.params.get(name)
     if param is not None:
         merged.params[name] = ParamSetting(name=name, declared=param.declared, setting=setting, default=param.default)
@@ -308,7 +312,7 @@ def _put_alone(merged: Merged, name: str, setting: Setting, report: Report) -> b
 
 def _put_argument(merged: Merged, path: tuple[str, str, str], setting: Setting, report: Report) -> bool:
     block, name, argument = path
-    # An argument of a call that no one wrote goes to the default's; `resolve` knows which that is.
+    # An argument of a call that no one wrote goes to the default call, which resolve.py knows.
     under = merged.fields.get((block, name)) or Setting(name=setting.name, value=tree.Nothing(span=setting.name))
     merged.fields[block, name] = Setting(
         name=under.name, value=under.value, arguments={**under.arguments, argument: setting}
@@ -318,7 +322,7 @@ def _put_argument(merged: Merged, path: tuple[str, str, str], setting: Setting, 
 
 
 def put_promise(merged: Merged, comparison: tree.Comparison, path: tuple[str, ...], report: Report) -> None:
-    """`--set "expect.bubble<3%"`."""
+    """Sets a promise: `--set "expect.bubble<3%"`."""
     if path[0] != "expect" or len(path) != 2:
         report.add("E0110", "only what `expect` holds is set by a comparison", comparison.name_span,
                    help=f"write `{'.'.join(path)}=…`")  # fmt: skip
@@ -330,7 +334,7 @@ def put_promise(merged: Merged, comparison: tree.Comparison, path: tuple[str, ..
 
 
 def names_in(value: tree.Expr) -> Iterator[tree.Name]:
-    """Every name that stands in an expression as a value."""
+    """Yields every name in an expression that is used as a value."""
     match value:
         case tree.Name():
             yield value

@@ -1,9 +1,9 @@
-"""From a path and the `--set`s of the command line to a job, or to everything that is wrong with it.
+"""Loads a job from a path and the `--set`s of the command line, and reports all its mistakes.
 
     loaded = load("job.plt", ["train.optimizer.lr=0.1"])
     loaded.report, loaded.job
 
-Reads the file and its imports and nothing else; imports nothing of the user's and starts nothing.
+Reads the file and its imports and nothing else; imports none of the user's modules and starts nothing.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _COMPARED = re.compile(r"\s*expect\s*\.\s*([A-Za-z_]\w*)\s*(<=|>=|==|<|>)")
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """What came of a job file.
+    """The result of loading a job file.
 
-    `job` is None where one cannot be built, because something required is missing or wrong. With errors in the report
-    it may still be there, for checks that find more; what hangs on a path in `broken` (`devices.gpus`) should be left
-    alone, for the job holds the default there.
+    `job` is None if one cannot be built, because something required is missing or wrong. With errors in the report it
+    may still exist, for checks that find more; these should ignore values that depend on a path in `broken`
+    (`devices.gpus`), for which the job has the default.
 
-    `origins` maps every field (`data.batch`), every argument that was written (`train.optimizer.lr`) and every param to
-    what set it: `digits.plt:14`, `<--set 1>` or `default`. `combinations` are those of a sweep, each as settings
-    (path, text) to be laid over the job with `--set`; the job itself is the first of them. `files` are those read,
-    absolute, the main one last. `looks` is how many jobs of its kind are looked at together: the combinations of the
-    sweep that it is one of.
+    `origins` maps every field (`data.batch`), every written argument (`train.optimizer.lr`) and every param to its
+    origin: `digits.plt:14`, `<--set 1>` or `default`. `combinations` are those of a sweep, each as settings (path,
+    text) to be laid over the job with `--set`; the job itself is the first of them. `files` are those read, absolute,
+    the main one last. `looks` is the number of jobs of its kind that are analysed together: the combinations of its
+    sweep.
     """
 
     report: Report
@@ -56,12 +56,12 @@ class Loaded:
 
 
 def load(path: str, settings: Sequence[str] = ()) -> Loaded:
-    """The job in the file at `path`, with `settings` laid over it. Never raises for what is wrong with a job."""
+    """Loads the job in the file at `path`, with `settings` laid over it. Never raises for a mistake in a job."""
     return _laid(_file(path), settings)
 
 
 def load_each(path: str, settings: Sequence[str] = ()) -> tuple[Loaded, list[Loaded]]:
-    """The job, and one job for each combination of its `sweep` (the job itself where there is none)."""
+    """Returns the job, and one job for each combination of its `sweep` (the job itself if there is none)."""
     read = _file(path)
     loaded = _laid(read, settings)
     if loaded.job is None or loaded.report.errors or not loaded.combinations:
@@ -71,14 +71,14 @@ def load_each(path: str, settings: Sequence[str] = ()) -> tuple[Loaded, list[Loa
 
 
 def load_text(text: str, name: str = "job.plt", folder: str = "", settings: Sequence[str] = ()) -> Loaded:
-    """The same for a text. `name` is what messages show; relative paths start in `folder`, or the current one."""
+    """Loads a text. `name` is its name in messages; relative paths start in `folder`, or the current one."""
     full = os.path.join(os.path.abspath(folder), os.path.basename(name))
     return _laid(_read(Source(name, text), full, Report()), settings)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Read:
-    """A job file and its imports, read once; `merged` is None where they cannot be used."""
+    """A job file and its imports, read once; `merged` is None if they cannot be used."""
 
     report: Report
     full: str = ""
@@ -109,7 +109,7 @@ def _read(source: Source, full: str, report: Report) -> _Read:
 
 
 def _laid(read: _Read, settings: Sequence[str]) -> Loaded:
-    """What was read, with `settings` laid over it."""
+    """Lays `settings` over the files that were read."""
     report = Report()
     nothing = Loaded(report=report, document=read.document, files=read.files)
     try:
@@ -132,7 +132,7 @@ def _laid(read: _Read, settings: Sequence[str]) -> Loaded:
 
 
 class _Reader:
-    """Reads files and their imports, each once, in the order in which they count."""
+    """Reads files and their imports, each once, in order of increasing precedence."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
@@ -141,7 +141,7 @@ class _Reader:
         self.files: list[str] = []
         self.read: set[str] = set()
         self.bytes = self.words = 0  # of all files so far
-        self.complete = True  # false where something could not be read, and so may only seem to be missing
+        self.complete = True  # false if something could not be read, and so may only seem to be missing
 
     def take(self, source: Source, full: str, chain: list[tuple[str, Span]]) -> tree.Document | None:
         """Parses a text and all it imports. `chain` holds the files that led here, each with its import."""
@@ -197,7 +197,7 @@ class _Reader:
             self.take(found, target, here)
 
     def may_follow(self, statement: tree.Import, chain: list[tuple[str, Span]]) -> bool:
-        """Whether a job may import so deep, and so many files."""
+        """True if a job may import so deep, and so many files."""
         message = ""
         if len(chain) > IMPORT_DEPTH.most:
             message = f"imports of imports go more than {IMPORT_DEPTH.most} deep"
@@ -213,9 +213,9 @@ class _Reader:
 def read_source(
     full: str, name: str, shown: str, span: Span | None, report: Report, most: int = BYTES.most
 ) -> Source | None:
-    """A file, without a byte-order mark and with plain line ends; why there is none is reported.
+    """Returns a file, without a byte-order mark and with plain line ends; reports why there is none.
 
-    Messages call the file `shown` where `span` names it, and `name` where they point into it.
+    Messages call the file `shown` if `span` names it, and `name` if they point into it.
     """
     text = read_text(full, name, shown, span, report, most)
     if text is None:
@@ -227,7 +227,7 @@ def read_source(
 def read_text(
     full: str, name: str, shown: str, span: Span | None, report: Report, most: int = BYTES.most
 ) -> str | None:
-    """The text of a file as it stands; None with the reason in the report."""
+    """Returns the text of a file as it stands; None with the reason in the report."""
     help = ""
     try:
         return decoded(read_bytes(full, most, piped=span is None), name, shown, span, report)
@@ -248,7 +248,7 @@ def read_text(
 
 
 def decoded(found: bytes, name: str, shown: str, span: Span | None, report: Report) -> str | None:
-    """The bytes as text; None with the reason in the report."""
+    """Decodes the bytes; returns None with the reason in the report."""
     if len(found) > BYTES.most:
         _too_large(shown, span, report)
         return None
@@ -274,7 +274,7 @@ def _jobs_in(folder: str) -> Iterator[str]:
 
 
 def _no_text(name: str, found: bytes, error: UnicodeDecodeError, span: Span | None, report: Report) -> None:
-    """Points at the first byte that is no UTF-8, in the file itself."""
+    """Points at the first byte that is not UTF-8, in the file itself."""
     source = Source(name, found.decode("utf-8", "replace"))
     at = len(found[: error.start].decode("utf-8"))
     report.add(
@@ -306,7 +306,7 @@ def _languages(document: tree.Document, report: Report) -> None:
 
 
 def _few(settings: Sequence[str], report: Report) -> bool:
-    """Whether the command line holds no more than can be meant."""
+    """True if the command line has no more settings than a user could mean."""
     if len(settings) <= SETTINGS.most and sum(map(len, settings)) <= SETTING_BYTES.most:
         return True
     report.add(
@@ -349,7 +349,7 @@ def _set(merged: Merged, source: Source, report: Report) -> None:
 
 
 def _targets(merged: Merged, path: tuple[str, ...]) -> list[Kind]:
-    """The kinds that the target of a setting takes; nothing where it is a param or does not exist."""
+    """Returns the kinds that the target of a setting takes; [] if it is a param or does not exist."""
     if len(path) < 2 or path[0] not in BLOCKS:
         return []
     found = next((f for f in fields(BLOCKS[path[0]]) if f.word == path[1]), None)
@@ -370,7 +370,7 @@ def _targets(merged: Merged, path: tuple[str, ...]) -> list[Kind]:
 
 
 def _call_at(merged: Merged, block: str, name: str, default: object) -> str:
-    """The word of the call that stands at a field."""
+    """Returns the word of the call in a field."""
     setting = merged.fields.get((block, name))
     expr: tree.Expr | None = setting.value if setting else None
     seen: set[str] = set()
@@ -388,8 +388,9 @@ _BARE = re.compile(r"[^\s()\[\]\"=,]*[/.~:*\\-][^\s()\[\]\"=,]*")
 
 
 def _is_text(merged: Merged, path: tuple[str, ...], value: tree.Expr | None, text: str) -> bool:
-    """Whether the text of a setting is taken literally: it is no expression, and its target takes a string, or a call,
-    of which the message then says how the text is given to it."""
+    """True if the text of a setting is taken literally: it is no expression, and its target takes a string, or a call,
+    for which a message then says how to give it the text.
+    """
     if isinstance(value, tree.Name):
         return value.name not in merged.params and not _is_word(merged, path, value) and _takes_text(merged, path)
     if value is not None and not (_computes(value) and any(n.name not in merged.params for n in names_in(value))):
@@ -404,12 +405,12 @@ def _computes(value: tree.Expr) -> bool:
 
 
 def _names_nothing(merged: Merged, path: tuple[str, ...]) -> bool:
-    """Whether the target of a setting does not exist: then that is the mistake, and not what is written right of it."""
+    """True if the target of a setting does not exist: that is then the mistake, not the text to the right of it."""
     return path[0] not in merged.params if len(path) == 1 else not _targets(merged, path) and path[0] != "sweep"
 
 
 def _takes_text(merged: Merged, path: tuple[str, ...]) -> bool:
-    """Whether the target of a setting takes a string. A param does where its own value is one, or where it has none."""
+    """True if the target of a setting takes a string. A param does if its own value is one, or if it has none."""
     if len(path) == 1:
         param = merged.params.get(path[0])
         return param is not None and (param.default is None or isinstance(param.default, tree.Text))
@@ -417,7 +418,7 @@ def _takes_text(merged: Merged, path: tuple[str, ...]) -> bool:
 
 
 def _is_word(merged: Merged, path: tuple[str, ...], name: tree.Name) -> bool:
-    """Whether a bare name means a word of the target, and not text."""
+    """True if a bare name means a word of the target, and not text."""
     kinds = _targets(merged, path)
     if len(path) == 1:
         # A param without a value may stand for a word as well as for text: `--set mode=bf16`.

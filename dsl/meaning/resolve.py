@@ -1,9 +1,9 @@
-"""What the layers say, given meaning: every block, promise and sweep of a job.
+"""Resolves the merged layers: every block, promise and sweep of a job.
 
-`resolve` never stops at a mistake: each block is built on its own, an optional value that is wrong counts as not given,
-and its path is `broken`, so that later checks can leave alone what hangs on it. A job is made where every block could
-be. With a sweep, the job is that of the first alternatives; every other alternative is tried in its place, and what is
-wrong with it alone is reported at it.
+`resolve` never stops at a mistake: each block is built on its own. A wrong optional value counts as not given, and its
+path as `broken`, so that later checks can ignore what depends on it. A job is made if every block could be. With a
+sweep, the job is that of the first alternatives; every other alternative is tried in turn, and mistakes that it alone
+has are reported at it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dslc.dsl.source import Span
 from dslc.dsl.syntax import tree
 from dslc.dsl.words import listed, quoted
 
-# What `expect` may speak of, and its dimension; None is a plain number.
+# The quantities that `expect` can name, and their dimensions; None is a plain number.
 PROMISES: dict[str, Dimension | None] = {
     "devices": None,
     "parameters": None,
@@ -72,7 +72,7 @@ class _Attempt:
 
 
 def resolve(merged: Merged, report: Report, name: str, folder: str) -> Resolved:
-    """The job that the layers describe. `name` and `folder` are the job's."""
+    """Returns the job that the layers describe. `name` and `folder` are the job's."""
     _unused(merged, report)
     lists = _alternatives(merged, report)
     first = merged.copy()
@@ -87,7 +87,7 @@ def resolve(merged: Merged, report: Report, name: str, folder: str) -> Resolved:
             put(other, path, Setting(name=merged.sweeps[path].name, value=item), report)
             attempts.append(_attempt(other))
     base = attempts[0]
-    # A mistake of one alternative is a mistake; a field without effect in one of them has one in another.
+    # A mistake of one alternative is a mistake; a field without effect in one may have an effect in another.
     for attempt in attempts:
         report.extend(d for d in attempt.report.found if d.severity == "error" or d.code != "W0103")
     common = set.intersection(*({d.said() for d in attempt.report.found} for attempt in attempts))
@@ -116,7 +116,7 @@ def resolve(merged: Merged, report: Report, name: str, folder: str) -> Resolved:
 def _too_many(
     lists: Mapping[tuple[str, ...], Sequence[tree.Expr]], merged: Merged, values: int, report: Report
 ) -> bool:
-    """Whether a sweep has more combinations than are looked at; each is the whole job again, of so many `values`."""
+    """True if a sweep has more combinations than are analysed; each is the whole job again, of so many `values`."""
     longest = max(len(items) for items in lists.values())
     count = math.prod(len(items) for items in lists.values()) if max(longest, len(lists)) <= LOOKS.most else 0
     each = merged.words + values
@@ -135,7 +135,7 @@ def _too_many(
 
 
 def _attempt(merged: Merged) -> _Attempt:
-    """What can be made of the job; after too many mistakes, what was made so far."""
+    """Resolves as much of the job as possible; after too many mistakes, returns the part made so far."""
     report = Report()
     evaluator = Evaluator(merged, report, call)
     made: dict[str, Any] = {}
@@ -152,7 +152,7 @@ def _attempt(merged: Merged) -> _Attempt:
 
 
 def _blocks(evaluator: Evaluator, report: Report, made: dict[str, Any]) -> None:
-    """Puts each block of the job into `made`; `Bad` where there can be none."""
+    """Puts each block of the job into `made`; `Bad` if it cannot be made."""
     merged = evaluator.merged
     _unknown(evaluator, report)
     for word, declaration in BLOCKS.items():
@@ -185,10 +185,10 @@ def _missing_block(evaluator: Evaluator, word: str, required: list[str]) -> None
 
 
 def _unknown(evaluator: Evaluator, report: Report) -> None:
-    """Blocks and fields that do not exist, and `auto` written as a field."""
+    """Reports blocks and fields that do not exist, and `auto` written as a field."""
     merged = evaluator.merged
     for block in merged.headers:
-        if block not in BLOCKS:  # which was reported; `optimizer { … }` is `train.optimizer` all the same
+        if block not in BLOCKS:  # reported already; `optimizer { … }` is `train.optimizer` all the same
             _taken_for(evaluator, for_block(block).path)
     for (block, name), setting in merged.fields.items():
         span = next(iter(setting.arguments.values())).name if setting.arguments else setting.name
@@ -209,7 +209,7 @@ def _unknown(evaluator: Evaluator, report: Report) -> None:
 
 
 def _taken_for(evaluator: Evaluator, path: str) -> None:
-    """Counts a field that was written under another name as given, with a value that is not known."""
+    """Counts a field that was written under another name as given, with an unknown value."""
     block, _, field = path.partition(".")
     if field and (block, field) not in evaluator.merged.fields:
         evaluator.broken.add(path)
@@ -217,7 +217,7 @@ def _taken_for(evaluator: Evaluator, path: str) -> None:
 
 def _unused(merged: Merged, report: Report) -> None:
     if not merged.complete or any(d.code.startswith("E00") for d in report.found):
-        return  # it may be used in what could not be read
+        return  # it may be used in text that could not be read
     for name, param in merged.params.items():
         if name not in merged.spoken and param.setting is not None:
             report.add("W0101", f"param `{name}` is never used", param.declared, help="remove it, or use it")
@@ -257,7 +257,7 @@ def _promised(evaluator: Evaluator, expr: tree.Expr, kind: Kind, path: str) -> A
 
 
 def _alternatives(merged: Merged, report: Report) -> dict[tuple[str, ...], tuple[tree.Expr, ...]]:
-    """The alternatives of each swept path that exists."""
+    """Returns the alternatives of each swept path that exists."""
     evaluator = Evaluator(merged, Report(), call)
     found = {}
     for path, setting in merged.sweeps.items():
@@ -282,7 +282,7 @@ def _alternatives(merged: Merged, report: Report) -> dict[tuple[str, ...], tuple
 
 
 def _no_path(merged: Merged, path: tuple[str, ...]) -> str:
-    """Why a path cannot be swept; empty where it can. Whether a call has the argument is seen when it is tried."""
+    """Returns the reason why a path cannot be swept; "" if it can. Trying it shows if a call has the argument."""
     if len(path) == 1:
         if path[0] in merged.params or (path[0] in BLOCKS and BLOCKS[path[0]].whole):
             return ""
@@ -296,12 +296,12 @@ def _no_path(merged: Merged, path: tuple[str, ...]) -> str:
 
 
 def _text(item: tree.Expr, paths: dict[Span, str]) -> str:
-    """An alternative as `--set` takes it: from the command line a relative path would start elsewhere."""
+    """Returns an alternative as `--set` takes it: from the command line a relative path would start elsewhere."""
     return quoted(paths[item.span]) if item.span in paths else " ".join(item.span.text().split())
 
 
 def _combinations(texts: dict[str, tuple[str, ...]]) -> Iterable[Combination]:
-    """Every combination, the last path varying fastest; nothing without a sweep."""
+    """Yields every combination, the last path varying fastest; nothing without a sweep."""
     if not texts:
         return []
     found: list[Combination] = [()]
@@ -314,7 +314,7 @@ def _combinations(texts: dict[str, tuple[str, ...]]) -> Iterable[Combination]:
 
 
 def _origins(merged: Merged, attempt: _Attempt) -> dict[str, str]:
-    """Who set what: every param, every field, and every argument that was written."""
+    """Returns the origin of every param, every field, and every written argument."""
     found = {name: origin(param.setting.name) for name, param in merged.params.items() if param.setting is not None}
     for word, declaration in BLOCKS.items():
         for f in fields(declaration):

@@ -1,10 +1,10 @@
-"""The language as its registry has it: a JSON schema for tools, and the reference page for people.
+"""The language as declared in its registry: a JSON schema for tools, and the reference page for people.
 
 In the schema a job is an object of blocks, a block an object of fields, a quantity a text such as `76GiB`, a call the
-object `{"call": "adamw", "arguments": {"lr": 3e-4}}` or, without arguments, its name. `fragment` gives the schema of
+object `{"call": "adamw", "arguments": {"lr": 3e-4}}` or, without arguments, its name. `fragment` returns the schema of
 one kind; the calls of a category are under `$defs`.
 
-`reference` is kept as docs/reference.md; a test holds the two equal.
+docs/reference.md is the output of `reference`; a test compares the two.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema (draft 2020-12) of a job."""
+    """Returns the JSON schema (draft 2020-12) of a job."""
     properties: dict[str, Any] = {"language": {"const": 1, "description": "the version of the language"}}
     for word, declaration in BLOCKS.items():
         made = _object(declaration)
@@ -102,7 +102,7 @@ def _call(call: type[Call]) -> dict[str, Any]:
 
 
 def fragment(kind: Kind) -> dict[str, Any]:
-    """The schema of the values that a kind takes."""
+    """Returns the schema of the values that a kind takes."""
     match kind:
         case Int():
             if kind.choices:
@@ -182,7 +182,7 @@ these bounds, which are far above what a training needs, a check takes less than
 
 
 def reference() -> str:
-    """The reference page, in Markdown."""
+    """Returns the reference page, in Markdown."""
     parts = [_INTRODUCTION, "## Blocks\n"]
     for word, declaration in BLOCKS.items():
         parts.append(f"### `{word}`\n\n{declaration.doc}\n")
@@ -233,7 +233,9 @@ def _either(names: tuple[str, ...], word: str = "or") -> str:
 
 
 def _calls(calls: Mapping[str, type[Call]]) -> str:
-    """One table for the calls of a category: a row for each call, and below it one for each of its arguments."""
+    """Returns one table for the calls of a category: a row for each call, and below it one for each of its
+    arguments.
+    """
     rows = ["| call | argument | takes | default | means |", "| --- | --- | --- | --- | --- |"]
     for call in calls.values():
         said = [call.doc, _notes(call).strip()]

@@ -1,10 +1,10 @@
-"""The job as resolved, as text: what a run leaves as `job.plt`.
+"""Writes the resolved job as text: the `job.plt` of a run.
 
 `language = 1` and every block with its defaults written out; imports, params and `--set` are resolved away, paths are
-absolute, quantities in the unit that suits. What is not given (`none`) is left out.
+absolute, quantities in a suitable unit. Values not given (`none`) are left out.
 
     load_text(write(job), folder=job.folder).job == job          spans, and the name of the file, do not count
-    load_text(write(anchored(job)), folder=any) is the same job: what it names beside itself is named with its folder
+    load_text(write(anchored(job)), folder=any) is the same job: files beside it are named with their folder
     write(job) is as `dslc fmt` would lay it out
 
 Limits: a `sweep` is not written: the job is one of its combinations, and a run's folder belongs to one.
@@ -47,11 +47,11 @@ from dslc.dsl.words import quoted
 T = TypeVar("T")
 
 _WORDS = frozenset({"true", "false", "none", "param", "import"})
-_PLAIN = frozenset({"metric", "lr_schedule", "precision"})  # read better without empty parentheses
+_PLAIN = frozenset({"metric", "lr_schedule", "precision"})  # these read better without empty parentheses
 
 
 def write(job: JobSpec) -> str:
-    """The text of a job file that says what the job says, all defaults included."""
+    """Returns the text of a job file for the job, all defaults included."""
     parts = ["language = 1\n"]
     parts.extend(_block(getattr(job, word)) for word in BLOCKS)
     if job.expect:
@@ -65,8 +65,9 @@ def write(job: JobSpec) -> str:
 
 
 def anchored(job: JobSpec) -> JobSpec:
-    """The job for a file that is not in the job's folder: the user's own functions, and the configurations of
-    `transformers(…)`, that lie in it are named with it."""
+    """Returns the job for a file outside the job's folder: user functions and `transformers(…)` configurations in that
+    folder are named with it.
+    """
     network, loss, source = job.model.network, job.model.loss, job.data.source
 
     def there(name: str) -> str:
@@ -116,7 +117,7 @@ def _block(block: Block) -> str:
 
 
 def written(value: Any, kind: Kind) -> str:
-    """A value of this kind as the language writes it."""
+    """Writes a value of this kind in the language."""
     match kind:
         case Either():
             return written(value, next(inner for inner in kind.kinds if _holds(inner, value)))
@@ -153,7 +154,7 @@ def _call(call: Call) -> str:
 
 
 def _holds(kind: Kind, value: Any) -> bool:
-    """Whether a resolved value came from this kind."""
+    """True if a resolved value came from this kind."""
     match kind:
         case Word():
             return isinstance(value, str) and value in kind.choices
