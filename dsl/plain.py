@@ -1,17 +1,17 @@
-"""Text that others wrote, so that it may be shown: nothing in it steers a terminal or a viewer of pictures."""
+"""Makes untrusted text safe to print: nothing in it controls a terminal or a viewer of pictures."""
 
 from __future__ import annotations
 
 
 def plain(text: str) -> str:
-    """Control characters, and those that turn the direction of writing, as escapes such as `\\x1b`."""
+    """Escapes control characters, and those that turn the direction of writing: `\x1b`."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(char if is_shown(char) else escaped(char) for char in text)
 
 
 def plain_lines(text: str) -> str:
-    """The same of a text of several lines, which stay."""
+    """Escapes a text of several lines, and keeps the line ends."""
     return "\n".join(map(plain, text.split("\n")))
 
 

@@ -1,9 +1,8 @@
 """Frozen, keyword-only dataclasses that share their methods.
 
 `dataclass` compiles the methods of each class anew, which takes half a millisecond: over the hundred and fifty nodes
-and declarations of the language that is more than half of the 120 ms in which a whole `dslc check` is to be done. A
-record has the same fields, and so works with `dataclasses.fields`, `replace` and `asdict`, but one set of methods reads
-them.
+and declarations of the language that is more than half of the 120 ms that a whole `dslc check` may take. A record has
+the same fields, and so works with `dataclasses.fields`, `replace` and `asdict`, but one set of methods reads them.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ def record(cls: type[T]) -> type[T]:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def positional(cls: type[T]) -> type[T]:
-    """The same for one whose fields may be given in their order."""
+    """Makes the same with fields that may be given by position."""
     made: Any = dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
     made.record_fields = dataclasses.fields(made)
     return made
 
 
 class Record:
-    """What records share: equality by class and by the fields that compare, and a hash to go with it."""
+    """The shared methods of records: equality by class and by the fields that compare, and a matching hash."""
 
     record_fields: ClassVar[tuple[dataclasses.Field[Any], ...]] = ()
 

@@ -1,10 +1,10 @@
-"""Diagnostics as a person reads them, and as a program does.
+"""Formats diagnostics, for a person and for a program.
 
-`render` prints each with the line it is about, carets under the exact characters, and the notes and the help below;
-`to_json` gives the same as plain data, one object each. Both take them in the order given: a `Report` iterates in the
-order of the file. Nothing in a job or a file name reaches the terminal as a control sequence: control characters are
-shown as `\\x1b`, in messages as in the lines shown. Nothing in a job makes them long either: of a longer text the
-middle is left out, of a longer line what is far from the marked characters, and of more diagnostics the last.
+`render` shows each with its line, carets under the exact characters, and the notes and the help below; `to_json`
+returns the same as plain data, one object each. Both take them in the order given: a `Report` iterates in the order of
+the file. Nothing in a job or a file name reaches the terminal as a control sequence: control characters are shown as
+`\x1b`, in messages as in the lines shown. Nothing in a job makes them long either: a long text loses its middle, a long
+line the part far from the marked characters, and a long list its last diagnostics.
 
 Limits: columns are counted in characters, as editors do; the width on the screen is guessed from Unicode's East Asian
 width and combining class, which is right for everything but some emoji sequences.
@@ -21,12 +21,12 @@ from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
 TAB = 4
-MAX_LINES = 6  # of a span over several lines; the middle of a longer one is left out
+MAX_LINES = 6  # lines of a span; the middle of a longer one is left out
 MAX_SHOWN = 150  # diagnostics
 MAX_TEXT = 600  # characters of a message or a help
 MAX_NOTES = 12
-MAX_LINE = 200  # characters of a line of the job, and of what is marked in it
-BEFORE = 40  # of them, those that stand before what is marked
+MAX_LINE = 200  # characters of a line of the job, and of the marked text in it
+BEFORE = 40  # of them, those before the marked text
 
 BOLD, RED, YELLOW, CYAN, GREEN, BLUE, RESET = (
     "\33[1m",
@@ -41,7 +41,9 @@ SEVERITY = {"error": RED, "warning": YELLOW}
 
 
 def render(diagnostics: Iterable[Diagnostic], *, color: bool) -> str:
-    """All of them with an empty line between, and a last line that counts them. No diagnostics are an empty text."""
+    """Returns all of them with an empty line between, and a last line that counts them. No diagnostics are an empty
+    text.
+    """
     found = list(diagnostics)
     if not found:
         return ""
@@ -52,8 +54,9 @@ def render(diagnostics: Iterable[Diagnostic], *, color: bool) -> str:
 
 
 def to_json(diagnostics: Iterable[Diagnostic]) -> list[dict[str, Any]]:
-    """Plain data. Lines and columns count from 1; `end_column` is the one after the last character. What has no place
-    has null there."""
+    """Returns plain data. Lines and columns count from 1; `end_column` is the one after the last character. A
+    diagnostic without a place has null there.
+    """
     return [
         {
             "code": diagnostic.code,
@@ -128,7 +131,7 @@ def _arrow(span: Span, width: int, paint: _Paint) -> str:
 
 
 def _rows(span: Span) -> tuple[int, int]:
-    """The first and the last line of a span; one that ends with a line's end belongs to that line."""
+    """Returns the first and the last line of a span; one that ends with a line's end belongs to that line."""
     text = span.source.text
     end = max(span.start, span.end)
     while end > span.start and text[end - 1 : end] == "\n":
@@ -172,12 +175,14 @@ def _several_lines(span: Span, label: str, width: int, paint: _Paint, color: str
 
 
 def _brief(text: str) -> str:
-    """The text, of a long one its beginning and its end."""
+    """Returns the text, or the beginning and the end of a long one."""
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT * 2 // 3]} … {text[-MAX_TEXT // 3 :]}"
 
 
 def _window(line: str, start: int, marked: str) -> tuple[str, str, str]:
-    """What is shown of a line in which `marked` begins at `start`; what of that stands before, and what is marked."""
+    """Returns the shown part of a line in which `marked` begins at `start`; the part of it before the mark, and the
+    mark.
+    """
     if len(line) <= MAX_LINE:
         return line, line[:start], marked
     first = max(0, min(start - BEFORE, len(line) - MAX_LINE))
@@ -187,7 +192,7 @@ def _window(line: str, start: int, marked: str) -> tuple[str, str, str]:
 
 
 def _line(text: str) -> str:
-    """A line as it is shown: tabs as spaces, control characters as escapes."""
+    """Returns a line as it is shown: tabs as spaces, control characters as escapes."""
     text = text.rstrip("\r")
     if "\t" not in text:
         return plain(text)
@@ -200,10 +205,10 @@ def _line(text: str) -> str:
 
 
 def _columns(text: str, start: int = 0) -> int:
-    """How wide a text is on the screen when it begins at column `start` (from 0), as `_line` shows it."""
+    """Returns the width of a text on the screen if it begins at column `start` (from 0), as `_line` shows it."""
     if text.isascii() and text.isprintable():
         return len(text)
-    import unicodedata  # only where a line needs it
+    import unicodedata  # only if a line needs it
 
     at = start
     for char in text:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A text with a name. `name` is what messages show: the path as the user gave it, or `<--set 2>`."""
+    """A text with a name. `name` is shown in messages: the path as the user gave it, or `<--set 2>`."""
 
     name: str
     text: str
@@ -26,12 +26,12 @@ class Source:
         return self._starts
 
     def position(self, offset: int) -> tuple[int, int]:
-        """Line and column of an offset, both counted from 1, columns in characters."""
+        """Returns line and column of an offset, both counted from 1, columns in characters."""
         line = bisect.bisect_right(self.starts(), offset)
         return line, offset - self.starts()[line - 1] + 1
 
     def line(self, number: int) -> str:
-        """The text of line `number` (from 1), without its line end."""
+        """Returns the text of line `number` (from 1), without its line end."""
         start = self.starts()[number - 1]
         end = self.text.find("\n", start)
         return self.text[start:] if end < 0 else self.text[start:end]
@@ -49,7 +49,7 @@ class Span:
         return self.source.text[self.start : self.end]
 
     def to(self, other: Span) -> Span:
-        """From the beginning of this span to the end of the other."""
+        """Returns the span from the beginning of this one to the end of the other."""
         return Span(self.source, self.start, max(self.end, other.end))
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Words and lists as a message says them."""
+"""Numbers and lists in words, for messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def article(noun: str) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 node`, `2 nodes`, `1,797 batches`."""
+    """Formats a count with its noun: `1 node`, `2 nodes`, `1,797 batches`."""
     return f"{count} {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith(('ch', 's', 'x')) else 's'}"
 
 
@@ -20,7 +20,7 @@ def quoted(text: str) -> str:
 
 
 def listed(choices: Iterable[str], limit: int = 16) -> str:
-    """`a`, `b` or `c`."""
+    """Joins choices: `a`, `b` or `c`."""
     quoted = [f"`{choice}`" for choice in choices]
     if len(quoted) > limit:
         return ", ".join(quoted[:limit]) + f" and {len(quoted) - limit} more"
