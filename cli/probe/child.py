@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def in_child(work: Callable[[], Any]) -> dict[str, Any]:
-    """`{"made": work()}` from a forked child, or what it raised: `error`, `where`, `module`, `absent`, `argument` and
-    `remedy`; `left` says in words what `work` left running, which is ended.
+    """Returns `{"made": work()}` from a forked child, or the exception: `error`, `where`, `module`, `absent`,
+    `argument` and `remedy`; `left` names the threads and processes that `work` left running, which are ended.
 
     In a program that has used torch on a machine with GPUs, whose children may not, the work is done here.
     """
@@ -36,7 +36,7 @@ def in_child(work: Callable[[], Any]) -> dict[str, Any]:
         file.seek(0)
         answers = [json.loads(line) for line in file]
     answer, ended = answers[0], answers[-1]
-    if answer is ended:  # the child said nothing
+    if answer is ended:  # the child gave no answer
         said = f"the process ended with status {ended['status']}"
         told = ("where", "argument", "remedy", "module", "absent")
         answer = {"error": said, "threads": [], "processes": []} | dict.fromkeys(told, "")
@@ -45,14 +45,14 @@ def in_child(work: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _answer(work: Callable[[], Any], file: TextIO) -> NoReturn:
-    """Writes the answer of a child, and ends it, whatever `work` has left running."""
+    """Writes the answer of a child, and ends it, even if `work` has left threads running."""
     from dslc.probe.leftovers import end_own
 
     here = os.getpid()
     _hush_libraries()
     try:
         answer = {"barred": True} if _torch_is_barred() else _attempt(work, BaseException)
-        if os.getpid() == here:  # else `work` forked, and this is the process that it forked
+        if os.getpid() == here:  # else `work` forked, and this is that process
             threads, processes = end_own()
             _write(answer | {"threads": threads, "processes": processes}, file)
             sys.stdout.flush()
@@ -67,14 +67,15 @@ def _write(said: dict[str, Any], file: TextIO) -> None:
 
 
 def _hush_libraries() -> None:
-    """In a child: what torch and the libraries around it log is not for the reader of our messages. What they do in a
-    training stands in the logs of its ranks."""
+    """Silences, in a child, the logging of torch and the libraries around it. In a training it goes to the logs of the
+    ranks.
+    """
     import logging
     import warnings
 
     torch = sys.modules.get("torch")
     if torch is None:
-        os.environ.setdefault("TORCH_LOGS", "-all")  # read when it is imported: errors alone
+        os.environ.setdefault("TORCH_LOGS", "-all")  # read at import: only errors
     elif "TORCH_LOGS" not in os.environ:
         torch._logging.set_logs(all=logging.ERROR)
     logging.getLogger("torchao").setLevel(logging.ERROR)
@@ -86,7 +87,7 @@ def _hush_libraries() -> None:
 def _attempt(work: Callable[[], Any], *caught: type[BaseException]) -> dict[str, Any]:
     try:
         return {"made": work()}
-    except caught as error:  # handed on, to be reported
+    except caught as error:  # passed on, to be reported
         own = {name: getattr(error, name, "") for name in ("argument", "remedy")}
         place = {
             "where": where_in_the_users_code(error),
@@ -97,7 +98,9 @@ def _attempt(work: Callable[[], Any], *caught: type[BaseException]) -> dict[str,
 
 
 def _torch_is_barred() -> bool:
-    """Whether torch refuses to work in this child: CUDA, or the threads of its backward pass, began in the parent."""
+    """True if torch refuses to work in this child: the parent has initialized CUDA, or the threads of its backward
+    pass.
+    """
     torch = sys.modules.get("torch")
     if torch is None:
         return False
@@ -109,7 +112,7 @@ def _torch_is_barred() -> bool:
 
 
 def _attempt_here(work: Callable[[], Any]) -> dict[str, Any]:
-    """The program keeps its threads and its random numbers."""
+    """Does the work in this process, and restores its threads and random states."""
     import torch
 
     threads = torch.get_num_threads()
@@ -131,7 +134,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _module(error: BaseException) -> str:
-    """Which module of a network was called when its forward pass raised this: "`out` (Linear)"; "" where none was."""
+    """Names the module of a network whose forward pass raised this: "`out` (Linear)"; "" if none did."""
     import traceback
 
     torch = sys.modules.get("torch")
@@ -146,7 +149,7 @@ def _module(error: BaseException) -> str:
 
 
 def where_in_the_users_code(error: BaseException) -> str:
-    """The deepest line of the traceback that is the user's own."""
+    """Returns the deepest line of the traceback that is the user's own."""
     import traceback
 
     from dslc.runtime.process.whose_code import is_users

@@ -32,7 +32,9 @@ from dslc.probe.child import first_line, in_child, where_in_the_users_code
 
 
 def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
-    """What the job does not say: of its data, of the user's own functions (only with `trace`), of this machine."""
+    """Returns the facts that the job does not state: of its data, of the user's own functions (only with `trace`), of
+    this machine.
+    """
     source = source_facts(job.data.source, context_of(job))
     if isinstance(job.data.source, Parquet | Datasets) and not source.missing:
         source = _opened(job.data.source, fetch=run)
@@ -53,7 +55,7 @@ def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
 
 
 def _is_here(network: PythonNetwork | TransformersNetwork, folder: str) -> bool:
-    """Whether there is a configuration to build the network from; that there is none is a rule's to say."""
+    """True if there is a configuration to build the network from; a rule reports that there is none."""
     if isinstance(network, PythonNetwork):
         return True
     file = configuration_file(network, folder)
@@ -61,7 +63,7 @@ def _is_here(network: PythonNetwork | TransformersNetwork, folder: str) -> bool:
 
 
 def _opened(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
-    """Opens a table in a child, so that the library is not loaded here. It may be fetched by `run` alone."""
+    """Opens a table in a child, so that the library is not loaded here. Only `run` may download it."""
     from dslc.compiler.facts.sources import source_key
     from dslc.compiler.ir.codec import from_json
 
@@ -96,8 +98,9 @@ def _machine(job: JobSpec) -> MachineFacts:
 
 
 def gpus_here() -> tuple[int, ...]:
-    """The memory of each GPU of this machine, in bytes. A child looks: no process can use a GPU that is forked from one
-    in which CUDA has begun. Raises RuntimeError."""
+    """Returns the memory of each GPU of this machine, in bytes. A child asks: no process can use a GPU if it is forked
+    from one that has initialized CUDA. Raises RuntimeError.
+    """
 
     def look() -> list[int]:
         import torch
@@ -137,7 +140,7 @@ def _traced_model(job: JobSpec, call: PythonNetwork, source: SourceFacts, report
 
 
 def _try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, model: ModelFacts | None, report: Report) -> None:
-    """Looks a user's loss up and, where it is known what it is given, and that is not large, calls it."""
+    """Finds a user's loss and, if its input is known and not large, calls it."""
     from dslc.compiler.graph.constants import loss_step
 
     made = model or build(job.model, source, context_of(job), Report())
@@ -161,7 +164,9 @@ def _used(
     use: Callable[[Callable[..., Any]], Any],
     report: Report,
 ) -> Any:
-    """What `use` makes of a user's function, in a child, so that nothing it does stays; reports what it raised."""
+    """Returns the result of `use` on a user's function, in a child, so that nothing it does stays; reports an
+    exception.
+    """
     from dslc.compiler.graph.constants import python_function
 
     named = python_function(call, job.folder)
@@ -197,7 +202,7 @@ _WANTED = {
 
 
 def _remedy(call: PythonSource | PythonNetwork | PythonLoss, what: str, answer: dict[str, Any]) -> str:
-    """Which line of whose is to be corrected; of what raised nothing, what is wanted."""
+    """Names the line to correct and whose it is; if nothing was raised, the expected result."""
     where, module = answer["where"], answer["module"]
     if where or module:
         place = f"{where}, where it calls the module {module}" if where and module else where or f"the module {module}"
@@ -220,7 +225,7 @@ def _tell_what_is_left(what: str, answer: dict[str, Any], where: Span | None, re
 
 
 def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts) -> ModelFacts:
-    """What the module that `make` gives is made of, and, where the job has a pipeline, how it can be cut."""
+    """Returns the facts of the module that `make` returns and, if the job has a pipeline, its possible cuts."""
     from dslc.compiler.graph.constants import precision_step
     from dslc.compiler.trace.trace import trace_model, try_low_copy
 
@@ -254,7 +259,7 @@ def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts) -> ModelFa
         )
     except CaptureError as error:
         return replace(facts, uncut=(str(error), error.where))
-    except Exception as error:  # of any kind: it is the user's code that runs
+    except Exception as error:  # any kind: the user's code runs
         return replace(facts, uncut=(first_line(error), where_in_the_users_code(error)))
     from dslc.compiler.ir.module_facts import SeamFacts
 
@@ -266,7 +271,7 @@ def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts) -> ModelFa
 
 
 def _axes(job: JobSpec) -> dict[str, Any]:
-    """What the job does to its network, as far as tracing looks at it."""
+    """Returns the job's settings that tracing depends on."""
     parallelism = job.parallelism
     return {
         "low": low_precision(job),
@@ -279,8 +284,9 @@ def _axes(job: JobSpec) -> dict[str, Any]:
 def _traced_transformers(
     job: JobSpec, network: TransformersNetwork, source: SourceFacts, report: Report, run: bool
 ) -> ModelFacts | None:
-    """Builds the model without memory in a child, and reports what the library says against its configuration. Before a
-    `run` this process imports the library, for the child and for the ranks that are forked from it later."""
+    """Builds the model without memory in a child, and reports the library's errors in its configuration. Before a `run`
+    this process imports the library, for the child and for the ranks that are forked from it later.
+    """
     from dslc.compiler.graph.constants import transformers_step
     from dslc.compiler.ir.codec import from_json, to_json
 
