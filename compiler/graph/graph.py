@@ -28,12 +28,14 @@ class PlanGraph:
 
     graph: nx.DiGraph[str] = field(default_factory=nx.DiGraph)
     done: tuple[str, ...] = ()
+    _names: dict[type, dict[str, None]] = field(default_factory=dict)  # of the nodes of a kind, in order
 
     # ---------------------------------------------------------------------------------------------------- records
 
     def put(self, name: str, record: object) -> None:
         """Adds a node, or gives one another record."""
         self.graph.add_node(name, record=record)
+        self._names.setdefault(type(record), {})[name] = None
 
     def at(self, name: str, kind: type[Record]) -> Record:
         """The record of a node, which is of this kind."""
@@ -47,7 +49,8 @@ class PlanGraph:
 
     def of_kind(self, kind: type[Record]) -> Iterator[tuple[str, Record]]:
         """Names and records of all nodes of a kind, in the order in which they were added."""
-        return ((name, found) for name, found in self.graph.nodes(data="record") if isinstance(found, kind))
+        nodes = self.graph.nodes
+        return ((name, nodes[name]["record"]) for name in self._names.get(kind, ()) if name in nodes)
 
     def find(self, kind: type[Record]) -> Record | None:
         """The record of the one node of a kind, if there is one."""

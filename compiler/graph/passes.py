@@ -3,14 +3,14 @@ after each of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dslc.compiler.cost.schedule_cost import held
 from dslc.compiler.cost.traffic import SHARED, message_bytes, messages
 from dslc.compiler.graph.constants import constants, stage_ends
 from dslc.compiler.graph.exchanges import exchanges
-from dslc.compiler.graph.graph import PlanGraph, unknown
+from dslc.compiler.graph.graph import MESSAGES, PlanGraph, unknown
 from dslc.compiler.graph.verify import verify
 from dslc.compiler.ir.records import (
     Action,
@@ -26,11 +26,18 @@ from dslc.compiler.ir.records import (
     Share,
     Stage,
 )
+from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.layout import AXES
 from dslc.compiler.placement.lowering import Issue, lowered
 from dslc.compiler.rules.analysis import Analysis
 
 Pass = Callable[[PlanGraph, Analysis], None]
+
+
+def write_down(plan: PlanGraph, analysis: Analysis) -> None:
+    """What all ranks of the job have in common, where all sizes are known that a run needs."""
+    for name, record in constants(analysis):
+        plan.put(name, record)
 
 
 def place_devices(plan: PlanGraph, analysis: Analysis) -> None:
@@ -106,6 +113,7 @@ def order_actions(plan: PlanGraph, analysis: Analysis) -> None:
     else:
         rows = (tuple(Issue(kind, 0, m) for m in range(analysis.layout.microbatches) for kind in ("F", "B")),)
     gathers = analysis.sharding.engine == "fsdp"
+    sent = messages(analysis.staging) if schedule and analysis.staging else ()
     for p, row in enumerate(rows):
         names = []
         for entry in row:
@@ -113,7 +121,7 @@ def order_actions(plan: PlanGraph, analysis: Analysis) -> None:
                 if issue.kind == "RESHARD" or (issue.kind in ("UNSHARD", "REDUCE_GRAD") and not gathers):
                     continue
                 names.append(_name(str(issue), plan))
-                plan.put(names[-1], _action(p, issue, overlaps=issue in entry.parts[1:]))
+                plan.put(names[-1], _action(p, issue, sent, overlaps=issue in entry.parts[1:]))
         names.append(f"update {p}")
         plan.put(names[-1], Action(process=p, what="update"))
         plan.line(names, instead_of=[])
@@ -122,9 +130,23 @@ def order_actions(plan: PlanGraph, analysis: Analysis) -> None:
         _hand_over(plan, analysis)
 
 
-def _action(process: int, issue: Issue, *, overlaps: bool) -> Action:
-    stage, microbatch = issue.stage, issue.microbatch
-    return Action(process=process, what=issue.kind, stage=stage, microbatch=microbatch, overlaps=overlaps)
+def _action(process: int, issue: Issue, sent: Sequence[Sequence[TensorFact]], *, overlaps: bool) -> Action:
+    """`sent` are the tensors that each stage but the last hands to the next."""
+    what, stage = issue.kind, issue.stage
+    facts: Sequence[TensorFact] = ()
+    if what in MESSAGES:
+        facts = sent[stage if what in ("SEND_F", "RECV_B") else stage - 1]
+    return Action(
+        process=process,
+        what=what,
+        stage=stage,
+        microbatch=issue.microbatch,
+        overlaps=overlaps,
+        shapes=tuple(fact.shape for fact in facts),
+        dtypes=tuple(fact.dtype for fact in facts),
+        count=len(facts),
+        bytes=sum(message_bytes(fact) for fact in facts),
+    )
 
 
 def _name(text: str, plan: PlanGraph) -> str:
@@ -140,10 +162,7 @@ def _hand_over(plan: PlanGraph, analysis: Analysis) -> None:
     """Outputs to the next stage, and gradients of inputs to the one before, where that is on another rank."""
     assert analysis.staging is not None
     placement = analysis.staging.placement
-    facts = messages(analysis.staging)
-    for stage, sent in enumerate(facts):
-        size = sum(message_bytes(fact) for fact in sent)
-        shapes, dtypes = tuple(fact.shape for fact in sent), tuple(fact.dtype for fact in sent)
+    for stage in range(len(placement) - 1):
         if placement[stage] == placement[stage + 1]:
             continue  # it is there already
         for m in range(analysis.layout.microbatches):
@@ -151,9 +170,7 @@ def _hand_over(plan: PlanGraph, analysis: Analysis) -> None:
                 (f"{stage}SEND_F{m}", f"{stage + 1}RECV_F{m}"),
                 (f"{stage + 1}SEND_B{m}", f"{stage}RECV_B{m}"),
             ):
-                plan.relate(send, receive, Hands(bytes=size))
-                for end in (send, receive):
-                    plan.change(end, shapes=shapes, dtypes=dtypes, count=len(sent), bytes=size)
+                plan.relate(send, receive, Hands(bytes=plan.at(send, Action).bytes))
 
 
 def exchange(plan: PlanGraph, analysis: Analysis) -> None:
@@ -188,21 +205,15 @@ def account(plan: PlanGraph, analysis: Analysis) -> None:
         plan.change(f"process {p}", memory=cost.memory)
 
 
-def write_down(plan: PlanGraph, analysis: Analysis) -> None:
-    """What all ranks of the job have in common, where all sizes are known that a run needs."""
-    for name, record in constants(analysis):
-        plan.put(name, record)
-
-
 PASSES: tuple[Pass, ...] = (
+    write_down,  # needs nothing
     place_devices,  # needs nothing
     place_processes,  # needs devices to put them on
     place_stages,  # needs processes
     deal_samples,  # needs processes: samples enter at the first stage
     order_actions,  # needs stages: an action is of a stage
     exchange,  # needs actions: collectives stand beside what causes them
-    account,  # needs processes; it is checked against the limit
-    write_down,  # needs nothing
+    account,  # needs processes; last, because it is checked against the limit
 )
 
 

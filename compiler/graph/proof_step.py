@@ -4,8 +4,7 @@ propositions are told in `verify`."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Collection, Iterator
 from math import prod
 from typing import TypeAlias
 
@@ -27,7 +26,7 @@ def actions(view: View) -> str:
         for name, stage in plan.of_kind(Stage)
     } or {0: set(view.coordinates)}  # an unknown model is one stage
     seen: Counter[tuple[int, int, int, str]] = Counter()
-    for name, action in plan.of_kind(Action):
+    for name, action in view.actions.items():
         process, stage, m, what = action.process, action.stage, action.microbatch, action.what
         if what in COMPUTE:
             if process not in homes.get(stage, ()):
@@ -53,32 +52,31 @@ def fields(view: View) -> str:
     """The first action that lacks what one of its kind says, or says what it has no meaning for."""
     axes = {axis.name for axis in view.plan.one(Devices).axes} | {"all"}
     pipelined = view.plan.find(Schedule) is not None
-    for name, action in view.plan.of_kind(Action):
+    for name, action in view.actions.items():
         where = (action.stage >= 0, action.microbatch >= 0)
-        exchange = Action(process=action.process, what=action.what, stage=action.stage, microbatch=action.microbatch)
-        alone = replace(action, overlaps=False) == exchange
-        match action.what:
-            case "F" | "B" | "I" | "W":
-                sound = alone and all(where) and (pipelined or not action.overlaps)
-            case "UNSHARD" | "REDUCE_GRAD":
-                sound = action == exchange and where == (True, False)
-            case "update":
-                sound = action == exchange and where == (False, False)
-            case _ if action.what in MESSAGES:
-                sound = all(where) and _is_message(action)
-            case _:
-                told = action.axis in axes and action.carries and action.count > 0 and not action.shapes
-                sound = where == (False, False) and bool(told) and len(action.dtypes) == 1 and not action.overlaps
-        if not sound:
+        passes = action.what in COMPUTE
+        if passes or action.what in LOCAL:
+            told = action.axis or action.carries or action.shapes or action.dtypes or action.count or action.bytes
+            sound = not told and where == (passes or action.what != "update", passes)
+        elif action.what in MESSAGES:
+            sound = all(where) and _is_message(action)
+        else:
+            sound = not any(where) and _is_collective(action, axes)
+        if not sound or (action.overlaps and not (passes and pipelined)):
             return f"{name} is no {action.what}: {action}"
     return ""
+
+
+def _is_collective(action: Action, axes: Collection[str]) -> bool:
+    named = action.axis in axes and bool(action.carries)
+    return named and action.count > 0 and len(action.dtypes) == 1 and not action.shapes
 
 
 def _is_message(action: Action) -> bool:
     if not len(action.shapes) == len(action.dtypes) == action.count or not set(action.dtypes) <= DTYPE_BYTES.keys():
         return False
     size = sum(prod(s) * DTYPE_BYTES[dtype] for s, dtype in zip(action.shapes, action.dtypes, strict=True))
-    return size == action.bytes and not (action.axis or action.carries or action.overlaps)
+    return size == action.bytes and not (action.axis or action.carries)
 
 
 def order(view: View) -> str:

@@ -23,6 +23,7 @@ class View:
     """
 
     plan: PlanGraph
+    actions: dict[str, Action]
     lines: dict[int, Line]
     broken: str
     homes: dict[int, int]
@@ -32,7 +33,7 @@ class View:
     handed: dict[str, list[str]]
 
     def action(self, name: str) -> Action:
-        return self.plan.at(name, Action)
+        return self.actions[name]
 
 
 def view(plan: PlanGraph) -> View:
@@ -53,6 +54,7 @@ def view(plan: PlanGraph) -> View:
         homes[stage.index] = processes[on[0]].pipeline if on else -1
     return View(
         plan=plan,
+        actions=actions,
         lines=lines,
         broken=broken,
         homes=homes,
