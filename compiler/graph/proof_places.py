@@ -32,7 +32,8 @@ def devices(view: View) -> str:
         return f"{expected} ranks on {found.count} devices"
     placed = [("devices", "nodes"), *((name, "devices") for name, _ in plan.of_kind(Process))]
     for name, on in placed:
-        if not isinstance(plan.graph.edges[name, on]["relation"], Placed):
+        edge = plan.graph.get_edge_data(name, on)
+        if edge is None or not isinstance(edge["relation"], Placed):
             return f"{name} is not placed on {on}"
     sizes = {axis.name: axis.size for axis in found.axes}
     if tuple(axis.name for axis in found.axes) != AXES:

@@ -95,6 +95,7 @@ def split(plan: PlanGraph) -> None:
     """Ranks 0 and 1, which do the same, as two processes that do the same."""
     line = plan.lines()[0][0]
     plan.put("process 0b", replace(plan.at("process 0", Process), index=9, first=1))
+    plan.relate("process 0b", "devices", Placed())
     plan.change("process 0", last=0)
     for stage in [name for name, _ in plan.of_kind(Stage)]:
         if plan.graph.has_edge(stage, "process 0"):
