@@ -32,6 +32,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple
 
+from dslc.dsl.language.blocks import SCHEDULES
+
 Kind = Literal["F", "B", "I", "W", "FB"]
 
 
@@ -90,7 +92,7 @@ class ScheduleTable:
 # What a schedule asks for
 # ---------------------------------------------------------------------------------------------------------------------
 
-NAMES: Final = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zero_bubble", "zbv", "dualpipev")
+NAMES: Final = SCHEDULES
 SPLITS_BACKWARD: Final = frozenset({"zero_bubble", "zbv", "dualpipev"})
 _ONE_STAGE: Final = frozenset({"gpipe", "1f1b"})
 _V_SHAPED: Final = frozenset({"zbv", "dualpipev"})
