@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dslc.checkpoints import tensors_of
-from dslc.compiler.graph.constants import TORCH_OPTIMIZERS, optimizer_step
+from dslc.compiler.graph.constants import optimizer_step
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.source import Span
@@ -28,7 +28,6 @@ from dslc.runtime.checkpoint.files import (
     is_checkpoint,
     look,
     misfitting_tensors,
-    states_of,
 )
 
 
@@ -108,13 +107,13 @@ def _misfits(path: str, manifest: Manifest, analysis: Analysis) -> Iterator[Diag
             remedy = "the network that it was written with; `dslc export` and `model.weights` begin a new training"
             yield wrong("E0903", other, job.model.at("network"), remedy)
     optimizer = job.train.optimizer
-    if optimizer.word in TORCH_OPTIMIZERS:
+    if optimizer.torch_class:
         step = optimizer_step(analysis)
         if step.kind.lower() != fit.optimizer.lower():
             what = f"its optimizer is {fit.optimizer.lower()}, and the job's {optimizer.word}"
             yield wrong("E0904", what, job.train.at("optimizer"), f"`optimizer = {fit.optimizer.lower()}(…)`")
-        elif set(states_of(step)) != set(fit.states):
-            kept, wanted = (", ".join(states) or "nothing" for states in (fit.states, states_of(step)))
+        elif set(step.state) != set(fit.states):
+            kept, wanted = (", ".join(states) or "nothing" for states in (fit.states, step.state))
             what = f"its optimizer keeps {kept} for each parameter, and the job's {wanted}"
             yield wrong("E0904", what, optimizer.span, "the arguments that decide it, as `momentum` and `amsgrad`")
     same = (

@@ -44,6 +44,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
 from dslc.compiler.ir.program import JobProgram
+from dslc.dsl.language.optimizers import torch_optimizer
 from dslc.dsl.words import plural
 
 if TYPE_CHECKING:
@@ -162,12 +163,11 @@ def tolerance_of(job: JobProgram, rates: Sequence[float]) -> Tolerance:
     """Returns the tolerance of the table above; `rates` are the learning rates of the steps."""
     if job.precision.dtype != "float32":
         return Tolerance(loss=2e-2, norm=5e-2, parameter=None, way=0.2)
-    kind, way = job.optimizer.kind.lower(), sum(rates)
-    if kind == "sgd":
+    rounding, way = torch_optimizer(job.optimizer.kind).rounding, sum(rates)
+    if not rounding:
         return Tolerance(loss=1e-5, norm=1e-4, parameter=1e-5)
-    share = 0.05 if kind in ("adam", "adamw") else 0.5
     keys = 2 * way / (1 - float(job.optimizer.arguments.get("momentum", 0.0)))
-    return Tolerance(loss=1e-5, norm=1e-4, parameter=max(share * way, 1e-6), keys=keys)
+    return Tolerance(loss=1e-5, norm=1e-4, parameter=max(rounding * way, 1e-6), keys=keys)
 
 
 def compare(

@@ -91,7 +91,7 @@ def _plan(analysis: Analysis, graph: PlanGraph) -> Plan:
         training=TrainingNode(
             optimizer=job.train.optimizer.word,
             lr=scaled_lr(analysis),
-            lr_written=job.train.optimizer.lr,  # type: ignore[attr-defined]
+            lr_written=job.train.optimizer.lr,
             lr_schedule=job.train.lr_schedule.word,
             precision=job.train.precision.word,
             clip=job.train.clip,

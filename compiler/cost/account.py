@@ -43,7 +43,7 @@ from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.ir.working import Halves, Moment, Working
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD, ScheduleTable
 from dslc.compiler.placement.sharding import (
-    leaves_out_steps,
+    fused_on,
     low_copy,
     low_precision,
     offloaded,
@@ -55,7 +55,6 @@ from dslc.compiler.placement.sharding import (
 from dslc.compiler.placement.staging import Staging
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.registry import Call
 
 MOST_LAYERS = 3  # layers named at the peak, at most
 RANDOM_STATE = 5056  # bytes of the CPU generator's state, as torch keeps it
@@ -74,26 +73,6 @@ class LayerBytes:
     copies: int  # autocast's copies of weights
     input: int
     output: int
-
-
-def state_per_parameter(optimizer: Call) -> int:
-    """Returns the number of float32 values that an optimizer keeps for each parameter."""
-    match optimizer:
-        case c.SGD():
-            return int(optimizer.momentum > 0)
-        case c.Adam() | c.AdamW():
-            return 3 if optimizer.amsgrad else 2
-        case c.Adagrad():
-            return 1
-        case c.Rmsprop():
-            return 1 + int(optimizer.momentum > 0) + int(optimizer.centered)
-        case _:
-            return 2
-
-
-def counts_steps(optimizer: Call) -> bool:
-    """True if an optimizer keeps a step count for each parameter: one float32."""
-    return not isinstance(optimizer, c.SGD)
 
 
 # --------------------------------------------------------------------------------------------- one layer by itself
@@ -355,9 +334,9 @@ class _Account:
             dealt = self._dealt()
             rank = max(range(len(dealt)), key=dealt.__getitem__)
             self._updated, counted = dealt[rank]
-        optimizer = 4 * state_per_parameter(job.train.optimizer) * self._updated
-        if counts_steps(job.train.optimizer) and layout.device == "cpu":
-            optimizer += 4 * counted
+        optimizer = 4 * len(job.train.optimizer.state) * self._updated
+        if layout.device == "cpu":
+            optimizer += 4 * counted * len(job.train.optimizer.counts)
         if "parameters" in self._moved:
             parameters = optimizer = 0
         workspace = workspace_bytes(layout.device, layout.hardware)
@@ -502,16 +481,12 @@ class _Account:
         self._stop("backward pass of the loss", None, gradients, communication, held)
 
     def _update_bytes(self) -> int:
-        """Returns the optimizer's temporary bytes: without a fused kernel, a number for each that it updates."""
+        """Returns the optimizer's temporary bytes: without a fused kernel, some numbers for each that it updates."""
         optimizer = self._job.train.optimizer
         if self._moved & {"optimizer", "parameters"}:  # it works in the host's memory
             return 0
-        if isinstance(optimizer, c.SGD) and optimizer.weight_decay:
-            rows = self._sharding.engine == "fsdp" or self._layout.sizes["tensor"] > 1
-            if rows or leaves_out_steps(self._job):  # torch has no fused kernel for these, or none that skips
-                return 4 * self._updated
-        if isinstance(optimizer, c.Rmsprop):
-            return 4 * self._updated
+        if optimizer.scratch and self._layout.device not in fused_on(self._job, self._layout, self._sharding):
+            return 4 * optimizer.scratch * self._updated
         if self._sharding.engine != "none":
             return 0
         # The gradient of a convolution has other strides than its weight, and is copied to those.

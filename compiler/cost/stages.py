@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dslc.compiler.cost.account import account, kept_bytes, state_per_parameter
+from dslc.compiler.cost.account import account, kept_bytes
 from dslc.compiler.cost.schedule_cost import held
 from dslc.compiler.model.model import LayerNode, ModelGraph
 from dslc.compiler.placement.layout import Layout
@@ -183,7 +183,7 @@ def _needs(job: JobSpec, layout: Layout, model: ModelGraph, workload: Workload, 
     flight.
     """
     sharding = sharding_of(job, layout)
-    state = 4 * state_per_parameter(job.train.optimizer) / sharding.shards + 8  # with parameter and gradient
+    state = 4 * len(job.train.optimizer.state) / sharding.shards + 8  # with parameter and gradient
     samples = workload.microbatch / layout.sizes["context"]
     parameters = [sum(q.count for q in layer.parameters) for layer in model.of_a_rank]
     kept = [samples * kept_bytes(job, layer, model) for layer in model.of_a_rank]

@@ -16,7 +16,7 @@ from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.records import Shape, Training
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.seams import sent
-from dslc.compiler.placement.sharding import low_copy, low_dtype, offloaded, recomputed, units
+from dslc.compiler.placement.sharding import fused_on, low_copy, low_dtype, offloaded, recomputed, units
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.workload import counted, ignored, in_steps
 from dslc.compiler.rules.analyse import context_of
@@ -27,8 +27,6 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.registry import Call, Quantity, fields
 from dslc.dsl.source import Span
-
-TORCH_OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "adagrad": "Adagrad", "rmsprop": "RMSprop"}
 
 Ends = tuple[tuple[tuple[Shape, str], ...], tuple[tuple[Shape, str], ...]]  # inputs and outputs of a stage
 
@@ -300,7 +298,7 @@ def _modules(root: p.ModuleStep) -> Iterator[p.ModuleStep]:
 def scaled_lr(analysis: Analysis) -> float:
     """The learning rate after `scale_lr`."""
     job = analysis.job
-    lr: float = job.train.optimizer.lr  # type: ignore[attr-defined]
+    lr = job.train.optimizer.lr
     match job.train.scale_lr:
         case c.LinearScale(base_batch=base):
             return lr * job.data.batch / base
@@ -311,11 +309,14 @@ def scaled_lr(analysis: Analysis) -> float:
 
 
 def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
-    optimizer = analysis.job.train.optimizer
+    job, optimizer = analysis.job, analysis.job.train.optimizer
     return p.OptimizerStep(
-        kind=TORCH_OPTIMIZERS[optimizer.word],
+        kind=optimizer.torch_class,
         lr=scaled_lr(analysis),
-        no_decay=analysis.job.train.no_decay,
+        state=(*optimizer.counts, *optimizer.state),
+        counts=optimizer.counts,
+        fused=fused_on(job, analysis.layout, analysis.sharding),
+        no_decay=job.train.no_decay,
         arguments=arguments_of(optimizer, without=("lr",)),
         line=short_line(optimizer.span),
     )

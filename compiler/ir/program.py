@@ -112,11 +112,16 @@ class DataStep:
 class OptimizerStep:
     """A class of `torch.optim` and its arguments; `lr` is already scaled.
 
-    `no_decay` are patterns (`fnmatch`, over full names) of parameters that decay by nothing.
+    `no_decay` are patterns (`fnmatch`, over full names) of parameters that decay by nothing. `state` names what is kept
+    for each parameter, `counts` those of them that are one number. `fused` are the devices on which torch's fused
+    kernel is taken.
     """
 
     kind: str
     lr: float
+    state: tuple[str, ...]
+    counts: tuple[str, ...]
+    fused: tuple[str, ...]
     no_decay: tuple[str, ...] = ()
     arguments: Arguments = field(default_factory=dict)
     line: str = ""

@@ -22,6 +22,7 @@ from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD
 from dslc.dsl.language.calls import Every, Fp16, Fp32
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.optimizers import Device
 
 UNIT_NUMBERS = 2**18  # a layer of at least so many parameters (1 MiB in float32) is gathered by itself
 
@@ -116,6 +117,12 @@ def recomputed(job: JobSpec, model: ModelGraph) -> tuple[str, ...]:
     if recompute == "none":
         return ()
     return tuple(blocks[:: recompute.n]) if isinstance(recompute, Every) else tuple(blocks)
+
+
+def fused_on(job: JobSpec, layout: Layout, sharding: Sharding) -> tuple[Device, ...]:
+    """The devices on which the optimizer takes torch's fused kernel in this job."""
+    shards = sharding.engine == "fsdp" or layout.sizes["tensor"] > 1
+    return job.train.optimizer.fused_on(shards=shards, skipping=leaves_out_steps(job))
 
 
 def leaves_out_steps(job: JobSpec) -> bool:

@@ -169,7 +169,7 @@ def warmup_steps(warmup: Quantity, workload: Workload) -> int | None:
 def _check_optimizer(job: JobSpec, report: Report) -> None:
     optimizer = job.train.optimizer
     exchange = job.parallelism.gradients
-    if isinstance(optimizer, c.QAdam | c.OnebitAdam) and not isinstance(exchange, c.Allreduce):
+    if not optimizer.torch_class and not isinstance(exchange, c.Allreduce):
         report.add(
             "E0605",
             f"`{optimizer.word}` exchanges gradients in a way of its own",
@@ -307,7 +307,7 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
         yield "`backend = mpi`", job.devices.at("backend"), "`gloo` on CPUs, `nccl` on GPUs"
     if not isinstance(parallelism.gradients, c.Allreduce):
         yield f"`gradients = {parallelism.gradients.word}()`", parallelism.at("gradients"), "`allreduce()` runs"
-    if isinstance(train.optimizer, c.QAdam | c.OnebitAdam):
+    if not train.optimizer.torch_class:
         yield f"`{train.optimizer.word}`", train.at("optimizer"), "`adam` runs"
     if isinstance(job.model.loss, c.Contrastive):
         yield "`contrastive`", job.model.at("loss"), ""

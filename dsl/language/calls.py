@@ -1,7 +1,4 @@
-"""The calls that are not layers: losses, sources, optimizers, schedules, metrics, gradient exchanges, launchers.
-
-Defaults of optimizers are torch's.
-"""
+"""The calls that are neither layers nor optimizers: losses, sources, schedules, metrics, exchanges, launchers."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ from typing import Any, ClassVar
 
 from dslc.dsl.language.registry import (
     Anything,
-    Bool,
     Call,
     Float,
     Int,
@@ -192,95 +188,6 @@ class PythonSource(Call):
 
     function: str = arg(FUNCTION, FUNCTION_DOC)
     arguments: tuple[tuple[str, Any], ...] = arg(Anything(), _ARGUMENTS_DOC, default=())
-
-
-# --------------------------------------------------------------------------------------------------- optimizers
-
-_LR = Float(above=0)
-_LR_DOC = "the learning rate"
-_DECAY = Float(min=0)
-_DECAY_DOC = "weight decay"
-_BETAS = ListOf(Float(min=0, below=1), length=2)
-_BETAS_DOC = "the decay of the two moments"
-_EPS_DOC = "added to the denominator"
-_MOMENTUM_DOC = "how much of the last update is kept"
-
-
-@call("optimizer", "sgd")
-class SGD(Call):
-    """Stochastic gradient descent."""
-
-    lr: float = arg(_LR, _LR_DOC, default=1e-3)
-    momentum: float = arg(Float(min=0, below=1), _MOMENTUM_DOC, default=0.0)
-    dampening: float = arg(Float(min=0, max=1), "damps the gradient in the momentum", default=0.0)
-    nesterov: bool = arg(Bool(), "Nesterov's momentum", default=False)
-    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
-
-
-@call("optimizer")
-class Adam(Call):
-    """Adam (Kingma and Ba 2014, arXiv:1412.6980)."""
-
-    lr: float = arg(_LR, _LR_DOC, default=1e-3)
-    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, default=(0.9, 0.999))
-    eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
-    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
-    amsgrad: bool = arg(Bool(), "the AMSGrad variant", default=False)
-
-
-@call("optimizer", "adamw")
-class AdamW(Call):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv:1711.05101)."""
-
-    lr: float = arg(_LR, _LR_DOC, default=1e-3)
-    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, default=(0.9, 0.999))
-    eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
-    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=1e-2)
-    amsgrad: bool = arg(Bool(), "the AMSGrad variant", default=False)
-
-
-@call("optimizer")
-class Adagrad(Call):
-    """Adagrad (Duchi et al. 2011)."""
-
-    lr: float = arg(_LR, _LR_DOC, default=1e-2)
-    lr_decay: float = arg(Float(min=0), "the decay of the learning rate", default=0.0)
-    eps: float = arg(Float(above=0), _EPS_DOC, default=1e-10)
-    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
-
-
-@call("optimizer")
-class Rmsprop(Call):
-    """RMSprop (Tieleman and Hinton 2012)."""
-
-    lr: float = arg(_LR, _LR_DOC, default=1e-2)
-    alpha: float = arg(Float(min=0, below=1), "the decay of the mean square", default=0.99)
-    eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
-    momentum: float = arg(Float(min=0, below=1), _MOMENTUM_DOC, default=0.0)
-    centered: bool = arg(Bool(), "divides by the variance instead of the mean square", default=False)
-    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
-
-
-@call("optimizer", "qadam")
-class QAdam(Call):
-    """Adam whose momentum is exchanged in 8 bits after a warm-up (Bagua)."""
-
-    lr: float = arg(_LR, _LR_DOC, default=1e-3)
-    warmup: int = arg(Measure(("steps",), min=1), "steps of plain Adam first", default=100)
-    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, default=(0.9, 0.999))
-    eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
-    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
-
-
-@call("optimizer")
-class OnebitAdam(Call):
-    """Adam whose momentum is exchanged as signs after a warm-up (Tang et al. 2021, arXiv:2102.02888)."""
-
-    lr: float = arg(_LR, _LR_DOC, default=1e-3)
-    freeze: int = arg(Measure(("steps",), min=1), "steps of plain Adam first", default=100)
-    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, default=(0.9, 0.999))
-    eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
-    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
 
 
 # --------------------------------------------------------------------------------------- learning rate schedules

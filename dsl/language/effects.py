@@ -14,7 +14,8 @@ from typing import Any
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
-from dslc.dsl.language.registry import Block, Call, Node, Quantity, fields
+from dslc.dsl.language.optimizers import SGD, Optimizer
+from dslc.dsl.language.registry import Block, Node, Quantity, fields
 from dslc.dsl.source import Span
 
 Blocks = Mapping[str, Any]
@@ -114,8 +115,8 @@ def offload_on_cpu(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
 
 def momentum(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     """Reports momentum settings that torch's SGD refuses, and those that it ignores."""
-    optimizer: Call = blocks["train"].optimizer
-    if not isinstance(optimizer, c.SGD) or "train.optimizer.momentum" in broken:
+    optimizer: Optimizer = blocks["train"].optimizer
+    if not isinstance(optimizer, SGD) or "train.optimizer.momentum" in broken:
         return
     if optimizer.nesterov and (optimizer.momentum == 0 or optimizer.dampening != 0):
         wrong = "momentum" if optimizer.momentum == 0 else "dampening"

@@ -74,7 +74,9 @@ class Checkpoints:
             return
         self._device = parts.device
         self._folder = files.folder_of(job, run_dir)
-        self._state = TrainingState(parts, place.rank, job.world_size, noise_rank(job, place.rank))
+        self._state = TrainingState(
+            parts, place.rank, job.world_size, counts=job.optimizer.counts, noise=noise_rank(job, place.rank)
+        )
         self._fit = files.fit_of(job, self._state.shapes)
         # A group of its own, so that a thread's messages never come between those of the training.
         self._group: Any = dist.new_group(backend="gloo", timeout=LONGEST) if job.world_size > 1 else None

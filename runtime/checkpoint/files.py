@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dslc.compiler.ir.codec import DecodeError, from_json, parse, to_json
-from dslc.compiler.ir.program import JobProgram, OptimizerStep
+from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.process.records import naming
 
 FORMAT = 2
@@ -117,30 +117,13 @@ def fit_of(job: JobProgram, tensors: Shapes | None) -> Fit:
     return Fit(
         tensors=None if tensors is None else {name: tuple(shape) for name, shape in tensors.items()},
         optimizer=job.optimizer.kind,
-        states=states_of(job.optimizer),
+        states=job.optimizer.state,
         seed=job.data.seed,
         shuffle=job.data.shuffle,
         batch=job.data.batch,
         train_samples=job.data.train_samples,
         steps_per_epoch=job.steps_per_epoch,
     )
-
-
-def states_of(optimizer: OptimizerStep) -> tuple[str, ...]:
-    """Returns the names under which torch's optimizer keeps its state of a parameter."""
-    given = optimizer.arguments
-    momentum = ("momentum_buffer",) if given.get("momentum") else ()
-    match optimizer.kind.lower():
-        case "sgd":
-            return momentum
-        case "adam" | "adamw":
-            return ("step", "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if given.get("amsgrad") else ()))
-        case "adagrad":
-            return ("step", "sum")
-        case "rmsprop":
-            return ("step", "square_avg", *momentum, *(("grad_avg",) if given.get("centered") else ()))
-        case other:
-            raise AssertionError(f"nothing is known of the state of {other}")
 
 
 def misfits(manifest: Manifest, fit: Fit, steps: int) -> list[str]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -69,11 +69,12 @@ def load_model(path: str, manifest: Manifest, model: nn.Module, pipeline: Pipeli
 class TrainingState:
     """The parts of a training by name. To be made before the first step, while sharded parameters are in place.
 
-    `noise` is the rank with whose random numbers this one draws (parallel/tensor_parallel.py), if not its own.
+    `counts` names the optimizer's states of one number, as a step count is. `noise` is the rank with whose random
+    numbers this one draws (parallel/tensor_parallel.py), if not its own.
     """
 
-    def __init__(self, parts: Parts, rank: int, ranks: int, noise: int | None = None) -> None:
-        self._parts, self._rank, self._ranks = parts, rank, ranks
+    def __init__(self, parts: Parts, rank: int, ranks: int, *, counts: Sequence[str], noise: int | None = None) -> None:
+        self._parts, self._rank, self._ranks, self._counts = parts, rank, ranks, counts
         self._noise = rank if noise is None else noise
         stages = parts.pipeline.coordinates if parts.pipeline is not None else 1
         # A pipeline coordinate is a run of ranks: this rank's place in it, and its size.
@@ -140,7 +141,7 @@ class TrainingState:
         for name, tensor in self._model.items():
             wanted[f"model.{name}"] = (tensor if name in self._parameters else current[name]).detach()
         for slot in self._slots:
-            made = {state: slot.make(state) for state in states.get(slot.name, ())}
+            made = {state: slot.make(state in self._counts) for state in states.get(slot.name, ())}
             wanted |= {f"optimizer.{slot.name}.{state}": tensor for state, tensor in made.items()}
             if made:
                 slot.kept[slot.parameter] = made
@@ -176,12 +177,12 @@ class _Slot:
     name: str
     parameter: Tensor
     kept: MutableMapping[Any, Any]
-    step_beside: bool  # its step count is on the parameter's device, as fused kernels need it
+    step_beside: bool  # its states of one number are on the parameter's device, as fused kernels need them
     original: Tensor | None = None  # the parameter on the device, if this is the host's copy
 
-    def make(self, state: str) -> Tensor:
-        """Returns an empty tensor for one of its states: one number for `step`, else like the parameter."""
-        if state == "step":
+    def make(self, one_number: bool) -> Tensor:
+        """Returns an empty tensor for one of its states: of one number, as a step count is, or like the parameter."""
+        if one_number:
             return torch.zeros((), device=self.parameter.device if self.step_beside else "cpu")
         return torch.empty_like(self.parameter, requires_grad=False)
 

@@ -105,9 +105,8 @@ def _optimizer(step: OptimizerStep, model: nn.Module) -> torch.optim.Optimizer:
     decayed = [parameter for parameter in trained if id(parameter) not in known]
     others = [parameter for parameter in trained if id(parameter) in known]
     groups = [{"params": decayed}] * bool(decayed) + [{"params": others, "weight_decay": 0.0}] * bool(others)
-    kind = {name.lower(): kind for name, kind in vars(torch.optim).items() if isinstance(kind, type)}[step.kind.lower()]
-    made: torch.optim.Optimizer = kind(groups, lr=step.lr, foreach=False, **step.arguments)
-    return made
+    kind: type[torch.optim.Optimizer] = getattr(torch.optim, step.kind)
+    return kind(groups, lr=step.lr, foreach=False, **step.arguments)  # type: ignore[call-arg]
 
 
 def _scheduler(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:

@@ -1,12 +1,9 @@
 """The optimizer of a job: a class of `torch.optim` over the parameters that train.
 
-Contract: the arguments are torch's own; the numbers are torch's. Torch's fused kernel is used if it has one for the
-device (SGD, Adam, AdamW and Adagrad on the CPU; all but Adagrad and RMSprop on a GPU), else the `foreach` form. On one
-core of a CPU, over torch's plain loop: SGD 2.5 times as fast, AdamW 4, Adagrad 2.6, RMSprop 1.3, with the same numbers
-within one rounding of the update.
-
-If steps may be skipped, SGD is not fused: skipping the first step leaves its momentum uninitialized, and skipping a
-later one on a GPU takes infinities into it (torch 2.13).
+Contract: the arguments are torch's own; the numbers are torch's. The fused kernel is used on the
+devices that the program names (dsl/language/optimizers.py says which have one), else the `foreach` form. On one core of
+a CPU, over torch's plain loop: SGD 2.5 times as fast, AdamW 4, Adagrad 2.6, RMSprop 1.3, with the same numbers within
+one rounding of the update.
 
 Limits: a fused kernel rounds differently from the plain loop; a job uses the same kernel on every rank and under every
 plan for the same kind of device.
@@ -24,41 +21,27 @@ from dslc.compiler.ir.program import OptimizerStep
 from dslc.runtime.parallel import zero1
 from dslc.runtime.technique import offload
 
-_CLASSES: dict[str, type[torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "adagrad": torch.optim.Adagrad,
-    "rmsprop": torch.optim.RMSprop,
-}
-_FUSED = {"cpu": ("sgd", "adam", "adamw", "adagrad"), "cuda": ("sgd", "adam", "adamw")}
-_FUSED_IN_ROWS = ("adam", "adamw")  # torch's fused kernels that take DTensors
-
 
 def build_optimizer(
-    step: OptimizerStep, model: nn.Module, shared_out: bool = False, moved: bool = False, skipping: bool = False
+    step: OptimizerStep, model: nn.Module, shared_out: bool = False, moved: bool = False
 ) -> torch.optim.Optimizer:
     """Returns the optimizer over the model's trainable parameters, each once, in the model's order.
 
-    `step.kind` is the name of the class in `torch.optim`, in any case. Parameters that a pattern of `step.no_decay`
+    `step.kind` is the name of the class in `torch.optim`. Parameters that a pattern of `step.no_decay`
     matches, by any of their names, are a group of their own. Every group has `initial_lr`, to which the factor of the
     learning rate is applied. With `shared_out` each rank keeps the state of its share (zero1.py); with `moved`, in the
-    host's memory (technique/offload.py). With `skipping` a step whose gradients are not finite is skipped.
+    host's memory (technique/offload.py).
     """
-    kind = step.kind.lower()
     groups = _groups(step, model)
     parameters = [parameter for group in groups for parameter in group["params"]]
     device = parameters[0].device.type if parameters else "cpu"
     arguments: dict[str, Any] = {**step.arguments, "lr": step.lr}
-    rows = any(hasattr(parameter, "to_local") for parameter in parameters)
-    fused = _FUSED_IN_ROWS if rows else _FUSED.get(device, ())
-    skips = skipping and kind == "sgd"
-    if kind in fused and not skips and all(parameter.is_floating_point() for parameter in parameters):
+    if device in step.fused and all(parameter.is_floating_point() for parameter in parameters):
         arguments["fused"] = True
     else:
         arguments["foreach"] = True
     made = zero1.share_out if shared_out else offload.optimizer if moved else _build
-    optimizer = made(_CLASSES[kind], groups, arguments)
+    optimizer = made(getattr(torch.optim, step.kind), groups, arguments)
     for group in optimizer.param_groups:
         group["initial_lr"] = step.lr
     return optimizer

@@ -55,7 +55,6 @@ def assemble(job: JobProgram, device: torch.device) -> Parts:
             plain,
             shared_out=job.gradients.kind == "zero1",
             moved=moved,
-            skipping=job.precision.scaled or skips,
         )
     return Parts(
         plain=plain,

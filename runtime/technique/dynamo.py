@@ -35,8 +35,8 @@ def leave_out() -> Iterator[None]:
         return
     for owner in (torch.optim.Optimizer, torch.nn.parallel.DistributedDataParallel):
         _mark(vars(owner))
-    for name in ("sgd", "adam", "adamw", "adagrad", "rmsprop"):
-        _mark(vars(sys.modules.get(f"torch.optim.{name}", SimpleNamespace())))
+    for name in {kind.__module__ for kind in vars(torch.optim).values() if isinstance(kind, type)}:
+        _mark(vars(sys.modules[name]))
     stand_in = SimpleNamespace(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
     vars(torch)["_dynamo"] = stand_in
     try:

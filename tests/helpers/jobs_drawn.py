@@ -451,7 +451,11 @@ class _Drawing:
             + (f"sgd(lr = 0.02, momentum = 0.5, dampening = 0.2{decay})",)
             + (f"adam(lr = 1e-3{decay})", f"adam(lr = 1e-3, amsgrad = true, betas = [0.8, 0.9]{decay})")
             + (f"adamw(lr = 1e-3{decay})",) * 2
-            + (f"adagrad(lr = 1e-3{decay})", f"rmsprop(lr = 1e-3, centered = true, momentum = 0.5{decay})")
+            + (
+                f"adagrad(lr = 1e-3{decay})",
+                f"nadam(lr = 1e-3{decay})",
+                f"rmsprop(lr = 1e-3, centered = true, momentum = 0.5{decay})",
+            )
             + (("sgd(lr = 0.05, nesterov = true)", "qadam()") if self.chance(0.1) else ())
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dslc.dsl.language import calls as c
+from dslc.dsl.language import optimizers as o
 from dslc.dsl.language.blocks import (
     CheckpointSpec,
     DataSpec,
@@ -30,7 +31,7 @@ def make_job(**blocks: Any) -> JobSpec:
         "devices": DevicesSpec(),
         "parallelism": ParallelismSpec(),
         "memory": MemorySpec(),
-        "train": TrainSpec(steps=10, optimizer=c.SGD(lr=0.1)),
+        "train": TrainSpec(steps=10, optimizer=o.SGD(lr=0.1)),
         "evaluate": EvaluateSpec(),
         "checkpoint": CheckpointSpec(),
         "launch": LaunchSpec(),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dslc.compiler.ir import program as p
+from dslc.dsl.language.optimizers import torch_optimizer
 
 
 def conv_model(width: int = 4) -> p.ModelStep:
@@ -150,10 +151,35 @@ def _arrays(
     return p.DataStep(**(values | changed))
 
 
+def optimizer_step(
+    kind: str,
+    lr: float = 0.05,
+    *,
+    no_decay: tuple[str, ...] = (),
+    shards: bool = False,
+    skipping: bool = False,
+    **arguments: Any,
+) -> p.OptimizerStep:
+    """A class of `torch.optim`, as the compiler would write it; `shards`: parameters are DTensors."""
+    declared = torch_optimizer(kind)(**arguments)
+    return p.OptimizerStep(
+        kind=kind,
+        lr=lr,
+        state=(*declared.counts, *declared.state),
+        counts=declared.counts,
+        fused=declared.fused_on(shards=shards, skipping=skipping),
+        no_decay=no_decay,
+        arguments=arguments,
+    )
+
+
 def program(ranks: int, data: p.DataStep, model: p.ModelStep | None = None, **changed: Any) -> p.JobProgram:
     """A program for `ranks` processes on the CPU with momentum; a conv net if `model` is None."""
     steps = changed.get("steps", 8)
     python = model is not None and model.python is not None
+    gradients = changed.get("gradients", p.GradientStep(kind="none"))
+    sharded = gradients.kind == "fsdp" or changed.get("tensor") is not None
+    skipping = changed.get("on_nonfinite") == "skip" or changed.get("precision", p.PrecisionStep()).scaled
     values: dict[str, Any] = {
         "job": "made",
         "file": "made.plt",
@@ -171,7 +197,7 @@ def program(ranks: int, data: p.DataStep, model: p.ModelStep | None = None, **ch
         "microbatches": 1,
         "steps": steps,
         "steps_per_epoch": -(-data.train_samples // data.batch) if data.last else data.train_samples // data.batch,
-        "optimizer": p.OptimizerStep(kind="SGD", lr=0.05, arguments={"momentum": 0.9}),
+        "optimizer": optimizer_step("SGD", shards=sharded, skipping=skipping, momentum=0.9),
         "learning_rate": p.LearningRateStep(steps=steps),
         "clip": None,
         "precision": p.PrecisionStep(),

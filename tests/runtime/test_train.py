@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers import trained
 from helpers.launcher import Launcher
-from helpers.made_programs import conv_model, gpt_model, images, places, program, python, tokens
+from helpers.made_programs import conv_model, gpt_model, images, optimizer_step, places, program, python, tokens
 from helpers.trained import Trained, agree
 
 from dslc.compiler.ir import program as p
@@ -89,7 +89,7 @@ def test_a_schedule_and_an_adaptive_optimizer(launcher: Launcher, tmp_path: Path
     changed: dict[str, Any] = {
         "model": _linear(),
         "sync_batch_norm": False,
-        "optimizer": p.OptimizerStep(kind="AdamW", lr=0.01),
+        "optimizer": optimizer_step("AdamW", lr=0.01),
         "learning_rate": p.LearningRateStep(kind="cosine", steps=8, warmup=2, floor=0.1),
     }
     one, (two,) = over_ranks(launcher, tmp_path, images(tmp_path), (2,), **changed)
@@ -124,7 +124,7 @@ def test_what_is_logged(launcher: Launcher, tmp_path: Path) -> None:
 def test_evaluation_counts_every_sample_once(launcher: Launcher, tmp_path: Path) -> None:
     """With a learning rate of nothing the validation metrics are those of the initial model over the whole split."""
     data = images(tmp_path, train=16, validation=13, split="tail", batch=16)
-    still = p.OptimizerStep(kind="SGD", lr=0.0)
+    still = optimizer_step("SGD", lr=0.0)
     model = _linear()
     one, others = over_ranks(
         launcher, tmp_path, data, (2, 4), model=model, optimizer=still, steps=1, sync_batch_norm=False
@@ -215,7 +215,7 @@ def test_a_users_own_model_and_loss(launcher: Launcher, tmp_path: Path) -> None:
 
 
 def test_records_without_finite_numbers_are_still_json(launcher: Launcher, tmp_path: Path) -> None:
-    huge = p.OptimizerStep(kind="SGD", lr=1e30)
+    huge = optimizer_step("SGD", lr=1e30)
     found = train(launcher, tmp_path / "run", 1, images(tmp_path), optimizer=huge, steps=6, on_nonfinite="continue")
     for line in (found.folder / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.launcher import Launcher
-from helpers.made_programs import gpt_model, places, program, tokens
+from helpers.made_programs import gpt_model, optimizer_step, places, program, tokens
 
 from dslc.compiler.ir import program as p
 from dslc.runtime.checkpoint import files
@@ -46,7 +46,7 @@ def job(data: p.DataStep, engine: str, asynchronous: bool) -> p.JobProgram:
         model=gpt_model(),
         sync_batch_norm=False,
         steps=STEPS,
-        optimizer=p.OptimizerStep(kind="AdamW", lr=0.01, arguments={"weight_decay": 0.1}),
+        optimizer=optimizer_step("AdamW", lr=0.01, weight_decay=0.1),
         learning_rate=p.LearningRateStep(kind="cosine", steps=STEPS, warmup=3),
         gradients=gradients,
         evaluate_every=5,

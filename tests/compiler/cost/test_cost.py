@@ -15,13 +15,14 @@ from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language import calls as c
+from dslc.dsl.language import optimizers as o
 from dslc.dsl.language.blocks import DataSpec, DevicesSpec, MemorySpec, ParallelismSpec, TrainSpec
 from dslc.dsl.language.layers import ViT
 from dslc.dsl.language.registry import Call
 
 
 def analysis_of(
-    optimizer: Call | None = None,
+    optimizer: o.Optimizer | None = None,
     cpus: int = 4,
     memory: MemorySpec | None = None,
     freeze: tuple[str, ...] = (),
@@ -34,7 +35,7 @@ def analysis_of(
         devices=DevicesSpec(cpus=cpus),
         parallelism=ParallelismSpec(**axes),
         memory=memory or MemorySpec(),
-        train=TrainSpec(steps=10, optimizer=optimizer or c.AdamW()),
+        train=TrainSpec(steps=10, optimizer=optimizer or o.AdamW()),
     )
     report = Report()
     found = analyse(job, Facts(), report)
@@ -94,21 +95,22 @@ def test_replicas_shard_over_fewer_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "states"),
+    ("optimizer", "states", "counts"),
     [
-        (c.SGD(), 0),
-        (c.SGD(momentum=0.9), 1),
-        (c.Adam(), 2),
-        (c.AdamW(amsgrad=True), 3),
-        (c.Adagrad(), 1),
-        (c.Rmsprop(momentum=0.9, centered=True), 3),
+        (o.SGD(), 0, 0),
+        (o.SGD(momentum=0.9), 1, 0),
+        (o.Adam(), 2, 1),
+        (o.AdamW(amsgrad=True), 3, 1),
+        (o.Adagrad(), 1, 1),
+        (o.Rmsprop(momentum=0.9, centered=True), 3, 1),
+        (o.NAdam(), 2, 2),
     ],
 )
-def test_state_of_an_optimizer(optimizer: Call, states: int) -> None:
+def test_state_of_an_optimizer(optimizer: o.Optimizer, states: int, counts: int) -> None:
     found = analysis_of(optimizer)
     assert found.model is not None
-    steps = 0 if isinstance(optimizer, c.SGD) else sum(len(layer.parameters) for layer in found.model.layers)
-    assert found.costs[0].memory.optimizer == 4 * (states * found.model.parameters + steps)
+    tensors = sum(len(layer.parameters) for layer in found.model.layers)
+    assert found.costs[0].memory.optimizer == 4 * (states * found.model.parameters + counts * tensors)
 
 
 def test_recomputing_trades_memory_for_arithmetic() -> None:

@@ -13,6 +13,7 @@ from dslc.compiler.placement.workload import Workload, in_steps, measure_out
 from dslc.compiler.rules.analyse import analyse
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language import calls as c
+from dslc.dsl.language import optimizers as o
 from dslc.dsl.language.blocks import DataSpec, DevicesSpec, ParallelismSpec, TrainSpec
 from dslc.dsl.language.registry import Quantity
 from dslc.dsl.meaning.load import load_text
@@ -25,7 +26,7 @@ def workload_of(
         data=data,
         devices=DevicesSpec(cpus=cpus),
         parallelism=ParallelismSpec(microbatches=microbatches),
-        train=TrainSpec(epochs=3, optimizer=c.SGD()),
+        train=TrainSpec(epochs=3, optimizer=o.SGD()),
     )
     report = Report()
     layout = lay_out(job, report)

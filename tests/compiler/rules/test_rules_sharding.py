@@ -10,10 +10,11 @@ from helpers.module_facts import FACTS, analysed
 
 from dslc.dsl.codes import explain
 from dslc.dsl.language import calls as c
+from dslc.dsl.language import optimizers as o
 from dslc.dsl.language.blocks import DevicesSpec, ParallelismSpec, TrainSpec
 
 NUMBER = replace(FACTS, parameters=(*FACTS.parameters, ("temperature", (), True)))
-LOW = TrainSpec(steps=5, optimizer=c.SGD(lr=0.1), precision=c.Bf16(level="O2"))
+LOW = TrainSpec(steps=5, optimizer=o.SGD(lr=0.1), precision=c.Bf16(level="O2"))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.language import calls as c
+from dslc.dsl.language import optimizers as o
 from dslc.dsl.language.blocks import DevicesSpec, MemorySpec, ModelSpec, ParallelismSpec, TrainSpec
 from dslc.dsl.language.layers import BatchNorm, Conv2d, Flatten, Linear
 
@@ -68,7 +69,7 @@ def test_near_patterns_are_suggested(pattern: str, meant: str) -> None:
 
 def test_nothing_left_to_train_and_no_decay_of_what_does_not_train() -> None:
     assert codes(**gpt(freeze=("*",))) == ["E0711"]
-    adamw: dict[str, Any] = {"steps": 10, "optimizer": c.AdamW()}
+    adamw: dict[str, Any] = {"steps": 10, "optimizer": o.AdamW()}
     assert codes(**gpt(freeze=("*.bias",)), train=TrainSpec(no_decay=("*.bias",), **adamw)) == ["W0103"]
     assert codes(**gpt(freeze=("*.bias",)), train=TrainSpec(no_decay=("*.weight",), **adamw)) == []
 
@@ -173,7 +174,7 @@ def test_what_can_be_moved_to_the_host(
 ) -> None:
     blocks = {
         "memory": MemorySpec(offload=offload),
-        "train": TrainSpec(steps=10, optimizer=c.AdamW(), **train),
+        "train": TrainSpec(steps=10, optimizer=o.AdamW(), **train),
         "devices": DevicesSpec(gpus=gpus),
     }
     assert [code for code in codes(**blocks, **gpt()) if code.startswith("E")] == expected
@@ -204,7 +205,7 @@ def test_what_can_be_moved_beside_a_pipeline(
     blocks["model"] = gpt_model(tie=tie)
     analysis, found = looked_at(
         memory=MemorySpec(offload=offload),
-        train=TrainSpec(steps=10, optimizer=c.AdamW()),
+        train=TrainSpec(steps=10, optimizer=o.AdamW()),
         devices=DevicesSpec(gpus=ranks),
         parallelism=ParallelismSpec(**axes),
         **blocks,

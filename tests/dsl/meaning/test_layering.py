@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from dslc.dsl.language.calls import SGD, Adam, AdamW, Slurm, Text
+from dslc.dsl.language.calls import Slurm, Text
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.optimizers import SGD, Adam, AdamW
 from dslc.dsl.meaning.load import Loaded, load, load_text
 
 BASE = """\

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dslc.dsl.language import units
-from dslc.dsl.language.calls import AdamW, Bf16, Every, Exponential, Free, Synthetic, WarmupCosine
+from dslc.dsl.language.calls import Bf16, Every, Exponential, Free, Synthetic, WarmupCosine
 from dslc.dsl.language.layers import Conv2d, Linear, MaxPool2d, PythonNetwork, Repeat
+from dslc.dsl.language.optimizers import AdamW
 from dslc.dsl.language.registry import Quantity, Range
 from dslc.dsl.language.suggest import distance, near
 from dslc.dsl.meaning.arithmetic import Impossible, binary

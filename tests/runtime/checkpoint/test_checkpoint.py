@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.launcher import Command, Launcher, write_program
-from helpers.made_programs import conv_model, gpt_model, images, places, program, python, tokens
+from helpers.made_programs import conv_model, gpt_model, images, optimizer_step, places, program, python, tokens
 from safetensors.numpy import load_file
 
 from dslc.compiler.ir import program as p
@@ -105,7 +105,7 @@ def test_a_tied_model_under_adamw_with_frozen_and_undecayed_parameters(launcher:
         "sync_batch_norm": False,
         "clip": 0.5,
         "microbatches": 2,
-        "optimizer": p.OptimizerStep(kind="AdamW", lr=0.01, arguments={"weight_decay": 0.1}),
+        "optimizer": optimizer_step("AdamW", lr=0.01, weight_decay=0.1),
     }
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     train(launcher, whole, 2, data, **changed)
@@ -116,10 +116,10 @@ def test_a_tied_model_under_adamw_with_frozen_and_undecayed_parameters(launcher:
     agree(whole, cut, weights=0.05 * 0.01 * STEPS)
 
 
-@pytest.mark.parametrize("kind", ["Adagrad", "RMSprop", "SGD without momentum"])
+@pytest.mark.parametrize("kind", ["Adagrad", "NAdam", "RMSprop", "SGD without momentum"])
 def test_other_optimizers(launcher: Launcher, tmp_path: Path, kind: str) -> None:
-    arguments = {"momentum": 0.5, "centered": True} if kind == "RMSprop" else {}
-    optimizer = p.OptimizerStep(kind=kind.split(maxsplit=1)[0], lr=0.01, arguments=arguments)
+    arguments: dict[str, Any] = {"momentum": 0.5, "centered": True} if kind == "RMSprop" else {}
+    optimizer = optimizer_step(kind.split(maxsplit=1)[0], lr=0.01, **arguments)
     data = images(tmp_path)
     train(launcher, tmp_path / "whole", 2, data, optimizer=optimizer)
     train(launcher, tmp_path / "cut", 2, data, stop_after=5, checkpoint=every(5), optimizer=optimizer)
@@ -291,10 +291,10 @@ def test_a_damaged_one_is_refused_where_it_is_named(launcher: Launcher, two_chec
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "another model": ({"model": conv_model(8)}, "its `0.weight` is of shape 4 x 1 x 3 x 3, and the job's of 8 x 1 x 3"),
     "another optimizer": (
-        {"optimizer": p.OptimizerStep(kind="AdamW", lr=0.01)},
+        {"optimizer": optimizer_step("AdamW", lr=0.01)},
         "its optimizer is SGD, and the job's AdamW",
     ),
-    "no momentum": ({"optimizer": p.OptimizerStep(kind="SGD", lr=0.05)}, "its optimizer keeps momentum_buffer"),
+    "no momentum": ({"optimizer": optimizer_step("SGD", lr=0.05)}, "its optimizer keeps momentum_buffer"),
     "a shorter training": ({"stop_after": 2}, "it is at step 6, and the job ends after 2"),
 }
 

@@ -13,7 +13,7 @@ import torch
 from helpers import trained
 from helpers.gang import gang
 from helpers.launcher import Launcher
-from helpers.made_programs import conv_model, gpt_model, images, places, program, python, tokens
+from helpers.made_programs import conv_model, gpt_model, images, optimizer_step, places, program, python, tokens
 from helpers.trained import Trained, agree
 from torch import nn
 
@@ -25,8 +25,8 @@ from dslc.runtime.step.stepper import stepper
 
 CPU = torch.device("cpu")
 KEPT = p.LossStep(kind="cross_entropy", counts="kept", ignore=-100)
-SGD = p.OptimizerStep(kind="SGD", lr=0.05, arguments={"momentum": 0.9})
-ADAMW = p.OptimizerStep(kind="AdamW", lr=0.01, arguments={"weight_decay": 0.1}, no_decay=("*.bias", "*norm*"))
+SGD = optimizer_step("SGD", lr=0.05, momentum=0.9, shards=True)
+ADAMW = optimizer_step("AdamW", lr=0.01, weight_decay=0.1, no_decay=("*.bias", "*norm*"), shards=True)
 
 
 def sharded(units: tuple[str, ...], zero: int, replicas: int = 1) -> p.GradientStep:
@@ -128,7 +128,7 @@ def test_a_rank_keeps_its_rows_alone(tmp_path: Path) -> None:
 def one_infinity(rank: int, folder: str, clip: float | None, kind: str) -> list[Any]:
     """A step in which one number of the gradient, on rank 1 alone, is infinite, and one in which none is."""
     low = p.PrecisionStep(dtype="float16", scaled=True)
-    optimizer = p.OptimizerStep(kind=kind, lr=0.01)
+    optimizer = optimizer_step(kind, lr=0.01, shards=True)
     changed: dict[str, Any] = {"precision": low, "clip": clip, "optimizer": optimizer}
     parts, (step, batch) = made(rank, folder, 2, gradients=sharded(("2",), 3), **changed)
     weight: Any = parts.plain.get_parameter("2.mlp.bias")

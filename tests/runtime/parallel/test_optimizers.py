@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from helpers.made_programs import optimizer_step
+from helpers.paths import ROOT
 from torch import nn
 
-from dslc.compiler.ir.program import OptimizerStep
-from dslc.dsl.language import calls
-from dslc.dsl.language.registry import Call, fields
+from dslc.dsl.language.optimizers import Optimizer, torch_optimizer
+from dslc.dsl.language.registry import CALLS, fields
+from dslc.runtime.measure.track_memory import Tracker
 from dslc.runtime.parallel.optimizers import build_optimizer
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -21,7 +24,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("AdamW", {"betas": (0.9, 0.95), "weight_decay": 0.1}),
     ("Adagrad", {"lr_decay": 0.01, "weight_decay": 0.01, "eps": 1e-9}),
     ("RMSprop", {"alpha": 0.9, "momentum": 0.5, "centered": True}),
+    ("NAdam", {"momentum_decay": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True}),
 ]
+# Every optimizer of the language that runs.
+RUNNING: list[type[Optimizer]] = [call for call in CALLS["optimizer"].values() if call.torch_class]  # type: ignore[attr-defined, misc]
 
 
 def trained(build: Any) -> torch.Tensor:
@@ -38,11 +44,11 @@ def trained(build: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize(("kind", "arguments"), CASES)
 def test_twenty_steps_are_those_of_torchs_plain_loop(kind: str, arguments: dict[str, Any]) -> None:
-    step = OptimizerStep(kind=kind, lr=0.02, arguments=arguments)
+    step = optimizer_step(kind, lr=0.02, **arguments)
     ours = trained(lambda model: build_optimizer(step, model))
     plain = trained(lambda model: getattr(torch.optim, kind)(model.parameters(), lr=0.02, foreach=False, **arguments))
     torch.testing.assert_close(ours, plain, rtol=1e-5, atol=2e-6)
-    other = trained(lambda model: build_optimizer(OptimizerStep(kind=kind, lr=0.021, arguments=arguments), model))
+    other = trained(lambda model: build_optimizer(optimizer_step(kind, lr=0.021, **arguments), model))
     assert (other - plain).abs().max() > 1e-4, "the test can tell one rate from another"
 
 
@@ -51,14 +57,14 @@ def test_twenty_steps_are_those_of_torchs_plain_loop(kind: str, arguments: dict[
 def test_a_step_whose_gradient_overflows_leaves_nothing_behind(
     kind: str, arguments: dict[str, Any], skipped: int
 ) -> None:
-    step = OptimizerStep(kind=kind, lr=0.02, arguments=arguments)
+    step = optimizer_step(kind, lr=0.02, skipping=True, **arguments)
     found: list[torch.Tensor] = []
     for gradients in ([0.1, 0.2, 0.3], [0.1, 0.2, 0.3]):
         if found:
             gradients.insert(skipped, math.inf)
         model = nn.Linear(40, 2)
         nn.init.ones_(model.weight)
-        optimizer = build_optimizer(step, model, skipping=True)
+        optimizer = build_optimizer(step, model)
         scaler = torch.amp.GradScaler("cpu", init_scale=1.0, backoff_factor=1.0 - 2**-20)
         for gradient in gradients:
             torch.full((80,), 1e30)  # is freed, and its numbers are what the next tensor begins with
@@ -70,10 +76,10 @@ def test_a_step_whose_gradient_overflows_leaves_nothing_behind(
     torch.testing.assert_close(found[0], found[1])
 
 
-@pytest.mark.parametrize("call", [calls.SGD, calls.Adam, calls.AdamW, calls.Adagrad, calls.Rmsprop])
-def test_every_argument_of_the_language_is_one_of_torch(call: type[Call]) -> None:
+@pytest.mark.parametrize("call", RUNNING)
+def test_every_argument_of_the_language_is_one_of_torch(call: type[Optimizer]) -> None:
     declared = {field.name: field.default for field in fields(call) if field.name != "lr"}
-    optimizer = build_optimizer(OptimizerStep(kind=call.word, lr=0.1, arguments=declared), nn.Linear(2, 2))
+    optimizer = build_optimizer(optimizer_step(call.torch_class, lr=0.1, **declared), nn.Linear(2, 2))
     assert optimizer.param_groups[0].items() >= declared.items()
     assert optimizer.param_groups[0]["initial_lr"] == 0.1
 
@@ -82,7 +88,7 @@ def test_a_tied_parameter_counts_once_and_a_frozen_one_not() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight = model[0].weight
     model[0].bias.requires_grad_(False)
-    (group,) = build_optimizer(OptimizerStep(kind="SGD", lr=0.1), model).param_groups
+    (group,) = build_optimizer(optimizer_step("SGD", lr=0.1), model).param_groups
     assert [id(p) for p in group["params"]] == [id(model[0].weight), id(model[1].bias)]
 
 
@@ -91,12 +97,47 @@ def test_what_matches_a_pattern_does_not_decay() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 3))
     model[2].weight = model[0].weight
     named = {id(parameter): name for name, parameter in model.named_parameters()}
-    step = OptimizerStep(kind="AdamW", lr=0.1, no_decay=("*.bias", "2.w*"), arguments={"weight_decay": 0.5})
+    step = optimizer_step("AdamW", lr=0.1, no_decay=("*.bias", "2.w*"), weight_decay=0.5)
     decaying, still = build_optimizer(step, model).param_groups
     assert [named[id(p)] for p in decaying["params"]] == ["1.weight"]
     assert [named[id(p)] for p in still["params"]] == ["0.weight", "0.bias", "1.bias", "2.bias"]
     assert (decaying["weight_decay"], still["weight_decay"]) == (0.5, 0.0)
     assert decaying["initial_lr"] == still["initial_lr"] == 0.1
-    everything = OptimizerStep(kind="SGD", lr=0.1, no_decay=("*",), arguments={"weight_decay": 0.5})
+    everything = optimizer_step("SGD", lr=0.1, no_decay=("*",), weight_decay=0.5)
     (group,) = build_optimizer(everything, model).param_groups
     assert group["weight_decay"] == 0.0
+
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *CASES,
+    ("RMSprop", {"weight_decay": 0.1}),
+    ("NAdam", {"weight_decay": 0.1}),
+]
+
+
+@pytest.mark.parametrize(("kind", "arguments"), VARIANTS)
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_registration_says_what_torch_keeps_and_makes(kind: str, arguments: dict[str, Any], fused: bool) -> None:
+    declared = torch_optimizer(kind)(**arguments)
+    step = optimizer_step(kind, lr=0.02, **arguments)
+    fused = fused and "cpu" in step.fused
+    model = nn.Linear(500, 400)
+    optimizer = build_optimizer(step if fused else replace(step, fused=()), model)
+    tracker = Tracker(model, optimizer, torch.device("cpu"))
+    for _ in range(3):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        with tracker.step():
+            optimizer.step()
+    kept = {name: value for name, value in optimizer.state[model.weight].items() if value is not None}
+    assert {name for name, value in kept.items() if value.shape == model.weight.shape} == set(declared.state)
+    assert {name for name, value in kept.items() if value.shape == ()} == set(declared.counts)
+    made = sum(tracker.peak.values()) - sum(tracker.rest.values())
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    assert made == pytest.approx(0 if fused else 4 * declared.scratch * numbers, abs=200)
+
+
+def test_a_registration_is_all_that_an_optimizer_needs() -> None:
+    """Nothing beyond it names NAdam, which was added by its registration alone."""
+    files = [path for floor in ("cli", "compiler", "runtime", "dsl") for path in (ROOT / floor).rglob("*.py")]
+    assert [path.name for path in files if "nadam" in path.read_text().lower()] == ["optimizers.py"]

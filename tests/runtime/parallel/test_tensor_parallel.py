@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.gang import gang
-from helpers.made_programs import gpt_model, places, program, tokens
+from helpers.made_programs import gpt_model, optimizer_step, places, program, tokens
 
 from dslc.compiler.ir import program as p
 from dslc.runtime.data.batches import StepBatch
@@ -23,7 +23,7 @@ from dslc.runtime.step.assemble import Parts, assemble
 from dslc.runtime.step.stepper import Done, stepper
 
 CPU = torch.device("cpu")
-ADAMW = p.OptimizerStep(kind="AdamW", lr=0.01, arguments={"weight_decay": 0.1}, no_decay=("*.bias", "*norm*"))
+ADAMW = optimizer_step("AdamW", lr=0.01, weight_decay=0.1, no_decay=("*.bias", "*norm*"), shards=True)
 PLAIN = (
     ("0", "vocabulary"),
     ("2.attention.qkv", "column"),

@@ -1,0 +1,241 @@
+"""The optimizers. One class says everything that dslc has to know of one.
+
+Its fields are its arguments, with torch's defaults. The class variables and properties say how `torch.optim` carries it
+out: the name of its class, the state that it keeps, its fused kernels, and the memory of an update without one. The
+account of memory, the programs of the ranks, checkpoints and `dslc verify` all ask here, and name no optimizer.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from dslc.dsl.language.registry import CALLS, Bool, Call, Float, ListOf, Measure, arg, call
+from dslc.dsl.record import record
+
+Device = Literal["cpu", "cuda"]
+
+_LR = Float(above=0)
+_LR_DOC = "the learning rate"
+_DECAY = Float(min=0)
+_DECAY_DOC = "weight decay"
+_BETAS = ListOf(Float(min=0, below=1), length=2)
+_BETAS_DOC = "the decay of the two moments"
+_EPS_DOC = "added to the denominator"
+_MOMENTUM = Float(min=0, below=1)
+_MOMENTUM_DOC = "how much of the last update is kept"
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@record
+class Optimizer(Call):
+    """An optimizer; a subclass is its one registration.
+
+    `state` names the tensors that torch keeps for each parameter, of the parameter's shape; `counts` those of one
+    number each. `rounding` is for `dslc verify`: by how much rounding may move a parameter in a step, as a share of the
+    learning rate, because the update divides by a gradient; 0 where it does not.
+    """
+
+    torch_class: ClassVar[str] = ""  # in `torch.optim`; "": it has none, and no job runs with it
+    counts: ClassVar[tuple[str, ...]] = ("step",)
+    fused: ClassVar[tuple[Device, ...]] = ()  # where torch has a fused kernel for it
+    fused_takes_shards: ClassVar[bool] = False  # of parameters that are DTensors
+    fused_skips: ClassVar[bool] = True  # can leave out a step whose gradients are not finite, and harm no state
+    rounding: ClassVar[float] = 0.5
+
+    lr: float = arg(_LR, _LR_DOC)
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def scratch(self) -> int:
+        """How many float32 an update without the fused kernel makes for each number that it updates."""
+        return 1
+
+    def fused_on(self, *, shards: bool, skipping: bool) -> tuple[Device, ...]:
+        """The devices on which the fused kernel is taken, where parameters are DTensors and steps may be left out."""
+        fits = (self.fused_takes_shards or not shards) and (self.fused_skips or not skipping)
+        return self.fused if fits else ()
+
+
+def torch_optimizer(name: str) -> type[Optimizer]:
+    """The declaration of a class of `torch.optim`."""
+    found = (each for each in CALLS["optimizer"].values() if issubclass(each, Optimizer))
+    return next(each for each in found if each.torch_class == name)
+
+
+@call("optimizer", "sgd")
+class SGD(Optimizer):
+    """Stochastic gradient descent."""
+
+    torch_class: ClassVar = "SGD"
+    counts: ClassVar = ()
+    fused: ClassVar = ("cpu", "cuda")
+    # It leaves its momentum what happened to be in memory if the first step is left out, and on a GPU takes infinities
+    # into it later (torch 2.13).
+    fused_skips: ClassVar = False
+    rounding: ClassVar = 0.0
+
+    lr: float = arg(_LR, _LR_DOC, default=1e-3)
+    momentum: float = arg(_MOMENTUM, _MOMENTUM_DOC, default=0.0)
+    dampening: float = arg(Float(min=0, max=1), "damps the gradient in the momentum", default=0.0)
+    nesterov: bool = arg(Bool(), "Nesterov's momentum", default=False)
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        return ("momentum_buffer",) if self.momentum else ()
+
+    @property
+    def scratch(self) -> int:
+        return int(self.weight_decay > 0)
+
+
+@call("optimizer")
+class Adam(Optimizer):
+    """Adam (Kingma and Ba 2014, arXiv:1412.6980)."""
+
+    torch_class: ClassVar = "Adam"
+    fused: ClassVar = ("cpu", "cuda")
+    fused_takes_shards: ClassVar = True
+    rounding: ClassVar = 0.05
+
+    lr: float = arg(_LR, _LR_DOC, default=1e-3)
+    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, default=(0.9, 0.999))
+    eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
+    amsgrad: bool = arg(Bool(), "the AMSGrad variant", default=False)
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        return (*_MOMENTS, "max_exp_avg_sq") if self.amsgrad else _MOMENTS
+
+
+@call("optimizer", "adamw")
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv:1711.05101)."""
+
+    torch_class: ClassVar = "AdamW"
+    fused: ClassVar = ("cpu", "cuda")
+    fused_takes_shards: ClassVar = True
+    rounding: ClassVar = 0.05
+
+    lr: float = arg(_LR, _LR_DOC, default=1e-3)
+    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, default=(0.9, 0.999))
+    eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=1e-2)
+    amsgrad: bool = arg(Bool(), "the AMSGrad variant", default=False)
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        return (*_MOMENTS, "max_exp_avg_sq") if self.amsgrad else _MOMENTS
+
+
+@call("optimizer", "nadam")
+class NAdam(Optimizer):
+    """Adam with Nesterov's momentum (Dozat 2016, "Incorporating Nesterov Momentum into Adam")."""
+
+    torch_class: ClassVar = "NAdam"
+    counts: ClassVar = ("step", "mu_product")
+    rounding: ClassVar = 0.05
+
+    lr: float = arg(_LR, _LR_DOC, default=2e-3)
+    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, default=(0.9, 0.999))
+    eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
+    momentum_decay: float = arg(Float(min=0), "how fast the momentum rises to the first of `betas`", default=4e-3)
+    decoupled_weight_decay: bool = arg(Bool(), "weight decay as in `adamw`", default=False)
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        return _MOMENTS
+
+    @property
+    def scratch(self) -> int:
+        return 1 + int(self.weight_decay > 0 and not self.decoupled_weight_decay)
+
+
+@call("optimizer")
+class Adagrad(Optimizer):
+    """Adagrad (Duchi et al. 2011)."""
+
+    torch_class: ClassVar = "Adagrad"
+    fused: ClassVar = ("cpu",)
+
+    lr: float = arg(_LR, _LR_DOC, default=1e-2)
+    lr_decay: float = arg(Float(min=0), "the decay of the learning rate", default=0.0)
+    eps: float = arg(Float(above=0), _EPS_DOC, default=1e-10)
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        return ("sum",)
+
+    @property
+    def scratch(self) -> int:
+        return 2
+
+
+@call("optimizer")
+class Rmsprop(Optimizer):
+    """RMSprop (Tieleman and Hinton 2012)."""
+
+    torch_class: ClassVar = "RMSprop"
+
+    lr: float = arg(_LR, _LR_DOC, default=1e-2)
+    alpha: float = arg(Float(min=0, below=1), "the decay of the mean square", default=0.99)
+    eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
+    momentum: float = arg(_MOMENTUM, _MOMENTUM_DOC, default=0.0)
+    centered: bool = arg(Bool(), "divides by the variance instead of the mean square", default=False)
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        momentum = ("momentum_buffer",) if self.momentum else ()
+        return ("square_avg", *momentum, *(("grad_avg",) if self.centered else ()))
+
+    @property
+    def scratch(self) -> int:
+        return 1 + int(self.weight_decay > 0)
+
+
+# Torch has none of the following: a job with one of them is checked and planned, and does not run.
+
+
+@call("optimizer", "qadam")
+class QAdam(Optimizer):
+    """Adam whose momentum is exchanged in 8 bits after a warm-up (Bagua)."""
+
+    lr: float = arg(_LR, _LR_DOC, default=1e-3)
+    warmup: int = arg(Measure(("steps",), min=1), "steps of plain Adam first", default=100)
+    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, default=(0.9, 0.999))
+    eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        return _MOMENTS
+
+    @property
+    def scratch(self) -> int:
+        return 0
+
+
+@call("optimizer")
+class OnebitAdam(Optimizer):
+    """Adam whose momentum is exchanged as signs after a warm-up (Tang et al. 2021, arXiv:2102.02888)."""
+
+    lr: float = arg(_LR, _LR_DOC, default=1e-3)
+    freeze: int = arg(Measure(("steps",), min=1), "steps of plain Adam first", default=100)
+    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, default=(0.9, 0.999))
+    eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        return _MOMENTS
+
+    @property
+    def scratch(self) -> int:
+        return 0
