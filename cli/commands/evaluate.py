@@ -33,7 +33,8 @@ def main(arguments: argparse.Namespace) -> int:
         print(json.dumps({"checkpoint": taken.path, "step": step, "samples": samples, **finite}))
         return GOOD
     print(plain(f"{taken} over {samples:,} validation samples"))
-    width = max(map(len, found))
-    for name, value in found.items():
-        print(f"  {name:<{width}}  {value:.6g}")
+    from dslc.compiler.show.explain import table
+
+    for line in table((name, f"{value:.6g}") for name, value in found.items()):
+        print(f"  {line}")
     return GOOD

@@ -6,6 +6,7 @@ What the plan does not know is shown as `unknown`. Bytes are in powers of 1024, 
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
@@ -53,6 +54,7 @@ MOST_LAYERS = 40  # lines of the layer table
 MOST_CLASSES = 16  # lines of tables by pipeline coordinate
 TRAFFIC = ("  operation", "axis", "what", "count", "bytes")
 Row = Sequence[str]
+_ANY = 1_000_000  # columns: as many as a table has
 
 
 def explain(plan: Plan, width: int | None = None) -> str:
@@ -90,18 +92,35 @@ def explain_rank(plan: Plan, rank: int, width: int | None = None) -> str:
 # ------------------------------------------------------------------------------------------------------------ text
 
 
-def table(rows: Iterable[Row], right: Sequence[int] = (), head: Row | None = None) -> list[str]:
-    """Rows in columns two spaces apart; the columns in `right` are set to the right."""
+def table(
+    rows: Iterable[Row], right: Sequence[int] = (), head: Row | None = None, most: int | None = None
+) -> list[str]:
+    """Rows in columns two spaces apart, made by rich; the columns in `right` are set to the right, and none is cut.
+    Of more than `most` lines the beginning and the end are shown."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     every = [*([head] if head else []), *rows]
-    if not every:
-        return []
-    columns = max(map(len, every))
-    cells = [[*row, *[""] * (columns - len(row))] for row in every]
-    widths = [max(len(row[n]) for row in cells) for n in range(columns)]
-    return [
-        "  ".join(c.rjust(w) if n in right else c.ljust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True)))
-        for row in cells
-    ]
+    left = len(every) - most if most and len(every) > most + 1 else 0
+    if most and left:
+        every = [*every[: most - 2], *every[-2:]]
+    columns = max(map(len, every), default=0)
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for n in range(columns):
+        grid.add_column(justify="right" if n in right else "left", no_wrap=True)
+    for row in every:
+        grid.add_row(*map(Text, row))
+    console = Console(file=io.StringIO(), color_system=None, width=_ANY)
+    rendered = console.render_lines(grid, pad=False) if every else []
+    lines = ["".join(piece.text for piece in line).rstrip() for line in rendered]
+    if most and left:
+        lines.insert(most - 2, _more(left))
+    return lines
+
+
+def _more(left: int) -> str:
+    return f"… {left} more"
 
 
 def _page(title: str, sections: Iterable[tuple[str, list[str]]], width: int | None) -> str:
@@ -181,15 +200,15 @@ def _placement(plan: Plan) -> list[str]:
                 )
             )
     head = ("ranks", "", "pipeline", "nodes", "stage", "layers", "parameters", "")
-    return _shortened(table(rows, right=(2, 4, 6), head=head), 2 * MOST_CLASSES)
+    return table(rows, right=(2, 4, 6), head=head, most=2 * MOST_CLASSES)
 
 
 def _shortened(lines: list[str], most: int) -> list[str]:
-    """The table's heading, its beginning and its end."""
+    """The beginning and the end."""
     if len(lines) <= most + 1:
         return lines
     left = len(lines) - most
-    return [*lines[: most - 2], f"… {left} more", *lines[-2:]]
+    return [*lines[: most - 2], _more(left), *lines[-2:]]
 
 
 def _data(plan: Plan) -> list[str]:
@@ -256,7 +275,7 @@ def _layers(plan: Plan) -> list[str]:
         for run in layer_runs(plan.layers)
     ]
     head = ("layer", "", "kind", "output", "parameters", "work", "kept")
-    lines = _shortened(table(rows, right=(4, 5, 6), head=head), MOST_LAYERS)
+    lines = table(rows, right=(4, 5, 6), head=head, most=MOST_LAYERS)
     flops, kept = sum(layer.flops for layer in plan.layers), sum(layer.kept for layer in plan.layers)
     return [
         *lines,
@@ -298,7 +317,7 @@ def _memory(plan: Plan) -> list[str]:
         for node in plan.ranks
     ]
     right = range(1, len(kinds) + 3)
-    lines = _shortened(table(rows, right=right, head=("ranks", *kinds, "peak", "")), MOST_CLASSES)
+    lines = table(rows, right=right, head=("ranks", *kinds, "peak", ""), most=MOST_CLASSES)
     return [*lines, *_peak(max(plan.ranks, key=lambda node: node.memory.peak).memory)]
 
 
@@ -327,7 +346,7 @@ def _traffic(plan: Plan) -> list[str]:
         rows += _traffic_rows(plan, nodes[0])
     if all(len(row) == 1 for row in rows):
         return ["none: nothing is exchanged"]
-    return _shortened(table(rows, right=(3, 4), head=TRAFFIC), 3 * MOST_CLASSES)
+    return table(rows, right=(3, 4), head=TRAFFIC, most=3 * MOST_CLASSES)
 
 
 def _traffic_rows(plan: Plan, node: RankNode) -> list[Row]:
@@ -354,7 +373,7 @@ def _schedule(plan: Plan) -> list[str]:
     ]
     lines += _balance(plan, schedule)
     rows = [(str(n), _row_text(row)) for n, row in enumerate(schedule.rows)]
-    return [*lines, *_shortened(table(rows, right=(0,)), MOST_CLASSES), _key(schedule)]
+    return [*lines, *table(rows, right=(0,), most=MOST_CLASSES), _key(schedule)]
 
 
 def _balance(plan: Plan, schedule: ScheduleNode) -> list[str]:

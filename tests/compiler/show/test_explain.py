@@ -16,7 +16,7 @@ from dslc.compiler.ir.plan import Plan, ShareNode
 from dslc.compiler.ir.units import percent_text
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.show.describe import coordinates, entries_of, group
-from dslc.compiler.show.explain import explain, explain_rank
+from dslc.compiler.show.explain import explain, explain_rank, table
 
 GOLDEN = Path(__file__).parent / "golden"
 MADE: list[Callable[[], Plan]] = [
@@ -172,3 +172,20 @@ def test_every_example_is_explained(path: Path) -> None:
     assert plan.hash in explain(plan)
     for rank in (0, plan.world_size - 1):
         assert section(explain_rank(plan, rank), "Place")[0].startswith("node")
+
+
+def test_a_table_is_aligned_and_nothing_in_it_is_read_or_cut() -> None:
+    rows = [("[bold]a[/]", "1", "x"), ("日本", "10"), ("b" * 500, "100", ":smile:")]
+    lines = table(rows, right=(1,), head=("name", "n", "what"))
+    assert lines[0] == "name" + " " * 496 + "    n  what"
+    assert lines[1] == "[bold]a[/]" + " " * 490 + "    1  x"
+    assert lines[2] == "日本" + " " * 496 + "   10", "each of these letters takes two columns"
+    assert lines[3] == "b" * 500 + "  100  :smile:"
+    assert table([]) == []
+
+
+def test_a_long_table_shows_its_beginning_and_its_end() -> None:
+    rows = [(str(n), "x" * n) for n in range(100)]
+    assert table(rows, most=6) == ["0", "1   x", "2   xx", "3   xxx", "… 94 more", f"98  {'x' * 98}", f"99  {'x' * 99}"]
+    assert len(table(rows, most=99)) == 100
+    assert "… 2 more" in table(rows, most=98)
