@@ -1,4 +1,4 @@
-"""JobSpec to Plan and rank programs: the second gate behind the first."""
+"""Compiles a JobSpec to a Plan and rank programs: the second gate after the first."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from dslc.dsl.language.registry import BLOCKS, Node, Quantity, Range, fields
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """A plan, the graph it was read from, and the analysis behind both."""
+    """A plan, its graph, and the analysis that both come from."""
 
     analysis: Analysis
     graph: PlanGraph
@@ -52,7 +52,7 @@ class Compiled:
 
 
 def compile_plan(analysis: Analysis) -> Compiled:
-    """The plan of a job that `analyse` accepted. Raises `Unsound` on a mistake of the compiler's own."""
+    """Returns the plan of a job that `analyse` accepted. Raises `Unsound` on a bug of the compiler."""
     graph = build_graph(analysis)
     return Compiled(analysis=analysis, graph=graph, plan=_plan(analysis, graph))
 
@@ -123,7 +123,7 @@ def _step(analysis: Analysis) -> StepNode | None:
 
 
 def plain(value: Any) -> Any:
-    """A resolved value as JSON: a call as its word and arguments, paths as they were written."""
+    """Converts a resolved value to JSON: a call to its word and arguments, paths as they were written."""
     match value:
         case Node():
             written = {f.name: _written(value, f.name) for f in fields(type(value))}
@@ -137,7 +137,7 @@ def plain(value: Any) -> Any:
 
 
 def _written(node: Node, name: str) -> Any:
-    """A field's value; a path as the user wrote it, since the absolute one is of one machine."""
+    """Returns a field's value; a path as the user wrote it, as the absolute one differs by machine."""
     value = getattr(node, name)
     declared = next(f for f in fields(type(node)) if f.name == name)
     if type(declared.kind).__name__ == "Path" and node.is_set(name):

@@ -1,4 +1,4 @@
-"""Plan graph to rank programs: a projection. Everything that the runtime needs stands in the graph.
+"""Projects a plan graph to rank programs. The graph has everything that the runtime needs.
 
 All ranks of a job share one `JobProgram`; each has a `RankPlace` of its own.
 """
@@ -11,7 +11,7 @@ from dslc.compiler.ir.records import Action, Batches, Devices, Placed, Process, 
 
 
 def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
-    """The program of a job whose sizes are all known; `plan_hash` names the plan in checkpoints and reports."""
+    """Returns the program of a job whose sizes are all known; `plan_hash` names the plan in checkpoints and reports."""
     devices, training = plan.one(Devices), plan.one(Training)
     return p.JobProgram(
         job=training.job,
@@ -54,12 +54,12 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
 
 
 def places(plan: PlanGraph) -> tuple[p.RankPlace, ...]:
-    """Where each rank stands."""
+    """Returns the place of each rank."""
     return tuple(place(plan, rank) for rank in range(plan.one(Devices).count))
 
 
 def place(plan: PlanGraph, rank: int) -> p.RankPlace:
-    """Where one rank stands."""
+    """Returns the place of one rank."""
     devices = plan.one(Devices)
     node, local_rank = divmod(rank, devices.processes)
     coordinates = {axis.name: rank // axis.stride % axis.size for axis in devices.axes}
@@ -96,8 +96,9 @@ def _pipeline(plan: PlanGraph) -> p.PipelineStep | None:
 
 
 def _row(line: list[Action]) -> tuple[str, ...]:
-    """The passes of a process in torch's notation: `3F0` is the forward of micro-batch 0 at stage 3, and two that
-    overlap are one, `(3F1;3B0)OVERLAP_F_B`."""
+    """Returns the passes of a process in torch's notation: `3F0` is the forward of micro-batch 0 at stage 3; two that
+    overlap are one, `(3F1;3B0)OVERLAP_F_B`.
+    """
     row: list[str] = []
     for action in line:
         if action.what in COMPUTE:

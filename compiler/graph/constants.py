@@ -1,6 +1,6 @@
-"""The job's constants as the steps of a program: what all ranks have in common, each decided here and nowhere else.
+"""The job's constants as the steps of a program: the part that all ranks share, each decided here and nowhere else.
 
-A few are asked for before there is a plan, to try a user's own code out: of the loss, the precision, the network.
+A few are needed before there is a plan, to try a user's own code: the loss, the precision, the network.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Ends = tuple[tuple[tuple[Shape, str], ...], tuple[tuple[Shape, str], ...]]  # in
 
 
 def constants(analysis: Analysis) -> Iterator[tuple[str, object]]:
-    """The steps of a program, by the names of their nodes; none where a size is not known that a run needs."""
+    """Yields the steps of a program, by the names of their nodes; none if a size is unknown that a run needs."""
     job, workload = analysis.job, analysis.workload
     if workload.steps is None or workload.steps_per_epoch is None or workload.train is None:
         return
@@ -77,7 +77,7 @@ def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> Training:
 
 
 def stage_ends(analysis: Analysis) -> tuple[Ends, ...]:
-    """The tensors of one sample that each stage is sent, and gives."""
+    """Returns the tensors of one sample that each stage receives, and sends."""
     model, pipeline = analysis.model, analysis.pipeline
     assert model is not None and pipeline is not None
     given: tuple[TensorFact, ...] = (model.input,)
@@ -108,8 +108,8 @@ def _gradients(analysis: Analysis) -> p.GradientStep:
     own = isinstance(job.model.network, PythonNetwork | TransformersNetwork)
     return p.GradientStep(
         kind=plan.engine,
-        # A static graph lets DDP skip the search for unused parameters; it cannot be joined with `no_sync`, and
-        # control flow in a user's module may depend on data.
+        # A static graph lets DDP skip the search for unused parameters. It excludes `no_sync`, and control flow in a
+        # user's module that depends on data.
         static_graph=not own and layout.microbatches == 1,
         unused=model.unused if own and model else (),
         replicas=plan.replicas,
@@ -127,9 +127,10 @@ def _recompute(analysis: Analysis) -> p.RecomputeStep:
 
 
 def _compiled(analysis: Analysis) -> tuple[str, ...]:
-    """Blocks one by one, as equal blocks are compiled once; the whole model where it has none, and on one GPU, if
-    nothing is computed again: a step then calls one thing, and what lies between blocks is compiled with them. Several
-    ranks exchange gradients of a block as soon as it is done."""
+    """Returns the modules to compile: blocks one by one, as equal blocks are compiled once; the whole model if it has
+    none, and on one GPU, if nothing is recomputed: a step then makes one call, and the code between blocks is compiled
+    with them. Several ranks exchange gradients of a block as soon as it is done.
+    """
     job, layout = analysis.job, analysis.layout
     if not job.train.compile:
         return ()
@@ -141,7 +142,7 @@ def _compiled(analysis: Analysis) -> tuple[str, ...]:
 
 
 def _first(model: ModelGraph, stages: tuple[range, ...], index: int) -> str:
-    """The first layer of a stage; none after the last."""
+    """Returns the first layer of a stage; "" after the last."""
     return model.layers[stages[index][0]].name if index < len(stages) else ""
 
 
@@ -169,19 +170,19 @@ def _checkpoint(analysis: Analysis) -> p.CheckpointStep:
 
 
 def short_line(span: Span | None) -> str:
-    """`digits.plt:6:5`: the same on any machine."""
+    """Formats a span as `digits.plt:6:5`: the same on any machine."""
     if span is None:
         return ""
     return str(span).replace("\\", "/").rsplit("/", 1)[-1]
 
 
 def arguments_of(call: Call, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A call's arguments by name."""
+    """Returns a call's arguments by name."""
     return {f.name: getattr(call, f.name) for f in fields(type(call)) if f.name not in without}
 
 
 def python_function(call: PythonNetwork | c.PythonSource | c.PythonLoss, folder: str) -> p.PythonFunction:
-    """What a call names; `folder` is the job's."""
+    """Returns the function that a call names; `folder` is the job's."""
     inside, _, function = call.function.rpartition("/")
     return p.PythonFunction(
         function=function,
@@ -207,7 +208,8 @@ def _model(analysis: Analysis) -> p.ModelStep:
         return p.ModelStep(transformers=transformers_step(network, analysis.source, job.folder, job.data.pad), **own)
     assert model is not None and model.root is not None
     image = len(model.input.shape) == 3 and any(layer.kind in ("conv2d", "residual") for layer in model.layers)
-    # `fully_shard` cuts rows of contiguous tensors, and ZeRO-1 has whole ones in one piece; stages send such tensors.
+    # `fully_shard` cuts rows of contiguous tensors, ZeRO-1 puts whole ones into a bucket, and stages send contiguous
+    # ones.
     alone = analysis.layout.world_size == analysis.layout.sizes["data"]
     channels_last = image and alone and analysis.sharding.engine in ("none", "ddp")
     return p.ModelStep(root=model.root, inits=model.inits, ties=model.ties, channels_last=channels_last, **common)
@@ -216,7 +218,9 @@ def _model(analysis: Analysis) -> p.ModelStep:
 def transformers_step(
     network: TransformersNetwork, source: SourceFacts, folder: str, pad: int | None = None
 ) -> p.TransformersStep:
-    """Tokens for tokens are a language model's; one class for tokens, or for an image, is a classifier's."""
+    """Returns the network's step: a language model for tokens to tokens; a classifier for one class for tokens, or for
+    an image.
+    """
     input, target = source.input, source.target
     single = target is not None and not target.shape
     kind = "causal_lm" if not single else "image_classification"
@@ -272,8 +276,9 @@ def _data(analysis: Analysis) -> p.DataStep:
 
 
 def _limits(analysis: Analysis) -> dict[str, Any]:
-    """What the numbers of files and of a user's data set have to stay below, which do not say what they hold. A loss of
-    a user's own may take targets for something else than classes: there `outputs` is for the message if it fails."""
+    """Returns the upper limits for the numbers in files and in a user's data set, whose contents are unknown. A user's
+    own loss may take targets for something else than classes: `outputs` is then for the message if it fails.
+    """
     job, model, source = analysis.job, analysis.model, analysis.source
     if model is None or not isinstance(job.data.source, c.Tokens | c.Parquet | c.Datasets | c.Arrays | c.PythonSource):
         return {}
@@ -296,7 +301,7 @@ def _modules(root: p.ModuleStep) -> Iterator[p.ModuleStep]:
 
 
 def scaled_lr(analysis: Analysis) -> float:
-    """The learning rate after `scale_lr`."""
+    """Returns the learning rate after `scale_lr`."""
     job = analysis.job
     lr = job.train.optimizer.lr
     match job.train.scale_lr:

@@ -1,8 +1,8 @@
-"""Where in a step the collectives of `traffic` stand: beside which of a process's actions.
+"""Places the collectives of the traffic account among the actions of a process.
 
-`traffic` counts them as torch issues them; here each count is dealt out over the actions that cause it, so that the
-sum is kept. All ranks of a process do the same, so that what stands at one place is issued by all of them in the same
-order; how the operations within one action follow one another is torch's own matter, and is the same on all ranks.
+The account counts them as torch issues them; here each count is divided over the actions that cause it, so that the sum
+is kept. All ranks of a process do the same, so all of them issue the collectives at one place in the same order; the
+order of the operations within one action is torch's own, and the same on all ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dslc.compiler.placement.sharding import Sharding
 
 
 class Place(NamedTuple):
-    """Right before or after the action at `position` of a line."""
+    """Before or after the action at `position` of a line."""
 
     position: int
     after: bool
@@ -25,7 +25,7 @@ class Place(NamedTuple):
 def exchanges(
     process: int, sharding: Sharding, traffic: TrafficNode, line: Sequence[Action]
 ) -> Iterator[tuple[Place, Action]]:
-    """The collectives of a process as actions, each with its place in `line`."""
+    """Yields the collectives of a process as actions, each with its place in `line`."""
     places = _places(sharding, traffic, line)
     for n, place in enumerate(places):
         before, after = (traffic.count * m // len(places) for m in (n, n + 1))

@@ -1,7 +1,7 @@
-"""The plan graph: what sits where, what follows what, and what flows between, as one networkx graph.
+"""The plan graph: places, order and transfers, as one networkx graph.
 
 Each node and each edge carries one record (ir/records.py), a node as `record`, an edge as `relation`. The job's
-constants are nodes too, so that the graph holds all that the programs of the ranks are made of.
+constants are nodes too, so that the programs of the ranks are made from the graph alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dslc.compiler.ir.records import Action, Axis, Devices, Follows, Network, Re
 
 COMPUTE = frozenset({"F", "B", "I", "W"})
 MESSAGES = frozenset({"SEND_F", "RECV_F", "SEND_B", "RECV_B"})
-LOCAL = COMPUTE | {"UNSHARD", "REDUCE_GRAD", "update"}  # what a process does alone
+LOCAL = COMPUTE | {"UNSHARD", "REDUCE_GRAD", "update"}  # actions that a process does alone
 
 Record = TypeVar("Record")
 
@@ -33,33 +33,33 @@ class PlanGraph:
     # ---------------------------------------------------------------------------------------------------- records
 
     def put(self, name: str, record: object) -> None:
-        """Adds a node, or gives one another record."""
+        """Adds a node, or replaces its record."""
         self.graph.add_node(name, record=record)
         self._names.setdefault(type(record), {})[name] = None
 
     def at(self, name: str, kind: type[Record]) -> Record:
-        """The record of a node, which is of this kind."""
+        """Returns the record of a node, which is of this kind."""
         found = self.graph.nodes[name]["record"]
         assert isinstance(found, kind), f"{name} is {type(found).__name__}"
         return found
 
     def change(self, name: str, /, **values: Any) -> None:
-        """Gives a node's record other values."""
+        """Replaces values in a node's record."""
         self.put(name, replace(self.graph.nodes[name]["record"], **values))
 
     def of_kind(self, kind: type[Record]) -> Iterator[tuple[str, Record]]:
-        """Names and records of all nodes of a kind, in the order in which they were added."""
+        """Yields names and records of all nodes of a kind, in the order in which they were added."""
         nodes = self.graph.nodes
         return ((name, nodes[name]["record"]) for name in self._names.get(kind, ()) if name in nodes)
 
     def find(self, kind: type[Record]) -> Record | None:
-        """The record of the one node of a kind, if there is one."""
+        """Returns the record of the one node of a kind, or None."""
         found = [record for _, record in self.of_kind(kind)]
         assert len(found) <= 1, f"{len(found)} nodes are {kind.__name__}"
         return found[0] if found else None
 
     def one(self, kind: type[Record]) -> Record:
-        """The record of the one node of a kind."""
+        """Returns the record of the one node of a kind."""
         found = self.find(kind)
         assert found is not None, f"no node is {kind.__name__}"
         return found
@@ -73,7 +73,7 @@ class PlanGraph:
         self.graph.add_edge(one, other, relation=relation)
 
     def related(self, relation: type[Relation]) -> nx.DiGraph[str]:
-        """The edges of one relation, as a view."""
+        """Returns the edges of one relation, as a view."""
         edges = self.graph.edges(data=True)
         return self.graph.edge_subgraph([(a, b) for a, b, data in edges if isinstance(data["relation"], relation)])
 
@@ -83,7 +83,7 @@ class PlanGraph:
         self.graph.add_edges_from(pairwise(names), relation=Follows())
 
     def lines(self) -> tuple[dict[int, list[str]], str]:
-        """The actions of each process in order; and if they do not form one line, where not."""
+        """Returns the actions of each process in order; and, if they do not form one line, the place of the fault."""
         members: dict[int, int] = {}
         after: dict[str, str] = {}
         process_of = {name: action.process for name, action in self.of_kind(Action)}
@@ -119,5 +119,5 @@ class PlanGraph:
 
 
 def unknown(plan: PlanGraph) -> bool:
-    """True if nothing can be said of a step: the stages of a model that was not traced."""
+    """True if the stages of a model are unknown because it was not traced."""
     return plan.find(Network) is None and plan.axis("pipeline").size > 1

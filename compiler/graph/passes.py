@@ -1,5 +1,6 @@
-"""The passes that build the plan graph, in one tuple. Each takes a valid graph and returns a valid graph: `verify` runs
-after each of them."""
+"""The passes that build the plan graph, in one tuple. Each takes a valid graph and leaves a valid graph: `verify` runs
+after each of them.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +36,13 @@ Pass = Callable[[PlanGraph, Analysis], None]
 
 
 def write_down(plan: PlanGraph, analysis: Analysis) -> None:
-    """What all ranks of the job have in common, where all sizes are known that a run needs."""
+    """Adds the constants of the job, if all sizes are known that a run needs."""
     for name, record in constants(analysis):
         plan.put(name, record)
 
 
 def place_devices(plan: PlanGraph, analysis: Analysis) -> None:
-    """Machines and their devices."""
+    """Adds machines and their devices."""
     job, layout = analysis.job, analysis.layout
     plan.put("nodes", Machines(count=layout.nodes))
     devices = Devices(
@@ -58,7 +59,7 @@ def place_devices(plan: PlanGraph, analysis: Analysis) -> None:
 
 
 def place_processes(plan: PlanGraph, analysis: Analysis) -> None:
-    """A process on each device, the ranks of one pipeline coordinate together."""
+    """Adds a process on each device, the ranks of one pipeline coordinate together."""
     layout = analysis.layout
     for p in range(layout.sizes["pipeline"]):
         ranks = layout.ranks(p)
@@ -67,7 +68,7 @@ def place_processes(plan: PlanGraph, analysis: Analysis) -> None:
 
 
 def place_stages(plan: PlanGraph, analysis: Analysis) -> None:
-    """The model's layers in stages, and these on the processes."""
+    """Adds the model's layers in stages, and places these on the processes."""
     model, pipeline = analysis.model, analysis.pipeline
     if model is None or pipeline is None:
         return
@@ -86,7 +87,7 @@ def place_stages(plan: PlanGraph, analysis: Analysis) -> None:
 
 
 def deal_samples(plan: PlanGraph, analysis: Analysis) -> None:
-    """Shares of a batch on the data ranks; they enter at the process of the first stage."""
+    """Adds the shares of a batch on the data ranks; they enter at the process of the first stage."""
     workload, last = analysis.workload, analysis.workload.last_trained or 0
     enters = analysis.staging.placement[0] if analysis.staging else 0
     plan.put("batches", Batches(full=workload.batch, last=last, microbatches=analysis.layout.microbatches))
@@ -98,13 +99,13 @@ def deal_samples(plan: PlanGraph, analysis: Analysis) -> None:
 
 
 def shares(samples: int, ranks: int) -> list[tuple[int, int, int]]:
-    """`samples` dealt out in order, sizes differing by at most one, the larger first: (first rank, ranks, size)."""
+    """Splits `samples` in order, sizes differing by at most one, the larger first: (first rank, ranks, size)."""
     size, rest = divmod(samples, ranks)
     return [run for run in ((0, rest, size + 1), (rest, ranks - rest, size)) if run[1] and run[2]]
 
 
 def order_actions(plan: PlanGraph, analysis: Analysis) -> None:
-    """What each process does in a step, one thing after another, and what stages hand to one another."""
+    """Adds the actions of each process in a step, in order, and the transfers between stages."""
     if unknown(plan):
         return
     schedule = analysis.pipeline.schedule if analysis.pipeline else None
@@ -150,7 +151,7 @@ def _action(process: int, issue: Issue, sent: Sequence[Sequence[TensorFact]], *,
 
 
 def _name(text: str, plan: PlanGraph) -> str:
-    """A name that no action has yet: a stage is gathered again where it was let go."""
+    """Returns a name that no action has yet: a stage is gathered again after it was freed."""
     name, n = text, 1
     while name in plan.graph:
         n += 1
@@ -159,12 +160,12 @@ def _name(text: str, plan: PlanGraph) -> str:
 
 
 def _hand_over(plan: PlanGraph, analysis: Analysis) -> None:
-    """Outputs to the next stage, and gradients of inputs to the one before, where that is on another rank."""
+    """Adds outputs to the next stage, and gradients of inputs to the one before, if that is on another rank."""
     assert analysis.staging is not None
     placement = analysis.staging.placement
     for stage in range(len(placement) - 1):
         if placement[stage] == placement[stage + 1]:
-            continue  # it is there already
+            continue  # added already
         for m in range(analysis.layout.microbatches):
             for send, receive in (
                 (f"{stage}SEND_F{m}", f"{stage + 1}RECV_F{m}"),
@@ -174,14 +175,14 @@ def _hand_over(plan: PlanGraph, analysis: Analysis) -> None:
 
 
 def exchange(plan: PlanGraph, analysis: Analysis) -> None:
-    """The collectives of a step, beside the actions that cause them."""
+    """Adds the collectives of a step, beside the actions that cause them."""
     sharding = analysis.sharding
     lines, _ = plan.lines()
     for p, cost in enumerate(analysis.costs):
         plan.change(f"process {p}", traffic=cost.traffic)
         line = [plan.at(name, Action) for name in lines[p]]
         beside: dict[tuple[int, bool], list[str]] = {}
-        # What stages hand over is there already.
+        # The messages between stages have been added already.
         others = [t for t in cost.traffic if t.operation not in ("send", "receive") or t.what == SHARED]
         for n, traffic in enumerate(others):
             for k, (place, action) in enumerate(exchanges(p, sharding, traffic, line)):
@@ -195,7 +196,7 @@ def exchange(plan: PlanGraph, analysis: Analysis) -> None:
 
 
 def account(plan: PlanGraph, analysis: Analysis) -> None:
-    """Bytes by kind on each process, and the micro-batches that each stage holds."""
+    """Adds bytes by kind to each process, and to each stage the micro-batches that it holds."""
     pipeline = analysis.pipeline
     if pipeline is not None:
         most = held(pipeline.schedule) if pipeline.schedule else (1,)
@@ -212,13 +213,13 @@ PASSES: tuple[Pass, ...] = (
     place_stages,  # needs processes
     deal_samples,  # needs processes: samples enter at the first stage
     order_actions,  # needs stages: an action is of a stage
-    exchange,  # needs actions: collectives stand beside what causes them
+    exchange,  # needs actions: collectives are placed beside their causes
     account,  # needs processes; last, because it is checked against the limit
 )
 
 
 def build_graph(analysis: Analysis) -> PlanGraph:
-    """Runs the passes, each one verified."""
+    """Runs the passes, and verifies after each."""
     plan = PlanGraph()
     for step in PASSES:
         step(plan, analysis)

@@ -1,5 +1,6 @@
-"""Proofs of what is where: devices, layers, samples and bytes. Each gives the reason why its proposition does not hold,
-or nothing. The propositions are told in `verify`."""
+"""Proofs of places: devices, layers, samples and bytes. Each returns the reason why its proposition fails, or "".
+verify.py lists the propositions.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +47,9 @@ def _processes(plan: PlanGraph) -> list[tuple[str, Process]]:
 
 
 def _axes(plan: PlanGraph) -> str:
-    """How ranks along the axes are not all ranks, each once, or processes not the pipeline's coordinates, which is what
-    keeps the groups of all other axes within."""
+    """Checks that the ranks along the axes are all ranks, each once, and that the processes are the pipeline's
+    coordinates, which contain the groups of all other axes.
+    """
     expected = 1
     for axis in reversed(plan.one(Devices).axes):
         if axis.stride != expected:
@@ -94,7 +96,7 @@ def samples(view: View) -> str:
 
 
 def _entering(view: View) -> str:
-    """The first share that does not enter where the first stage is."""
+    """Returns the first share that does not enter at the first stage."""
     plan, first = view.plan, view.homes.get(0, 0)
     for name, _ in plan.of_kind(Share):
         edges = plan.graph.adj[name].items()

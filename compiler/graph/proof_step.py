@@ -1,5 +1,6 @@
-"""Proofs of what each process does in a step. Each gives the reason why its proposition does not hold, or nothing. The
-propositions are told in `verify`."""
+"""Proofs of the actions of each process in a step. Each returns the reason why its proposition fails, or "". verify.py
+lists the propositions.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def actions(view: View) -> str:
 
 
 def fields(view: View) -> str:
-    """The first action that lacks what one of its kind says, or says what it has no meaning for."""
+    """Returns the first action that lacks a field of its kind, or has one of another kind."""
     axes = {axis.name for axis in view.plan.one(Devices).axes} | {"all"}
     pipelined = view.plan.find(Schedule) is not None
     for name, action in view.actions.items():
@@ -97,7 +98,7 @@ def inputs(view: View) -> str:
 
 
 def _needs(what: str, stage: int, m: int, last: int) -> list[tuple[tuple[str, int, int], ...]]:
-    """What has to come earlier on the same process; of each entry, one."""
+    """Returns the requirements for earlier actions on the same process; of each entry, one is enough."""
     needs: list[tuple[tuple[str, int, int], ...]] = []
     match what:
         case "F" if stage > 0:
@@ -116,7 +117,7 @@ def _needs(what: str, stage: int, m: int, last: int) -> list[tuple[tuple[str, in
 
 
 def exchanged(view: View) -> str:
-    """Whether collectives and messages are those of the account."""
+    """Checks that collectives and messages are those of the account."""
     for name, home in view.plan.of_kind(Process):
         found: Counter[Exchanged] = Counter()
         sizes: Counter[Exchanged] = Counter()
@@ -141,7 +142,7 @@ def exchanged(view: View) -> str:
 
 
 def _exchanges(action: Action) -> Iterator[tuple[Exchanged, int, int]]:
-    """The parts of an action by operation, axis, content and dtype: how many, and their bytes."""
+    """Yields the parts of an action by operation, axis, content and dtype: count, and bytes."""
     if action.axis:
         yield (action.what, action.axis, action.carries, action.dtypes[0]), action.count, action.bytes
         return
@@ -164,7 +165,7 @@ def updates(view: View) -> str:
                 return f"{line[update][0]} does not wait for {name}"
         agreed = {action.what: n for n, (_, action) in enumerate(line) if action.carries == "gradients"}
         made = [n for n, (_, action) in enumerate(line) if action.what in ("B", "W")]
-        for last in agreed.values():  # of each operation the last: earlier ones are of other parameters, or of parts
+        for last in agreed.values():  # the last of each operation: earlier ones are for other parameters, or for parts
             late = next((line[n][0] for n in made if n > last), "")
             if late:
                 return f"{line[last][0]} does not wait for {late}"
@@ -172,8 +173,9 @@ def updates(view: View) -> str:
 
 
 def held(view: View) -> str:
-    """The first stage that holds other than as many micro-batches as the account says, from the forward to the end of
-    the backward."""
+    """Returns the first stage that does not hold as many micro-batches as in the account, from the forward to the end
+    of the backward.
+    """
     most = {stage.index: stage.held for _, stage in view.plan.of_kind(Stage)}
     found: Counter[int] = Counter()
     for line in view.lines.values():

@@ -1,4 +1,4 @@
-"""A plan graph as the proofs look at it: read once, so that each proof is a walk over lists."""
+"""A plan graph prepared for the proofs: read once, so that each proof is a walk over lists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dslc.compiler.graph.graph import LOCAL, MESSAGES, PlanGraph
 from dslc.compiler.ir.records import Action, Hands, Process, Stage
 
 Line = list[tuple[str, Action]]
-Key = tuple[Any, ...]  # what is met for: a message, or the n-th collective of an axis
+Key = tuple[Any, ...]  # the object of a meeting: a message, or the n-th collective of an axis
 WIDE = ("pipeline", "all")  # axes whose collectives join ranks of several coordinates
 
 
@@ -18,8 +18,8 @@ class View:
     """`lines` are the actions of each process in order; `broken` says why there are none.
 
     `homes` is the pipeline coordinate of each stage, `coordinates` that of each process. `ends_of` are the ends of each
-    message and each collective, `key_of` what an action is an end of. `handed` is what an action is given without a
-    message.
+    message and each collective, `key_of` the message or collective of an action. `handed` is an action's input without
+    a message.
     """
 
     plan: PlanGraph
@@ -86,7 +86,7 @@ def _meetings(lines: dict[int, Line], coordinates: dict[int, int]) -> tuple[dict
 
 
 def message(action: Action) -> Key:
-    """("message", F or B, the stage that sends, the micro-batch) of one of its ends."""
+    """Returns ("message", F or B, the stage that sends, the micro-batch) for one of its ends."""
     what, stage = action.what, action.stage
     way = what[-1]
     if what[0] == "R":

@@ -1,10 +1,10 @@
-"""Proofs that nothing hangs. Each gives the reason why its proposition does not hold, or nothing.
+"""Proofs that nothing hangs. Each returns the reason why its proposition fails, or "".
 
-Model: the strictest. A process does one thing after another; a send is done when its receive is there, a collective
-when the last of its ranks is; what one process hands another without a message (`data` edges) is waited for too. Torch
-waits less: its sends are finished at the end of a step. So a plan that does not hang here does not hang there.
+Model: the strictest. A process runs one action after another; a send completes with its receive, a collective with the
+last of its ranks; a transfer between processes without a message (`data` edges) is waited for too. Torch waits less:
+its sends are finished at the end of a step. So a plan that does not hang here does not hang there.
 
-A process stands for ranks that do the same. Where a pipeline coordinate has several processes, they are taken to share
+A process stands for ranks that do the same. If a pipeline coordinate has several processes, they are assumed to share
 every group within it, and every connection out of it, which is stricter than the truth.
 """
 
@@ -39,7 +39,7 @@ def ends(view: View) -> str:
 
 
 def _two_sides(view: View, names: list[str], senders: set[int], receivers: set[int]) -> str:
-    """Whether a message leaves each sending process once, and arrives at each receiving one."""
+    """Checks that a message leaves each sending process once, and arrives at each receiving one."""
     sent = [name for name in names if view.action(name).what.startswith("SEND")]
     taken = [name for name in names if view.action(name).what.startswith("RECV")]
     if not taken:
@@ -58,7 +58,7 @@ def _two_sides(view: View, names: list[str], senders: set[int], receivers: set[i
 
 
 def _unlike(view: View, names: list[str]) -> str:
-    """How the ends of one exchange differ."""
+    """Describes the difference between the ends of one exchange."""
     first = view.action(names[0])
     told = {"shapes": "shape", "dtypes": "dtype", "bytes": "bytes", "count": "count", "carries": "carries"}
     if first.what not in MESSAGES:
@@ -72,7 +72,7 @@ def _unlike(view: View, names: list[str]) -> str:
 
 
 def agreement(view: View) -> str:
-    """Whether both ends of a connection issue its messages in the same order."""
+    """Checks that both ends of a connection issue its messages in the same order."""
     homes, coordinates = view.homes, view.coordinates
     issued: dict[tuple[int, int], dict[int, list[tuple[Key, str]]]] = {}
     for process, line in view.lines.items():
@@ -97,12 +97,14 @@ def agreement(view: View) -> str:
 
 
 def waits(view: View) -> str:
-    """Runs the step, each process as far as it can go; what is left waits in a circle."""
+    """Runs the step, each process as far as it can go; if any are left, they wait in a circle."""
     return _Run(view).reason()
 
 
 class _Run:
-    """Every process at its place in its line. Since each line is fixed, the end is the same whoever goes first."""
+    """All processes at their places in their lines. Since each line is fixed, the end is the same whatever the
+    order.
+    """
 
     def __init__(self, view: View) -> None:
         self.view = view
@@ -120,7 +122,7 @@ class _Run:
         return f"a circle of waits, a plan that hangs: {' -> '.join(self._circle(stuck))}" if stuck else ""
 
     def _go(self, process: int) -> list[int]:
-        """One process on to where it has to wait; the processes that this lets go on."""
+        """Runs one process until it has to wait; returns the processes that this releases."""
         row, freed = self.rows[process], []
         while self.at[process] < len(row):
             name = row[self.at[process]]
@@ -140,7 +142,7 @@ class _Run:
         return freed
 
     def _met(self, name: str) -> list[str]:
-        """What is done now that a process has come to `name`: all ends, if it is the last of them."""
+        """Returns the actions completed by the arrival of a process at `name`: all ends, if it is the last of them."""
         key = self.view.key_of.get(name)
         if key is None:
             return [name]
@@ -150,7 +152,7 @@ class _Run:
         return ends_ if len(here) == len(ends_) else []
 
     def _circle(self, stuck: dict[int, str]) -> list[str]:
-        """From one action that waits to what it waits for, until one comes again."""
+        """Follows the waits from one action until an action comes again."""
         name = next(iter(stuck.values()))
         path: list[str] = []
         while name not in path:
@@ -159,7 +161,9 @@ class _Run:
         return [*path[path.index(name) :], name]
 
     def _waits_for(self, name: str) -> int:
-        """A process that has to go on before this action can be done. It is stuck too, else it would have gone on."""
+        """Returns a process that must go on before this action can complete. It is stuck too, else it would have gone
+        on.
+        """
         late = [other for other in self.view.handed.get(name, ()) if other not in self.done]
         if not late:
             key = self.view.key_of[name]

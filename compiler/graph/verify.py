@@ -1,9 +1,9 @@
 """The second gate, against our own mistakes: proves a plan graph sound after each pass.
 
-A graph that fails is a bug of the compiler, reported as one: `Unsound` names the proposition and what breaks it. It
-speaks of what the plan owns; not of control flow in a user's module that depends on data.
+A graph that fails is a bug of the compiler, reported as one: `Unsound` names the proposition and the fault. The proofs
+cover the plan, not control flow in a user's module that depends on data.
 
-Proved, as far as the passes done so far have said something about it:
+Propositions, each proved once the passes so far have added its subject:
 
     devices     every rank has a device, every device one rank; the ranks of a process are those of its coordinate
     layers      every layer is on exactly one stage, every stage on exactly one pipeline coordinate
@@ -38,7 +38,7 @@ from dslc.compiler.graph.proof_step import actions, exchanged, fields, held, inp
 from dslc.compiler.graph.proof_view import View, view
 from dslc.compiler.graph.proof_waits import agreement, ends, waits
 
-# Each with the pass that says the first of it. Those of a step need the ones before them.
+# Each with the first pass that it applies to. Those on a step need the ones before them.
 PROPOSITIONS: tuple[tuple[str, str, Callable[[View], str]], ...] = (
     ("devices", "place_processes", devices),
     ("layers", "place_stages", layers),
@@ -58,7 +58,7 @@ PROPOSITIONS: tuple[tuple[str, str, Callable[[View], str]], ...] = (
 
 
 class Unsound(Exception):
-    """A plan that is not what it must be: a mistake of the compiler, not of the job."""
+    """An unsound plan: a bug of the compiler, not a mistake in the job."""
 
     def __init__(self, proposition: str, reason: str, after: str) -> None:
         super().__init__(f"the plan is unsound after `{after}` ({proposition}): {reason}")
@@ -66,7 +66,7 @@ class Unsound(Exception):
 
 
 def verify(plan: PlanGraph) -> None:
-    """Raises `Unsound` unless every proposition that can be told holds."""
+    """Raises `Unsound` unless every applicable proposition holds."""
     seen = view(plan)
     for proposition, needs, check in PROPOSITIONS:
         if needs in plan.done:
