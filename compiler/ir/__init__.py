@@ -1,1 +1,1 @@
-"""The nouns that pass between rooms and to the runtime; no logic."""
+"""The data types that pass between rooms and to the runtime; no logic."""

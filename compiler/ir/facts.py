@@ -1,7 +1,7 @@
-"""What a plan needs to know that the job does not say: the data on disk, the machine, a user's own functions.
+"""Facts that a plan needs and the job does not state: the data on disk, the machine, a user's own functions.
 
-Facts are gathered before anything is planned and handed in, so that compiling is a pure function: same job and same
-facts, same plan, on any machine. What could not be learnt is None, and what depends on it is shown as unknown.
+Facts are gathered before anything is planned and passed in, so that compiling is a pure function: same job and same
+facts, same plan, on any machine. An unknown fact is None, and figures that depend on it are shown as unknown.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFacts:
-    """What is known of a source of data. `missing` says what is not there or not right, `help` how to mend it, and
-    `code` which of these it is: E0309, no data; E0803, a library that is not installed; else what is wrong with it."""
+    """The facts of a data source. `missing` names what is absent or wrong, `help` the remedy, and `code` the kind:
+    E0309, no data; E0803, a library that is not installed; else another fault.
+    """
 
     samples: int | None = None  # all of them, before a validation split
     validation_samples: int | None = None  # of a pair (train, validation); then `samples` is the first
@@ -28,8 +29,8 @@ class SourceFacts:
     classes: int | None = None  # targets are 0 <= t < classes
     vocab: int | None = None  # inputs are tokens 0 <= t < vocab
     stream: bool = False  # cut from one stream: the validation split is its end
-    changes: int | None = None  # a sample of a user's that was another when it was asked for once more
-    found: Mapping[str, Any] = field(default_factory=dict)  # files and layouts: what the runtime opens
+    changes: int | None = None  # a user's sample that differed when it was fetched again
+    found: Mapping[str, Any] = field(default_factory=dict)  # files and layouts that the runtime opens
     missing: str = ""
     help: str = ""
     code: str = "E0309"

@@ -9,7 +9,7 @@ KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "comm
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShare:
-    """What a layer has of the activations at the peak."""
+    """A layer's part of the activations at the peak."""
 
     name: str
     bytes: int
@@ -17,10 +17,10 @@ class LayerShare:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryNode:
-    """Bytes of one rank by kind, at the peak; `when` that is, and the layers that hold most then.
+    """Bytes of one rank by kind, at the peak; `when` is its moment, and `layers` hold most then.
 
-    `rest` is what is there between two steps; `rank` the data rank that holds most, the first of several; `workspace`
-    what of `framework` torch's allocator has given to cuBLAS.
+    `rest` is the memory between two steps; `rank` the data rank that holds most, the first of several; `workspace` the
+    part of `framework` that torch's allocator has given to cuBLAS.
     """
 
     parameters: int
@@ -46,5 +46,5 @@ class MemoryNode:
 
     @property
     def tensors(self) -> int:
-        """What of the peak `torch.cuda.max_memory_allocated` sees."""
+        """The part of the peak that `torch.cuda.max_memory_allocated` sees."""
         return self.peak - self.framework + self.workspace

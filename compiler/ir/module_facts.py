@@ -1,6 +1,6 @@
-"""What tracing tells of a user's own module (trace/model.py): facts, beside those of facts.py.
+"""Facts of a user's own module from tracing (compiler/trace/model.py), beside those of facts.py.
 
-They stand by themselves because `dslc check` without `--trace` needs none, and each class takes time to make.
+They are a module of their own because `dslc check` without `--trace` needs none, and each class takes time to make.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dslc.compiler.ir.working import Working
 class LayerFacts:
     """One layer of a traced module; its figures follow the conventions of `LayerNode`."""
 
-    name: str  # the path that `get_submodule` takes; "" for what belongs to no module below the root
+    name: str  # the path for `get_submodule`; "" for all that belongs to no module below the root
     kind: str  # its class
-    block: bool  # one of several alike, worth computing again in the backward pass
-    parameters: tuple[str, ...]  # full names, those that are tied to another's tensor too
+    block: bool  # one of several alike, worth recomputing in the backward pass
+    parameters: tuple[str, ...]  # full names, including those tied to another's tensor
     buffers: tuple[str, ...]
-    input: TensorFact | None  # the first tensor that it takes; None if it takes none
+    input: TensorFact | None  # its first input tensor; None if it has none
     output: TensorFact | None
     forward_flops: int  # of one sample, like all that follows
     backward_flops: int
@@ -36,16 +36,16 @@ class LayerFacts:
 class ModuleFacts:
     """One module of a traced model."""
 
-    name: str  # as `named_modules` has it; "" for the model
+    name: str  # the name in `named_modules`; "" for the model
     kind: str  # its class
-    plain: str = ""  # Linear or Embedding, where its forward is torch's own
+    plain: str = ""  # Linear or Embedding, if its forward is torch's own
     weight: tuple[int, ...] = ()  # of a plain one
-    parameters: bool = False  # some of its own
+    parameters: bool = False  # true if it has some of its own
 
 
 @dataclass(frozen=True, kw_only=True)
 class CutCall:
-    """A call of a module that is cut: what it takes and gives of one sample, both as one process has them."""
+    """A call of a module that is cut: its input and output of one sample, both as in one process."""
 
     module: str
     input: TensorFact
@@ -54,11 +54,11 @@ class CutCall:
 
 @dataclass(frozen=True, kw_only=True)
 class ShareFacts:
-    """What became of the model with its modules cut over a tensor axis of `ranks` ranks, by `styles`.
+    """The model with its modules cut over a tensor axis of `ranks` ranks, by `styles`.
 
-    `calls` are in order, and so are `summed`, the modules that add up the gradients of their parameters, each as often
-    as it is called. `head` is the cut module whose result is the model's. `work` is, by layer, a rank's FLOPs
-    forward of one sample. Where the cut model would not compute the same, `fault` says why, and `module` where.
+    `calls` are in order, and so are `summed`, the modules that sum the gradients of their parameters, once for each
+    call. `head` is the cut module whose output is the model's. `work` is, by layer, a rank's forward FLOPs of one
+    sample. If the cut model would not compute the same, `fault` gives the reason, and `module` the place.
     """
 
     ranks: int
@@ -74,8 +74,9 @@ class ShareFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class SeamFacts:
-    """The place between two layers of a traced module: what a rank of a stage that ends there sends, its share where a
-    tensor axis cuts the module; or why none can end there."""
+    """The place between two layers of a traced module: the tensors that a rank of a stage ending there sends, its share
+    if a tensor axis cuts the module; or the reason why none can end there.
+    """
 
     sent: tuple[TensorFact, ...] = ()
     refused: str = ""
@@ -83,26 +84,26 @@ class SeamFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What tracing a user's module on the meta device told."""
+    """The facts of a user's module from tracing it on the meta device."""
 
     parameters: tuple[tuple[str, tuple[int, ...], bool], ...]  # name, shape, trainable; each tensor once
     buffers: tuple[tuple[str, tuple[int, ...], str], ...]  # name, shape, dtype
     ties: tuple[tuple[str, str], ...] = ()  # (parameter, the parameter whose tensor it is)
     layers: tuple[LayerFacts, ...]  # in the order of their first call
     output: TensorFact
-    batch_norm: bool  # some that takes statistics
-    noise: bool  # dropout and its like
-    changed: tuple[str, ...] = ()  # buffers that a forward pass writes, but for batch statistics
+    batch_norm: bool  # true if some use batch statistics
+    noise: bool  # dropout and other random operations
+    changed: tuple[str, ...] = ()  # buffers that a forward pass writes, except batch statistics
     unused: tuple[str, ...]  # parameters that the output does not depend on
     dtypes: tuple[tuple[str, str], ...] = ()  # of the parameters that are not float32
     without_reset: tuple[str, ...] = ()  # modules with tensors of their own and no `reset_parameters`
-    batch_norm_values: int | None = None  # the fewest numbers that a batch norm has for a channel, of each sample
+    batch_norm_values: int | None = None  # the fewest numbers per channel of a batch norm, of each sample
     still: tuple[str, ...] = ()  # batch norms that the module keeps in evaluation mode
-    vocab: int | None = None  # the input's numbers are looked up in tables of so many rows
-    padding: int | None = None  # the token that its configuration says sequences are filled up with
-    seams: tuple[SeamFacts, ...] = ()  # before each layer but the first, where the job has a pipeline
-    uncut: tuple[str, str] | None = None  # why the forward pass cannot be cut at all, and at which line
+    vocab: int | None = None  # the input's numbers index tables of so many rows
+    padding: int | None = None  # the padding token in its configuration
+    seams: tuple[SeamFacts, ...] = ()  # before each layer but the first, if the job has a pipeline
+    uncut: tuple[str, str] | None = None  # the reason why the forward pass cannot be cut at all, and the line
     modules: tuple[ModuleFacts, ...] = ()  # in the order of `named_modules`
-    published: tuple[tuple[str, str], ...] = ()  # (module or parameter, style): a plan for the tensor axis of its own
+    published: tuple[tuple[str, str], ...] = ()  # (module or parameter, style): its own plan for the tensor axis
     counts: tuple[tuple[str, int], ...] = ()  # heads and the like, by their names in a configuration
-    shares: ShareFacts | None = None  # where the job has a tensor axis
+    shares: ShareFacts | None = None  # if the job has a tensor axis

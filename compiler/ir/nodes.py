@@ -1,8 +1,8 @@
-"""The model as a list of layers: data types.
+"""Data types of the model as a list of layers.
 
 A `LayerNode` is the unit of placement and of cost: one entry of the job's list with `repeat` unrolled, one block of a
-library network, one `residual([...])`. Shapes are of one sample, without the batch; FLOPs and bytes are per sample
-and add up over samples. Import these names from `dslc.compiler.model.model`.
+library network, one `residual([...])`. Shapes are of one sample, without the batch; FLOPs and bytes are per sample and
+add up over samples. Import these names from `dslc.compiler.model.model`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterNode:
-    """A parameter under its name in the unwrapped model. `init` is None where a user's own function initialises it.
+    """A parameter under its name in the unwrapped model. `init` is None if a user's own function initialises it.
 
-    `trains` is what the module itself says; `model.freeze` may take it out of training (`sharding.trained`).
+    `trains` is the module's own setting; `model.freeze` may override it (`sharding.trained`).
     """
 
     name: str
@@ -36,7 +36,7 @@ class ParameterNode:
 
     @property
     def count(self) -> int:
-        """Its numbers; 0 where they are another parameter's."""
+        """The count of its numbers; 0 if they are another parameter's."""
         return 0 if self.tied_to else prod(self.shape)
 
 
@@ -48,11 +48,12 @@ class BufferNode:
 
 
 class PartNode(NamedTuple):
-    """A module in a layer, or the layer itself, that is an attention or has no parts: what it takes and gives, and
-    whether that has 16 bits under autocast."""
+    """A module in a layer, or the layer itself, that is an attention or has no parts: its input and output, and whether
+    that has 16 bits under autocast.
+    """
 
     name: str
-    kind: str  # the word of the language
+    kind: str  # its word in the language
     takes: tuple[int, ...]
     gives: tuple[int, ...]
     takes_low: bool
@@ -61,18 +62,18 @@ class PartNode(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNode:
-    """One layer: what it takes and gives, holds and costs.
+    """One layer: input, output, parameters and costs.
 
-    FLOPs are two for each multiply-add of matrix products, convolutions and attention (full, also where it is
-    causal), as torch's FlopCounterMode has them; `backward_flops` leaves out the gradient of an input that needs none
-    because no parameter comes before it. `saved` counts each piece of memory once, at the first layer that keeps it,
-    without parameters, the model's own input and what does not grow with the batch; `_low` under bf16 or fp16
-    autocast. `saved_selective` is the input of a recomputable layer and its results of products and attention.
-    `masks` are the numbers of what says, along the context axis, which positions a piece of the sequence sees.
+    FLOPs are two for each multiply-add of matrix products, convolutions and attention (full, even if it is causal), as
+    in torch's FlopCounterMode; `backward_flops` leaves out the gradient of an input that needs none because no
+    parameter comes before it. `saved` counts each piece of memory once, at the first layer that keeps it, without
+    parameters, the model's own input and memory that does not grow with the batch; `_low` under bf16 or fp16 autocast.
+    `saved_selective` is the input of a recomputable layer and its results of products and attention. `masks` are the
+    numbers of the mask that tells, along the context axis, the positions that a piece of the sequence sees.
     """
 
     name: str
-    kind: str  # the word of the language: conv2d, transformer_block; `python` for a user's own module
+    kind: str  # its word in the language: conv2d, transformer_block; `python` for a user's own module
     span: Span | None
     input: TensorFact
     output: TensorFact
@@ -85,16 +86,16 @@ class LayerNode:
     saved_selective: int
     saved_selective_low: int
     recomputable: bool
-    working: Working | None = None  # None where no operation is known one by one
+    working: Working | None = None  # None if no operation is known one by one
     working_low: Working | None = None
     low: bool = False  # under autocast its output has 16 bits
-    parts: tuple[PartNode, ...] = ()  # of a library layer, in the order in which they are called
+    parts: tuple[PartNode, ...] = ()  # of a library layer, in the order of their calls
     masks: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelGraph:
-    """The layers in order, and what it takes to make them.
+    """The layers in order, and the constructors of the model.
 
     `parameters` counts each tied weight once. `batch_norm_values` is the least count of numbers that a batch norm has
     of one sample and channel (1 for vectors): with one sample and one number there is no variance, and torch refuses.
@@ -113,17 +114,17 @@ class ModelGraph:
     parameters: int
     unused: tuple[str, ...] = ()  # parameters that the output does not depend on
     reset: bool = False  # too large to be made whole by the function that makes it
-    traced: ModelFacts | None = None  # what tracing told of a user's own module
-    shared: tuple[LayerNode, ...] = ()  # the layers as a rank of the tensor axis has them, where there is one
+    traced: ModelFacts | None = None  # tracing's facts of a user's own module
+    shared: tuple[LayerNode, ...] = ()  # the layers as on one rank of the tensor axis, if there is one
     shared_output: tuple[int, ...] = ()
 
     @property
     def of_a_rank(self) -> tuple[LayerNode, ...]:
-        """The layers as a rank has them along the tensor axis."""
+        """The layers as on one rank along the tensor axis."""
         return self.shared or self.layers
 
     def layer_of(self, module: str) -> LayerNode | None:
-        """The layer that a module is a part of."""
+        """Returns the layer that a module is a part of."""
         while module and module not in self._by_name:
             module = module.rpartition(".")[0]
         return self._by_name.get(module)

@@ -47,7 +47,7 @@ class AxisNode:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPlan:
-    """One layer as it is shown. `line` is where it stands in the job."""
+    """One layer as it is shown. `line` is its place in the job."""
 
     name: str
     kind: str
@@ -63,8 +63,8 @@ class LayerPlan:
 class StageNode:
     """Layers `first` to `last` (both included), on the ranks at one pipeline coordinate.
 
-    `kept` are the bytes of a micro-batch that a rank's device keeps of them for the backward pass: on the tensor and
-    the context axis its own.
+    `kept` are the bytes of a micro-batch's activations that a rank's device keeps of them: on the tensor and the
+    context axis its own part.
     """
 
     index: int
@@ -104,9 +104,9 @@ class DataNode:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleNode:
-    """The table of a pipeline: a row for each pipeline coordinate, `2F0` being stage 2's forward of micro-batch 0.
+    """The table of a pipeline: a row for each pipeline coordinate; `2F0` is stage 2's forward of micro-batch 0.
 
-    `equal_bubble` is what the bubble would be with equal numbers of layers in the stages, where they can be cut so.
+    `equal_bubble` is the bubble with equal numbers of layers in the stages, if they can be cut so.
     """
 
     name: str
@@ -142,10 +142,10 @@ class RankNode:
 
 @dataclass(frozen=True, kw_only=True)
 class StepNode:
-    """Where the predicted time of a step goes, in seconds of the busiest rank, and the bytes it moves by link.
+    """The parts of a step's predicted time, in seconds of the busiest rank, and the bytes it moves by link.
 
-    `arithmetic`, at `efficiency` of the peak; `transfers` within layers; `waiting` for other stages; and `exposed`,
-    what of gradients and parameters is behind nothing else.
+    `arithmetic`, at `efficiency` of the peak; `transfers` within layers; `waiting` for other stages; and `exposed`, the
+    traffic of gradients and parameters that nothing hides.
     """
 
     arithmetic: float
@@ -179,8 +179,8 @@ class Plan:
     step_time: float | None
     mfu: float | None
     step: StepNode | None = None
-    resolved: Mapping[str, Any]  # what the job does not say and the plan depends on
-    settings: Mapping[str, Any]  # the rest of what was said, so that the hash is over the whole job
+    resolved: Mapping[str, Any]  # facts that the job does not state and the plan depends on
+    settings: Mapping[str, Any]  # all other settings, so that the hash is over the whole job
 
     @property
     def world_size(self) -> int:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from dslc.compiler.ir.steps import Arguments, InitStep, ModuleStep
 
-__all__ = ["InitStep", "ModuleStep"]  # of what is not defined here
+__all__ = ["InitStep", "ModuleStep"]  # names defined elsewhere
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,15 +32,15 @@ class PythonFunction:
 class TransformersStep:
     """A network of the `transformers` library: from a folder or a config, whose `arguments` override its own.
 
-    `kind` is what the data asks for; a classifier has `labels` classes unless the config or an argument says otherwise.
+    `kind` follows from the data; a classifier has `labels` classes unless the config or an argument says otherwise.
     """
 
-    name: str  # a folder with a config.json, such a file, or a type of the library's
+    name: str  # a folder with a config.json, such a file, or one of the library's types
     kind: Literal["causal_lm", "sequence_classification", "image_classification"] = "causal_lm"
-    labels: int = 0  # 0: as many as the config says
-    pad: int | None = None  # the token that is not attended to
+    labels: int = 0  # 0: as many as in the config
+    pad: int | None = None  # the token that the attention mask excludes
     arguments: Arguments = field(default_factory=dict)
-    folder: str = ""  # a relative path is of this folder
+    folder: str = ""  # base of a relative path
     line: str = ""
 
 
@@ -49,8 +49,8 @@ class ModelStep:
     """The model: `root` with `inits` and `ties`, or `python`, or `transformers`.
 
     `frozen` are patterns (`fnmatch`, over full names) of parameters that do not train. `weights` is a file whose values
-    take the place of the initial ones. `reset` asks for a user's own model to be built on the meta device and given its
-    numbers module by module, by `reset_parameters`, because it is too large to be made whole.
+    replace the initial ones. `reset` asks for a user's own model to be built on the meta device and given its numbers
+    module by module, by `reset_parameters`, because it is too large to be made whole.
     """
 
     root: ModuleStep | None = None
@@ -70,8 +70,8 @@ class ModelStep:
 class LossStep:
     """The loss, as a sum over samples or tokens; the runtime divides it by the global count.
 
-    `counts` says what is counted: `samples`; `tokens` (all elements of the target, known from its shape); `kept`: the
-    elements of the target that are not `ignore`, which the ranks have to agree on before the first backward.
+    `counts` is the unit: `samples`; `tokens` (all elements of the target, known from its shape); `kept`: the elements
+    of the target that are not `ignore`, which the ranks must sum before the first backward.
     """
 
     kind: Literal["cross_entropy", "mse", "l1", "bce", "python"]
@@ -84,7 +84,7 @@ class LossStep:
 
 @dataclass(frozen=True, kw_only=True)
 class DataStep:
-    """The samples, and how an epoch of them is dealt out.
+    """The samples, and the way an epoch of them is split.
 
     Order: epoch `e` visits the `train_samples` in the order `permutation(seed, e)` (or as they are); global batch `k`
     of it is entries `k*batch` to `(k+1)*batch`; the last, of `last` samples, exists with `keep` alone. A data rank
@@ -102,7 +102,7 @@ class DataStep:
     shuffle: bool
     batch: int
     last: int  # samples of the last, partial batch of an epoch; 0 if there is none or it is dropped
-    pad: int | None = None  # the token that fills up sequences; targets that stand there become `ignore`
+    pad: int | None = None  # the token that pads sequences; its targets become `ignore`
     ignore: int = -100
     workers: int
     line: str = ""
@@ -148,7 +148,7 @@ class MetricStep:
     """One metric, exact over a split: sums over samples (or tokens) and one division at the end."""
 
     kind: Literal["loss", "accuracy", "top_k", "perplexity", "mse"]
-    name: str  # as it stands in metrics.jsonl: "top_5"
+    name: str  # its key in metrics.jsonl: "top_5"
     k: int = 1
 
 
@@ -164,19 +164,19 @@ class PrecisionStep:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientStep:
-    """How parameters, gradients and optimizer state are laid over the data axis, and gradients agreed.
+    """The layout of parameters, gradients and optimizer state over the data axis, and the reduction of gradients.
 
-    `none`: one rank. `ddp`: DistributedDataParallel. `zero1`: that, with the optimizer's state dealt out by
+    `none`: one rank. `ddp`: DistributedDataParallel. `zero1`: that, with the optimizer's state sharded by
     ZeroRedundancyOptimizer. `fsdp`: `fully_shard` over a mesh of `replicas` x (ranks / replicas), also of one rank.
     """
 
     kind: Literal["none", "ddp", "zero1", "fsdp"]
-    bucket_megabytes: float | None = None  # ddp, zero1; None: torch's own, of which the first is small and goes early
+    bucket_megabytes: float | None = None  # ddp, zero1; None: torch's own, of which the first is small and sent early
     static_graph: bool = False
     unused: tuple[str, ...] = ()  # parameters that no step uses: they have no gradient
     replicas: int = 1  # fsdp: full copies kept
-    units: tuple[str, ...] = ()  # fsdp: modules gathered and scattered one by one; the root takes what is left
-    reshard: bool = False  # fsdp: parameters are let go after the forward pass and gathered again (ZeRO-3)
+    units: tuple[str, ...] = ()  # fsdp: modules gathered and scattered one by one; the root takes the rest
+    reshard: bool = False  # fsdp: parameters are freed after the forward pass and gathered again (ZeRO-3)
     accumulate: bool = False  # fsdp: gradients stay whole until the last micro-batch (ZeRO-1)
 
 
@@ -191,12 +191,12 @@ class RecomputeStep:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointStep:
-    """When the state of the training is written down, and where.
+    """The times at which the state of the training is saved, and the folder.
 
     One is due after a step that is a multiple of `every`, or, with `seconds`, after the first step that ends so long
-    after the last; and after the last step, where either is set. `resume`: `none` (a folder that holds checkpoints is
+    after the last; and after the last step, if either is set. `resume`: `none` (a folder that holds checkpoints is
     refused), `auto` (the newest whole one in `folder`, or the beginning), or the path of a checkpoint or of a folder of
-    them, one of which has to be there.
+    them, one of which must exist.
     """
 
     every: int = 0  # steps; 0: never
@@ -211,10 +211,10 @@ class CheckpointStep:
 @dataclass(frozen=True, kw_only=True)
 class StageStep:
     """One stage of a pipeline: the layers `modules` of the model, in order, on the ranks at pipeline coordinate `rank`.
-    In a model of a user's own, "" among them is what belongs to no layer.
+    In a model of a user's own, "" among them stands for calls that belong to no layer.
 
-    `inputs` and `outputs` are of one sample: (shape, dtype) of each tensor that a rank is sent and that it gives, its
-    own part where the other axes share that out; the first stage's input is the data's.
+    `inputs` and `outputs` are of one sample: (shape, dtype) of each tensor that a rank receives and sends, its own part
+    if the other axes divide it; the first stage's input is the data's.
     """
 
     index: int
@@ -226,8 +226,9 @@ class StageStep:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineStep:
-    """The pipeline axis: its stages, and for each pipeline coordinate the actions in order, in torch's notation
-    (`0F0`, `1B3`, `0I2`, `0W2`), communication left out."""
+    """The pipeline axis: its stages, and for each pipeline coordinate the actions in order, in torch's notation (`0F0`,
+    `1B3`, `0I2`, `0W2`), without communication.
+    """
 
     schedule: str
     stages: tuple[StageStep, ...]
@@ -236,7 +237,7 @@ class PipelineStep:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorParallelStep:
-    """The tensor axis: how each module's parameters are cut.
+    """The tensor axis: the cut of each module's parameters.
 
     `styles` are (module, style), in the order in which they are applied; `runtime/parallel/tensor_parallel.py` has the
     styles. `sequence`: some layers work on a piece of the sequence on each rank, which then draws noise of its own.
@@ -251,18 +252,18 @@ class TensorParallelStep:
 
 @dataclass(frozen=True, kw_only=True)
 class JobProgram:
-    """What all ranks of a job have in common."""
+    """The part of the program that all ranks of a job share."""
 
     job: str  # its name
-    file: str  # the job file as messages name it
+    file: str  # the job file's name in messages
     plan_hash: str
     world_size: int
     processes: int  # on each node
     device: Literal["cpu", "cuda"]
-    gpus: tuple[int, ...] = ()  # which GPU each local rank takes
+    gpus: tuple[int, ...] = ()  # the GPU of each local rank
     backend: str
     timeout: float  # seconds
-    threads: int  # of one process; 0: the machine's cores shared out
+    threads: int  # of one process; 0: an equal share of the machine's cores
     model: ModelStep
     sync_batch_norm: bool
     loss: LossStep
@@ -273,28 +274,28 @@ class JobProgram:
     optimizer: OptimizerStep
     learning_rate: LearningRateStep
     clip: float | None
-    on_nonfinite: Literal["stop", "skip", "continue"] = "stop"  # of a step whose loss is not finite
+    on_nonfinite: Literal["stop", "skip", "continue"] = "stop"  # for a step whose loss is not finite
     precision: PrecisionStep
     gradients: GradientStep
     recompute: RecomputeStep = field(default_factory=RecomputeStep)
     offload: tuple[str, ...] = ()  # optimizer, parameters, activations: kept in the host's memory; () on a CPU
-    compiled: tuple[str, ...] = ()  # modules that torch.compile takes one by one; ("",): the whole model
+    compiled: tuple[str, ...] = ()  # modules that torch.compile compiles one by one; ("",): the whole model
     pipeline: PipelineStep | None = None
     tensor: TensorParallelStep | None = None
     context: int = 1  # ranks that share each sequence, contiguous pieces of it
     checkpoint: CheckpointStep = field(default_factory=CheckpointStep)
     profile: bool = False  # measures memory and collectives of the first steps
-    observe: bool = False  # writes down, for `dslc verify`, what each rank did in each step
-    exact: bool = False  # observe: in float64 on one rank, to see what float32 rounds
-    reorder: int = 0  # observe: the samples of each batch in another order, one for each number but 0, to see the same
+    observe: bool = False  # records, for `dslc verify`, what each rank did in each step
+    exact: bool = False  # observe: in float64 on one rank, to measure float32's rounding
+    reorder: int = 0  # observe: another order of each batch's samples, one for each number but 0, to measure the same
     noise: bool = False  # observe: dropout stays on
     task: Literal["train", "evaluate", "predict", "plain"] = (
-        "train"  # plain: a loop by hand (runtime/loop/plain_loop.py)
+        "train"  # plain: a hand-written loop (runtime/loop/plain_loop.py)
     )
-    use: str = ""  # evaluate, predict: the checkpoint, or the file of weights, that is used
-    split: Literal["train", "validation", "all"] = "validation"  # predict: over which samples
-    output: str = ""  # predict: the file that is written
-    evaluate_every: int  # steps; 0: at the end only, and nothing where there is no validation split
+    use: str = ""  # evaluate, predict: the checkpoint, or the file of weights
+    split: Literal["train", "validation", "all"] = "validation"  # predict: the samples
+    output: str = ""  # predict: the output file
+    evaluate_every: int  # steps; 0: at the end only, and nothing without a validation split
     metrics: tuple[MetricStep, ...]
     log_every: int
     tensorboard: bool
@@ -304,7 +305,7 @@ class JobProgram:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
-    """Where one rank stands."""
+    """The place of one rank."""
 
     rank: int
     node: int

@@ -1,7 +1,7 @@
-"""What stands on the nodes and edges of the plan graph: one record for each kind.
+"""The records on the nodes and edges of the plan graph: one for each kind.
 
-A graph is folded by symmetry: what is alike is one node with a count. Beside the records here nodes carry the steps of
-a program (program.py): what all ranks of a job have in common.
+A graph is folded by symmetry: equal things are one node with a count. Beside these records, nodes carry the steps of a
+program (program.py): the part that all ranks of a job share.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machines:
-    """Machines that are alike."""
+    """Identical machines."""
 
     count: int
 
@@ -34,10 +34,9 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """Devices that are alike, `processes` on each machine, and the mesh over all of them.
+    """Identical devices, `processes` on each machine, and the mesh over all of them.
 
-    `gpus` are those of a machine that are named; `memory` is the most bytes that a rank may hold, None where that is
-    not known.
+    `gpus` are those of a machine that are named; `memory` is the most bytes that a rank may hold, None if unknown.
     """
 
     count: int
@@ -51,8 +50,9 @@ class Devices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """Ranks `first` to `last`, which do the same, at one pipeline coordinate; what each exchanges in a step, and holds
-    at its peak."""
+    """Ranks `first` to `last`, which do the same, at one pipeline coordinate; their exchanges in a step, and their
+    memory at the peak.
+    """
 
     index: int
     pipeline: int
@@ -73,9 +73,9 @@ class Network:
 class Stage:
     """Layers `first` to `last` of the network.
 
-    `held` is the most micro-batches whose activations it holds, None before that is counted. Of one of several stages,
-    `modules` are the names of its layers, and `inputs` and `outputs` are of one sample: (shape, dtype) of each tensor
-    that a rank is sent and that it gives.
+    `held` is the most micro-batches whose activations it holds, None before that is counted. If it is one of several
+    stages, `modules` are the names of its layers, and `inputs` and `outputs` are of one sample: (shape, dtype) of each
+    tensor that a rank receives and sends.
     """
 
     index: int
@@ -143,7 +143,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """The constants of the training that are of no step of their own (program.py, `JobProgram`)."""
+    """The constants of the training that have no step of their own (program.py, `JobProgram`)."""
 
     job: str
     file: str
@@ -170,12 +170,12 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Follows:
-    """Edge: an action, and the next of the same process. Those of a process form one line."""
+    """Edge: an action, and the next of the same process. The actions of a process form one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hands:
-    """Edge: what one gives another."""
+    """Edge: a transfer from one action to another."""
 
     bytes: int
 

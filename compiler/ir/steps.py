@@ -1,6 +1,6 @@
-"""The steps of a program (program.py) that the compiler plans with: of what modules a model is made, with what values.
+"""The steps of a program (program.py) that the compiler plans with: the modules of a model, and their initial values.
 
-They stand by themselves because `dslc check` needs no other, and each class takes time to make.
+They are a module of their own because `dslc check` needs no others, and each class takes time to make.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class ModuleStep:
     kind: str
     arguments: Arguments = field(default_factory=dict)
     children: tuple[ModuleStep, ...] = ()
-    line: str = ""  # "digits.plt:6:5": what an error names
+    line: str = ""  # "digits.plt:6:5": the place that an error names
 
 
 @dataclass(frozen=True, kw_only=True)
 class InitStep:
     """The initial value of one parameter: `uniform` in [a, b), `normal` with mean a and deviation b, `constant` a.
 
-    Drawn alone, in float32, from a generator seeded with (seed, name): LANGUAGE.md, invariant 2.
+    Drawn alone, in float32, from a generator seeded with (seed, name), so that it depends on nothing else.
     """
 
     parameter: str  # its full name in the unwrapped model

@@ -1,4 +1,4 @@
-"""What one rank exchanges in a step."""
+"""The exchanges of one rank in a step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficNode:
-    """What one rank does on one axis in a step: `count` operations, handed `bytes` in all."""
+    """The exchanges of one rank on one axis in a step: `count` operations, with `bytes` of input in all."""
 
     operation: str  # all_reduce, reduce_scatter, all_gather, broadcast, send, receive
     axis: str  # or `all` of them
@@ -19,5 +19,5 @@ class TrafficNode:
 
 
 def handed_in(exchanged: Iterable[TrafficNode]) -> int:
-    """The bytes that a rank hands in, all in all."""
+    """Returns the bytes of a rank's input, in all."""
     return sum(node.bytes for node in exchanged if node.operation != "receive")

@@ -1,10 +1,10 @@
-"""Numbers as people read them: bytes in powers of 1024, shares in percent, times with the unit that suits."""
+"""Formats numbers: bytes in powers of 1024, shares in percent, times in a suitable unit."""
 
 from __future__ import annotations
 
 
 def byte_text(count: float) -> str:
-    """`1.50 GiB`; whole bytes below a KiB. Two to three significant places."""
+    """Formats bytes: `1.50 GiB`; whole bytes below a KiB. Two to three significant places."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(count) < 1024 or unit == "TiB":
             break
@@ -13,7 +13,7 @@ def byte_text(count: float) -> str:
 
 
 def count_text(count: float) -> str:
-    """`1.07 B` for 1.07e9; whole below a thousand."""
+    """Formats a count: `1.07 B` for 1.07e9; whole below a thousand."""
     for size, unit in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
         if abs(count) >= size:
             return f"{count / size:.3g}{unit}"
@@ -21,7 +21,7 @@ def count_text(count: float) -> str:
 
 
 def flop_text(count: float) -> str:
-    """`1.07 TFLOP`: floating-point operations."""
+    """Formats floating-point operations: `1.07 TFLOP`."""
     for size, unit in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if count >= size:
             return f"{count / size:.3g} {unit}FLOP"

@@ -1,4 +1,4 @@
-"""What a layer takes while it works, beside what it keeps: in bytes of one sample (replay.py)."""
+"""Working memory of a layer, beside its saved activations: in bytes of one sample (compiler/model/replay.py)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A moment of a backward pass: bytes of a sample; numbers of the gradient of a weight that is being made, with
-    copies, and of all gradients that the layer has made by then."""
+    """A moment of a backward pass: bytes of a sample; numbers of the weight gradient that is being made, with copies,
+    and of all gradients that the layer has made by then.
+    """
 
     bytes: int
     weights: int
@@ -26,12 +27,13 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halves:
-    """What a layer takes whose gradients of inputs and of weights are made apart.
+    """Working memory of a layer whose gradients of inputs and of weights are made apart.
 
-    `gradients` stay from one half to the other: those of the results of operations with weights. A layer that is
-    computed again is so for each of these operations, and torch keeps what that makes, but for what they themselves had
-    kept, until the stage is done: `most` and `left` are the bytes beside what was there after the first half, while the
-    second works in the layer and when it has left it; `copied` the numbers of weights that autocast copies for it.
+    `gradients` stay from one half to the other: those of the results of operations with weights. A recomputed layer is
+    recomputed for each of these operations, and torch keeps the results, except those that the operations themselves
+    had kept, until the stage is done: `most` and `left` are the bytes in addition to the memory after the first half,
+    while the second works in the layer and when it has left it; `copied` the numbers of weights that autocast copies
+    for it.
     """
 
     gradients: int
@@ -42,9 +44,10 @@ class Halves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Working:
-    """`forward` counts what is kept so far; `dropping` is the same where nothing is kept, to be computed again.
+    """`forward` includes the activations saved so far; `dropping` is the same if none are saved, for recomputation.
     `copied` are numbers of weights that autocast copies in 16 bits, and keeps until the backward pass. `halves` is None
-    where no operation is known one by one."""
+    if no operation is known one by one.
+    """
 
     forward: int
     dropping: int
