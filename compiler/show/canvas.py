@@ -36,12 +36,12 @@ Point = tuple[float, float]
 
 
 def escape(text: str) -> str:
-    """A name of the user's, so that its backslashes, line ends and control characters are shown."""
+    """Escapes a user's name, so that its backslashes, line ends and control characters are shown."""
     return plain(text.replace("\n", " ")).replace("\\", "\\\\")
 
 
 def fitted(text: str, width: float, size: float) -> str:
-    """The text, cut with `…` where it is too wide in a broad sans-serif font (DejaVu Sans)."""
+    """Returns the text, cut with `…` if it is too wide in a broad sans-serif font (DejaVu Sans)."""
     room, wide = width / size, 0.0
     ends = [0.0, *(wide := wide + _WIDTHS.get(letter, 0.62) for letter in text)]
     if ends[-1] <= room:
@@ -50,7 +50,7 @@ def fitted(text: str, width: float, size: float) -> str:
     return text[:most].rstrip() + "…"
 
 
-# Of letters, as a share of their height, where it is not as of most.
+# Widths of letters relative to their height, where they differ from the usual.
 _WIDTHS = {**dict.fromkeys("fijlrtI .,:;'|!()[]/-", 0.36), **dict.fromkeys("mwMW@%…", 0.95), "_": 0.5}
 
 
@@ -100,7 +100,7 @@ class Canvas:
         pen: float = 1,
         tip: str = "",
     ) -> str:
-        """A rectangle by its upper left corner; its name is returned."""
+        """Draws a rectangle by its upper left corner; returns its name."""
         assert name not in self._nodes, f"two nodes are called {name}"
         self._nodes[name] = {
             "pos": f"{_n(x + w / 2)},{_n(-y - h / 2)}",
@@ -131,7 +131,7 @@ class Canvas:
         ink: str = INK,
         bold: bool = False,
     ) -> str:
-        """Lines of text, the first at height y; what is too wide is cut."""
+        """Draws lines of text, the first at height y, cut if too wide."""
         lines = [fitted(escape(line), w, size) for line in text.split("\n")]
         end = {"l": "\\l", "r": "\\r", "c": "\\n"}[align]
         h = 1.25 * size * len(lines)
@@ -141,7 +141,7 @@ class Canvas:
     def bar(
         self, name: str, x: float, y: float, w: float, h: float, parts: Sequence[tuple[str, float]], tip: str = ""
     ) -> str:
-        """A bar of colours side by side, each with its share of the width; what is left is paper."""
+        """Draws a bar of colours side by side, each with its fraction of the width; the rest is paper."""
         shown = [(colour, share) for colour, share in parts if share > 0.0005]
         left = 1 - sum(share for _, share in shown)
         if left > 0.0005:
@@ -164,7 +164,7 @@ class Canvas:
         dashed: bool = False,
         tip: str = "",
     ) -> None:
-        """A line of straight pieces between two nodes: `arrow` puts a tip at its end, `back` at its beginning."""
+        """Draws a line of straight pieces between two nodes: `arrow` puts a tip at its end, `back` at its beginning."""
         shown = [(x, -y) for x, y in points]
         end = ""
         if back:
@@ -189,7 +189,7 @@ class Canvas:
         self._edges.append((tail, head, attributes))
 
     def text(self) -> str:
-        """The DOT source."""
+        """Returns the DOT source."""
         sheet = Digraph(nohtml(escape(self._name)))
         sheet.attr("graph", layout="nop2", outputorder="nodesfirst", splines="true", fontname=FONT, bgcolor=PAPER)
         sheet.attr("node", shape="box", fixedsize="true", margin="0.04", fontname=FONT, fontcolor=INK)
@@ -206,12 +206,12 @@ class Canvas:
 
 
 def _short(a: Point, b: Point, tip: float = 7) -> Point:
-    """Where a line from a to b ends so that the tip of its arrow is at b."""
+    """Returns the end of a line from a to b that leaves room for its arrow's tip at b."""
     length = max(1e-6, ((b[0] - a[0]) ** 2 + (b[1] - a[1]) ** 2) ** 0.5)
     return b[0] - tip * (b[0] - a[0]) / length, b[1] - tip * (b[1] - a[1]) / length
 
 
 def _n(value: float, places: int = 2) -> str:
-    """A number in few digits, the same on every machine."""
+    """Formats a number in few digits, the same on every machine."""
     text = f"{value:.{places}f}".rstrip("0").rstrip(".")
     return "0" if text in ("", "-0") else text

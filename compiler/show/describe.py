@@ -1,7 +1,7 @@
-"""Readings of a `Plan` that its text and its pictures share: where a rank stands, what it gets, how layers are named.
+"""Readings of a `Plan` that its text and its pictures share: a rank's place and shares, and the names of layers.
 
-Nothing is decided here: every number is in the plan, or follows from it by the numbering of ranks (`layout`) and the
-dealing of samples (`program.DataStep`).
+Nothing is decided here: every number is in the plan, or follows from it by the numbering of ranks
+(compiler/placement/layout.py) and the split of samples (`program.DataStep`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dslc.compiler.ir.units import byte_text, count_text, percent_text, time_tex
 from dslc.dsl.words import plural
 
 UNKNOWN = "unknown"
-WHY = {  # an axis lies where it does
+WHY = {  # reasons for the order of the axes
     "tensor": "within every layer, which waits for it",
     "context": "within every attention, which waits for it",
     "data": "gradients and parameters, beside the arithmetic",
@@ -26,7 +26,7 @@ ORDER = "ranks are numbered tensor first, then context, data, pipeline: what wai
 
 
 def span_text(first: int, last: int) -> str:
-    """`0–7`, or `3` for one."""
+    """Formats a range: `0–7`, or `3` for one."""
     return str(first) if first == last else f"{first}–{last}"
 
 
@@ -34,42 +34,46 @@ def span_text(first: int, last: int) -> str:
 
 
 def axis_of(plan: Plan, name: str) -> AxisNode:
-    """The axis of that name; one of size 1 where the plan has none."""
+    """Returns the axis of that name; one of size 1 if the plan has none."""
     return next((a for a in plan.axes if a.name == name), AxisNode(name=name, size=1, stride=1, between_nodes=False))
 
 
 def devices_text(plan: Plan) -> str:
-    """`2 CPUs`, or with the name of their kind `1,024 h100`."""
+    """Formats the devices: `2 CPUs`, or with the name of their kind `1,024 h100`."""
     kind = plan.topology.kind
     return plural(plan.world_size, kind.upper()) if kind in ("cpu", "gpu") else f"{plan.world_size:,} {kind}"
 
 
 def coordinates(plan: Plan, rank: int) -> dict[str, int]:
-    """The rank's place on each axis, outermost first."""
+    """Returns the rank's place on each axis, outermost first."""
     return {axis.name: rank // axis.stride % axis.size for axis in plan.axes}
 
 
 def coordinates_text(plan: Plan, rank: int) -> str:
-    """`pipeline 1, data 2, replica 1`: the axes that have more than one rank, and the copy of the parameters."""
+    """Formats a rank's place: `pipeline 1, data 2, replica 1`: the axes that have more than one rank, and the copy of
+    the parameters.
+    """
     place = coordinates(plan, rank)
     copy = [f"replica {replica(plan, rank)}"] if replicas(plan) > 1 else []
     return ", ".join([*(f"{axis.name} {place[axis.name]}" for axis in plan.axes if axis.size > 1), *copy])
 
 
 def group(plan: Plan, rank: int, axis: str) -> list[int]:
-    """The ranks that differ from `rank` on one axis alone, itself included: the members of its collectives there."""
+    """Returns the ranks that differ from `rank` on one axis alone, itself included: the members of its collectives
+    there.
+    """
     node = axis_of(plan, axis)
     start = rank - coordinates(plan, rank).get(axis, 0) * node.stride
     return [start + n * node.stride for n in range(node.size)]
 
 
 def class_of(plan: Plan, rank: int) -> RankNode | None:
-    """What the ranks alike this one do; None where the network is not known."""
+    """Returns the node of the ranks like this one; None if the network is unknown."""
     return next((node for node in plan.ranks if node.first <= rank <= node.last), None)
 
 
 def mesh_text(plan: Plan, without: str = "") -> str:
-    """`pipeline 2 x data 4 (2 replicas of 2 ranks) x tensor 2`, `without` one axis."""
+    """Formats the mesh: `pipeline 2 x data 4 (2 replicas of 2 ranks) x tensor 2`, `without` one axis."""
     copies = f" ({replicas(plan)} replicas of {plural(plan.shards, 'rank')})" if replicas(plan) > 1 else ""
     axes = [axis for axis in plan.axes if axis.size > 1 and axis.name != without]
     told = [f"{axis.name} {axis.size}" + (copies if axis.name == "data" else "") for axis in axes]
@@ -77,7 +81,7 @@ def mesh_text(plan: Plan, without: str = "") -> str:
 
 
 def link_text(plan: Plan, axis: AxisNode) -> str:
-    """The links that an axis goes over; where it takes both, how many of its ranks are on a node."""
+    """Names the links of an axis; if it uses both kinds, also the number of its ranks on a node."""
     if not axis.between_nodes:
         return "within a node"
     near, rest = divmod(plan.topology.processes, axis.stride)
@@ -86,12 +90,12 @@ def link_text(plan: Plan, axis: AxisNode) -> str:
 
 
 def exchanged(node: RankNode | None, axis: str) -> list[TrafficNode]:
-    """What a rank hands in over an axis; what it is sent, another rank has handed in."""
+    """Returns a rank's input to the exchanges over an axis; receives are another rank's input."""
     return [t for t in node.traffic if t.axis == axis and t.count and t.operation != "receive"] if node else []
 
 
 def of_all_dtypes(node: RankNode) -> dict[tuple[str, str, str], tuple[int, int]]:
-    """What a rank exchanges in a step: by axis, operation and thing, the count of operations and the bytes."""
+    """Returns a rank's exchanges in a step: by axis, operation and content, the count of operations and the bytes."""
     sums: dict[tuple[str, str, str], tuple[int, int]] = {}
     for t in (t for t in node.traffic if t.count):
         count, size = sums.get((t.axis, t.operation, t.what), (0, 0))
@@ -100,12 +104,12 @@ def of_all_dtypes(node: RankNode) -> dict[tuple[str, str, str], tuple[int, int]]
 
 
 def axis_bytes(plan: Plan, axis: str) -> int | None:
-    """What a rank hands in over an axis in a step, at most; None where the network is not known."""
+    """Returns the most bytes of input of a rank over an axis in a step; None if the network is unknown."""
     return max((sum(t.bytes for t in exchanged(node, axis)) for node in plan.ranks), default=None)
 
 
 def axis_text(plan: Plan, name: str) -> str:
-    """`tensor x2`. Gradients and parameters are agreed on by the ranks of data and context together."""
+    """Formats an axis: `tensor x2`. The ranks of data and context together reduce gradients and parameters."""
     size, context = axis_of(plan, name).size, axis_of(plan, "context").size
     if name == "data" and context > 1:
         return f"data+context x{size * context}"
@@ -113,7 +117,7 @@ def axis_text(plan: Plan, name: str) -> str:
 
 
 def limit_of(plan: Plan) -> int | None:
-    """The most bytes that a device may hold: what the job says, else the device's own memory."""
+    """Returns the most bytes that a device may hold: the job's limit, else the device's own memory."""
     return plan.topology.limit or plan.topology.memory
 
 
@@ -121,35 +125,35 @@ def limit_of(plan: Plan) -> int | None:
 
 
 def replicas(plan: Plan) -> int:
-    """Copies of the parameters that are each cut over several ranks; 1 where there is one, or where none is cut."""
+    """Returns the copies of the parameters that are each cut over several ranks; 1 if there is one, or none is cut."""
     ranks = axis_of(plan, "data").size * axis_of(plan, "context").size
     return ranks // plan.shards if plan.shards > 1 else 1
 
 
 def replica(plan: Plan, rank: int) -> int:
-    """Which of the replicas a rank is part of."""
+    """Returns the replica that a rank is part of."""
     return sharers(plan, rank).index(rank) // plan.shards
 
 
 def sharers(plan: Plan, rank: int) -> list[int]:
-    """The ranks of the data and context axes together that `rank` is one of, in the order in which shards lie."""
+    """Returns the ranks of the data and context axes that include `rank`, in the order of the shards."""
     return [other for first in group(plan, rank, "data") for other in group(plan, first, "context")]
 
 
 def reach(plan: Plan, axis: str, operation: str, what: str) -> str:
-    """Of an exchange over the data axis of replicas, `within` one or `across` them; "" of any other."""
+    """Returns `within` or `across` for an exchange over the data axis of replicas; "" for any other."""
     if axis != "data" or replicas(plan) == 1 or what not in ("gradients", "parameters"):
         return ""
     return "across" if operation == "all_reduce" else "within"
 
 
 def members(plan: Plan, where: str) -> int:
-    """How many ranks take part in an exchange `within` a replica, or `across` them."""
+    """Returns the number of ranks in an exchange `within` a replica, or `across` them."""
     return plan.shards if where == "within" else replicas(plan)
 
 
 def exchange_groups(plan: Plan, rank: int, where: str) -> list[list[int]]:
-    """The ranks at a rank's coordinates on the other axes, by who exchanges with whom."""
+    """Returns the ranks at a rank's coordinates on the other axes, grouped by exchange."""
     ranks, shards = sharers(plan, rank), plan.shards
     if where == "within":
         return [ranks[n : n + shards] for n in range(0, len(ranks), shards)]
@@ -157,7 +161,9 @@ def exchange_groups(plan: Plan, rank: int, where: str) -> list[list[int]]:
 
 
 def groups_text(plan: Plan, rank: int, where: str, most: int = 4) -> str:
-    """`within groups of 2 ranks (0–1; 2–3)`, `across 2 replicas (0, 2; 1, 3)`; of more than `most` groups the first."""
+    """Formats groups: `within groups of 2 ranks (0–1; 2–3)`, `across 2 replicas (0, 2; 1, 3)`; of more than `most`
+    groups the first.
+    """
     groups = exchange_groups(plan, rank, where)
     shown = [ranks_text(each) for each in (groups if len(groups) <= most else groups[:1])]
     told = "; ".join([*shown, *(["…"] if len(shown) < len(groups) else [])])
@@ -166,7 +172,7 @@ def groups_text(plan: Plan, rank: int, where: str, most: int = 4) -> str:
 
 
 def ranks_text(ranks: list[int]) -> str:
-    """`0–7`, or `0, 8, …, 24`."""
+    """Formats ranks: `0–7`, or `0, 8, …, 24`."""
     if len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1:
         return span_text(ranks[0], ranks[-1])
     words = [str(rank) for rank in ranks]
@@ -190,13 +196,13 @@ class Part:
         return self.last - self.first + 1
 
     def entries(self, data_rank: int) -> tuple[int, int]:
-        """First and last entry of the batch that a data rank gets."""
+        """Returns the first and last entry of the batch that a data rank gets."""
         start = self.start + (data_rank - self.first) * self.samples
         return start, start + self.samples - 1
 
 
 def parts(shares: Sequence[ShareNode]) -> list[Part]:
-    """The shares of a batch in order, each with where it begins."""
+    """Returns the shares of a batch in order, each with its first entry."""
     found, start = [], 0
     for share in sorted(shares, key=lambda s: s.first_rank):
         found.append(
@@ -212,7 +218,7 @@ def parts(shares: Sequence[ShareNode]) -> list[Part]:
 
 
 def entries_of(shares: Sequence[ShareNode], data_rank: int) -> tuple[int, int] | None:
-    """First and last entry of a batch that a data rank gets; None where it gets none."""
+    """Returns the first and last entry of a batch that a data rank gets; None if it gets none."""
     for part in parts(shares):
         if part.first <= data_rank <= part.last:
             return part.entries(data_rank)
@@ -223,7 +229,7 @@ def entries_of(shares: Sequence[ShareNode], data_rank: int) -> tuple[int, int] |
 
 
 def layer_name(layer: LayerPlan) -> str:
-    """`blocks.3`; `0 conv2d` where the name is a number; the kind alone where there is no name."""
+    """Formats a layer's name: `blocks.3`; `0 conv2d` if the name is a number; the kind alone if there is no name."""
     if not layer.name:
         return layer.kind
     return layer.name if not layer.name[0].isdigit() else f"{layer.name} {layer.kind}"
@@ -248,7 +254,7 @@ class LayerRun:
 
 
 def layer_runs(layers: Sequence[LayerPlan]) -> list[LayerRun]:
-    """Equal layers that follow one another, folded."""
+    """Folds equal layers that follow one another."""
     runs: list[LayerRun] = []
     for n, layer in enumerate(layers):
         if runs and _likeness(runs[-1].layer) == _likeness(layer):
@@ -263,7 +269,7 @@ def _likeness(layer: LayerPlan) -> tuple[object, ...]:
 
 
 def stage_layers(plan: Plan, stage: StageNode) -> str:
-    """`embedding … blocks.15`."""
+    """Names a stage's layers: `embedding … blocks.15`."""
     first, last = plan.layers[stage.first], plan.layers[stage.last]
     return layer_name(first) if first is last else f"{layer_name(first)} … {layer_name(last)}"
 
@@ -273,13 +279,13 @@ def stages_of(plan: Plan, node: RankNode) -> list[StageNode]:
 
 
 def fact_text(fact: TensorFact) -> str:
-    """`16 x 28 x 28`; `scalar` for no dims. Float32 goes without saying."""
+    """Formats a tensor: `16 x 28 x 28`; `scalar` for no dims. Float32 is left out."""
     shape = " x ".join(map(str, fact.shape)) or "scalar"
     return shape if fact.dtype == "float32" else f"{shape} {fact.dtype}"
 
 
 def handed_on(plan: Plan, stage: StageNode) -> int:
-    """Bytes that a stage hands to the next for one micro-batch."""
+    """Returns the bytes that a stage sends to the next for one micro-batch."""
     fact = plan.layers[stage.last].output
     numbers = plan.data.microbatch
     for dim in fact.shape:
@@ -291,7 +297,7 @@ def handed_on(plan: Plan, stage: StageNode) -> int:
 
 
 def known(value: float | None, text: str = "") -> str:
-    """The number with thousands apart, and `text` after it; `unknown` for None."""
+    """Formats a number with thousands separators, and `text` after it; `unknown` for None."""
     if value is None:
         return UNKNOWN
     return f"{value:,}{' ' + text if text else ''}"
@@ -310,12 +316,14 @@ def known_percent(value: float | None) -> str:
 
 
 def bound_text(plan: Plan) -> str:
-    """` at best` where the predicted time is that of products at the peak of the device's data sheet: a bound."""
+    """Returns ` at best` if the predicted time assumes the peak of the device's data sheet: a lower bound."""
     return " at best" if plan.step is None or plan.step.efficiency == 1 else " estimated"
 
 
 def rate_text(plan: Plan) -> str:
-    """`134 k tokens/s`, or samples, of all ranks together in the predicted time; "" where that is not known."""
+    """Formats the rate of all ranks together in the predicted time: `134 k tokens/s`, or samples; "" if it is
+    unknown.
+    """
     if not plan.step_time:
         return ""
     fact = plan.layers[0].input if plan.layers else None

@@ -1,11 +1,11 @@
 """A plan as a picture: DOT text for `picture.write`.
 
-    placement   machines, devices, what each holds and gets, its memory, and what is exchanged (`draw_placement`)
-    graph       the actions of one step and what flows between them (`draw_graph`)
+    placement   machines, devices, their layers, samples and memory, and the exchanges (`draw_placement`)
+    graph       the actions of one step and the transfers between them (`draw_graph`)
     schedule    the step over time, a row for each pipeline coordinate (`draw_schedule`)
 
 Drawn from the plan alone, and the same text every time. Up to sixteen devices have a box each; more are folded by
-what is alike, so that a thousand are a few boxes.
+symmetry, so that a thousand are a few boxes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VIEWS = ("placement", "graph", "schedule")
 
 
 def draw(plan: Plan, view: str = "placement") -> str:
-    """The DOT text of one view. ValueError where there is no such view."""
+    """Returns the DOT text of one view. Raises ValueError for an unknown view."""
     match view:
         case "placement":
             return draw_placement(plan)

@@ -1,7 +1,7 @@
-"""The plan as a person reads it: plain text in aligned columns, a section for each thing that was decided.
+"""The plan as plain text in aligned columns, with a section for each decision.
 
-`explain` is what `dslc plan JOB` prints, `explain_rank` what `dslc plan JOB --rank N` does. Both read the plan alone.
-What the plan does not know is shown as `unknown`. Bytes are in powers of 1024, of one rank unless they say otherwise.
+`dslc plan JOB` prints `explain`, and `dslc plan JOB --rank N` prints `explain_rank`. Both read the plan alone. Unknown
+figures are shown as `unknown`. Bytes are in powers of 1024, of one rank unless noted.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _ANY = 1_000_000  # columns: as many as a table has
 
 
 def explain(plan: Plan, width: int | None = None) -> str:
-    """The whole plan. Lines longer than `width`, if one is given, are cut with `…`."""
+    """Returns the whole plan. Lines longer than `width`, if one is given, are cut with `…`."""
     sections = (
         ("Topology", _topology(plan)),
         ("Mesh", _mesh(plan)),
@@ -76,7 +76,7 @@ def explain(plan: Plan, width: int | None = None) -> str:
 
 
 def explain_rank(plan: Plan, rank: int, width: int | None = None) -> str:
-    """What one rank does. AssertionError where there is no such rank."""
+    """Returns the plan of one rank. Raises AssertionError if there is no such rank."""
     assert 0 <= rank < plan.world_size, f"ranks are 0 to {plan.world_size - 1}"
     sections = (
         ("Place", _place(plan, rank)),
@@ -322,7 +322,7 @@ def _memory(plan: Plan) -> list[str]:
 
 
 def _peak(memory: MemoryNode) -> list[str]:
-    """When the peak is, and which layers hold most of it."""
+    """Returns the moment of the peak, and the layers that hold most of it."""
     if not memory.when:
         return []
     where = "in the " if "pass of" in memory.when else "" if memory.when.startswith("between") else "at the "
@@ -377,7 +377,7 @@ def _schedule(plan: Plan) -> list[str]:
 
 
 def _balance(plan: Plan, schedule: ScheduleNode) -> list[str]:
-    """The slowest stage, beside that of a cut into equal numbers of layers, and what that would cost."""
+    """Compares the slowest stage with that of a cut into equal numbers of layers, and their bubbles."""
     work = [layer.flops for layer in plan.layers]
     mean = sum(work) / max(1, len(plan.stages))
     if not mean:
@@ -433,7 +433,7 @@ def _speed(plan: Plan) -> str:
 
 
 def _spent(plan: Plan) -> list[tuple[str, str]]:
-    """What the time of a step is spent on, and what a rank moves over which links."""
+    """Returns the parts of a step's time, and a rank's traffic by link."""
     step = plan.step
     if step is None:
         return []

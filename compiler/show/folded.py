@@ -23,7 +23,7 @@ from dslc.compiler.show.legend import HEADING
 from dslc.compiler.show.parts import Extent, exchange_lines, memory_bar, source_box, stage_lines, things_text
 from dslc.dsl.words import plural
 
-CHIP = 396  # width of a box beside: what is exchanged
+CHIP = 396  # width of a box beside the ranks, with their exchanges
 
 
 class Folded:
@@ -88,7 +88,7 @@ class Folded:
         self.canvas.line("share", "pipeline 0", [(middle, y + 34), (middle, y + 66)], colour=SKY, arrow=True)
 
     def _row(self, p: int, y: float) -> str:
-        """The ranks at one pipeline coordinate; two edges behind the box say that it stands for many."""
+        """Draws the ranks at one pipeline coordinate; two edges behind the box show that it stands for many."""
         canvas, plan = self.canvas, self.plan
         node = next((n for n in plan.ranks if n.pipeline == p), None)
         first, last = p * self.each, (p + 1) * self.each - 1
@@ -111,7 +111,7 @@ class Folded:
         return name
 
     def _chips(self, node: RankNode | None) -> list[tuple[str, str]]:
-        """By axis; of replicas apart what goes within one and what across them."""
+        """Returns the chips by axis; for replicas, exchanges within one and across them apart."""
         found = []
         for axis in ("data", "context", "tensor"):
             moved = exchanged(node, axis)
@@ -123,7 +123,7 @@ class Folded:
         return found
 
     def _between_whom(self, axis: str, where: str, rank: int) -> tuple[str, str]:
-        """Before an exchange and after it: which ranks it is between, and over which links."""
+        """Returns the text before an exchange and after it: its ranks, and its links."""
         if not where:
             apart = axis_of(self.plan, axis).between_nodes
             return axis_text(self.plan, axis), ", between nodes" if apart else ""
@@ -132,7 +132,7 @@ class Folded:
         return f"{where} {members(self.plan, where)} ranks ({ranks_text(some)}; …)", ", between nodes" if apart else ""
 
     def _chip_boxes(self, name: str, node: RankNode | None, y: float) -> None:
-        """What the ranks of the box exchange among themselves."""
+        """Draws the exchanges among the ranks of the box."""
         for n, (axis, line) in enumerate(self._chips(node)):
             colour, top, left = AXIS_COLOURS[axis], y + 3 + 27 * n, self.WIDE + 44
             self.canvas.box(f"{name} {axis} {n}", left, top, CHIP, 22, line=colour, style="filled,rounded", pen=1.3)

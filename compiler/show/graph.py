@@ -1,10 +1,9 @@
-"""The actions of one step and what flows between them: a lane for each pipeline coordinate, time to the right.
+"""The actions of one step and the transfers between them: a lane for each pipeline coordinate, time to the right.
 
-Micro-batches are drawn one by one where they are few, each action at its place in a schedule of equal lengths. Else
-the forwards of a stage are one box and so are its backwards, in the order in which the first micro-batch goes through
-them: through the stages forward, and back. Of many stages the first and the last are drawn. Then follow the exchange
-over the data axis and the update. Dotted lines are order, others carry data, with the bytes that a data rank hands
-on.
+If there are few micro-batches each is drawn, every action at its place in a schedule of equal lengths. Otherwise the
+forwards of a stage are one box and so are its backwards, in the order in which the first micro-batch goes through them:
+through the stages forward, and back. Of many stages the first and the last are drawn. Then follow the exchange over the
+data axis and the update. Dotted lines are order, others are data, with the bytes that a data rank sends.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from dslc.compiler.show.parts import WORDS, summed_text
 from dslc.compiler.show.schedule import COLOURS
 from dslc.dsl.words import plural
 
-MOST_ACTIONS = 40  # drawn one by one
+MOST_ACTIONS = 40  # actions drawn one by one, at most
 MOST_STAGES = 6
-NAME = 196  # width of what stands at the beginning of a lane
-FIRST = 150 + NAME  # where the first column begins
+NAME = 196  # width of the label at the beginning of a lane
+FIRST = 150 + NAME  # x of the first column
 EXCHANGE = 156  # width of an exchange
 Box = tuple[float, float, float, float]
 
 
 def draw_graph(plan: Plan) -> str:
-    """The picture as DOT text."""
+    """Returns the picture as DOT text."""
     canvas = Canvas(plan.job)
     width = _Graph(canvas, plan).draw()
     heading(canvas, plan, width)
@@ -66,7 +65,7 @@ class _Graph:
         return [f"{axis} x{axis_of(self.plan, axis).size}: {summed_text(some)}" for axis, some in found if some]
 
     def draw(self) -> float:
-        """Draws lanes, boxes and lines; the picture's width."""
+        """Draws lanes, boxes and lines; returns the picture's width."""
         columns = self._folded_columns() if self.folded else self._columns()
         last = max(columns.values()) + 1
         width = FIRST + last * (self.wide + self.gap) + EXCHANGE + 106
@@ -83,7 +82,7 @@ class _Graph:
     # ---- places
 
     def _folded_columns(self) -> dict[str, int]:
-        """Forwards to the right in the order of the stages, backwards after them in the other."""
+        """Places forwards to the right in the order of the stages, backwards after them in reverse."""
         numbers = [s.index for s in self.stages] or [0]
         skip = len(self.stages) < len(self.plan.stages)
         columns, column = {}, 0
@@ -95,7 +94,7 @@ class _Graph:
         return columns
 
     def _columns(self) -> dict[str, int]:
-        """Each action at its start in a step where all take equally long."""
+        """Places each action at its start in a step where all take equally long."""
         plan = self.plan
         if plan.schedule is None:
             return {f"0{kind}{m}": 2 * m + n for m in range(plan.data.microbatches) for n, kind in enumerate("FB")}
@@ -158,7 +157,9 @@ class _Graph:
         self.boxes[name] = (x, y, w, h)
 
     def _after(self, number: int, pipeline: int, last: int) -> None:
-        """The exchange over the data axis and the update, after the lane's last backward; order within the lane."""
+        """Draws the exchange over the data axis and the update, after the lane's last backward; order within the
+        lane.
+        """
         mine = [name for name in self.boxes if self._lane_of(name) == pipeline]
         mine.sort(key=lambda name: self.boxes[name][0])
         if not self.folded:
@@ -211,7 +212,7 @@ class _Graph:
     # ---- lines
 
     def _across(self, a: str, b: str, colour: str, dashed: bool = False, label: str = "") -> None:
-        """From the right of one box to the left of another."""
+        """Draws a line from the right of one box to the left of another."""
         (ax, ay, aw, ah), (bx, by, _, bh) = self.boxes[a], self.boxes[b]
         points = [(ax + aw, ay + ah / 2), (bx, by + bh / 2)]
         self.canvas.line(a, b, points, colour=colour, arrow=True, dashed=dashed)
@@ -223,7 +224,7 @@ class _Graph:
                 self.canvas.write(f"{a} to {b}", x + 7, y - (13 if by > ay else 0), 80, label, size=8.5)
 
     def _down(self, a: str, b: str, label: str) -> None:
-        """From the bottom of one box to the top of another in a lower lane, or the other way round."""
+        """Draws a line from the bottom of one box to the top of another in a lower lane, or the other way round."""
         (ax, ay, aw, ah), (bx, by, bw, bh) = self.boxes[a], self.boxes[b]
         below = by > ay
         points = [(ax + aw / 2, ay + ah if below else ay), (bx + bw / 2, by if below else by + bh)]
@@ -244,7 +245,7 @@ class _Graph:
         self._across("source", name, SKY)
 
     def _hand_on(self) -> None:
-        """What stages give one another: outputs forward, gradients of inputs back, the loss between them."""
+        """Draws the transfers between stages: outputs forward, gradients of inputs back, the loss between them."""
         plan = self.plan
         for a, b in zip(self.stages, self.stages[1:], strict=False):
             if self.folded:
@@ -254,7 +255,7 @@ class _Graph:
                 self._across(f"{b.index}B", f"{a.index}B", "#222222", label=label)
                 continue
             for m in range(plan.data.microbatches):
-                size = "" if m else byte_text(handed_on(plan, a))  # of each: said once
+                size = "" if m else byte_text(handed_on(plan, a))  # the same for all: written once
                 self._down(f"{a.index}F{m}", f"{b.index}F{m}", size)
                 self._down(f"{b.index}B{m}", f"{a.index}B{m}", size)
         if self.folded:

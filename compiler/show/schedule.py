@@ -1,12 +1,12 @@
 """A step over time: a row for each pipeline coordinate, a box for each forward and backward of a micro-batch.
 
-Lengths are by the stages' FLOPs, with the backward twice as long as the forward, since a plan keeps their sum;
-bubbles are white, and how much of its time a rank is idle stands at the end of its row. What follows the last backward
-(the exchange of gradients, the update) is drawn at a fixed length. A long step is shown by its beginning and its end.
-Without a pipeline there is one row: micro-batches one after another.
+Lengths are by the stages' FLOPs, with the backward twice as long as the forward, since a plan keeps their sum; bubbles
+are white, and a rank's idle share stands at the end of its row. The exchange of gradients and the update, after the
+last backward, are drawn at a fixed length. A long step is shown by its beginning and its end. Without a pipeline there
+is one row: micro-batches one after another.
 
-The strip under a row is what the rank holds of activations at each moment: what the layers of a stage keep of a
-micro-batch, from its forward on until its backward (or that of the weights) is done, against the most that any rank
+The strip under a row shows the activations that the rank holds at each moment: those of a stage's layers for a
+micro-batch, from its forward until its backward (or that of the weights) is done, relative to the most that any rank
 holds. Beside it stands the most that this rank holds, and of how many micro-batches, counted at each of its stages.
 """
 
@@ -25,9 +25,9 @@ from dslc.compiler.show.legend import HEADING, heading
 from dslc.dsl.words import plural
 
 LABEL, WIDTH, ROW, STRIP, PITCH = 116, 1000, 26, 16, 54
-BESIDE = 118  # what stands at the end of a row
+BESIDE = 118  # width of the text at the end of a row
 LEAST = 13  # width of a short box
-PIECES = 44  # boxes of a row that are shown without leaving any out
+PIECES = 44  # boxes of a row that are shown before any are left out
 SHOWN_ROWS = 12
 COLOURS = {  # by kind, the first two stages of a rank
     "F": ("#8cc8ee", "#c9e5f7"),
@@ -53,7 +53,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What a rank holds between two moments: so many bytes, of so many micro-batches at its stages."""
+    """The activations of a rank between two moments: so many bytes, of so many micro-batches at its stages."""
 
     start: float
     end: float
@@ -62,7 +62,7 @@ class Held:
 
 
 def draw_schedule(plan: Plan) -> str:
-    """The picture as DOT text."""
+    """Returns the picture as DOT text."""
     canvas = Canvas(plan.job)
     work = _pipeline_rows(plan) if plan.schedule else [_one_row(plan)]
     held = [_held(plan, row) for row in work]
@@ -95,7 +95,7 @@ def draw_schedule(plan: Plan) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Window:
-    """Which times are shown, and where."""
+    """The times that are shown, and their places."""
 
     total: float
     scale: float
@@ -111,7 +111,7 @@ class _Window:
         return self.total * self.scale if self.whole else WIDTH
 
     def places(self, start: float, end: float) -> list[tuple[float, float]]:
-        """Where a piece, or what is shown of it, begins and ends."""
+        """Returns the beginning and end of a piece, or of its visible parts."""
         left, right = start * self.scale, end * self.scale
         if self.whole:
             return [(left, right)]
@@ -160,7 +160,7 @@ def _one_row(plan: Plan) -> list[Piece]:
 
 
 def _held(plan: Plan, row: list[Piece]) -> list[Held]:
-    """What a rank holds from moment to moment, to the end of its row."""
+    """Returns the activations of a rank from moment to moment, to the end of its row."""
     kept = [stage.kept for stage in plan.stages] or [0]
     changes = []
     for piece in row:
@@ -178,7 +178,7 @@ def _held(plan: Plan, row: list[Piece]) -> list[Held]:
 
 
 def _after(plan: Plan, pipeline: int, start: float) -> list[Piece]:
-    """What follows the last backward, at a fixed length."""
+    """Returns the pieces after the last backward, at a fixed length."""
     node = next((n for n in plan.ranks if n.pipeline == pipeline), None)
     size = sum(t.bytes for t in node.traffic if t.axis == "data") if node else 0
     length = 2.5
@@ -217,7 +217,7 @@ def _draw_row(canvas: Canvas, plan: Plan, number: int, row: list[Piece], y: floa
 
 
 def _draw_held(canvas: Canvas, number: int, spans: list[Held], most: int, y: float, window: _Window) -> None:
-    """The strip under a row: as high as what is held."""
+    """Draws the strip under a row, as high as the bytes held."""
     canvas.box(f"held {number}", LABEL, y + STRIP - 0.5, window.width, 0.5, fill=GREY, line="none")
     for n, span in enumerate(spans):
         high = STRIP * span.bytes / most if most else 0.0
@@ -231,7 +231,7 @@ def _draw_held(canvas: Canvas, number: int, spans: list[Held], most: int, y: flo
 
 
 def _draw_end(canvas: Canvas, number: int, idle: float, spans: list[Held], x: float, y: float) -> None:
-    """At the end of a row: how long the rank is idle, and what it holds at most."""
+    """Draws the idle share and the most activations of a rank at the end of its row."""
     canvas.write(f"row {number} idle", x, y + 7, BESIDE - 8, f"idle {percent_text(max(0.0, idle))}", size=9.5)
     top = max(spans, key=lambda span: span.bytes, default=None)
     if top is not None and top.bytes:
