@@ -1,1 +1,3 @@
-"""What a job does not say, found out before anything is planned: of the machine, the data and the user's own code."""
+"""Probes for facts that a job does not state, before anything is planned: of the machine, the data and the user's own
+code.
+"""
