@@ -29,7 +29,7 @@ TAG = "record"
 _SCALARS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", types.NoneType: "null"}
 
 T = TypeVar("T")
-Hook = Callable[[Any, Any], Any]  # as cattrs has them: the data, the type
+Hook = Callable[[Any, Any], Any]  # cattrs' hooks: the data, the type
 
 
 class DecodeError(ValueError):
@@ -42,7 +42,7 @@ def to_json(value: object) -> Any:
 
 
 def from_json(kind: type[T], data: object) -> T:
-    """The `kind` that `to_json` gave as `data`. Raises DecodeError."""
+    """Returns the `kind` that `to_json` wrote as `data`. Raises DecodeError."""
     try:
         made: T = _converter().structure(data, kind)
     except Exception as error:
@@ -154,7 +154,9 @@ def _of_length(kind: Any, inner: Hook) -> Hook:
 
 
 def _scalar(kind: type) -> Hook:
-    """A whole number is taken for a `float`, and stays what it is, so that it is written as it was read."""
+    """Structures a scalar. A whole number is accepted for a `float`, and stays whole, so that it is written as it was
+    read.
+    """
     taken = (float, int) if kind is float else (kind,)
 
     def hook(data: Any, _: Any) -> Any:
@@ -177,7 +179,7 @@ def _literal(kind: Any) -> Hook:
 
 
 def _plain(data: Any) -> Any:
-    """What a field of any kind holds: scalars, tuples and mappings of these."""
+    """Structures a field of any kind: scalars, tuples and mappings of these."""
     if isinstance(data, list | tuple):
         return tuple(map(_plain, data))
     if isinstance(data, dict):
@@ -216,7 +218,7 @@ def _tagged(value: Any, converter: Converter) -> Any:
 
 
 def _in_words(error: BaseException, path: str) -> str:
-    """The first thing that is wrong, and where: the groups that cattrs raises are followed down to it."""
+    """Returns the first fault and its place: follows the groups that cattrs raises down to it."""
     from cattrs.errors import ForbiddenExtraKeysError
 
     while isinstance(error, BaseExceptionGroup):
@@ -235,7 +237,7 @@ def _in_words(error: BaseException, path: str) -> str:
 
 
 def _steps(error: BaseException) -> Iterator[str]:
-    """From what cattrs notes on an error, the step to where it arose."""
+    """Yields the steps to the place of an error, from cattrs' notes on it."""
     from cattrs.errors import AttributeValidationNote, IterableValidationNote
 
     for note in getattr(error, "__notes__", ()):
