@@ -37,7 +37,7 @@ class Staging:
 
     @cached_property
     def sharding(self) -> Sharding:
-        """How parameters, gradients and the optimizer's state lie over the data and context axes."""
+        """Layout of parameters, gradients and the optimizer's state over the data and context axes."""
         return sharding.sharding_of(self.job, self.layout)
 
     @cached_property

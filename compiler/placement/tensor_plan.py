@@ -1,4 +1,4 @@
-"""How a network is cut over the tensor axis: modules and their styles (runtime/parallel/tensor_parallel.py).
+"""Cuts a network over the tensor axis: modules and their styles (runtime/parallel/tensor_parallel.py).
 
 Model: a value between layers is whole on each rank, or a piece of the sequence, or a share of the features.
 
