@@ -46,5 +46,5 @@ class Analysis:
 
     @cached_property
     def sharding(self) -> Sharding:
-        """How parameters, gradients and the optimizer's state lie over the data and context axes."""
+        """Layout of parameters, gradients and the optimizer's state over the data and context axes."""
         return sharding_of(self.job, self.layout)
