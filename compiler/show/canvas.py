@@ -1,4 +1,4 @@
-"""A sheet of paper for pictures whose places are computed here: boxes, text, bars and lines, as a graph of graphviz.
+"""A canvas for pictures with computed positions: boxes, text, bars and lines, as a graph of graphviz.
 
 Every node has its position, so Graphviz draws (`layout=nop2`) and decides nothing: a picture is the same with any
 version of it. Coordinates are in points (72 to the inch), x to the right, y down. Plain labels alone, no HTML: the
