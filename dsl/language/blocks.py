@@ -101,7 +101,7 @@ class DevicesSpec(Block):
 
 @block
 class ParallelismSpec(Block):
-    """How the work is split over the devices."""
+    """The split of the work over the devices."""
 
     whole: ClassVar = "auto"
     auto: bool = arg(Bool(), "the compiler chooses the whole block; written `parallelism = auto`", default=False)
