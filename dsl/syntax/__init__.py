@@ -1,1 +1,1 @@
-"""Text to tree and back."""
+"""Parses text to a tree, and formats a tree as text."""

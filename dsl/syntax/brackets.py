@@ -1,12 +1,12 @@
-"""Tokens to well-bracketed units: which line ends count, which bracket closes which, where an entry begins and ends.
+"""Matches brackets and splits tokens into units: the line ends that count, and the bounds of each entry.
 
-After `lay_out`, brackets match, a line end stands only where it ends something, and every token belongs to a `Unit`:
-one entry or statement with what ends it (a line end, a comma between entries, a brace). So whatever the parser finds
-wrong afterwards is wrong inside one unit, and the next unit can be read as if nothing had happened.
+After `lay_out`, brackets match, line ends are only left where they end something, and every token belongs to a `Unit`:
+one entry or statement with its terminator (a line end, a comma between entries, a brace). So whatever mistake the
+parser finds afterwards lies inside one unit, and the next unit can be read as if nothing had happened.
 
-A bracket that is never closed is reported at its opener; where its value was meant to end is guessed from the lines
-that follow, and what lies between is given up. A block inside a block is reported and left out. Where an entry begins
-on the line of another, the comma that is missing is put in, so that both are read.
+A bracket that is never closed is reported at its opener; the end of its value is guessed from the lines that follow,
+and the text in between is skipped. A block inside a block is reported and left out. If an entry begins on the line of
+another, the missing comma is inserted, so that both are read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dslc.dsl.syntax.mistakes import COMPARISONS, ENDS_VALUE, GaveUp, Mistakes, 
 
 PAIRS = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
 OPENERS = {closer: opener for opener, closer in PAIRS.items()}
-# What may stand at the end of a line whose value goes on.
+# Tokens that may end a line whose value continues.
 GOES_ON = frozenset({"COMMA", "EQUAL", "PLUS", "MINUS", "STAR", "SLASH", "DOUBLE_SLASH", "RANGE", "_NL", *PAIRS})
 
 
@@ -32,7 +32,7 @@ class Unit(NamedTuple):
 
 
 class Laid(NamedTuple):
-    """`unit_of` gives each token's place in `units`; `complete` is false where something was left out."""
+    """`unit_of` gives each token's index in `units`; `complete` is false if something was left out."""
 
     tokens: list[Token]
     units: list[Unit]
@@ -41,7 +41,7 @@ class Laid(NamedTuple):
 
 
 class Open(NamedTuple):
-    """An opener not closed yet: the token, its index among the tokens kept and among those read."""
+    """An opener that is not closed yet: the token, its index among the tokens kept and among those read."""
 
     token: Token
     kept: int
@@ -49,7 +49,9 @@ class Open(NamedTuple):
 
 
 def lay_out(read: list[Token], mistakes: Mistakes, *, one_value: bool = False) -> Laid:
-    """Matches brackets and finds the units. `one_value`: the text is one expression, in which no line end counts."""
+    """Matches brackets and finds the units. `one_value`: the text is one expression, in which line ends do not
+    count.
+    """
     layout = _Layout(read, mistakes, one_value)
     layout.run()
     units, unit_of = _units(layout.kept)
@@ -76,8 +78,8 @@ class _Layout:
         self.kept: list[Token] = []
         self.open: list[Open] = []
         self.complete = True
-        self.closed_at = mistakes.start  # where the last block ended
-        self.looked = 0  # how much of what is kept was looked through for a name that a stray `}` belongs to
+        self.closed_at = mistakes.start  # the end of the last block
+        self.looked = 0  # how many of the kept tokens were searched for the name of a stray `}`
         self.ended_early = False  # a `}` came before a bracket was closed
         self.end = read[-1].end if read else mistakes.start
 
@@ -113,7 +115,7 @@ class _Layout:
         return at + 1
 
     def ends_entry(self) -> bool:
-        """Whether what is kept ends with a whole entry of a block, `name = value`."""
+        """True if the kept tokens end with a whole entry of a block, `name = value`."""
         if not self.open or self.open[-1].token.kind != "LBRACE" or self.kept[-1].kind not in ENDS_VALUE:
             return False
         depth = 0
@@ -126,7 +128,7 @@ class _Layout:
         return False
 
     def sets(self, at: int) -> bool:
-        """Whether a name or path stands there with a sign behind it, as at the beginning of an entry."""
+        """True if a name or path is there with a sign after it, as at the beginning of an entry."""
         kinds = [token.kind for token in self.read[at + 1 : at + 8]]
         while kinds[:2] == ["DOT", "NAME"]:
             del kinds[:2]
@@ -185,7 +187,9 @@ class _Layout:
         return at + 1
 
     def is_consequence(self, closer: Token) -> bool:
-        """Whether a closer with nothing to close follows from an earlier mistake: in its block, or on its line."""
+        """True if a closer with nothing to close is a consequence of an earlier mistake, in its block or on its
+        line.
+        """
         if closer.kind == "RBRACE" and self.ended_early:
             self.ended_early = False
             return True
@@ -193,8 +197,8 @@ class _Layout:
         return self.mistakes.tangled(min(self.closed_at, line), closer.start)
 
     def missing_brace(self, closer: Token) -> bool:
-        """Whether a brace closes what a name alone on its line was meant to open; then it is opened there."""
-        # What an earlier closer looked through in vain is not looked through again.
+        """True if a brace closes a block that a name alone on its line was meant to open; opens the block there."""
+        # Tokens that an earlier closer searched in vain are not searched again.
         first = min(self.looked, max(0, len(self.kept) - 1))
         last = max((i for i in range(first, len(self.kept)) if self.kept[i].kind == "RBRACE"), default=first - 1)
         at = next((i for i in range(last + 1, len(self.kept)) if self.is_alone(i)), None)
@@ -215,7 +219,7 @@ class _Layout:
         return True
 
     def is_alone(self, at: int) -> bool:
-        """Whether a name stands alone on its line, or behind the end of a block."""
+        """True if a name is alone on its line, or after the end of a block."""
         if self.kept[at].kind != "NAME":
             return False
         before = self.kept[at - 1].kind if at else "_NL"
@@ -223,7 +227,7 @@ class _Layout:
         return before in ("_NL", "RBRACE") and after == "_NL"
 
     def fits_after(self, at: int, entries: list[Open]) -> bool:
-        """Whether these brackets are closed rightly from `at` on."""
+        """True if these brackets are closed correctly from `at` on."""
         waiting = [PAIRS[entry.token.kind] for entry in entries if entry.token.kind != "LBRACE"]
         for token in self.read[at:]:
             if not waiting or token.kind in ("LBRACE", "RBRACE"):
@@ -249,7 +253,7 @@ class _Layout:
         self.kept.append(Token(PAIRS[opener.kind], right, token.start, token.end))
 
     def unclosed(self, entries: list[Open], at: int, noticed: Token | None) -> int:
-        """Reports openers that are never closed, gives up their value, and returns where to go on."""
+        """Reports openers that are never closed, skips their value, and returns the index to continue at."""
         for entry in entries:
             note = (
                 Note(
@@ -278,8 +282,9 @@ class _Layout:
         return stop
 
     def value_end(self, opener: int, limit: int) -> int:
-        """Where a value that begins with the unclosed bracket at `opener` was meant to end: before a line that looks
-        like the next entry, at the latest at `limit`."""
+        """Returns the likely end of a value that begins with the unclosed bracket at `opener`: before a line that looks
+        like the next entry, at the latest at `limit`.
+        """
         for at in range(opener + 1, limit):
             if self.read[at].kind == "_NL" and self.read[at - 1].kind not in GOES_ON and self.begins_entry(at + 1):
                 return at
@@ -324,7 +329,9 @@ class _Layout:
         return at + 1
 
     def header(self, at: int) -> int | None:
-        """Where the name of the block stands whose `{` is at `at`: alone before it, at the start of a line or entry."""
+        """Returns the index of the name of the block whose `{` is at `at`: alone before it, at the start of a line or
+        entry.
+        """
         name = at - 1
         while name >= 0 and self.read[name].kind == "_NL":
             name -= 1
@@ -357,7 +364,7 @@ class _Layout:
                 help=f"write `{block} {{`",
             )
             name = at
-        if name is None:  # what stands before the brace is no name: the block is left out
+        if name is None:  # the token before the brace is no name: the block is left out
             after = self.after_brace(at)
             closer = self.read[after - 1]
             self.kept += [self.read[at], Token("RBRACE", "}", closer.end, closer.end)]
@@ -367,7 +374,7 @@ class _Layout:
         return at + 1
 
     def is_nested(self, name: Token) -> bool:
-        """Whether a block that begins inside another is meant to: by its indentation, or where all braces match."""
+        """True if a block inside another is meant to be there: by its indentation, or because all braces match."""
         outer = self.kept[self.open[0].kept - 1]
         if self.mistakes.column(name.start) > self.mistakes.column(outer.start):
             return True
@@ -406,7 +413,7 @@ class _Layout:
         return after
 
     def after_brace(self, at: int) -> int:
-        """Where to go on after the brace that is opened at `at`, left out as a whole."""
+        """Returns the index after the block opened at `at`, which is left out as a whole."""
         depth = 0
         for index in range(at, len(self.read)):
             depth += (self.read[index].kind == "LBRACE") - (self.read[index].kind == "RBRACE")

@@ -1,8 +1,8 @@
-"""What a person is told of a syntax mistake.
+"""Explains syntax mistakes to the user.
 
-`explain` looks at the place where the parser could not go on and at what stands around it, finds what was most likely
-meant, and reports that with the place where it should be mended. It asks one question after the other, the particular
-ones first; the order matters. The words are those of a person who writes jobs: nothing here speaks of tokens.
+`explain` looks at the place where the parser stopped and its surroundings, finds what was probably meant, and reports
+it with the place to correct. It asks one question after the other, particular ones first; the order matters. The words
+are those of a person who writes jobs: no message speaks of tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def other_format(tokens: list[Token], mistakes: Mistakes) -> bool:
-    """Whether a text without a single brace is YAML or TOML; then that is all that is reported of it."""
+    """True if a text without a single brace is YAML or TOML; then only that is reported."""
     if any(token.kind == "LBRACE" for token in tokens):
         return False
     depth = 0
@@ -50,7 +50,7 @@ def other_format(tokens: list[Token], mistakes: Mistakes) -> bool:
 
 
 def explain(place: Place) -> None:
-    """Reports what is wrong where the parser could not go on."""
+    """Reports the mistake at which the parser stopped."""
     questions = (
         _control,
         _other_sign,
@@ -84,7 +84,7 @@ def _expected(place: Place) -> str:
 
 
 def _control(place: Place) -> bool:
-    """`if`, `for`, `$HOME`: the language has neither conditionals nor loops nor the environment."""
+    """Reports `if`, `for`, `$HOME`: the language has neither conditionals nor loops nor the environment."""
     token, before, first = place.token, place.before, place.first
     word = None
     if first.kind == "NAME" and first.text in CONTROL and place.at <= place.start + 2:
@@ -107,7 +107,7 @@ def _control(place: Place) -> bool:
 
 
 def _other_sign(place: Place) -> bool:
-    """`:`, `==`, `:=`, `+=`, `=>`, `->` where `=` is meant."""
+    """Reports `:`, `==`, `:=`, `+=`, `=>`, `->` in the place of `=`."""
     token, before = place.token, place.before
     if before is None:
         return False
@@ -163,7 +163,7 @@ def _foreign(place: Place) -> bool:
 
 
 def _header(place: Place) -> bool:
-    """What stands before the brace of a block and is more than its name."""
+    """Reports text before the brace of a block that is more than its name."""
     header = place.tokens[place.start : place.end]
     if place.in_body or place.one_value or place.tokens[place.end].kind != "LBRACE":
         return False
@@ -179,7 +179,7 @@ def _header(place: Place) -> bool:
 
 
 def _statement_word(place: Place) -> bool:
-    """`param …` and `import …` that do not go on as they must."""
+    """Reports `param …` and `import …` that do not continue as they must."""
     token, before, first = place.token, place.before, place.first
     if place.in_body or place.one_value or before is None:
         return False
@@ -224,7 +224,7 @@ def _statement_word(place: Place) -> bool:
 
 
 def _beginning(place: Place) -> bool:
-    """What cannot be the beginning of an entry or statement."""
+    """Reports tokens that cannot begin an entry or statement."""
     token = place.token
     if place.at != place.start or place.one_value:
         return False
@@ -263,7 +263,7 @@ def _beginning(place: Place) -> bool:
 
 
 def _top_level(place: Place) -> bool:
-    """What belongs into a block and stands outside."""
+    """Reports entries outside of a block."""
     token, before = place.token, place.before
     if place.in_body or place.one_value or before is None or place.at != place.start + 1 or before.kind != "NAME":
         return False

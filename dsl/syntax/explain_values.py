@@ -1,7 +1,7 @@
-"""What a person is told of a mistake inside an entry: missing values, missing commas, two values, comparisons.
+"""Explains mistakes inside an entry: missing values, missing commas, two values, comparisons.
 
-Each function asks one question of the place where the parser could not go on; it reports and returns True where the
-answer is yes. `explain` says in which order they are asked.
+Each function asks one question about the place where the parser stopped; if the answer is yes it reports and returns
+True. explain.py decides their order.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ def missing_value(place: Place) -> bool:
     return place.one_value and before is None and _no_value(place)
 
 
-# A path where a value begins: `/data/a.txt`, `./runs`, `~/weights`.
+# A path at the beginning of a value: `/data/a.txt`, `./runs`, `~/weights`.
 _PATH = re.compile(r"(?:~|\.{1,2})?/[\w./*~-]*")
 
 
 def in_quotes(place: Place) -> str:
-    """How the path is written that begins where a value is missing; empty where none does."""
+    """Returns the quoted form of a path that begins where a value is missing; "" if there is none."""
     found = _PATH.match(place.mistakes.source.text, place.token.start)
     return f'a path stands in quotes: `"{found[0]}"`' if found and len(found[0]) in range(2, 200) else ""
 
@@ -90,7 +90,7 @@ def _no_value(place: Place) -> bool:
 
 
 def two_values(place: Place) -> bool:
-    """Two values with nothing between them."""
+    """Reports two values with nothing between them."""
     token, before = place.token, place.before
     if before is None or before.kind not in ENDS_VALUE or token.kind not in (BEGINS_VALUE | KEYWORDS):
         return False

@@ -1,4 +1,4 @@
-"""A job file in its one canonical layout.
+"""Formats a job file in its one canonical layout.
 
 Two spaces of indentation; one entry a line, its `=` aligned with those of the lines directly above and below; one empty
 line between blocks, and at most one anywhere else. Numbers, quantities and strings stay as they were written, and so do
@@ -9,7 +9,7 @@ line.
     parse(format_document(d)) equals d but for spans and the places of comments
     format_document(parse(format_document(d))) == format_document(d)
 
-Limits: takes a document without mistakes; nothing is wrapped that is too long.
+Limits: takes a document without mistakes; lines that are too long are not wrapped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ N = TypeVar("N", bound=tree.Node)
 
 
 def format_document(document: tree.Document) -> str:
-    """The text of a document that was read without a mistake."""
+    """Returns the text of a document that was read without a mistake."""
     return _Printer(document).run()
 
 
@@ -34,7 +34,7 @@ class _Printer:
         self.document = document
         self.text = document.source.text
         self.comments = sorted(document.comments, key=lambda comment: comment.span.start)
-        self.taken = 0  # how many of the comments are printed
+        self.taken = 0  # number of comments printed so far
         self.lines: list[str] = []
         self.equals: list[tuple[int, int, str]] = []  # line, column and group of each `=` that may be aligned
 
@@ -104,14 +104,16 @@ class _Printer:
     # ------------------------------------------------------------------------------------------------ comments
 
     def waiting(self, before: int) -> bool:
-        """Whether a comment that begins before an offset is not printed yet."""
+        """True if a comment that begins before an offset is not printed yet."""
         return self.taken < len(self.comments) and self.comments[self.taken].span.start < before
 
     def gap(
         self, end: int, start: int, indent: int, *, apart: bool = False, first: bool = False, last: bool = False
     ) -> None:
-        """What stands between what ended at `end` and what begins at `start`: comments, and an empty line if one was
-        there or, for `apart`, there must be one. None after an opening (`first`) and before a closing (`last`)."""
+        """Prints the gap between the end of one item and the start of the next: comments, and an empty line if there
+        was one or, for `apart`, there must be one. No empty line after an opening (`first`) or before a closing
+        (`last`).
+        """
         found = []
         while self.waiting(start):
             found.append(self.comments[self.taken])
@@ -136,7 +138,7 @@ class _Printer:
     # --------------------------------------------------------------------------------------------- expressions
 
     def expression(self, value: tree.Expr, indent: int) -> str:
-        """The text of a value that stands on a line indented by `indent`; the lines after the first are indented."""
+        """Returns the text of a value on a line indented by `indent`; the lines after the first are indented."""
         match value:
             case tree.List(items=items):
                 return self.sequence("[", "]", items, self.expression, value.span, indent)
@@ -166,7 +168,7 @@ class _Printer:
     def sequence(
         self, opener: str, closer: str, items: Sequence[N], show: Callable[[N, int], str], span: Span, indent: int
     ) -> str:
-        """`opener item, item closer`: on one line, or over several where a line break stands between the items.
+        """Returns `opener item, item closer`: on one line, or over several if there is a line break between the items.
 
         `span` is from the opening bracket (or the space before it) to the closing one.
         """
@@ -178,7 +180,7 @@ class _Printer:
             shown = ", ".join(show(item, indent) for item in items)
             if not self.waiting(close):
                 return f"{opener}{shown}{closer}"
-            self.taken = taken  # a comment stands in the middle of an item: it needs the end of a line
+            self.taken = taken  # a comment is in the middle of an item: it needs the end of a line
         if not items and not self.waiting(close):
             return opener + closer
         outer, self.lines = self.lines, [opener]
@@ -201,5 +203,5 @@ class _Printer:
 
 
 def _apart(before: tree.Statement, after: tree.Statement) -> bool:
-    """Whether an empty line stands between two statements, whatever was written."""
+    """True if an empty line belongs between two statements, whatever was written."""
     return isinstance(before, tree.Block) or type(before) is not type(after)

@@ -1,7 +1,7 @@
-"""Syntax mistakes and the place of one: what the explanations in `explain` and `explain_values` are written with.
+"""Syntax mistakes and their places, used by explain.py and explain_values.py.
 
-`Mistakes` collects what is reported of one text, so that whatever else goes wrong in the same entry is taken for a
-consequence and not reported. `Place` is where the parser could not go on, with the questions that can be asked of it.
+`Mistakes` collects the reports on one text, so that further mistakes in the same entry count as consequences and are
+not reported. `Place` is the point where the parser stopped, with its surroundings.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import NamedTuple
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.source import Source, Span
 
-MAX_MISTAKES = 50  # of one text; more than that is not read by anyone
+MAX_MISTAKES = 50  # of one text; nobody reads more
 
-# Strings and brackets that are not closed rightly: what follows is likely to be read at the wrong depth.
+# Strings and brackets that are not closed correctly: the text after them is probably read at the wrong depth.
 TANGLES = frozenset({"E0004", "E0010", "E0011", "E0012"})
 
 OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "DOUBLE_SLASH", "DOUBLE_STAR", "RANGE"})
@@ -30,7 +30,7 @@ CONTROL = frozenset(
 ENVIRONMENT = frozenset({"env", "getenv", "environ", "ENV"})
 DECLARES = frozenset({"let", "const", "var", "val", "local", "variable", "set", "parameter"})
 OTHER_LITERALS = {"True": "true", "False": "false", "None": "none", "null": "none", "nil": "none", "NULL": "none"}
-# For a guess alone: what a unit means is said elsewhere.
+# Only for guesses: dsl/language/units.py defines the units.
 UNITS = frozenset(
     ("B", "kB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB", "us", "ms", "s", "min", "h", "d")
     + ("step", "steps", "epoch", "epochs", "Gbps", "GBps", "TFLOPS")
@@ -47,12 +47,13 @@ class Token(NamedTuple):
 
 
 class GaveUp(Exception):
-    """The text is no job, or holds more mistakes than anyone would read; it is read no further. What is wrong is
-    reported."""
+    """The text is no job, or has more mistakes than anyone would read; the rest is not read. The mistakes are
+    reported.
+    """
 
 
 class Mistakes:
-    """The syntax mistakes of one text, added to a report, with the places where they are."""
+    """The syntax mistakes of one text, added to a report, with their places."""
 
     def __init__(self, source: Source, report: Report, start: int = 0) -> None:
         self.source, self.report, self.start = source, report, start
@@ -84,16 +85,16 @@ class Mistakes:
         return self.source.position(offset)[1]
 
     def within(self, start: int, end: int) -> bool:
-        """Whether a mistake lies there; at the end counts, as what is missing is missed there."""
+        """True if a mistake lies there; its end counts, as something missing is reported there."""
         return any(start <= offset <= end for offset in self.offsets)
 
     def tangled(self, start: int, end: int) -> bool:
-        """Whether a mistake lies there after which brackets cannot be trusted."""
+        """True if a mistake lies there after which brackets cannot be trusted."""
         return any(start <= offset <= end for offset in self.tangles)
 
 
 class Place(NamedTuple):
-    """Where the parser could not go on: at `tokens[at]`, in the unit from `start` to `end` (its last token)."""
+    """The point where the parser stopped: `tokens[at]`, in the unit from `start` to `end` (its last token)."""
 
     mistakes: Mistakes
     tokens: list[Token]
@@ -147,13 +148,13 @@ class Place(NamedTuple):
         return True
 
     def report_after(self, code: str, message: str, where: Token, *, label: str = "", help: str = "") -> bool:
-        """Points at where something is missing after a token."""
+        """Reports something missing after a token."""
         self.mistakes.add(code, message, where.end, where.end, label=label, help=help)
         return True
 
 
 def said(token: Token) -> str:
-    """A token as a message names it."""
+    """Returns a token as messages name it."""
     if token.kind == "$END":
         return "the end"
     if token.kind == "_NL":

@@ -1,6 +1,6 @@
-"""The tree of a job file: what was written, before anything is known about blocks, fields or names.
+"""The tree of a job file: the text as written, before anything is known about blocks, fields or names.
 
-`parser` makes it, `format` prints it, `layering` merges several, `resolve` gives it meaning. Every node has its span.
+parser.py makes it, format.py prints it, dsl/meaning merges and resolves it. Every node has its span.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Number(Node):
 
 @record
 class Measured(Node):
-    """A number and what follows it: `76GiB`, `20 %`, `1 epoch`, and also `1f1b`, which a field may accept as a word.
+    """A number and the word after it: `76GiB`, `20 %`, `1 epoch`, and also `1f1b`, which a field may accept as a word.
 
-    Whether `unit` exists is asked where the dimension is known, not here. `joined` tells that no space is between.
+    `unit` is checked later, when the dimension is known. `joined` is true if there is no space between them.
     """
 
     value: int | float
@@ -115,7 +115,7 @@ class Group(Node):
 
 @record
 class Broken(Node):
-    """A value that could not be read. The mistake is reported already: whoever meets it says nothing more."""
+    """A value that could not be read. The mistake is reported already, and nothing more is reported for it."""
 
 
 Expr = Number | Measured | Text | Boolean | Nothing | Name | List | RangeOf | CallOf | Unary | Binary | Group | Broken
@@ -186,7 +186,7 @@ Statement = Language | Import | Param | Block | Whole
 
 @record
 class Comment(Node):
-    """`# …`, without its line end. `own_line` tells that nothing stands before it on its line."""
+    """`# …`, without its line end. `own_line` is true if nothing stands before it on its line."""
 
     text: str
     own_line: bool
@@ -196,8 +196,8 @@ class Comment(Node):
 class Document(Node):
     """A file, in the order in which it was written.
 
-    `complete` is false where a syntax mistake left statements or entries out: what seems to be missing may be there.
-    `words` is how many words, signs and comments were read.
+    `complete` is false if a syntax mistake left statements or entries out: those that seem missing may be there.
+    `words` is the number of words, signs and comments.
     """
 
     source: Source
