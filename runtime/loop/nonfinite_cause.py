@@ -43,7 +43,7 @@ class Culprit:
 
 @dataclass(kw_only=True)
 class Seen:
-    """What one rank has seen of the step that ends the training."""
+    """The observations of one rank in the step that ends the training."""
 
     rank: int
     steps: tuple[int, ...]  # the last steps in which its loss was not finite
