@@ -1,4 +1,5 @@
-"""How and why a training ended: each rank reports its failure, and the launcher finds the cause among the reports.
+"""The end of a training and its cause: each rank reports its failure, and the launcher finds the cause among the
+reports.
 
 Model: a rank that fails writes to the board (stop.py) the time, the step, the exception, the lines of its traceback and
 the line of the job that it concerns. The other ranks then lose their connections to it and fail in the same moment. The
