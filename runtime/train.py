@@ -40,7 +40,7 @@ from dslc.runtime.step.stepper import Looks, per_sample, stepper
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """How far a training came. `stopped_at` is the step after which all ranks left on request."""
+    """The progress of a training. `stopped_at` is the step after which all ranks left on request."""
 
     steps: int
     stopped_at: int | None = None
