@@ -25,7 +25,7 @@ class Chain(nn.Module):
 
 
 class Halves(Chain):
-    """What it does depends on how many samples there are, and not in proportion."""
+    """Depends on the number of samples, and not in proportion."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.enter(x.flatten(1))
@@ -41,7 +41,7 @@ class Around(Chain):
 
 
 class Chosen(Chain):
-    """Which numbers go on is chosen in one block and used in another."""
+    """Chooses the numbers to pass on in one block, and uses the choice in another."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.enter(x.flatten(1))
