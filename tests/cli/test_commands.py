@@ -150,7 +150,7 @@ except JobError as error:
 
 @pytest.mark.parametrize("by", ["the command", "a program that has torch"])
 def test_what_libraries_log_does_not_stand_before_the_message(tmp_path: Path, by: str) -> None:
-    """What the user's own code logs and prints does."""
+    """Output of the user's own code is shown."""
     dslc("new", "mine", "--template", "python", cwd=tmp_path)
     net = tmp_path / "net.py"
     logs = """

@@ -1,4 +1,4 @@
-"""What stands in the folder where a command is given does not run in its place; the user's own modules do."""
+"""Modules of the folder in which a command is given do not replace its own; the user's own modules do run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `dslc run` leaves in report.json, and what `--profile` adds to it and prints."""
+"""report.json of `dslc run`, and what `--profile` adds to it and prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What `dslc check` could not look at is said, in text and for machines; "good" alone stands for all that was seen."""
+"""`dslc check` names the parts that it could not check, in text and in JSON; "good" alone stands for all that was
+seen.
+"""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def verify(folder: Path, text: str, *settings: str, **broken: str) -> subprocess
 
 
 def line_of(shown: str, title: str) -> str:
-    """What is said of one invariant."""
+    """Returns the lines on one invariant."""
     lines = shown.splitlines()
     start = next(n for n, line in enumerate(lines) if line[2:].startswith(title))
     stop = next(n for n, line in enumerate(lines) if n > start and not line.startswith(" "))
