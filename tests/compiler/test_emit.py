@@ -1,4 +1,4 @@
-"""What the compiler tells the runtime."""
+"""The compiler's programs for the runtime."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ EVERY = sorted(path.relative_to(EXAMPLES).with_suffix("").as_posix() for path in
 
 @pytest.mark.parametrize("example", EVERY)
 def test_the_program_of_an_example(example: str) -> None:
-    """What all ranks have in common, and the places of the first four."""
+    """The part that all ranks share, and the places of the first four."""
     plan = plan_of(example)
     told = {"job": to_json(plan.program()), "places": to_json(plan.places()[:4])}
     text = json.dumps(told, sort_keys=True, indent=1).replace(str(ROOT), "<root>") + "\n"

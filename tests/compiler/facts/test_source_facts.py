@@ -1,4 +1,4 @@
-"""What is learnt of a source by looking is what the runtime finds when it opens it."""
+"""The facts of a source agree with the samples that the runtime finds when it opens it."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def some(plan: PlanGraph) -> list[str]:
 
 
 def hold(plan: PlanGraph, names: Iterable[str]) -> Counter[str]:
-    """How many changes each proposition notices, and the program. Asserts that there is none that nothing notices."""
+    """Counts the changes that each proposition notices, and the program. Asserts that every change is noticed."""
     told = emit(plan, ""), places(plan)
     by: Counter[str] = Counter()
     unnoticed: Counter[str] = Counter()

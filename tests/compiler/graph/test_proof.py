@@ -1,4 +1,4 @@
-"""What is proved of a step: plans broken on purpose are refused by name, and those broken at random are refused."""
+"""Proofs of a step: plans broken on purpose are refused by name, and those broken at random are refused."""
 
 from __future__ import annotations
 

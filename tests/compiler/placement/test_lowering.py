@@ -1,4 +1,4 @@
-"""What is put into a schedule table, against what torch's own runtime puts into it."""
+"""Lowered schedule tables equal those of torch's own runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a diagnostic advises is done: it is gone then, and nothing of its kind comes in its place.
+"""Following a diagnostic's advice removes it, and nothing of its kind comes in its place.
 
 Remedies are read from the help of each error: a number to use at its place, a batch, and settings in backquotes. Those
 that leave something to the reader ("fewer ranks", "`tensor_plan = [...]`") are not.
@@ -63,7 +63,7 @@ def _path(name: str) -> str:
 
 
 def check(text: str) -> int:
-    """How many remedies were tried; AssertionError for one that does not help."""
+    """Returns the number of remedies tried. Raises AssertionError for one that does not help."""
     before, tried = diagnostics(text), 0
     counts = Counter(each.code for each in before)
     for found in before:

@@ -1,4 +1,4 @@
-"""What does not fit is told with what would make it fit, and that is true."""
+"""A job that does not fit is reported with changes that make it fit, and they do."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def peak(analysis: Analysis) -> int:
 
 
 def settings_of(line: str) -> list[str]:
-    """What a line of the help says to set."""
+    """Returns the settings in a line of the help."""
     return [quoted.replace(" = ", "=", 1) for quoted in re.findall(r"`([^`]+)`", line.split(": peak", maxsplit=1)[0])]
 
 

@@ -1,4 +1,4 @@
-"""What cannot be sharded is refused, where it would be and nowhere else."""
+"""Parameters that cannot be sharded are refused, if and only if they would be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is frozen, moved away, computed again and started from, as the rules and the choice of the engine have it."""
+"""Rules, and the choice of the engine, for frozen parameters, offload, recomputation and initial weights."""
 
 from __future__ import annotations
 

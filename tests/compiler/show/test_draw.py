@@ -297,7 +297,7 @@ def test_names_of_the_users_are_quoted() -> None:
 
 
 def test_names_of_the_users_are_no_html() -> None:
-    """Which Graphviz would read as such, and its WebAssembly build refuse."""
+    """Graphviz would read them as HTML, and its WebAssembly build would refuse."""
     canvas = Canvas("<b>")
     canvas.cluster("c", 0, 0, 9, 9, "<i>c</i>", [canvas.write("<x>", 0, 0, 100, "<u>")])
     canvas.box("y", 0, 0, 9, 9, "<h1>", tip="<hr>")

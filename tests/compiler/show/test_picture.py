@@ -146,7 +146,7 @@ def test_nothing_is_loaded_before_it_is_drawn() -> None:
 
 
 def test_nothing_is_said_at_the_end_of_a_process_that_has_drawn() -> None:
-    """Where something holds on to the module, wasmtime's objects would end after the functions that end them."""
+    """If something kept the module alive, wasmtime's objects would end after the functions that end them."""
     code = (
         "import threading; from dslc.compiler.show import picture; "
         "picture._by_wasm('digraph {a}'); threading.kept = picture"

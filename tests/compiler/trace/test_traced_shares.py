@@ -1,4 +1,4 @@
-"""What is followed through operations is what ranks really have, and what a rank does otherwise is seen."""
+"""Shares followed through operations are those that ranks really have, and a rank that does otherwise is found."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Following(TorchDispatchMode):
 
 
 def piece(whole: Tensor, share: Share, rank: int) -> Tensor:
-    """What a rank has of `whole`."""
+    """Returns a rank's part of `whole`."""
     apart = whole.unflatten(share.dim, (share.outer, share.size, -1))
     return apart.chunk(RANKS, share.dim + 1)[rank].flatten(share.dim, share.dim + 2)
 
