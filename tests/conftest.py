@@ -1,4 +1,4 @@
-"""What holds for every test: one launcher for each process of pytest, and how examples are drawn."""
+"""Fixtures of all tests: one launcher for each process of pytest, and the settings of hypothesis."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def launcher() -> Iterator[Launcher]:
 
 @pytest.fixture(scope="session")
 def loaded() -> None:
-    """What tracing needs is loaded, once, and not in each child that traces."""
+    """Loads the modules that tracing needs once, and not in each child that traces."""
     from helpers.trained import load_what_traces
 
     load_what_traces()
