@@ -162,7 +162,7 @@ def test_what_stands_in_a_misspelt_block_is_read() -> None:
     ],
 )
 def test_text_that_is_no_expression_is_taken_as_it_is(text: str) -> None:
-    """Where the target takes a string: a param that holds one or has no value, a path, an argument of a call."""
+    """If the target takes a string: a param that holds one or has no value, a path, an argument of a call."""
     good = GOOD.replace("source = digits()", "source = text(file)").replace("10)]", "1)], weights = was")
     job = 'param file = "a.txt"\nparam was\n' + good
     loaded = load_text(job, settings=[f"file={text}", f"was={text}"])
