@@ -1,1 +1,1 @@
-"""What tests share: launchers of real processes, jobs and networks drawn at random, golden files, folders."""
+"""Shared by the tests: launchers of real processes, jobs and networks drawn at random, golden files, folders."""

@@ -25,7 +25,7 @@ LIMIT = 60
 
 
 def gang(ranks: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `work(rank, *arguments)` gives on each rank; picklable both, with tensors as numpy arrays."""
+    """Returns the results of `work(rank, *arguments)` on each rank; picklable both, with tensors as numpy arrays."""
     context = multiprocessing.get_context("forkserver")
     # torch._dynamo is what an optimizer loads when it is made.
     context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "pytest", "hypothesis"])

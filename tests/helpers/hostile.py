@@ -242,7 +242,7 @@ def _plans() -> Iterator[tuple[str, Attack]]:
 
 
 def _files() -> Iterator[tuple[str, Attack]]:
-    """What a job names: devices, pipes, and files that are not what they should be."""
+    """Yields attacks by the files that a job names: devices, pipes, and files of another kind than they should be."""
     for path in ("/dev/zero", "/dev/tty", "/dev/stdin", "/proc/self/mem", "/proc/kmsg", "/tmp", "pipe", "/", "~root/x",
                  "\\n", "a" * 300, "/proc/self/fd/0", "/dev/full", "../" * 3000):  # fmt: skip
         imported = f'import "{path}"\n' + written()

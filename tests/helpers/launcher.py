@@ -143,11 +143,11 @@ class Command:
         return self.process.returncode, output
 
     def left(self) -> list[str]:
-        """What is still there of it (Linux): processes that have inherited its environment."""
+        """Returns what is left of it (Linux): processes that have inherited its environment."""
         return [f"{process} {command}" for process, command in self._left().items()]
 
     def wait_for_all(self) -> None:
-        """Until nothing is there of it any more."""
+        """Waits until nothing of it is left."""
         while left := self._left():
             for process in left:
                 with contextlib.suppress(ProcessLookupError):

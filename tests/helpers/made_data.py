@@ -57,7 +57,7 @@ def cifar10(folder: Path, rows: int = 12, *, binary: bool = False) -> Path:
 
 
 def python2_batch(pixels: Array, labels: Array) -> bytes:
-    """What Python 2 wrote: protocol 2, strings of bytes, the pixels as they are."""
+    """Returns a batch as Python 2 wrote it: protocol 2, strings of bytes, the pixels as they are."""
     text = lambda word: b"U" + bytes([len(word)]) + word  # noqa: E731
     data = pixels.tobytes()
     array = (

@@ -33,7 +33,7 @@ Sums = dict[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What the ranks of a job held: the highest of them, and the account's figures. Bytes."""
+    """Memory that the ranks of a job held: the highest of them, and the account's figures. Bytes."""
 
     predicted: MemoryNode
     rest: int

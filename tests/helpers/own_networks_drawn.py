@@ -25,7 +25,7 @@ class Family:
 
 
 def families(rng: random.Random, shape: tuple[int, ...], output: tuple[int, ...], *, tokens: bool) -> list[Family]:
-    """What takes samples of `shape` and gives `output`."""
+    """Returns networks that take samples of `shape` and return `output`."""
     width, flag = rng.choice((8, 8, 16, 6)), rng.choice(("true", "false"))
     if not tokens:
         depth, whole = rng.randint(0, 3), ("gathered", "row_of_whole")

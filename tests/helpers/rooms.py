@@ -126,7 +126,7 @@ def modules() -> dict[str, str]:
 
 
 def links() -> nx.DiGraph[str]:
-    """Which module imports which, by their paths; an import for types alone counts too."""
+    """Returns the imports between modules, by their paths; an import for types alone counts too."""
     paths = {name: path for path, name in modules().items()}
     graph: nx.DiGraph[str] = nx.DiGraph()
     graph.add_nodes_from(paths.values())
@@ -140,7 +140,7 @@ def links() -> nx.DiGraph[str]:
 
 
 def imports_between() -> nx.DiGraph[str]:
-    """Which room imports which."""
+    """Returns the imports between rooms."""
     rooms: nx.DiGraph[str] = nx.DiGraph()
     rooms.add_nodes_from(ROOMS)
     rooms.add_edges_from({(room_of(a), room_of(b)) for a, b in links().edges if room_of(a) != room_of(b)})

@@ -49,7 +49,7 @@ BY_NATURE = ("W0606", "W0607", "W0608", "W0609")
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What became of one job. `codes`: what it was rejected with, or warned of."""
+    """The result of one job. `codes`: those that it was rejected with, or warned of."""
 
     seed: int
     said: str  # agrees, differs, crashed, hung, rejected, broke the compiler
@@ -91,7 +91,7 @@ _EACH = 5  # rejected jobs of a code that are forced
 
 @dataclass
 class Forced:
-    """What became of rejected jobs that were trained all the same: whether they deserved it."""
+    """Counts rejected jobs that were trained all the same, and those that deserved the rejection."""
 
     results: list[Result] = field(default_factory=list)  # `codes` are those of the rejection
 
@@ -147,8 +147,9 @@ class Trainer:
         return self._compare(drawn, ready, codes, codes)
 
     def forced(self, drawn: Drawn, rejected: Result) -> Result:
-        """What becomes of a rejected job without the rules that rejected it, and without the proof of its plan; with
-        the codes of the rejection."""
+        """Trains a rejected job without the rules that rejected it, and without the proof of its plan; returns the
+        result with the codes of the rejection.
+        """
         with _left_out({*rejected.codes}):
             try:
                 ready, report = self._prepare(drawn.text, drawn.seed)
@@ -279,7 +280,7 @@ def _line(found: dict[str, Any], expected: dict[str, Any], tolerance: float, rea
 
 
 def _unsteady(ready: Ready) -> bool:
-    """Whether rounding may move a parameter a whole learning rate: a bias before batch norm, with Adam and its like."""
+    """True if rounding may move a parameter a whole learning rate: a bias before batch norm, with Adam and its like."""
     return ready.program.optimizer.kind.lower() != "sgd" and "BatchNorm" in repr(ready.program.model)
 
 

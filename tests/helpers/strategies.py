@@ -126,7 +126,7 @@ def _measured(draw: st.DrawFn, kind: Measure, dimension: Dimension) -> str:
 
 @st.composite
 def entries(draw: st.DrawFn, declaration: type[Node], depth: int = 0) -> dict[str, str]:
-    """What a block or call is given: all that is required, and some of the rest."""
+    """Draws the entries of a block or call: all that are required, and some of the rest."""
     exclusive = declaration.exclusive
     given: dict[str, str] = {}
     for field in fields(declaration):

@@ -180,7 +180,7 @@ ATOMS = st.one_of(
 
 @st.composite
 def space(draw: DrawFn, inside: bool) -> str:
-    """What may stand between two words: spaces, and inside brackets also line ends and comments."""
+    """Draws the space between two words: spaces, and inside brackets also line ends and comments."""
     kinds = ["", " ", "  ", "\t"] + (["\n", "\n\n", "\n \n\n  ", "  {c}\n", "\n{c}\n\n{c}\n"] if inside else [])
     chosen = draw(st.sampled_from(kinds))
     while "{c}" in chosen:

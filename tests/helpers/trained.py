@@ -42,7 +42,7 @@ METRICS = ("loss", "accuracy", "top_k")
 
 
 class Trained:
-    """What a training left in its run directory, and what it showed."""
+    """The run directory of a training, and its output."""
 
     def __init__(self, folder: Path, shown: str = "") -> None:
         self.folder, self.shown = folder, shown
@@ -114,7 +114,7 @@ def train_job(launcher: Launcher, job: Path, *settings: str, folder: Path | None
 
 
 def exchanges_as_planned(launcher: Launcher, folder: Path, job: Path, *settings: str) -> None:
-    """What each rank exchanges in a step of the job, run with --profile, is what the plan says: kind, count, bytes."""
+    """Asserts that the exchanges of each rank in a step, run with --profile, are the plan's: kind, count, bytes."""
     made = ready(job, *settings, f"train.steps={FIRST_STEP + STEPS}", profile=True)
     lay_down(made, str(folder))
     outcome, shown = launcher.launch(made.program, made.places, folder)
