@@ -79,7 +79,7 @@ def test_mixed_precision(launcher: Launcher, tmp_path: Path, dtype: Any) -> None
 
 
 def _moved(found: Trained) -> float:
-    """How far the last layer has come from its initial values."""
+    """Returns the distance of the last layer from its initial values."""
     begun = build_model(conv_model(), "cpu").get_parameter("9.weight").detach().numpy()
     return float(np.linalg.norm(found.weights["9.weight"] - begun))
 

@@ -1,4 +1,4 @@
-"""A training that is cut in two is the training in one piece; what is damaged is found, named and passed over."""
+"""A training cut in two equals the training in one piece; damaged checkpoints are found, named and skipped."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def train(launcher: Launcher, folder: Path, ranks: int, data: p.DataStep, **chan
 
 
 def fails(launcher: Launcher, folder: Path, ranks: int, data: p.DataStep, **changed: Any) -> str:
-    """What a training fails with."""
+    """Returns the message of a training that fails."""
     outcome, _ = launcher.launch(made(ranks, data, **changed), places(ranks), folder)
     assert outcome.failure is not None, outcome
     return str(outcome.failure.message)

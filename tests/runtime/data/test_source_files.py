@@ -1,4 +1,4 @@
-"""What the samples of files are, and that no more of a file is read than what is asked for."""
+"""The samples of files are correct, and no more of a file is read than is asked for."""
 
 from __future__ import annotations
 

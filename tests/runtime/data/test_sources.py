@@ -1,4 +1,4 @@
-"""What the sources hold, how they are split, and what is said of data that is not what the plan was made for."""
+"""The samples of the sources, their splits, and the errors for data that differs from the plan's."""
 
 from __future__ import annotations
 

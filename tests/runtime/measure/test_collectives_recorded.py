@@ -57,7 +57,9 @@ def test_kinds_bytes_and_groups() -> None:
 
 
 def _reducer(rank: int) -> tuple[tuple[Exchange, ...], list[int]]:
-    """What DistributedDataParallel's reducer, in C++, asks for, and what gloo did by torch's profiler."""
+    """Returns the collectives that DistributedDataParallel's reducer, in C++, asks for, and gloo's own by torch's
+    profiler.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 600), nn.ReLU(), nn.Linear(600, 700), nn.Linear(700, 3))
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)

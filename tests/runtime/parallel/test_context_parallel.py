@@ -24,7 +24,7 @@ def inputs() -> list[torch.Tensor]:
 
 
 def piece(rank: int, ranks: int, causal: bool) -> list[Any]:
-    """What attention gives of this rank's piece, and the gradients of its queries, keys and values."""
+    """Returns attention's output for this rank's piece, and the gradients of its queries, keys and values."""
     own = LENGTH // ranks
     *parts, weight = (tensor[:, :, rank * own : (rank + 1) * own] for tensor in inputs())
     query, key, value = (part.detach().requires_grad_() for part in parts)

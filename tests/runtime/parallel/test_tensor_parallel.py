@@ -90,7 +90,9 @@ def stepped(rank: int, job: p.JobProgram, work: Any, count: int = 3) -> list[Don
 
 
 def held(rank: int, folder: str) -> list[Any]:
-    """What a rank holds at the start, by name, with where it lies; its numbers of optimizer state after a step."""
+    """Returns a rank's parts at the start, by name, with their places; and its numbers of optimizer state after a
+    step.
+    """
     job = job_of(folder, 4, sequence=True)
     parts, work = made(rank, job)
     found = {}

@@ -1,4 +1,4 @@
-"""Modules written down call by call and cut: stage after stage they give what the module gives, with its gradients."""
+"""Modules recorded call by call and cut: stage after stage they return the module's output, with its gradients."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def on_two_ranks(**styles: str) -> TensorParallelStep:
 
 
 class Gated(Base):
-    """What `gate` gives goes past the blocks, by way of a size of its own."""
+    """The output of `gate` bypasses the blocks, by way of a size of its own."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which line of the job an exception concerns, and whose code a line of a traceback is."""
+"""Marks of the job's lines on exceptions, and the owner of a traceback's line."""
 
 from __future__ import annotations
 

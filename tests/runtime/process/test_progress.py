@@ -1,4 +1,4 @@
-"""What the user sees: a bar on a terminal, plain lines in a pipe, and in both the same summary."""
+"""The display: a bar on a terminal, plain lines in a pipe, and in both the same summary."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Screen(io.StringIO):
 
 
 def shown(tmp_path: Path, screen: Screen, outcome: Outcome) -> str:
-    """What appears of eight steps with an evaluation."""
+    """Returns the display of eight steps with an evaluation."""
     board = Board(2)
     watch = Watch(program(2, images(tmp_path)), str(tmp_path), board, screen)
     records = Records(str(tmp_path))

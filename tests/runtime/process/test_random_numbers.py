@@ -1,4 +1,4 @@
-"""Where the random numbers of a rank and of a sample begin: of torch's, Python's and numpy's generator each."""
+"""Seeds and states of the random generators of a rank and of a sample: torch's, Python's and numpy's."""
 
 from __future__ import annotations
 

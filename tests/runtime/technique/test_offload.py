@@ -1,4 +1,4 @@
-"""What is kept in the host's memory changes no number: here, where the host is the device, by the same code."""
+"""Offloading to the host's memory changes no number: here, where the host is the device, by the same code."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_activations_move_and_parameters_stay(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_comes_back_lies_in_memory_as_before() -> None:
-    """Which compiled backward passes go by."""
+    """Compiled backward passes rely on the strides."""
     whole = torch.randn(2, 3, 4, 6)
     for tensor in (
         whole,
@@ -66,7 +66,7 @@ def test_what_comes_back_lies_in_memory_as_before() -> None:
 
 
 def _moved_share(rank: int) -> list[float]:
-    """How far gradients are off where what a tensor axis keeps is moved."""
+    """Returns the error of gradients if the saved tensors of a tensor axis are moved."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 

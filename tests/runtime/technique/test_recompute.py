@@ -167,7 +167,7 @@ def test_what_may_draw_random_numbers() -> None:
 
 
 class Alive(TorchDispatchMode):
-    """Which of the storages that operations made are still there."""
+    """Counts those of the storages that operations made which are still alive."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -17,7 +17,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool,
 
 
 def _gathered(rank: int) -> set[str]:
-    """What the process group is asked for as sharded tensors are made whole; AssertionError where one is another."""
+    """Returns the operations that the process group is asked for while sharded tensors are gathered. Raises
+    AssertionError if a gathered tensor is wrong.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 

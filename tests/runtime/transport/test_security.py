@@ -85,7 +85,7 @@ def test_whoever_connects_to_a_run_has_nothing_run_by_it(tmp_path: Path) -> None
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="gives the machine another name")
 def test_ranks_listen_on_loopback_alone_whatever_the_machine_is_called(tmp_path: Path) -> None:
-    """Where its name leads to an address of the network, which gloo would listen on."""
+    """Even if its name leads to an address of the network, on which gloo would listen."""
     shown = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=False).stdout.split()
     if not shown:
         pytest.skip("this machine has no address but loopback")
@@ -229,7 +229,7 @@ def _harmful(mark: Path) -> dict[str, Callable[[Any], Any]]:
         return metadata
 
     def beside_the_folder(metadata: Any) -> Any:
-        """Which is there, and could be read."""
+        """A path that exists, and could be read."""
         for stored in metadata.storage_data.values():
             other = mark.parent / stored.relative_path
             shutil.copy(mark.parent / "run" / "checkpoints" / "step-00000004" / stored.relative_path, other)
