@@ -1,4 +1,4 @@
-"""What the plan says a step exchanges is what every rank really exchanged: kind, count and bytes."""
+"""A plan's predicted exchanges of a step are those that every rank really ran: kind, count and bytes."""
 
 from __future__ import annotations
 

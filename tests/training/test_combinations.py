@@ -1,7 +1,7 @@
-"""What is accepted runs, and trains as one process does: every way to hold a model in memory, with every other.
+"""Every accepted job runs, and trains as one process does: every way to hold a model in memory, with every other.
 
 Each job is compared with the same job in one process that shards, recomputes and accumulates nothing, in the same
-precision. In fp32 losses agree to 1e-5 over 20 steps, as LANGUAGE.md has it. In 16 bits the order of sums is seen: the
+precision. In fp32 losses agree to 1e-5 over 20 steps, as the language promises. In 16 bits the order of sums shows: the
 tolerances below are a few times what was measured.
 """
 

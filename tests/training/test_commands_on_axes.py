@@ -1,4 +1,4 @@
-"""What is done with a checkpoint, `dslc verify` and `dslc plan`, where a plan has a tensor axis or a pipeline axis."""
+"""Commands on checkpoints, `dslc verify` and `dslc plan`, for plans with a tensor axis or a pipeline axis."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Planned:
         self.shown("run", *self.plan)
 
     def shown(self, command: str, *arguments: object) -> str:
-        """What `dslc COMMAND job.plt …` prints."""
+        """Returns the output of `dslc COMMAND job.plt …`."""
         done = dslc(command, "job.plt", *arguments, cwd=self.folder)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -79,7 +79,7 @@ def test_an_evaluation_is_that_of_the_training(planned: Planned) -> None:
 
 
 def test_predictions_are_those_of_one_process(planned: Planned) -> None:
-    """Which takes up the same checkpoint."""
+    """One process loads the same checkpoint."""
     found = {}
     for name, settings in (("plan", planned.plan), ("one", [])):
         path = planned.folder / f"{name}.npz"

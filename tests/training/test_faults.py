@@ -130,7 +130,7 @@ def left_of(session: int) -> list[int]:
 
 
 def ending(fault: Fault, outcome: Outcome | None) -> str:
-    """How a training ended in which the fault was; AssertionError where that is not as it should be."""
+    """Returns the end of a training with the fault. Raises AssertionError for a wrong one."""
     if outcome is None:
         assert fault.hit == "the launcher" and fault.kind in ("kill", "damaged file"), fault.hit
         return "the launcher is gone"
@@ -153,7 +153,7 @@ def ending(fault: Fault, outcome: Outcome | None) -> str:
 
 
 def examine(folder: Path, damaged: set[str]) -> None:
-    """What has the name of a checkpoint is whole, but for those that were damaged here."""
+    """Asserts that every folder named like a checkpoint is whole, except those that were damaged here."""
     for path in files.checkpoints_in(str(folder / "checkpoints")):
         found = files.look(path)
         assert path in damaged or (found.manifest and not files.damage(path, found.manifest)), found

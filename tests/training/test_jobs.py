@@ -1,4 +1,4 @@
-"""What holds for every job: drawn from the registry, or made to fit together, or damaged at random.
+"""Properties of every job: drawn from the registry, or made to fit together, or damaged at random.
 
 Checked, planned, proved, formatted and parsed again; every sample of every global batch on exactly one rank; a
 diagnostic or a plan, never a traceback.

@@ -55,7 +55,7 @@ def job(data: p.DataStep, engine: str, asynchronous: bool) -> p.JobProgram:
 
 
 class Events:
-    """What happens in some folders, event by event, without looking again and again (Linux: inotify)."""
+    """The events in some folders, one by one, without polling (Linux: inotify)."""
 
     _MASK = 0x2 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200  # modified, closed, moved from and to, created, removed
     _CREATED, _FOLDER = 0x100, 0x40000000
@@ -167,7 +167,7 @@ def live(launcher: Launcher, draw: random.Random, made: p.JobProgram, folder: Pa
 
 
 def examine(folder: Path) -> None:
-    """What has the name of a checkpoint is whole, whatever happened."""
+    """Asserts that every folder named like a checkpoint is whole."""
     for path in files.checkpoints_in(str(folder / "checkpoints")):
         found = files.look(path)
         assert found.manifest is not None, found.reason

@@ -1,4 +1,4 @@
-"""What the account says a rank holds is what its ranks do hold, measured in real processes.
+"""The account of a rank's memory agrees with measurements in real processes.
 
 Within 10% at the median and 20% at worst, at the peak; within 5% between two steps. The page docs/memory.md shows the
 figures.

@@ -85,7 +85,7 @@ def goes_on(launcher: Launcher, job: Path, folder: Path, *settings: str) -> Trai
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_it_stops_with_the_step_the_rank_and_the_module(launcher: Launcher, tmp_path: Path, plan: str) -> None:
-    """What was saved before is there, and a resume over mended data ends as a training that never met it."""
+    """Earlier checkpoints are kept, and a resume over corrected data ends like a training that never met the fault."""
     job, folder = write_job(tmp_path), tmp_path / "run"
     settings = (*PLANS[plan], "checkpoint.every=3 steps")
     outcome, message = end(launcher, job, folder, *settings)
@@ -266,7 +266,7 @@ def test_an_update_that_goes_too_far_is_not_saved(launcher: Launcher, tmp_path: 
 
 
 def _train_elsewhere(rank: int, made: Ready, folder: str) -> tuple[str, int | None]:
-    """What a rank of a training ends with that is told to be on a node of its own."""
+    """Returns the end of a rank's training that is told to be on a node of its own."""
     program = replace(made.program, processes=1)
     mesh_of(program)
     splits, parts = open_source(program.data), assemble(program, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""What is accepted runs: jobs drawn at random from a fixed seed, trained and compared with one process."""
+"""Every accepted job runs: jobs drawn at random from a fixed seed, trained and compared with one process."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_no_source_is_left_out() -> None:
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_a_step_exchanges_what_was_planned(launcher: Launcher, tmp_path: Path, kind: str) -> None:
-    """Whether ranks agree on a count of targets is up to the source."""
+    """The source decides if ranks sum a count of targets."""
     make, source, network = SOURCES[kind]
     make(tmp_path)
     (tmp_path / "made.plt").write_text(job(source, network))

@@ -95,7 +95,7 @@ def data():
 
 
 def test_ranks_are_born_with_the_library(written: Any, launcher: Launcher, tmp_path: Path) -> None:
-    """Which takes seconds to import. Data is opened before the model is made."""
+    """Importing it takes seconds. Data is opened before the model is made."""
     path = written(LLAMA, 'python("seen:data")')
     (tmp_path / "seen.py").write_text(SEEN.replace("FILE", str(tmp_path / "seen.txt")))
     made, _ = prepared(path, "devices.cpus=2", "data.batch=4")
