@@ -64,14 +64,14 @@ def _on_jobs(command: _Command) -> None:
     _job_arguments(run)
     run.add_argument("--out", metavar="DIR", help="the run directory (default: runs/<job>/<time>)")
     run.add_argument(
-        "--profile", action="store_true", help="record memory and collectives of some steps beside what was planned"
+        "--profile", action="store_true", help="measure memory and collectives of some steps, beside the predictions"
     )
 
     check = command("check", "find every reason to reject a job; start nothing", "dslc check *.plt --json")
     _job_arguments(check, many=True)
     check.add_argument("--json", action="store_true", help="a list of objects, for machines")
     _trace_argument(check)
-    check.add_argument("--resume", metavar="DIR", help="would the job go on from the checkpoint in here?")
+    check.add_argument("--resume", metavar="DIR", help="also check that the job can resume from the checkpoint in DIR")
 
     plan = command("plan", "show what every rank will do", "dslc plan cluster.plt --rank 5")
     _job_arguments(plan)
@@ -80,10 +80,15 @@ def _on_jobs(command: _Command) -> None:
     plan.add_argument("--origins", action="store_true", help="which file or --set gave each value")
     _trace_argument(plan)
 
-    render = command("render", "draw where everything sits", "dslc render cluster.plt -o cluster.svg")
+    render = command("render", "draw the plan as a picture", "dslc render cluster.plt -o cluster.svg")
     _job_arguments(render)
     render.add_argument("-o", "--output", metavar="FILE", required=True, help=".svg, .png, .dot or .html")
-    render.add_argument("--view", choices=("placement", "graph", "schedule"), default="placement", help="of what")
+    render.add_argument(
+        "--view",
+        choices=("placement", "graph", "schedule"),
+        default="placement",
+        help="the view to draw (default: placement)",
+    )
     _trace_argument(render)
 
     verify = command(
@@ -92,7 +97,7 @@ def _on_jobs(command: _Command) -> None:
         "dslc verify gpt_cpu.plt --set parallelism.zero=3",
     )
     _job_arguments(verify)
-    verify.add_argument("--steps", metavar="N", type=int, default=5, help="how many (default: 5)")
+    verify.add_argument("--steps", metavar="N", type=int, default=5, help="number of steps (default: 5)")
     verify.add_argument("--shrink", action="store_true", help="a narrow copy of a library network, that fits a laptop")
     verify.add_argument(
         "--noise", action="store_true", help="keep dropout on, which is off otherwise; compares coarsely"
@@ -109,13 +114,16 @@ def _on_checkpoints(command: _Command) -> None:
     evaluate.add_argument("--json", action="store_true", help="an object, for machines")
 
     predict = command(
-        "predict", "write what a checkpoint's model makes of every sample", "dslc predict digits.plt -o digits.npz"
+        "predict", "write a checkpoint's output for every sample", "dslc predict digits.plt -o digits.npz"
     )
     _job_arguments(predict)
     _checkpoint_argument(predict)
     predict.add_argument("-o", "--output", metavar="FILE", required=True, help=".npz or .safetensors: output, index")
     predict.add_argument(
-        "--split", choices=("validation", "train", "all"), default="validation", help="of which samples"
+        "--split",
+        choices=("validation", "train", "all"),
+        default="validation",
+        help="the samples to predict (default: validation)",
     )
 
     export = command(
@@ -127,7 +135,7 @@ def _on_checkpoints(command: _Command) -> None:
 
 
 def _on_text(command: _Command) -> None:
-    fmt = command("fmt", "bring jobs into the one layout", "dslc fmt --check jobs/*.plt")
+    fmt = command("fmt", "format jobs in the canonical layout", "dslc fmt --check jobs/*.plt")
     fmt.add_argument("jobs", metavar="JOB", nargs="+", help="a .plt file, or - for standard input")
     fmt.add_argument("--check", action="store_true", help="change nothing; exit 1 if a file would change")
 
@@ -153,7 +161,7 @@ def _job_arguments(made: argparse.ArgumentParser, many: bool = False) -> None:
 
 
 def _trace_argument(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--trace", action="store_true", help="call `python(…)` functions to look at what they make")
+    made.add_argument("--trace", action="store_true", help="call `python(…)` functions, and check their results")
 
 
 def _checkpoint_argument(made: argparse.ArgumentParser) -> None:
