@@ -1,7 +1,11 @@
 """Reads the header of a safetensors file: names, dtypes and shapes, without torch and without reading a number.
 
 The format (github.com/huggingface/safetensors): eight bytes, little-endian, with the length of the header; the header,
-a JSON object of `{"dtype", "shape", "data_offsets"}` by name, and `__metadata__`; then the numbers.
+a JSON object of `{"dtype", "shape", "data_offsets"}` by name, and `__metadata__`; then the numbers. No other file takes
+a header apart: tensors are read by the safetensors library, and written by runtime/checkpoint/tensor_file.py.
+
+Contract: the file need not be trusted. A header that is longer than `HEADER.most`, breaks the format or promises more
+than the file holds is Unreadable.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Model: a checkpoint of any plan holds each tensor of the model under `model.<name>` (state.py), in pieces; one tensor
 after another is put together and written. `.safetensors` is written directly. `.pt`, which torch writes from a state
-dict, is made from such a file mapped into memory.
+dict, is made from such a file, which the safetensors library maps into memory.
 
 Contract: one process, no launch, one tensor in memory at a time. Names are those of the unwrapped model. A tied weight
 stands in a `.safetensors` file once, as the format requires, and in a `.pt` under each of its names, so that
@@ -11,18 +11,17 @@ stands in a `.safetensors` file once, as the format requires, and in a `.pt` und
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from dslc.runtime.checkpoint.state import keys_of, read
-from dslc.runtime.checkpoint.weights import DTYPES, header, write_tensor
+from dslc.runtime.checkpoint.state import CheckpointError, keys_of, read
+from dslc.runtime.checkpoint.tensor_file import writing
+from dslc.runtime.checkpoint.weights import METADATA, entry, write_tensor
 
 SUFFIXES = (".safetensors", ".pt")
 
@@ -32,13 +31,13 @@ def export(source: str, ties: Mapping[str, str], path: str) -> int:
 
     `ties` maps a parameter to the one whose tensor it is. Raises CheckpointError and OSError.
     """
-    plain = path + ".part"
-    if os.path.isdir(source):
-        _write(source, plain)
-    else:
-        shutil.copyfile(source, plain)
+    plain = path + ".plain"
     try:
-        tensors = _mapped(plain)
+        if os.path.isdir(source):
+            _write(source, plain)
+        else:
+            shutil.copyfile(source, plain)
+        tensors = _mapped(plain, source)
         if path.endswith(".safetensors"):
             os.replace(plain, path)
             return len(tensors)
@@ -54,27 +53,23 @@ def export(source: str, ties: Mapping[str, str], path: str) -> int:
 def _write(checkpoint: str, path: str) -> None:
     kept = {key.removeprefix("model."): about for key, about in keys_of(checkpoint).items() if key.startswith("model.")}
     blank = {name: torch.empty(each.size, dtype=each.properties.dtype, device="meta") for name, each in kept.items()}
-    with open(path, "wb") as file:
-        file.write(header(blank))
+    with writing(path, {name: entry(tensor) for name, tensor in blank.items()}, METADATA) as file:
         for name, tensor in blank.items():
             whole = torch.empty(tensor.shape, dtype=tensor.dtype)
             read(checkpoint, {f"model.{name}": whole})
             write_tensor(file, whole)
 
 
-def _mapped(path: str) -> dict[str, Tensor]:
-    """Returns the tensors of a safetensors file, each with a storage of its own, in the order of their bytes."""
-    with open(path, "rb") as file:
-        begin = 8 + int.from_bytes(file.read(8), "little")
-        entries: dict[str, Any] = json.loads(file.read(begin - 8))
-    entries.pop("__metadata__", None)
-    dtypes = {name: dtype for dtype, name in DTYPES.items()}
-    found: dict[str, Tensor] = {}
-    for name, entry in sorted(entries.items(), key=lambda item: cast(int, item[1]["data_offsets"][0])):
-        start, stop = entry["data_offsets"]
-        if start == stop:
-            found[name] = torch.empty(entry["shape"], dtype=dtypes[entry["dtype"]])
-            continue
-        raw = np.memmap(path, np.uint8, "c", begin + start, (stop - start,))
-        found[name] = torch.from_numpy(raw).view(dtypes[entry["dtype"]]).reshape(entry["shape"])
-    return found
+def _mapped(path: str, source: str) -> dict[str, Tensor]:
+    """Returns the tensors of a safetensors file made of `source`, each with a storage of its own, in the order of their
+    bytes."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        opened: Any = safe_open(path, framework="pt", device="cpu")
+        with opened as file:
+            tensors = {name: file.get_tensor(name) for name in file.offset_keys()}
+    except SafetensorError as error:
+        raise CheckpointError(f"{source} cannot be read as safetensors: {error}") from error
+    # An empty one lies where the next begins, and torch saves no two that begin at one place and are of unequal dtypes.
+    return {name: tensor if tensor.numel() else torch.empty_like(tensor) for name, tensor in tensors.items()}

@@ -1,13 +1,9 @@
 """The final weights, as safetensors under the model's own names.
 
-Model: a safetensors file is the length of a header (8 bytes, little-endian), the header (JSON: for each name dtype,
-shape, and the range of its bytes), and the bytes of one tensor after another
-(https://github.com/huggingface/safetensors#format). So it can be written while the tensors are gathered one by one.
-
 Contract: `save_weights` writes parameters and persistent buffers, a tied weight once under the name it has first in the
-model, contiguous; the file is written beside its place and renamed, so that it is whole or not there. No rank ever
-holds more than one whole tensor that is sharded. `load_weights` puts them into a model of the same shape, not sharded;
-a name missing, left over, or of another shape is an error.
+model, contiguous; the file is whole or not there (tensor_file.py). No rank ever holds more than one whole tensor that
+is sharded: tensors are written while they are gathered one by one. `load_weights` puts them into a model of the same
+shape, not sharded; a name missing, left over, or of another shape is an error.
 
 Limits: extra state that a user's module keeps outside its tensors is not written.
 """
@@ -15,17 +11,14 @@ Limits: extra state that a user's module keeps outside its tensors is not writte
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
 import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
 
+from dslc.runtime.checkpoint.tensor_file import Entry, writing
 from dslc.runtime.model.names import WEIGHTS, named_tensors
-from dslc.runtime.process.records import naming
 
 if TYPE_CHECKING:
     from dslc.runtime.pipeline.pipeline import Pipeline
@@ -43,6 +36,7 @@ DTYPES = {
     torch.bool: "BOOL",
     torch.complex64: "C64",
 }
+METADATA = {"format": "pt"}  # what libraries look for before they read it as torch's
 
 
 @torch.no_grad()
@@ -54,9 +48,8 @@ def save_weights(model: nn.Module, run_dir: str, writes: bool = True, pipeline: 
     path = os.path.join(run_dir, WEIGHTS)
     own = named_tensors(model)
     tensors = pipeline.whole if pipeline is not None else own
-    with naming(path), open(path + ".part", "wb") if writes else contextlib.nullcontext() as file:
-        if file is not None:
-            file.write(header(tensors))
+    entries = {name: entry(tensor) for name, tensor in tensors.items()}
+    with writing(path, entries, METADATA) if writes else contextlib.nullcontext() as file:
         for name in tensors:
             if pipeline is None:
                 whole = _whole(own[name], writes)
@@ -65,21 +58,12 @@ def save_weights(model: nn.Module, run_dir: str, writes: bool = True, pipeline: 
                 whole = pipeline.to_rank_0(name, there)
             if file is not None and whole is not None:
                 write_tensor(file, whole)
-    if writes:
-        os.replace(path + ".part", path)
     return path
 
 
-def header(tensors: Mapping[str, Tensor]) -> bytes:
-    """Returns the header of a file of these tensors, which may be on the meta device."""
-    ends = itertools.accumulate(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    places = itertools.pairwise(itertools.chain((0,), ends))
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    for (name, tensor), place in zip(tensors.items(), places, strict=True):
-        entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": place}
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header
+def entry(tensor: Tensor) -> Entry:
+    """Returns the entry of a tensor in the header; it may be on the meta device."""
+    return Entry(dtype=DTYPES[tensor.dtype], shape=tuple(tensor.shape))
 
 
 def _whole(tensor: Any, wanted: bool) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 Model: a rank appends its outputs (float32) and the numbers of its samples (int64) as bytes to two files, and writes
 beside them the number and the shape of the rows. `join` writes the header of the requested file and appends the bytes
-of one rank after another, so that nothing is ever in memory whole.
+of one rank after another, so that nothing is ever in memory whole; a `.safetensors` is written by tensor_file.py.
 
 Contract: `.npz` (uncompressed) or `.safetensors`, with `output` of shape (n, …), float32, and `index`, int64: the
 number of each sample in the source. It is written beside its place and renamed. Needs no torch.
@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 import numpy as np
+
+from dslc.runtime.checkpoint.tensor_file import Entry, writing
 
 SUFFIXES = (".npz", ".safetensors")
 _NAMES = {"output": ("<f4", "F32"), "index": ("<i8", "I64")}  # the names of their dtypes in numpy and in safetensors
@@ -68,30 +70,23 @@ def join(run_dir: str, ranks: int, path: str) -> tuple[int, ...]:
     shape = (rows, *(shapes.pop() if shapes else ()))
     wanted = {"output": shape, "index": (rows,)}
     files = {name: [os.path.join(run_dir, f"part-{rank}.{name}") for rank in range(ranks)] for name in _NAMES}
-    (_write_npz if path.endswith(".npz") else _write_safetensors)(path + ".part", wanted, files)
-    os.replace(path + ".part", path)
+    (_write_npz if path.endswith(".npz") else _write_safetensors)(path, wanted, files)
     return shape
 
 
 def _write_npz(path: str, shapes: dict[str, tuple[int, ...]], files: dict[str, list[str]]) -> None:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+    with zipfile.ZipFile(path + ".part", "w", zipfile.ZIP_STORED) as archive:
         for name, shape in shapes.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 about = {"descr": _NAMES[name][0], "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(entry, about)
                 _copy(files[name], entry)
+    os.replace(path + ".part", path)
 
 
 def _write_safetensors(path: str, shapes: dict[str, tuple[int, ...]], files: dict[str, list[str]]) -> None:
-    entries, end = {}, 0
-    for name, shape in shapes.items():
-        size = sum(os.path.getsize(file) for file in files[name])
-        entries[name] = {"dtype": _NAMES[name][1], "shape": shape, "data_offsets": (end, end + size)}
-        end += size
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    with open(path, "wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
+    entries = {name: Entry(dtype=_NAMES[name][1], shape=shape) for name, shape in shapes.items()}
+    with writing(path, entries) as file:
         for name in shapes:
             _copy(files[name], file)
 

@@ -1,0 +1,70 @@
+"""Writes safetensors files one tensor after another, of which no two need be in memory.
+
+The library of that name writes tensors that are all in memory (`save_file`, as measure/observe.py does). It cannot
+stream: neither tensors that are sharded and that ranks gather one by one, nor what lies in pieces in other files. So
+weights, exports and predictions are written here. All are read by the library (`safe_open`), or by
+compiler/facts/weights_file.py, which needs no torch and reads the header alone.
+
+Model: a safetensors file is the length of a header (8 bytes, little-endian), the header (JSON: for each name dtype,
+shape, and the range of its bytes), and the bytes of one tensor after another
+(https://github.com/huggingface/safetensors#format).
+
+Contract: the file is written beside its place and renamed, so that it is whole or not there. What is written must be
+as long as the header says, else the file is not made. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from dslc.runtime.process.records import naming
+
+# Bytes of a number, by the names that the format has for dtypes.
+SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1, "C64": 8}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A tensor of the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * SIZES[self.dtype]
+
+
+@contextlib.contextmanager
+def writing(path: str, entries: Mapping[str, Entry], metadata: Mapping[str, str] | None = None) -> Iterator[BinaryIO]:
+    """The file, to which the bytes of each of `entries` are to be written in their order. Raises OSError."""
+    head = _header(entries, metadata)
+    part = path + ".part"
+    try:
+        with naming(path), open(part, "wb") as file:
+            file.write(head)
+            yield file
+            written, wanted = file.tell() - len(head), sum(entry.bytes for entry in entries.values())
+            assert written == wanted, f"{written:,} bytes were written, and the header says {wanted:,}"
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(part)
+        raise
+
+
+def _header(entries: Mapping[str, Entry], metadata: Mapping[str, str] | None) -> bytes:
+    ends = itertools.accumulate((entry.bytes for entry in entries.values()), initial=0)
+    told: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    for (name, entry), place in zip(entries.items(), itertools.pairwise(ends), strict=True):
+        told[name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": place}
+    header = json.dumps(told, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header
