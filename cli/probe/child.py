@@ -1,4 +1,4 @@
-"""Runs a user's own code in a forked child, so that nothing it does stays, and hands back what it made or raised."""
+"""Runs a user's own code in a forked child, so that nothing it does stays, and returns its result or its exception."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def in_child(work: Callable[[], Any]) -> dict[str, Any]:
 
     sys.stdout.flush()
     sys.stderr.flush()
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as file:  # a pipe would stay open with what the child leaves
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as file:  # a pipe would stay open with processes that it leaves
 
         def tell(status: int, left: Sequence[int]) -> None:
             _write({"status": status, "processes": left}, file)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
-_HELPERS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")  # which end with what they serve
+_HELPERS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")  # they end with their clients
 _SHOWN = 3  # names that a message lists
 
 
