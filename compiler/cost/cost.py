@@ -22,7 +22,7 @@ class RankCost:
 
 
 def rank_costs(staging: Staging) -> tuple[RankCost, ...]:
-    """The account of all ranks, by pipeline coordinate."""
+    """Returns the cost of all ranks, by pipeline coordinate."""
     return tuple(_rank_cost(staging, p) for p in range(staging.layout.sizes["pipeline"]))
 
 
