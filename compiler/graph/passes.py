@@ -132,7 +132,7 @@ def order_actions(plan: PlanGraph, analysis: Analysis) -> None:
 
 
 def _action(process: int, issue: Issue, sent: Sequence[Sequence[TensorFact]], *, overlaps: bool) -> Action:
-    """`sent` are the tensors that each stage but the last hands to the next."""
+    """Returns the action of an issue; `sent` are the tensors that each stage but the last sends to the next."""
     what, stage = issue.kind, issue.stage
     facts: Sequence[TensorFact] = ()
     if what in MESSAGES:
