@@ -19,7 +19,7 @@ from dslc.dsl.language.job import JobSpec
 @dataclass(frozen=True, kw_only=True)
 class Staging:
     """A model in stages: `stages` are the layers of each, by index in the model. Without a pipeline there is one stage,
-    and no schedule. `cuts` says what the tensor axis cuts: nothing where there is none.
+    and no schedule. `cuts` is the plan of the tensor axis, which is empty without one.
     """
 
     job: JobSpec
