@@ -152,7 +152,7 @@ def context_of(job: JobSpec) -> int | None:
 def _model(
     job: JobSpec, layout: Layout | None, facts: Facts, source: SourceFacts, reuse: Reuse, report: Report
 ) -> tuple[ModelGraph | None, TensorPlan | None]:
-    """The model, with each layer as a rank has it, and what the tensor axis cuts of it."""
+    """Returns the model, with each layer as on one rank, and the plan of its cuts over the tensor axis."""
     network = job.model.network
     if isinstance(network, PythonNetwork | TransformersNetwork):
         if facts.model is None:
