@@ -37,9 +37,9 @@ class Optimizer(Call):
 
     torch_class: ClassVar[str] = ""  # in `torch.optim`; "": it has none, and no job runs with it
     counts: ClassVar[tuple[str, ...]] = ("step",)
-    fused: ClassVar[tuple[Device, ...]] = ()  # where torch has a fused kernel for it
-    fused_takes_shards: ClassVar[bool] = False  # of parameters that are DTensors
-    fused_skips: ClassVar[bool] = True  # can leave out a step whose gradients are not finite, and harm no state
+    fused: ClassVar[tuple[Device, ...]] = ()  # devices for which torch has a fused kernel
+    fused_takes_shards: ClassVar[bool] = False  # it takes parameters that are DTensors
+    fused_skips: ClassVar[bool] = True  # it can skip a step whose gradients are not finite without harm to its state
     rounding: ClassVar[float] = 0.5
 
     lr: float = arg(_LR, _LR_DOC)
@@ -50,11 +50,13 @@ class Optimizer(Call):
 
     @property
     def scratch(self) -> int:
-        """How many float32 an update without the fused kernel makes for each number that it updates."""
+        """Returns the float32 values that an update without the fused kernel makes for each number that it updates."""
         return 1
 
     def fused_on(self, *, shards: bool, skipping: bool) -> tuple[Device, ...]:
-        """The devices on which the fused kernel is taken, where parameters are DTensors and steps may be left out."""
+        """Returns the devices on which the fused kernel is used, given whether parameters are DTensors and steps may be
+        skipped.
+        """
         fits = (self.fused_takes_shards or not shards) and (self.fused_skips or not skipping)
         return self.fused if fits else ()
 
@@ -72,8 +74,8 @@ class SGD(Optimizer):
     torch_class: ClassVar = "SGD"
     counts: ClassVar = ()
     fused: ClassVar = ("cpu", "cuda")
-    # It leaves its momentum what happened to be in memory if the first step is left out, and on a GPU takes infinities
-    # into it later (torch 2.13).
+    # Skipping the first step leaves its momentum uninitialized, and skipping a later one on a GPU takes infinities into
+    # it (torch 2.13).
     fused_skips: ClassVar = False
     rounding: ClassVar = 0.0
 
