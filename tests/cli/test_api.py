@@ -83,7 +83,7 @@ def test_a_program_trains_a_network_of_its_own(tmp_path: Path) -> None:
 def test_a_program_whose_children_may_not_use_torch_traces_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where it has run a backward pass on a machine with GPUs. It keeps its random numbers and its threads."""
+    """Such as one that has run a backward pass on a machine with GPUs. It keeps its random numbers and its threads."""
     (tmp_path / "seeing.py").write_text(
         "import torch\n"
         "built = []\n"

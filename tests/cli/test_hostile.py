@@ -28,7 +28,7 @@ SEEDS = 5_000
 
 
 class Attacked:
-    """The process that runs attacks, and what came of each."""
+    """The process that runs attacks, with the result of each."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -77,7 +77,7 @@ def test_what_is_drawn(attacked: Attacked) -> None:
 
 @pytest.mark.long
 def test_five_thousand(attacked: Attacked) -> None:
-    """Prints what they came to: `pytest -m long -s`."""
+    """Prints the results: `pytest -m long -s`."""
     found, ended = {}, {command: dict[int, int]() for command in COMMANDS}
     most = {command: [0.0, 0.0] for command in COMMANDS}
     for seed in range(SEEDS):
@@ -174,7 +174,7 @@ def test_each_bound_on_files_and_settings_is_a_diagnostic(code: str, made: Attac
 
 
 def test_a_large_file_is_not_read(tmp_path: Path) -> None:
-    """Nor is there room for it."""
+    """There is no room for it in memory either."""
     for size in (50 * 10**6, 4 * 2**30):
         (tmp_path / "job.plt").touch()
         os.truncate(tmp_path / "job.plt", size)
@@ -228,7 +228,7 @@ def test_the_name_of_a_file_does_not_steer_the_terminal(name: str, tmp_path: Pat
 
 
 def test_nor_does_it_where_a_job_is_trained_and_used(tmp_path: Path) -> None:
-    """Nor do names of folders and checkpoints, nor what an exception says."""
+    """Names of folders and checkpoints do not either, nor the text of an exception."""
     name = "a\x1b[31mb"
     (tmp_path / f"{name}.plt").write_text(written(steps="2") + "checkpoint { every = 1 step }\n")
     kept = ("--set", "data.validation=10%")

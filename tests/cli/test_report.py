@@ -84,7 +84,7 @@ def test_ranks_that_differ_have_lines_of_their_own() -> None:
 
 
 def test_a_table_in_a_pipe_is_not_cut() -> None:
-    """However wide it is: here a line of many ranks beside numbers, in columns that rich would make narrow."""
+    """Whatever its width: here a line of many ranks beside numbers, in columns that rich would make narrow."""
     memory = {"predicted": None, "measured": None}
     ranks = [
         {

@@ -30,7 +30,7 @@ def losses(lines: list[dict[str, Any]], split: str = "train") -> list[float]:
 
 
 def agree(one: tuple[Any, Any], other: tuple[Any, Any], parameters: float = 1e-5) -> None:
-    """LANGUAGE.md: losses to 1e-5; parameters to 1e-5 with SGD."""
+    """Asserts that losses agree to 1e-5, and parameters to 1e-5 with SGD."""
     for split in ("train", "validation"):
         a, b = losses(one[0], split), losses(other[0], split)
         assert len(a) == len(b)
@@ -44,7 +44,7 @@ def agree(one: tuple[Any, Any], other: tuple[Any, Any], parameters: float = 1e-5
 
 
 def over_ranks(tmp_path: Path, job: Path, *settings: str, ranks: tuple[int, ...] = (1, 2, 4)) -> list[tuple[Any, Any]]:
-    """The job on each number of processes."""
+    """Runs the job on each number of processes."""
     return [train(job, tmp_path / str(n), f"devices.cpus={n}", "parallelism.data=none", *settings) for n in ranks]
 
 

@@ -168,7 +168,7 @@ for _ in range(20):
 
 
 def test_the_lock_is_free_at_once_whatever_was_forked(tmp_path: Path) -> None:
-    """Also where a child has not got as far as to let go of it."""
+    """Even if a child has not released it yet."""
     subprocess.run([sys.executable, "-c", FORKS], cwd=tmp_path, check=True)
 
 

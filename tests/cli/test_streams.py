@@ -16,7 +16,7 @@ COMMAND = "import sys; from dslc.main import main; sys.exit(main(sys.argv[1:]))"
 
 
 def dslc(redirected: str, *arguments: str, **environment: str) -> tuple[int, str]:
-    """The exit status of a command in a shell that redirects its streams, and what it said on the others."""
+    """Returns the exit status of a command in a shell that redirects its streams, and its output on the others."""
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {redirected}', "sh", sys.executable, "-c", COMMAND, *arguments],
         capture_output=True,
@@ -64,14 +64,14 @@ sys.exit(main(["check", {job!r}]))
     "name", ["argparse", "dslc.commands.check", "dslc.dsl.meaning.load", "dslc.compiler.rules.analyse"]
 )
 def test_an_early_ctrl_c(name: str) -> None:
-    """While modules are loaded, from the first that takes longer than a blink on."""
+    """Sent while modules are loaded, from the first that takes noticeably long."""
     code = EARLY.format(name=name, job=str(JOB))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
 def test_a_run_on_a_full_disk_has_its_own_exit_status(tmp_path: Path) -> None:
-    """Also before the training begins."""
+    """Even before the training begins."""
     with small_disk(tmp_path / "disk", "1m") as disk:
         (disk / "run").mkdir()
         fill(disk)

@@ -136,7 +136,7 @@ def checked(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error of `dslc check`."""
+    """Returns exit status, standard output and standard error of `dslc check`."""
     from dslc.commands import check
 
     monkeypatch.chdir(folder)

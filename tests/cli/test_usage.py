@@ -1,4 +1,4 @@
-"""A command line with a command or an option that is not there: one line says what is meant."""
+"""An unknown command or option: one line suggests what is meant."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("forward", ["pass", 'x = x * (8.0 if os.environ.get("WORLD_SIZE") == "2" else 1.0)'])
 def test_noise_may_be_kept_on(tmp_path: Path, forward: str) -> None:
-    """Trainings are then as near as other noise leaves them; and the plain loop has the noise of the one process."""
+    """Trainings then agree as closely as other noise allows; the plain loop has the noise of the one process."""
     run = verify(tmp_path, JOB, "--steps=2", "--noise", forward=forward)
     assert run.returncode == (0 if forward == "pass" else 1), run.stdout + run.stderr
     assert ("holds" if forward == "pass" else "broken") in line_of(run.stdout, "same scale")
