@@ -1,4 +1,4 @@
-"""The predicted time of a step, against what one reckons by hand."""
+"""The predicted time of a step, compared with a calculation by hand."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def sharded() -> Compiled:
 
 
 def refused(job: Compiled, change: Change) -> str:
-    """By which proposition the changed graph is refused, and why."""
+    """Returns the proposition that refuses the changed graph, and the reason."""
     plan = build_graph(job.analysis)
     change(plan)
     with pytest.raises(Unsound) as found:
@@ -427,7 +427,7 @@ def mutations(plan: PlanGraph, pick: Callable[[list[Any]], Any]) -> dict[str, Ca
 
 
 def peer(plan: PlanGraph, name: str) -> int:
-    """The process at the other end of a message."""
+    """Returns the process at the other end of a message."""
     _, way, stage, m = message(plan.at(name, Action))
     ends = (f"{stage}SEND_{way}{m}", f"{stage + (1 if way == 'F' else -1)}RECV_{way}{m}")
     return process_of(plan, ends[1] if ends[0] == name else ends[0])

@@ -52,7 +52,7 @@ def broken(job: Compiled, change: Callable[[PlanGraph], None]) -> PlanGraph:
 
 
 def refused(job: Compiled, change: Callable[[PlanGraph], None]) -> str:
-    """By which proposition the changed graph is refused, and why."""
+    """Returns the proposition that refuses the changed graph, and the reason."""
     with pytest.raises(Unsound) as found:
         verify(broken(job, change))
     return f"{found.value.proposition}: {found.value}"

@@ -64,7 +64,7 @@ def test_the_data_axis_takes_what_the_others_leave() -> None:
 
 
 def test_ways_to_name_gpus() -> None:
-    """The table of SYSTEMS.md's row 18: a count, a list, and both as text."""
+    """A count, a list, and both as text."""
     for gpus, processes, named in (
         (3, 3, ()),
         ((1, 3), 2, (1, 3)),

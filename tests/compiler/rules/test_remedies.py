@@ -144,7 +144,7 @@ GPT = JOB.format(
 
 
 def test_remedies_are_found() -> None:
-    """So that the test above tries what it says."""
+    """Makes sure that the test above tries remedies."""
     assert [each.code for each in diagnostics(GPT)] == ["E0417", "E0417"], "heads with the width, the vocabulary once"
     assert [each.help for each in diagnostics(GPT)][1] == "use 260", "256 would not hold the data's"
     assert check(GPT) == 3

@@ -221,8 +221,9 @@ def test_what_a_rank_holds_under_a_schedule(name: str) -> None:
     [(), ("parallelism.tensor=2",), ("parallelism.tensor=2", "parallelism.sequence=false"), ("parallelism.context=2",)],
 )
 def test_what_is_held_is_what_the_account_says_of_a_rank(axes: tuple[str, ...]) -> None:
-    """Of eight micro-batches in flight, or seven beside the gradients of one; but for what a stage gives, and what a
-    layer takes while it works."""
+    """Eight micro-batches in flight, or seven beside the gradients of one; without a stage's output, and without
+    working memory.
+    """
     settings = ("parallelism.schedule=gpipe", "parallelism.microbatches=8", *axes)
     plan = compiled(JOBS / "pipeline.plt", *settings, f"devices.cpus={8 if axes else 4}").plan
     assert 7 < plan.ranks[0].memory.activations / plan.stages[0].kept < 8.8

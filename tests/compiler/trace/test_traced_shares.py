@@ -185,7 +185,7 @@ def test_what_is_summed_is_so_in_its_own_module() -> None:
 
 
 def test_a_module_that_sums_counts_each_call() -> None:
-    """As the norm of heads does, which one block calls for queries and for keys."""
+    """Like the norm of heads, which one block calls for queries and for keys."""
     plan = ("blocks.*.attention.[qkv]: column", "blocks.*.attention.norm: summed", "blocks.*.attention.out: row")
     facts = trace_model(network, TensorFact(shape=(16,), dtype="int64"), tensor=2, tensor_plan=plan)
     assert facts.shares is not None
