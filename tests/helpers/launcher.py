@@ -48,11 +48,11 @@ class Launcher:
 
     @property
     def process_id(self) -> int:
-        """Of the process that forks the launchers, one at a time, which fork the ranks."""
+        """Id of the process that forks the launchers, one at a time, which fork the ranks."""
         return self._server.pid
 
     def launch(self, program: JobProgram, places: tuple[RankPlace, ...], folder: Path) -> Any:
-        """The outcome, and what was shown. The outcome is None where the launcher itself was killed."""
+        """Returns the outcome, and the output. The outcome is None if the launcher itself was killed."""
         assert self._server.stdin is not None and self._server.stdout is not None
         pickle.dump((program, places, str(folder)), self._server.stdin)
         self._server.stdin.flush()
@@ -99,14 +99,14 @@ def serve() -> None:
 
 
 def write_program(program: JobProgram, places: tuple[RankPlace, ...], folder: Path) -> Path:
-    """A run directory that `python -m dslc.runtime.launch` takes."""
+    """Makes a run directory that `python -m dslc.runtime.launch` takes."""
     folder.mkdir()
     (folder / "program.json").write_text(json.dumps({"job": to_json(program), "places": to_json(places)}))
     return folder
 
 
 class Command:
-    """`python -m dslc.runtime.launch FOLDER`, or another command, as a process group, and all that comes of it."""
+    """`python -m dslc.runtime.launch FOLDER`, or another command, as a process group, with its output."""
 
     def __init__(self, folder: Path, command: list[str] | None = None) -> None:
         self._mark = f"DSLC_TEST={folder}"
@@ -130,7 +130,7 @@ class Command:
         self.process.stdout.close()
 
     def wait_for(self, words: str) -> None:
-        """Until a line with these words has been shown."""
+        """Waits until a line with these words has been shown."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if words in line:
@@ -138,7 +138,7 @@ class Command:
         raise AssertionError(f"ended without saying {words!r}")
 
     def end(self) -> tuple[int, str]:
-        """The exit status, and what was shown since."""
+        """Returns the exit status, and the output since."""
         output, _ = self.process.communicate()
         return self.process.returncode, output
 
@@ -156,7 +156,7 @@ class Command:
                     os.close(ending)
 
     def _left(self) -> dict[int, str]:
-        """By process its command."""
+        """Returns the command of each process."""
         found = {}
         for entry in Path("/proc").iterdir():
             try:
