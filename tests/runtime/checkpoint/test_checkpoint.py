@@ -38,7 +38,7 @@ def made(ranks: int, data: p.DataStep, **changed: Any) -> p.JobProgram:
 
 
 def train(launcher: Launcher, folder: Path, ranks: int, data: p.DataStep, **changed: Any) -> str:
-    """Trains, and gives what was shown."""
+    """Trains, and returns the output."""
     outcome, shown = launcher.launch(made(ranks, data, **changed), places(ranks), folder)
     assert outcome.done, outcome
     return str(shown)
@@ -195,7 +195,7 @@ def test_another_run_directory_begins_with_the_next_step(launcher: Launcher, tmp
 
 
 def test_ctrl_c_and_on_from_there(launcher: Launcher, tmp_path: Path) -> None:
-    """Wherever it was stopped: the checkpoint is of that step."""
+    """At whatever step it was stopped: the checkpoint is of that step."""
     data = images(tmp_path)
     long: dict[str, Any] = {"learning_rate": p.LearningRateStep(steps=10**6)}
     job = program(2, data, steps=10**6, log_every=50, evaluate_every=7, checkpoint=every(10**5), **long)
@@ -390,7 +390,7 @@ def net(at):
 def test_what_is_no_checkpoint_is_neither_removed_nor_written_over(
     launcher: Launcher, tmp_path: Path, name: str
 ) -> None:
-    """Also where another program calls its own files so."""
+    """Even if another program names its own files so."""
     theirs = tmp_path / "run" / "checkpoints" / name / "model.bin"
     theirs.parent.mkdir(parents=True)
     theirs.write_text("another program's")

@@ -30,7 +30,7 @@ ADAMW = optimizer_step("AdamW", lr=0.01, weight_decay=0.1, no_decay=("*.bias", "
 
 
 def sharded(units: tuple[str, ...], zero: int, replicas: int = 1) -> p.GradientStep:
-    """As the compiler says it."""
+    """Returns the gradient step as the compiler makes it."""
     return p.GradientStep(kind="fsdp", units=units, replicas=replicas, reshard=zero == 3, accumulate=zero <= 1)
 
 

@@ -1,4 +1,4 @@
-"""Optimizer state that is shared out over the ranks changes nothing but who holds it."""
+"""Sharding the optimizer's state changes nothing but its place."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_parameters_that_do_not_lie_in_order(launcher: Launcher, tmp_path: Path)
 
 
 def test_losses_scaled_for_float16_skip_the_same_steps(launcher: Launcher, tmp_path: Path) -> None:
-    """Under both engines what passes through float16 is as large as in one process."""
+    """Under both engines numbers in float16 are as large as in one process."""
     low: dict[str, Any] = {"clip": 1.0, "precision": p.PrecisionStep(dtype="float16", scaled=True)}
     data = images(tmp_path)
     one = train(launcher, tmp_path / "one", 1, data, **low)

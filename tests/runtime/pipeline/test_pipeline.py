@@ -1,4 +1,4 @@
-"""The pipeline axis: what a rank keeps of the model, and what its stages make of a batch. Real processes over gloo."""
+"""The pipeline axis: a rank's part of the model, and its stages' outputs. Real processes over gloo."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_batch_of_any_size_goes_through_the_stages(stages: Any, tmp_path: Path
 
 
 def _gradients(rank: int, job: JobProgram, place: RankPlace, batch: Any) -> Any:
-    """After one step's passes, of what the rank has: gradients by name, which it owns, and the weights written."""
+    """Returns, after one step's passes, the rank's gradients by name, those it owns, and the weights written."""
     from dslc.runtime.pipeline.pipeline import Schedule
 
     parts = _parts(job)

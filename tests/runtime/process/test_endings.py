@@ -70,7 +70,7 @@ def job(folder: Path, trouble: str, ranks: int = 2, **changed: Any) -> p.JobProg
 
 
 def end(launcher: Launcher, folder: Path, trouble: str, ranks: int = 2, **changed: Any) -> tuple[Outcome, str, str]:
-    """The outcome of it, the message, and what was shown."""
+    """Returns its outcome, the message, and the output."""
     outcome, shown = launcher.launch(job(folder, trouble, ranks, **changed), places(ranks), folder / "run")
     assert outcome is not None, shown
     return outcome, describe(outcome), shown
@@ -124,7 +124,7 @@ def test_sigterm_is_the_cause_where_another_rank_has_lost_its_connections_before
 
 @pytest.mark.parametrize("what", ["run", "run/logs"])
 def test_a_run_directory_that_is_removed(launcher: Launcher, tmp_path: Path, what: str) -> None:
-    """Of which the logs alone may be missed."""
+    """Only the logs may be missing."""
     trouble = f"self.rank or shutil.rmtree({str(tmp_path / what)!r})"
     if what == "run":
         trouble += "; time.sleep(60)"
@@ -136,7 +136,7 @@ def test_a_run_directory_that_is_removed(launcher: Launcher, tmp_path: Path, wha
 
 
 def test_the_launcher_itself_ends_where_its_run_directory_is_removed(tmp_path: Path) -> None:
-    """A process of its own, which no thread keeps."""
+    """In a process of its own, which no thread keeps alive."""
     run = tmp_path / "run"
     made = job(tmp_path, f"self.rank or shutil.rmtree({str(run)!r}); time.sleep(60)")
     with Command(write_program(made, places(2), run)) as command:
@@ -220,7 +220,7 @@ def test_exceptions_that_are_hard_to_print(launcher: Launcher, tmp_path: Path, t
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_signals_of_batch_systems_stop_a_training(tmp_path: Path, number: signal.Signals) -> None:
-    """Also where they are sent to all of its processes."""
+    """Even if they are sent to all of its processes."""
     made = job(tmp_path, "pass", steps=10**6, log_every=50)
     with Command(write_program(made, places(2), tmp_path / "run")) as command:
         command.wait_for("step       1/1000000")
@@ -260,7 +260,7 @@ def test_a_full_disk(launcher: Launcher, tmp_path: Path, disk: Path, steps: int,
 
 
 def test_a_full_disk_where_a_user_prints(launcher: Launcher, tmp_path: Path, disk: Path) -> None:
-    """A log can be missed; what the training is for cannot."""
+    """A lost log does not matter, but a lost result does."""
     made = job(tmp_path, full(disk) + "; print('x' * 10_000)", steps=3)
     outcome, _ = launcher.launch(made, places(2), disk / "run")
     assert "print" not in describe(outcome) and "No space left on device" in describe(outcome)
@@ -268,7 +268,7 @@ def test_a_full_disk_where_a_user_prints(launcher: Launcher, tmp_path: Path, dis
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_a_full_disk_of_checkpoints(launcher: Launcher, tmp_path: Path, disk: Path, asynchronous: bool) -> None:
-    """The older one is whole, and is gone on from when there is room again."""
+    """The older one is whole, and the training resumes from it when there is room again."""
     step = p.CheckpointStep(every=2, keep=2, asynchronous=asynchronous, resume="auto", folder=str(disk / "kept"))
     written = "[each.join() for each in threading.enumerate() if each.name == 'dslc-checkpoint']"
     made = job(tmp_path, f"{written}\n        {full(disk)}", checkpoint=step)

@@ -1,4 +1,4 @@
-"""One rank's failure ends the whole training, and the message says what it was, and not what followed from it."""
+"""One rank's failure ends the whole training, and the message names it, and not its consequences."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_an_error_of_torch_over_the_users_own_lines(launcher: Launcher, tmp_path
 
 
 def test_what_torch_wraps_in_stages_is_taken_out(tmp_path: Path) -> None:
-    """Or all that is said would be which stage it was, also where another rank is gone."""
+    """Otherwise the message would only name the stage, even if another rank is gone."""
     from torch.distributed.pipelining._backward import stage_backward_input
 
     job = program(1, images(tmp_path))

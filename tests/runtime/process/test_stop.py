@@ -78,7 +78,7 @@ def test_all_ranks_stop_after_the_same_step(tmp_path: Path, ranks: int, how: str
 
 @pytest.mark.parametrize("log", ["can be written", "is removed", "is a folder"])
 def test_a_second_time_ends_at_once(tmp_path: Path, log: str) -> None:
-    """Of which torch's agent writes into the launcher's log, if it can."""
+    """torch's agent writes this into the launcher's log, if it can."""
     with start(tmp_path, 2, hang=2) as command:
         command.wait_for("step       1/1000000")
         if log == "is removed":

@@ -41,7 +41,7 @@ def twice(model: nn.Module, input: torch.Tensor, autocast: bool = False) -> None
 
 
 def equal(one: nn.Module, other: nn.Module) -> None:
-    """Of gradients and buffers, to the bit."""
+    """Asserts equal gradients and buffers, to the bit."""
     gradients = [{name: value.grad for name, value in each.named_parameters()} for each in (one, other)]
     buffers = [dict(each.named_buffers()) for each in (one, other)]
     torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)

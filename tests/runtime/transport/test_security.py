@@ -156,7 +156,7 @@ class Net(torch.nn.Linear):
 
 
 def test_what_ranks_send_each_other_runs_nothing(launcher: Launcher, tmp_path: Path) -> None:
-    """As whoever gets into a connection of theirs might send it."""
+    """As an intruder on one of their connections might send it."""
     mark = tmp_path / "intrusion"
     (tmp_path / "sends.py").write_text(SENDS.format(mark=str(mark)))
     model = p.ModelStep(python=python("sends:Net", tmp_path))
@@ -355,7 +355,7 @@ def test_nothing_that_calls_is_unpickled(tmp_path: Path, protocol: int) -> None:
 
 
 class Stored(Intrusion):
-    """The same within what a tensor's memory is sent as."""
+    """The same inside the pickle of a tensor's memory."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         content = io.BytesIO()
