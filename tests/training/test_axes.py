@@ -235,7 +235,7 @@ def test_and_in_more_ways(trainer: Trainer, choice: Choice) -> None:
 
 
 def test_a_checkpoint_of_one_plan_goes_on_under_another(trainer: Trainer, tmp_path: Path) -> None:
-    """Of pipeline 2 x tensor 2, under ZeRO-3 on 2 ranks, to the end of a training in one process."""
+    """From pipeline 2 x tensor 2, under ZeRO-3 on 2 ranks, to the end of a training in one process."""
     kept = [f'checkpoint.dir="{tmp_path}/kept"', "checkpoint.every=4 steps"]
     first = PLAIN | {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "2", "optimizer": ADAMW}
     second = PLAIN | {"ranks": "2", "zero": "3", "optimizer": ADAMW}

@@ -76,7 +76,7 @@ class Events:
             self._paths[number] = folder
 
     def _wait_for(self, count: int) -> bool:
-        """Until that many events have been; False if `stop` was called before."""
+        """Waits until that many events have been; returns False if `stop` was called before."""
         while True:
             ready, _, _ = select.select([self._events, self._wake], [], [])
             if self._wake in ready:
@@ -93,7 +93,7 @@ class Events:
                     return True
 
     def wait_for_drawn(self, draw: random.Random) -> bool:
-        """Until a moment that `draw` determines; False if `stop` was called before."""
+        """Waits until a moment that `draw` determines; returns False if `stop` was called before."""
         if not self._wait_for(draw.randrange(1, 60)):
             return False
         for _ in range(draw.randrange(20_000)):

@@ -126,7 +126,7 @@ def test_the_update_is_left_out_on_all_ranks(launcher: Launcher, tmp_path: Path,
 def test_what_was_left_out_is_counted_on_after_a_resume(
     launcher: Launcher, tmp_path: Path, plan: str, precision: str
 ) -> None:
-    """And is not said again."""
+    """It is not reported again."""
     job, folder = write_job(tmp_path, bad=float("inf")), tmp_path / "run"
     settings = (*PLANS[plan], f"train.precision={precision}", "train.on_nonfinite=skip", "checkpoint.every=8 steps")
     before = goes_on(launcher, job, folder, *settings, "train.steps=8")

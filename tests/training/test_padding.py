@@ -1,4 +1,4 @@
-"""Sequences that are filled up to one length train as they would alone: padding is not attended to, and no target."""
+"""Sequences padded to one length train as they would alone: padding is neither attended to nor a target."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dslc.runtime.model.build import build_model
 
 @pytest.fixture(scope="module")
 def launcher() -> Iterator[Launcher]:
-    """With the library, which would take its seconds in each training."""
+    """Has the library loaded, which would take seconds in each training."""
     load_what_traces()
     kinds = ("llama", "bert")
     made = Launcher(*PRELOADED, *(f"transformers.models.{kind}.modeling_{kind}" for kind in kinds))

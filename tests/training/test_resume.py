@@ -1,4 +1,4 @@
-"""A checkpoint that one plan wrote is gone on from under any other: the curve is that of a training in one piece."""
+"""A checkpoint of one plan is resumed under any other: the curve is that of a training in one piece."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Trainer:
         self._job.write_text(text)
 
     def until(self, step: int, plan: Sequence[str], *settings: str) -> str:
-        """Goes on to the end of `step`; what was shown."""
+        """Goes on to the end of `step`; returns the output."""
         made = ready(self._job, *plan, "checkpoint.every=1000 steps", "checkpoint.resume=auto", *settings)
         return train(self._launcher, self.folder, made.program, made.places, steps=step).shown
 
@@ -102,7 +102,7 @@ def agree(one: Path, other: Path, tolerance: float = 1e-5, weights: float = 1e-5
         np.testing.assert_allclose(ended[name], value, rtol=0, atol=bound, err_msg=name)
 
 
-ADAM = 0.05 * 1e-3 * 20  # LANGUAGE.md: of parameters under Adam
+ADAM = 0.05 * 1e-3 * 20  # the tolerance of parameters under Adam
 
 
 def test_two_ranks_sharded_then_four_then_one(launcher: Launcher, tmp_path: Path) -> None:

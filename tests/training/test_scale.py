@@ -1,4 +1,4 @@
-"""Plans for 16,384 devices: what is kept of them does not grow with the ranks, and fits into little memory."""
+"""Plans for 16,384 devices: their size does not grow with the ranks, and fits into little memory."""
 
 from __future__ import annotations
 
