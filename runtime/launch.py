@@ -41,6 +41,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
 
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import JobProgram, PythonFunction, RankPlace
+from dslc.compiler.trace.private_torch import leave_rendezvous, worker_processes
 from dslc.runtime import worker
 from dslc.runtime.checkpoint import checkpoint
 from dslc.runtime.model import transformers_model
@@ -254,8 +255,7 @@ class _Agent(LocalElasticAgent):
         self.end_all()
 
     def _processes(self) -> list[Any]:
-        context: Any = self._pcontext
-        return [] if context is None or context._pc is None else list(context._pc.processes)
+        return worker_processes(self)
 
     def _ranks(self) -> range:
         return range(len(self._processes()))
@@ -275,7 +275,7 @@ class _Agent(LocalElasticAgent):
                 os.close(handle)
         self._handles = []
         with contextlib.suppress(Exception):
-            self._rdzv_handler.shutdown()
+            leave_rendezvous(self)
 
 
 def _agent(processes: int, rank: Callable[[], Any], watch: Watch, meeting: Meeting) -> _Agent:

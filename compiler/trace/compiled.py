@@ -93,10 +93,8 @@ def _partition(module: nn.Module, given: Any) -> _Kept | None:
     block.
     """
     import torch
-    from torch._functorch.aot_autograd import aot_function
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-    from torch._inductor.decomposition import select_decomp_table
-    from torch.utils._pytree import tree_flatten, tree_unflatten
+
+    from dslc.compiler.trace.private_torch import trace_backward, tree_flatten, tree_unflatten
 
     leaves, form = tree_flatten(given)
     taken = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -108,20 +106,12 @@ def _partition(module: nn.Module, given: Any) -> _Kept | None:
         args, kwargs = tree_unflatten([next(rest) if isinstance(x, torch.Tensor) else x for x in leaves], form)
         return tensors_of(torch.func.functional_call(module, dict(zip(state, flat, strict=False)), args, kwargs))
 
-    def divide(joint: Any, inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
-        halves = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
-        found.append(_read(halves[0], num_fwd_outputs, len(state)))
-        return halves
-
     try:
-        made = aot_function(
+        trace_backward(
             function,
-            fw_compiler=lambda graph, _: graph,
-            bw_compiler=lambda graph, _: graph,
-            partition_fn=divide,
-            decompositions=select_decomp_table(),
+            [*state.values(), *taken],
+            lambda forward, outputs: found.append(_read(forward, outputs, len(state))),
         )
-        made(*state.values(), *taken)
     except Exception:  # any kind: the user's code is traced
         return None
     return found[0] if found else None

@@ -54,8 +54,10 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 def _is_wrapper(module: nn.Module) -> bool:
+    from dslc.compiler.trace.private_torch import own_parameters
+
     children = list(module.children())
-    return len(children) == 1 and not module._parameters and any(True for _ in children[0].children())
+    return len(children) == 1 and not own_parameters(module) and any(True for _ in children[0].children())
 
 
 def _blocks(model: nn.Module) -> set[str]:

@@ -13,6 +13,8 @@ def formulas() -> dict[Any, Callable[..., int]]:
     import torch
     from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_flop_count
 
+    from dslc.compiler.trace.private_torch import attention_on_cpu
+
     def attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
         return int(sdpa_flop_count(query.shape, key.shape, value.shape))
 
@@ -32,10 +34,10 @@ def formulas() -> dict[Any, Callable[..., int]]:
     def recurrent_back(*args: Any, **kwargs: Any) -> int:
         return 2 * recurrent(*args)
 
-    aten = torch.ops.aten
+    aten, (attend, attend_back) = torch.ops.aten, attention_on_cpu()
     return flop_registry | {
-        aten._scaled_dot_product_flash_attention_for_cpu: attention,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_back,
+        attend: attention,
+        attend_back: attention_back,
         aten.convolution_backward: convolution_back,
         aten.mkldnn_rnn_layer: recurrent,
         aten.mkldnn_rnn_layer_backward: recurrent_back,

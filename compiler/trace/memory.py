@@ -61,6 +61,8 @@ class Walk(Run):
         self._entry = self._live
 
     def operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        from dslc.compiler.trace.private_torch import is_cast
+
         made = []
         for tensor in tensors_of(result):
             key = storage(tensor)
@@ -70,7 +72,7 @@ class Walk(Run):
             made.append((place.nbytes(), tensor.numel()))
             self._live += place.nbytes()
             self._alive[key] = weakref.ref(place, self._gone(key, place.nbytes()))
-        copies = func._overloadpacket.__name__ == "_to_copy"
+        copies = is_cast(func)
         if copies and not self.going_back and self.low:
             self._note_copy(args)
         layer = self.of_node(self.steps[-1].layer if self.steps else "") if self.going_back else self.now

@@ -65,10 +65,14 @@ def trace_model(
     which `tensor_plan`, or a plan of the module's own, cuts it.
     """
     import torch
-    from torch._subclasses.fake_tensor import (
+
+    from dslc.compiler.trace.private_torch import (
+        AnyBatchNorm,
         DataDependentOutputException,
         DynamicOutputShapeException,
         FakeTensorMode,
+        own_buffers,
+        own_parameters,
     )
 
     # A module's tensors besides its parameters and buffers may be real.
@@ -98,7 +102,7 @@ def trace_model(
         bytes_low = bytes
     named = list(model.named_parameters())
     # After a forward pass, which may itself put some of them into evaluation mode.
-    norms = {path: m for path, m in model.named_modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)}
+    norms = {path: m for path, m in model.named_modules() if isinstance(m, AnyBatchNorm)}
     facts = ModelFacts(
         parameters=tuple((name, tuple(p.shape), p.requires_grad) for name, p in named),
         buffers=tuple((name, tuple(b.shape), _name(b.dtype)) for name, b in model.named_buffers()),
@@ -115,7 +119,7 @@ def trace_model(
         without_reset=tuple(
             path
             for path, module in model.named_modules()
-            if any(tensor is not None for tensor in (*module._parameters.values(), *module._buffers.values()))
+            if any(tensor is not None for tensor in (*own_parameters(module).values(), *own_buffers(module).values()))
             and not hasattr(module, "reset_parameters")
         ),
         vocab=first.vocab,
@@ -125,7 +129,7 @@ def trace_model(
 
 def try_to_make(make: Callable[[], Any]) -> None:
     """Makes the module, without memory, and drops it. Raises TraceError if that fails."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from dslc.compiler.trace.private_torch import FakeTensorMode
 
     _made(make, FakeTensorMode(allow_non_fake_inputs=True))
 
@@ -135,9 +139,8 @@ def try_low_copy(model: nn.Module, input: TensorFact, dtype: str, units: Sequenc
     of it and its `units`; buffers stay as they are. Raises TraceError if that fails.
     """
     import torch
-    from torch._guards import detect_fake_mode
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_map_only
+
+    from dslc.compiler.trace.private_torch import TorchDispatchMode, detect_fake_mode, tree_map_only
 
     class OneDtype(TorchDispatchMode):
         """Raises for products of two dtypes, which fail with real numbers; without memory torch accepts them."""
@@ -184,7 +187,7 @@ def _normalised(model: nn.Module) -> Iterator[list[int]]:
     """Yields the count of numbers per channel that each batch norm with batch statistics gets, of each of `SMALL`
     samples.
     """
-    import torch
+    from dslc.compiler.trace.private_torch import AnyBatchNorm
 
     found: list[int] = []
 
@@ -194,7 +197,7 @@ def _normalised(model: nn.Module) -> Iterator[list[int]]:
 
     with ExitStack() as around:
         for module in model.modules():
-            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            if isinstance(module, AnyBatchNorm):
                 around.callback(module.register_forward_pre_hook(note).remove)
         yield found
 
@@ -202,14 +205,14 @@ def _normalised(model: nn.Module) -> Iterator[list[int]]:
 @contextmanager
 def _writing(model: nn.Module, run: _Count) -> Iterator[list[str]]:
     """Yields the buffers that the forward pass inside writes in place or replaces, without batch norm's statistics."""
-    import torch
+    from dslc.compiler.trace.private_torch import AnyBatchNorm, own_buffers
 
     def kept() -> dict[str, int]:
         return {
             f"{path}.{name}".lstrip("."): storage(buffer)
             for path, module in model.named_modules()
-            if not isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
-            for name, buffer in module._buffers.items()
+            if not isinstance(module, AnyBatchNorm)
+            for name, buffer in own_buffers(module).items()
             if buffer is not None
         }
 
@@ -255,9 +258,11 @@ def _empty(model: nn.Module, fake: Any) -> None:
     """Replaces real tensors, and those on other devices, by tensors of the fake CPU; tied ones stay tied."""
     import torch
 
+    from dslc.compiler.trace.private_torch import own_buffers, own_parameters
+
     made: dict[int, torch.Tensor] = {}
     for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
+        for tensors in (own_parameters(module), own_buffers(module)):
             for name, tensor in tensors.items():
                 if tensor is None or (getattr(tensor, "fake_mode", None) is fake and tensor.device.type == "cpu"):
                     continue
@@ -265,7 +270,7 @@ def _empty(model: nn.Module, fake: Any) -> None:
                     with fake:
                         new = torch.empty(tensor.shape, dtype=tensor.dtype)
                     trains = tensor.requires_grad
-                    made[id(tensor)] = torch.nn.Parameter(new, trains) if tensors is module._parameters else new
+                    made[id(tensor)] = torch.nn.Parameter(new, trains) if tensors is own_parameters(module) else new
                 tensors[name] = made[id(tensor)]  # type: ignore[assignment]
 
 
@@ -326,7 +331,9 @@ class _Count(Run):
             self.outputs.setdefault(path, fact(tensors[0], self.samples))
 
     def operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        formula = self._formulas.get(func._overloadpacket)
+        from dslc.compiler.trace.private_torch import overloads_of
+
+        formula = self._formulas.get(overloads_of(func))
         if self.going_back:
             if formula is not None:
                 self.flops_back[self.of_node()] += int(formula(*args, **kwargs, out_val=result))
@@ -362,7 +369,9 @@ class _Count(Run):
             self.vocab = rows if self.vocab is None else min(self.vocab, rows)
 
     def _note_written(self, func: Any, args: Any, kwargs: Any) -> None:
-        for n, argument in enumerate(func._schema.arguments):
+        from dslc.compiler.trace.private_torch import schema_of
+
+        for n, argument in enumerate(schema_of(func).arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 given = args[n] if n < len(args) else kwargs.get(argument.name)
                 self.written.update(storage(tensor) for tensor in tensors_of(given))

@@ -41,11 +41,12 @@ class Operation:
 
     def __init__(self, func: Any, args: Any, kwargs: Any, shared: Mapping[int, Share]) -> None:
         import torch
-        from torch.utils._pytree import tree_leaves
 
-        self.name = func._schema.name.removeprefix("aten::")
+        from dslc.compiler.trace.private_torch import schema_of, tree_leaves
+
+        self.name = schema_of(func).name.removeprefix("aten::")
         self.pointwise = torch.Tag.pointwise in func.tags
-        self.arguments = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
+        self.arguments = {a.name: v for a, v in zip(schema_of(func).arguments, args, strict=False)} | kwargs
         self._shared = shared
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         self.shares = [(t, shared[id(t)]) for t in tensors if id(t) in shared]

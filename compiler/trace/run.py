@@ -51,9 +51,9 @@ class Run:
 
     def moved(self) -> None:
         """Called when another layer begins to run, or none."""
-        import torch
+        from dslc.compiler.trace.private_torch import next_node_number
 
-        self._marks.append((torch.autograd._get_sequence_nr(), self.now))
+        self._marks.append((next_node_number(), self.now))
 
     @property
     def now(self) -> str:
@@ -83,11 +83,10 @@ class Run:
 
     def of_node(self, otherwise: str = "") -> str:
         """Returns the layer of the backward operation that is running now."""
-        import torch
+        from dslc.compiler.trace.private_torch import running_node_number
 
-        node = torch._C._current_autograd_node()
-        number = _NO_ORDER if node is None else node._sequence_nr()
-        if number == _NO_ORDER:
+        number = running_node_number()
+        if number is None or number == _NO_ORDER:
             return otherwise
         return self._marks[max(0, bisect_right(self._marks, number, key=lambda mark: mark[0]) - 1)][1]
 
@@ -112,7 +111,8 @@ class Run:
     @contextmanager
     def _watching(self) -> Iterator[None]:
         import torch
-        from torch.utils._python_dispatch import TorchDispatchMode
+
+        from dslc.compiler.trace.private_torch import TorchDispatchMode
 
         class Watch(TorchDispatchMode):
             def __torch_dispatch__(_, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -127,11 +127,14 @@ class Run:
 
 def storage(tensor: torch.Tensor) -> int:
     """Returns the identity of a tensor's memory, valid while the tensor is alive."""
-    return tensor.untyped_storage()._cdata
+    from dslc.compiler.trace.private_torch import storage_identity
+
+    return storage_identity(tensor)
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
     import torch
-    from torch.utils._pytree import tree_leaves
+
+    from dslc.compiler.trace.private_torch import tree_leaves
 
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]

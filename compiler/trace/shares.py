@@ -73,6 +73,8 @@ def _modules(model: nn.Module) -> tuple[ModuleFacts, ...]:
     """Returns all modules, and whether torch can cut each."""
     import torch
 
+    from dslc.compiler.trace.private_torch import own_parameters
+
     found = []
     for name, module in model.named_modules():
         kinds = (torch.nn.Linear, torch.nn.Embedding)
@@ -84,7 +86,7 @@ def _modules(model: nn.Module) -> tuple[ModuleFacts, ...]:
                 kind=type(module).__name__,
                 plain=plain.__name__ if plain else "",
                 weight=tuple(weight.shape) if plain else (),
-                parameters=any(parameter is not None for parameter in module._parameters.values()),
+                parameters=any(parameter is not None for parameter in own_parameters(module).values()),
             )
         )
     return tuple(found)
@@ -176,7 +178,9 @@ class _Watched(Run):
         return output
 
     def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        name = func._schema.name.removeprefix("aten::")
+        from dslc.compiler.trace.private_torch import schema_of
+
+        name = schema_of(func).name.removeprefix("aten::")
         takes, gives = tensors_of((args, kwargs)), tensors_of(result)
         shapes = tuple((tuple(t.shape), self.shared.get(id(t))) for t in (*takes, *gives))
         still = takes and gives and takes[0].shape == gives[0].shape
@@ -324,7 +328,9 @@ class _Part(_Watched):
         return torch.cat([output] * self.ranks, -1) if style == "gathered" else output
 
     def operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        formula = self._formulas.get(func._overloadpacket)
+        from dslc.compiler.trace.private_torch import overloads_of
+
+        formula = self._formulas.get(overloads_of(func))
         if formula is not None:
             self.flops[self.now] += int(formula(*args, **kwargs, out_val=result))
         if not self.cutting:
@@ -334,19 +340,21 @@ class _Part(_Watched):
     def _parameters(self) -> Iterator[None]:
         import torch
 
+        from dslc.compiler.trace.private_torch import own_parameters
+
         with ExitStack() as around:
             for path, style in self.styles.items():
                 dim = {"column": 0, "gathered": 0, "row": 1, "row_of_whole": 1}.get(style)
                 module = self.model.get_submodule(path)
-                around.callback(module._parameters.update, dict(module._parameters))
-                for name, old in module._parameters.items():
+                around.callback(own_parameters(module).update, dict(own_parameters(module)))
+                for name, old in own_parameters(module).items():
                     if dim is None or old is None or (dim == 1 and name == "bias"):
                         continue
                     shape = list(old.shape)
                     shape[dim] //= self.ranks
                     with self.fake:
                         own = torch.empty(shape, dtype=old.dtype)
-                    module._parameters[name] = torch.nn.Parameter(own, old.requires_grad)
+                    own_parameters(module)[name] = torch.nn.Parameter(own, old.requires_grad)
             yield
 
 
@@ -387,7 +395,8 @@ def _part(shape: tuple[int, ...], share: Share | None, ranks: int) -> tuple[int,
 
 def _numbers(args: Any, kwargs: Any) -> tuple[str, ...]:
     import torch
-    from torch.utils._pytree import tree_leaves
+
+    from dslc.compiler.trace.private_torch import tree_leaves
 
     return tuple(repr(leaf) for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, torch.Tensor))
 

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from dslc.compiler.trace.private_torch import local_part, spec_of
 from dslc.runtime.checkpoint.files import METADATA, Manifest, Shapes, is_plain_name, misfitting_tensors
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.process import random_numbers
@@ -256,8 +257,7 @@ class _Deal:
 
 def _local(tensor: Any) -> Tensor:
     """Returns this rank's part of a tensor. Not by `to_local`, which takes as long as the copy of a small tensor."""
-    local: Tensor = tensor._local_tensor if hasattr(tensor, "device_mesh") else tensor
-    return local
+    return local_part(tensor)
 
 
 class Copies:
@@ -288,7 +288,7 @@ class Copies:
             return kept
         from torch.distributed.tensor import DTensor
 
-        spec = tensor._spec  # type: ignore[attr-defined]
+        spec = spec_of(tensor)
         # Not `from_local`, which would move it to the mesh's device.
         return DTensor(kept, spec, requires_grad=False)
 

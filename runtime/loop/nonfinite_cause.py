@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.trace.private_torch import local_part, norms, tree_leaves
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
 from dslc.runtime.loop.evaluate import forward
@@ -175,7 +175,7 @@ def broken(named: Collection[tuple[str, Tensor | None]]) -> list[str]:
             by_device.setdefault(local.device, []).append((name, local))
     found = set()
     for pairs in by_device.values():
-        largest = torch._foreach_norm([local for _, local in pairs], math.inf)
+        largest = norms([local for _, local in pairs], math.inf)
         fine = torch.stack([each.float() for each in largest]).isfinite()
         if not bool(fine.all()):
             found |= {name for (name, _), good in zip(pairs, fine.tolist(), strict=True) if not good}
@@ -183,5 +183,4 @@ def broken(named: Collection[tuple[str, Tensor | None]]) -> list[str]:
 
 
 def _local(tensor: Any) -> Tensor:
-    local: Tensor = tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor
-    return local
+    return local_part(tensor)

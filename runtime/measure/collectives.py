@@ -24,12 +24,11 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _resolve_process_group
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from dslc.compiler.trace.private_torch import COLLECTIVE_SPACES, TorchDispatchMode, group_named, schema_of
 
 FIRST_STEP, STEPS = 4, 3  # the steps recorded: steps 4, 5 and 6 of a process
 
-_SPACES = ("c10d", "_c10d_functional", "_dtensor")
 _GROUP = ("process_group", "group_name")
 _HANDED_IN = ("tensors", "tensor", "input", "inputs", "input_tensor", "input_tensors", "input_list")
 # Matched by the beginning of an operator's name without underscores, which its variants (in place, coalesced, into one
@@ -97,7 +96,7 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         if any(each not in (torch.Tensor, torch.nn.Parameter) for each in types):
             return NotImplemented  # a DTensor decomposes itself, and its collectives come here again
-        if func.namespace in _SPACES and not _ASIDE[0]:
+        if func.namespace in COLLECTIVE_SPACES and not _ASIDE[0]:
             self._see(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
@@ -109,12 +108,12 @@ class Recorder(TorchDispatchMode):
         )
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        names = [argument.name for argument in func._schema.arguments]
+        names = [argument.name for argument in schema_of(func).arguments]
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         group = next((given[name] for name in _GROUP if name in given), None)
         if group is None or (ranks := _size(group)) == 1:
             return  # waiting, for example, is no exchange
-        name = func._schema.name.partition("::")[2]
+        name = schema_of(func).name.partition("::")[2]
         operation = next((kind for start, kind in _KINDS.items() if name.replace("_", "").startswith(start)), name)
         tensors = next(given[name] for name in _HANDED_IN if name in given)
         size = sum(tensor.numel() * tensor.element_size() for tensor in _flat(tensors))
@@ -124,7 +123,7 @@ class Recorder(TorchDispatchMode):
 
 def _size(group: Any) -> int:
     if isinstance(group, str):
-        return _resolve_process_group(group).size()  # type: ignore[arg-type]  # a NewType since 2.13
+        return group_named(group).size()
     return (group if isinstance(group, dist.ProcessGroup) else dist.ProcessGroup.unbox(group)).size()
 
 

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.trace.private_torch import AnyDropout
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
 from dslc.runtime.model.initial_weights import Part, own_part
@@ -160,7 +161,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 def _silence(model: nn.Module) -> None:
     for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
+        if isinstance(module, AnyDropout):
             module.p = 0.0
         elif isinstance(module, nn.RNNBase | nn.MultiheadAttention):
             module.dropout = 0.0

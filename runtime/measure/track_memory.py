@@ -29,8 +29,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._C._profiler import _EventType
 from torch.autograd.profiler import profile, record_function
+
+from dslc.compiler.trace.private_torch import is_allocation, local_part
 
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations", "communication")
 _STATE = ("parameters", "optimizer", "buffers")
@@ -115,7 +116,7 @@ class Tracker:
 
         def add(tensor: object, kind: str) -> None:
             if isinstance(tensor, Tensor):
-                local = getattr(tensor, "_local_tensor", tensor)
+                local = local_part(tensor)
                 if local.device.type == self._device.type and local.untyped_storage().nbytes():
                     found.setdefault(local.untyped_storage().data_ptr(), (local.untyped_storage().nbytes(), kind))
 
@@ -142,7 +143,7 @@ class Tracker:
             self._gradients = {}
             for parameter in self._model.parameters():
                 if parameter.grad is not None:
-                    local: Tensor = getattr(parameter.grad, "_local_tensor", parameter.grad)
+                    local = local_part(parameter.grad)
                     self._gradients[local.untyped_storage().data_ptr()] = local.untyped_storage().nbytes()
             with record_function(_UPDATED):
                 pass
@@ -239,7 +240,7 @@ class Tracker:
 
 def _flatten(event: Any, around: str, until: int | None, phase: str, into: list[_Event]) -> None:
     """Collects the allocations and marks of an event tree, each with the events around it."""
-    if event.tag == _EventType.Allocation:
+    if is_allocation(event):
         fields = event.extra_fields
         into.append(_Event(event.start_time_ns, fields.ptr, fields.alloc_size, around, until, phase))
         return

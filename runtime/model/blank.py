@@ -23,9 +23,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from dslc.compiler.ir.program import ModelStep
+from dslc.compiler.trace.private_torch import MODULE_MAPPINGS, AnyBatchNorm, own_buffers, own_parameters
 from dslc.runtime.model.model import initial_value, own_model, skeleton, under_seed
 from dslc.runtime.model.model_error import ModelError
 
@@ -72,7 +72,7 @@ class Blank:
             yield init.parameter, initial_value(init, self.step.seed)
         for name, spots in self.spots.items():
             owner, attribute = spots[0]
-            if isinstance(owner, _BatchNorm) and attribute in owner._buffers:
+            if isinstance(owner, AnyBatchNorm) and attribute in own_buffers(owner):
                 old = getattr(owner, attribute)
                 # Not `empty_like`, which for a meta tensor loads sympy: 0.3 s.
                 yield name, torch.full(old.shape, int(attribute == "running_var"), dtype=old.dtype)
@@ -134,7 +134,7 @@ def spots_of(module: nn.Module) -> dict[str, list[Spot]]:
     names: dict[int, str] = {}
     spots: dict[str, list[Spot]] = {}
     for path, part in module.named_modules():
-        for name, tensor in (*part._parameters.items(), *part._buffers.items()):
+        for name, tensor in (*own_parameters(part).items(), *own_buffers(part).items()):
             if tensor is not None:
                 first = names.setdefault(id(tensor), f"{path}.{name}" if path else name)
                 spots.setdefault(first, []).append((part, name))
@@ -173,10 +173,10 @@ def _on_meta(step: ModelStep) -> nn.Module:
 
 def _beside(module: nn.Module) -> bool:
     """True if a module keeps tensors on the meta device that are neither parameters nor buffers."""
-    held = [value for name, value in vars(module).items() if name not in ("_parameters", "_buffers", "_modules")]
+    held = [value for name, value in vars(module).items() if name not in MODULE_MAPPINGS]
     items = [item for value in held for item in (value if isinstance(value, list | tuple) else [value])]
     items += [item for value in held if isinstance(value, dict) for item in value.values()]
-    own = {id(tensor) for tensor in (*module._parameters.values(), *module._buffers.values())}
+    own = {id(tensor) for tensor in (*own_parameters(module).values(), *own_buffers(module).values())}
     return any(isinstance(item, Tensor) and item.is_meta and id(item) not in own for item in items)
 
 
@@ -209,7 +209,7 @@ def where(step: ModelStep) -> str:
 def _check_resets(step: ModelStep, module: nn.Module) -> None:
     """Raises ModelError for a module that `reset_parameters` could not initialize alone."""
     for name, part in module.named_modules():
-        own = any(tensor is not None for tensor in (*part._parameters.values(), *part._buffers.values()))
+        own = any(tensor is not None for tensor in (*own_parameters(part).values(), *own_buffers(part).values()))
         if own and not callable(getattr(part, "reset_parameters", None)):
             kind = type(part).__name__
             raise ModelError(
@@ -222,7 +222,7 @@ def _by_reset(module: nn.Module, names: dict[str, str], step: ModelStep) -> dict
     """Returns the module's own tensors as `reset_parameters` makes them, on the CPU; leaves the module as it was."""
     name = next(iter(names.values())).rpartition(".")[0]
     reset: Callable[[], None] = module.reset_parameters  # type: ignore[assignment]
-    own = (*module._parameters.items(), *module._buffers.items())
+    own = (*own_parameters(module).items(), *own_buffers(module).items())
     kept = {attribute: tensor for attribute, tensor in own if tensor is not None}  # all: drawn in one stream
     for attribute, old in kept.items():
         empty = _unset(old)

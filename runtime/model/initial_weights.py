@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import ModelStep
+from dslc.compiler.trace.private_torch import part_in_whole
 from dslc.runtime.model.names import WEIGHTS, named_tensors
 
 Part = tuple[slice, ...]
@@ -107,11 +108,7 @@ def part_of(tensor: Tensor) -> Part:
     """Returns the place in the whole of this rank's part of `tensor`."""
     if not hasattr(tensor, "placements"):
         return tuple(slice(0, size) for size in tensor.shape)
-    from torch.distributed.tensor import DTensor  # takes half a second: only for sharded models
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    assert isinstance(tensor, DTensor)
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    shape, offset = part_in_whole(tensor)
     return tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
 
 

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep
+from dslc.compiler.trace.private_torch import fake_store
 from dslc.runtime.process.job_line import at
 from dslc.runtime.process.user_code import load_function
 
@@ -51,11 +52,9 @@ def try_out(step: LossStep, output: Sequence[int], target: Sequence[int], dtype:
     """Calls the loss on zeros of these shapes, two samples of each, as rank 0 of `ranks`, with collectives that return
     its own input. Raises as the loss does; the process is useless afterwards.
     """
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     os.environ.update(rank)
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    torch.distributed.init_process_group("fake", store=fake_store(), rank=0, world_size=ranks)
     loss_sum(step)(
         torch.zeros((2, *output), requires_grad=True), torch.zeros((2, *target), dtype=getattr(torch, dtype))
     )

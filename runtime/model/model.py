@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from dslc.compiler.ir.program import InitStep, ModelStep, ModuleStep
+from dslc.compiler.trace.private_torch import own_parameters
 from dslc.runtime.model import modules
 from dslc.runtime.model.model_error import ModelError
 from dslc.runtime.process.job_line import at
@@ -83,7 +84,7 @@ def tie(module: nn.Module, ties: tuple[tuple[str, str], ...]) -> None:
     """Ties parameters of the same shape: each pair is (the name that changes, the name whose tensor it takes)."""
     for parameter, whose in ties:
         owner, name = _owner(module, parameter)
-        owner._parameters[name] = module.get_parameter(whose)
+        own_parameters(owner)[name] = module.get_parameter(whose)
 
 
 def own_model(step: ModelStep) -> nn.Module:

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram
+from dslc.compiler.trace.private_torch import gather_with_gradient
 from dslc.runtime.model.modules import Attention, PositionalEmbedding
 from dslc.runtime.parallel.mesh import mesh_of
 
@@ -43,11 +44,9 @@ def apply(job: JobProgram, model: nn.Module) -> None:
 
 def attend(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, *, number: int, group: Any) -> Tensor:
     """Returns the attention for this rank's queries, piece `number` of a sequence, (batch, heads, length, head_dim)."""
-    from torch.distributed._functional_collectives import all_gather_tensor_autograd
-
     own = query.shape[2]
     # Not torch.distributed.nn's all_gather, whose gradient is wrong for permuted strides.
-    gathered = all_gather_tensor_autograd(torch.stack((key, value)).contiguous(), gather_dim=3, group=group)
+    gathered = gather_with_gradient(torch.stack((key, value)).contiguous(), dim=3, group=group)
     keys, values = gathered.unbind(0)
     if not is_causal:
         return F.scaled_dot_product_attention(query, keys, values)

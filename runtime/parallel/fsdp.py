@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram
+from dslc.compiler.trace.private_torch import import_compiler, spec_of
 from dslc.runtime.model.blank import where
 from dslc.runtime.model.initial_weights import part_of
 from dslc.runtime.model.model_error import ModelError
@@ -46,8 +47,9 @@ if TYPE_CHECKING:
 
 def preload() -> None:
     """Imports the modules that every rank will need, in the process from which ranks are forked."""
-    import torch._dynamo.config
     import torch.distributed.fsdp  # noqa: F401
+
+    import_compiler()
 
 
 def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequence[nn.Module] = ()) -> Engine:
@@ -164,4 +166,4 @@ def place(value: Tensor, old: Tensor, device: torch.device, home: torch.device) 
         return value.to(device, copy=True)
     # Not `from_local`, which would move the rows to the mesh's device.
     own = value[part_of(old)].to(home, copy=True, memory_format=torch.contiguous_format)
-    return DTensor(own, old._spec, requires_grad=False)
+    return DTensor(own, spec_of(old), requires_grad=False)

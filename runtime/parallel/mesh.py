@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.trace.private_torch import flattened, unflattened
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -54,7 +55,7 @@ class Mesh:
         if prod(self.sizes[axis] for axis in wide) == prod(self.sizes.values()):
             return dist.group.WORLD
         assert self.root is not None
-        return self.root[wide]._flatten().get_group() if len(wide) > 1 else self.root.get_group(wide[0])
+        return flattened(self.root[wide]).get_group() if len(wide) > 1 else self.root.get_group(wide[0])
 
     def axis(self, name: str) -> DeviceMesh:
         """Returns the mesh of one axis, for torch's own use."""
@@ -71,8 +72,8 @@ class Mesh:
             if replicas == 1:
                 return init_device_mesh(device.type, (ranks,), mesh_dim_names=names[1:])
             return init_device_mesh(device.type, (replicas, ranks // replicas), mesh_dim_names=names)
-        flat: Any = self.root["data", "context"]._flatten("shards" if replicas == 1 else "copies")
-        made: DeviceMesh = flat if replicas == 1 else flat._unflatten(0, (replicas, ranks // replicas), names)
+        flat = flattened(self.root["data", "context"], "shards" if replicas == 1 else "copies")
+        made = flat if replicas == 1 else unflattened(flat, (replicas, ranks // replicas), names)
         return made
 
 

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram, TensorParallelStep
+from dslc.compiler.trace.private_torch import is_on_its_way, own_parameters
 from dslc.runtime.model.model import tie
 from dslc.runtime.parallel.engine import Engine
 from dslc.runtime.parallel.mesh import AXES, mesh_of
@@ -103,14 +104,14 @@ def _sum_gradients(module: nn.Module, axis: DeviceMesh) -> None:
     kept: dict[str, Any] = {}
 
     def before(module: nn.Module, args: Any) -> None:
-        for name, parameter in module._parameters.items():
+        for name, parameter in own_parameters(module).items():
             if parameter is not None:
                 kept[name] = parameter
                 shared = DTensor.from_local(parameter, axis, [Replicate()], run_check=False)
-                module._parameters[name] = shared.to_local(grad_placements=[Partial()])  # type: ignore[assignment]
+                own_parameters(module)[name] = shared.to_local(grad_placements=[Partial()])  # type: ignore[assignment]
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
-        module._parameters.update(kept)
+        own_parameters(module).update(kept)
 
     module.register_forward_pre_hook(before)
     module.register_forward_hook(after, always_call=True)
@@ -125,11 +126,11 @@ def as_on_a_rank(step: TensorParallelStep, model: nn.Module) -> Iterator[None]:
         for name, style in step.styles:
             module = model.get_submodule(name)
             dim = {"column": 0, "gathered": 0, "scores": 0, "row": 1, "row_of_whole": 1}.get(style)
-            around.callback(module._parameters.update, dict(module._parameters))
-            for attribute, whole in module._parameters.items():
+            around.callback(own_parameters(module).update, dict(own_parameters(module)))
+            for attribute, whole in own_parameters(module).items():
                 if dim is not None and whole is not None and dim < whole.dim():
                     share = whole.detach().chunk(step.size, dim)[0].clone()
-                    module._parameters[attribute] = nn.Parameter(share, whole.requires_grad)
+                    own_parameters(module)[attribute] = nn.Parameter(share, whole.requires_grad)
             if style == "row_of_whole":
                 around.callback(module.register_forward_pre_hook(_first_share(step.size)).remove)
             elif style in ("gathered", "scores"):
@@ -149,9 +150,7 @@ def _arrived(module: nn.Module, args: Any, output: Any) -> Any:
     """Waits for the output. Without this torch (2.13) compiles the next module without a gradient: it looks at the
     tensor inside, which has none (`process_inputs` of AOTAutograd).
     """
-    from torch.distributed._functional_collectives import AsyncCollectiveTensor
-
-    return _Arrived.apply(output) if isinstance(output, AsyncCollectiveTensor) else output
+    return _Arrived.apply(output) if is_on_its_way(output) else output
 
 
 class _Arrived(torch.autograd.Function):

@@ -31,18 +31,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import (
+from torch.overrides import TorchFunctionMode
+
+from dslc.compiler.ir.program import PrecisionStep, TensorParallelStep
+from dslc.compiler.trace.private_torch import (
+    AnyBatchNorm,
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
+    TorchDispatchMode,
+    detect_fake_mode,
+    own_buffers,
+    own_parameters,
+    storage_identity,
+    times_written,
     unset_fake_temporarily,
+    without_torch_function,
 )
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from dslc.compiler.ir.program import PrecisionStep, TensorParallelStep
 from dslc.runtime.parallel.tensor_parallel import as_on_a_rank
 from dslc.runtime.pipeline.recording import (
     INPUT,
@@ -124,17 +129,17 @@ def _pretending(model: nn.Module, fake: Any, low: torch.dtype | None) -> Iterato
     kept: list[tuple[Any, str, Tensor]] = []
     made: dict[int, Tensor] = {}
     for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
+        for tensors in (own_parameters(module), own_buffers(module)):
             for name, tensor in tensors.items():
                 if tensor is None:
                     continue
                 kept.append((tensors, name, tensor))
                 if id(tensor) not in made:
-                    trains = tensors is module._parameters and tensor.is_floating_point()
+                    trains = tensors is own_parameters(module) and tensor.is_floating_point()
                     dtype = low if low is not None and trains else tensor.dtype
                     with fake:
                         new = torch.empty(tuple(tensor.shape), dtype=dtype)
-                    made[id(tensor)] = nn.Parameter(new, trains) if tensors is module._parameters else new
+                    made[id(tensor)] = nn.Parameter(new, trains) if tensors is own_parameters(module) else new
                 tensors[name] = made[id(tensor)]  # type: ignore[assignment]
     modes = [(module, module.training) for module in model.modules()]
     try:
@@ -173,7 +178,7 @@ class _Recorder(TorchFunctionMode):
         self._rewritten: set[int] = set()  # memory that calls have written into: its views have new nodes
         self._alive: list[Tensor] = []  # kept alive so that no tensor's identity is used again
         for path, module in model.named_modules():
-            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            for name, tensor in (*own_parameters(module).items(), *own_buffers(module).items()):
                 if tensor is not None:
                     self._known.setdefault(id(tensor), Held(path, name))
         parameters = {id(parameter) for parameter in model.parameters()}
@@ -251,7 +256,7 @@ class _Recorder(TorchFunctionMode):
                 return
             args, kwargs, versions = self._before
             tensors = tensors_of(output)
-            plain = not any(True for _ in module.parameters()) and not isinstance(module, _BatchNorm)
+            plain = not any(True for _ in module.parameters()) and not isinstance(module, AnyBatchNorm)
             if plain and tensors and not any(tensor.requires_grad for tensor in tensors):
                 self.without_gradient.add(path)
             self._note(path, True, args, kwargs, output, versions)
@@ -393,7 +398,7 @@ class _Recorder(TorchFunctionMode):
         if INPUT in needed:
             return None
         values: dict[int, Tensor] = {}
-        with unset_fake_temporarily(), torch._C.DisableTorchFunction(), torch.no_grad():
+        with unset_fake_temporarily(), without_torch_function(), torch.no_grad():
             for call in reversed(chosen):
                 found = call.what(*filled(call.args, values, {}, 0, None), **filled(call.kwargs, values, {}, 0, None))
                 values.update(zip(call.gives, tensors_of(found), strict=True))
@@ -405,11 +410,11 @@ def _node(tensor: Tensor) -> str:
 
 
 def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return storage_identity(tensor)
 
 
 def _versions(value: Any) -> dict[int, int]:
-    return {id(tensor): tensor._version for tensor in tensors_of(value)}
+    return {id(tensor): times_written(tensor) for tensor in tensors_of(value)}
 
 
 def _cast() -> tuple[bool, torch.dtype]:

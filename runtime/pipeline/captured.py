@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from dslc.compiler.ir.program import PrecisionStep, TensorParallelStep
+from dslc.compiler.trace.private_torch import own_parameters
 from dslc.runtime.pipeline.capture import capture
 from dslc.runtime.pipeline.recording import INPUT, LARGE, SMALL, Call, Held, Recording, full, touches
 
@@ -87,7 +88,7 @@ def seams(
     parameters = {
         f"{path}.{name}" if path else name: id(parameter)
         for path, module in model.named_modules()
-        for name, parameter in module._parameters.items()
+        for name, parameter in own_parameters(module).items()
         if parameter is not None
     }
     root = {parameters[name] for name in rest if name in parameters}

@@ -32,6 +32,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram, PipelineStep, TensorParallelStep
+from dslc.compiler.trace.private_torch import (
+    local_part,
+    own_buffers,
+    own_children,
+    own_parameters,
+    pipeline_runtime,
+    run_microbatches,
+    separate_tensors,
+)
 from dslc.runtime.model.blank import Blank, Spot
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.parallel.engine import Engine
@@ -96,8 +105,8 @@ def cut(job: JobProgram, made: Blank, coordinate: int) -> Cut:
     _prune(made.module, leads, [name.rpartition(".")[0] for name in elsewhere])
     for left in made.module.modules():
         if id(left) not in kept:
-            left._parameters.clear()
-            left._buffers.clear()
+            own_parameters(left).clear()
+            own_buffers(left).clear()
     inits = tuple(init for init in made.step.inits if init.parameter in spots)
     found = Cut(
         job=_restricted(job, names),
@@ -171,16 +180,16 @@ def _hold_spares(part: Part, spots: Mapping[str, list[Spot]], staged: set[int]) 
     for each in spots.values():
         each.sort(key=lambda spot: id(spot[0]) not in staged)
         owner, attribute = each[0]
-        if id(owner) not in staged and attribute in owner._parameters:
-            place = f"spare{len(part.holder._parameters)}"
-            part.holder.register_parameter(place, owner._parameters[attribute])
+        if id(owner) not in staged and attribute in own_parameters(owner):
+            place = f"spare{len(own_parameters(part.holder))}"
+            part.holder.register_parameter(place, own_parameters(owner)[attribute])
             each.insert(0, (part.holder, place))
 
 
 def _alone(module: nn.Module) -> nn.Module:
     """Returns a copy of `module` as it is now, unaffected by later removals."""
     made = copy.copy(module)
-    made._parameters, made._buffers = dict(module._parameters), dict(module._buffers)
+    separate_tensors(made, module)
     return made
 
 
@@ -208,14 +217,14 @@ def _prune(module: nn.Module, kept: Sequence[str], named: Sequence[str], prefix:
             for each in named:
                 if each.startswith(full + "."):
                     _make_path(empty, each[len(full) + 1 :])
-            module._modules[name] = empty
+            own_children(module)[name] = empty
         else:
-            del module._modules[name]
+            del own_children(module)[name]
 
 
 def _make_path(module: nn.Module, path: str) -> None:
     head, _, rest = path.partition(".")
-    if head not in module._modules:
+    if head not in own_children(module):
         module.add_module(head, nn.Module())
     if rest:
         _make_path(module.get_submodule(head), rest)
@@ -426,7 +435,7 @@ class Pipeline:
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            target: Tensor = getattr(parameter.grad, "_local_tensor", parameter.grad)
+            target = local_part(parameter.grad)
             own = _with_all_rows(target, parameter)
             parts = {self.coordinate: own}
             exchanges = []
@@ -462,7 +471,6 @@ class Schedule:
 
     def __init__(self, pipeline: Pipeline, samples: int, microbatches: int, loss: Callable[[Tensor, Tensor], Tensor]):
         from torch.distributed.pipelining import PipelineStage
-        from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
         step, self._beside = pipeline.step, pipeline.beside
         self._stages = [
@@ -477,11 +485,7 @@ class Schedule:
             )
             for index, stage in sorted(pipeline.stages.items())
         ]
-        self._runtime = _PipelineScheduleRuntime(self._stages, microbatches, loss_fn=loss, scale_grads=False)
-        self._runtime.pipeline_order = {
-            rank: [_Action.from_str(action) for action in row] for rank, row in enumerate(step.rows)
-        }
-        self._runtime._prepare_schedule_with_comms(self._runtime.pipeline_order)
+        self._runtime = pipeline_runtime(self._stages, microbatches, loss, step.rows)
         pipeline.schedule = self
         if pipeline.device.type == "cuda":
             # NCCL connects a group at its first use, which takes all of its ranks; those that share a weight exchange
@@ -503,7 +507,7 @@ class Schedule:
             stage.clear_runtime_states()
         inputs, targets = [(input,) for input, _ in micro], [target for _, target in micro]
         beside = [self._beside(input) for input, _ in micro]
-        self._runtime._step_microbatches(inputs, beside, targets, return_outputs=False)
+        run_microbatches(self._runtime, inputs, beside, targets)
 
 
 def _examples(facts: Sequence[tuple[tuple[int, ...], str]], samples: int, *, grad: bool) -> tuple[Tensor, ...]:

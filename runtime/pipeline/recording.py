@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+
+from dslc.compiler.trace.private_torch import tree_leaves
 
 SMALL, LARGE = 2, 4  # samples of the two runs that are compared; a single one would make batch norm fail
 INPUT = 0  # number of the value that is the input

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import StageStep
+from dslc.compiler.trace.private_torch import is_view
 from dslc.runtime.model.blank import Spot
 from dslc.runtime.pipeline.recording import INPUT, Call, Held, filled, tensors_of
 
@@ -119,7 +120,7 @@ class CapturedStage(nn.Module):
 def _ready(tensor: Tensor, dtype: torch.dtype, used: bool = False) -> Tensor:
     """Prepares a tensor to be sent to another stage; `used`: this stage works with it, too."""
     tensor = tensor.to(dtype).contiguous()
-    if torch.is_grad_enabled() and (used or tensor._is_view()):
+    if torch.is_grad_enabled() and (used or is_view(tensor)):
         # A split backward pass detaches it in place, which torch refuses for views and for tensors it needs again.
         tensor = tensor.clone()
     if torch.is_grad_enabled() and not tensor.requires_grad:

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.trace.private_torch import scale_all
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.model.losses import count
 from dslc.runtime.parallel import context_parallel
@@ -137,7 +138,7 @@ def clipped(
         norm = norm.sqrt()
     seen(norm)
     if limit is not None:
-        torch._foreach_mul_(rows, (limit / (norm + 1e-6)).clamp(max=1.0))  # as torch.nn.utils does
+        scale_all(rows, (limit / (norm + 1e-6)).clamp(max=1.0))  # as torch.nn.utils does
     return norm
 
 

@@ -28,7 +28,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from dslc.compiler.trace.private_torch import AnyBatchNorm
 
 
 def synchronise(module: nn.Module, group: dist.ProcessGroup | None = None) -> int:
@@ -39,7 +40,7 @@ def synchronise(module: nn.Module, group: dist.ProcessGroup | None = None) -> in
     """
     found = 0
     for each in module.modules():
-        if isinstance(each, _BatchNorm) and not isinstance(each, nn.SyncBatchNorm) and getattr(each, "sync", True):
+        if isinstance(each, AnyBatchNorm) and not isinstance(each, nn.SyncBatchNorm) and getattr(each, "sync", True):
             each.__class__ = _synchronised(type(each))
             each.group = group  # type: ignore[assignment]
             found += 1
@@ -49,19 +50,19 @@ def synchronise(module: nn.Module, group: dist.ProcessGroup | None = None) -> in
 def widen(module: nn.Module) -> None:
     """Makes the batch normalisations in `module` that are not synchronised accept 16-bit weights, in place."""
     for each in module.modules():
-        if isinstance(each, _BatchNorm) and not isinstance(each, nn.SyncBatchNorm | _Wide):
+        if isinstance(each, AnyBatchNorm) and not isinstance(each, nn.SyncBatchNorm | _Wide):
             each.__class__ = _derived("Wide", _Wide, type(each))
 
 
-def _synchronised(kind: type[_BatchNorm]) -> type[_BatchNorm]:
+def _synchronised(kind: type[AnyBatchNorm]) -> type[AnyBatchNorm]:
     return kind if issubclass(kind, _Synchronised) else _derived("Synchronised", _Synchronised, kind)
 
 
-def _derived(word: str, base: type[_BatchNorm], kind: type[_BatchNorm]) -> type[_BatchNorm]:
+def _derived(word: str, base: type[AnyBatchNorm], kind: type[AnyBatchNorm]) -> type[AnyBatchNorm]:
     return type(f"{word}{kind.__name__}", (base, kind), {"__module__": __name__})
 
 
-class _Wide(_BatchNorm):
+class _Wide(AnyBatchNorm):
     """A batch normalisation whose forward pass accepts 16-bit weights."""
 
     def forward(self, input: Tensor) -> Tensor:

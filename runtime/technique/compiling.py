@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import Any
 
 import torch
 from torch import nn
+
+from dslc.compiler.trace.private_torch import compiler_settings, default_compile_cache, has_cpp_compiler, has_triton
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _VARIANTS = 16  # variants of one module: training or not, with gradients or not, sizes of a batch
@@ -37,10 +38,8 @@ def apply(modules: tuple[str, ...], model: nn.Module, device: torch.device, *, c
         return
     keep_to_oneself()
     _expect_compiler(device)
-    import torch._dynamo
-
     # Torch's limits count all modules that share a line of code; beyond them it runs modules uncompiled.
-    limits: Any = torch._dynamo.config
+    limits = compiler_settings()
     limits.recompile_limit = max(limits.recompile_limit, _VARIANTS * len(modules))
     limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 2 * limits.recompile_limit)
     limits.fail_on_recompile_limit_hit = True
@@ -55,9 +54,7 @@ def keep_to_oneself() -> None:
     Torch's default is a folder in the shared temporary one, under a name that another user could have taken first;
     torch would load code and pickles from there.
     """
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # importing it sets the variable
-
-    if os.environ.get(_CACHE, default_cache_dir()) == default_cache_dir():
+    if os.environ.get(_CACHE, default_compile_cache()) == default_compile_cache():
         caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         os.environ[_CACHE] = folder = os.path.join(caches, "dslc", "inductor")
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -65,19 +62,13 @@ def keep_to_oneself() -> None:
 
 def _expect_compiler(device: torch.device) -> None:
     if device.type == "cuda":
-        from torch.utils._triton import has_triton
-
         if not has_triton():
             raise CompileError(_text("triton, which PyTorch's builds for GPUs bring along", "install it, or"))
         if not any(shutil.which(name) for name in ("cc", "gcc", "clang")):
             raise CompileError(_text("a C compiler (cc, gcc or clang)", "install one, or"))
         return
-    from torch._inductor import cpp_builder, exc
-
-    try:
-        cpp_builder.get_cpp_compiler()
-    except exc.InvalidCxxCompiler as error:
-        raise CompileError(_text("a C++ compiler (g++)", "install one (or name it in CXX), or")) from error
+    if not has_cpp_compiler():
+        raise CompileError(_text("a C++ compiler (g++)", "install one (or name it in CXX), or"))
 
 
 def _text(what: str, remedy: str) -> str:

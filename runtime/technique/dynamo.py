@@ -23,14 +23,13 @@ from typing import Any
 import torch
 import torch.nn.parallel.distributed
 
-_MODULE = "torch._dynamo"
-_MARK = "__dynamo_disable"  # the attribute in which torch._compile._disable_dynamo caches its result
+from dslc.compiler.trace.private_torch import COMPILER, COMPILER_MARK, put_in_place_of_compiler, take_away
 
 
 @contextlib.contextmanager
 def leave_out() -> Iterator[None]:
     """Makes optimizers and DistributedDataParallel without torch._dynamo while the context lasts; they stay so."""
-    if _MODULE in sys.modules:
+    if COMPILER in sys.modules:
         yield
         return
     for owner in (torch.optim.Optimizer, torch.nn.parallel.DistributedDataParallel):
@@ -38,12 +37,11 @@ def leave_out() -> Iterator[None]:
     for name in {kind.__module__ for kind in vars(torch.optim).values() if isinstance(kind, type)}:
         _mark(vars(sys.modules[name]))
     stand_in = SimpleNamespace(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
-    vars(torch)["_dynamo"] = stand_in
+    put_in_place_of_compiler(stand_in)
     try:
         yield
     finally:
-        if vars(torch).get("_dynamo") is stand_in:
-            del vars(torch)["_dynamo"]
+        take_away(stand_in)
 
 
 def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
@@ -55,7 +53,7 @@ def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
     while hasattr(step, "__wrapped__"):
         step, wrappers = step.__wrapped__, wrappers + 1
     usual = wrappers == 2 and isinstance(step, FunctionType) and not optimizer.defaults.get("differentiable")
-    if not usual or _MODULE in sys.modules:
+    if not usual or COMPILER in sys.modules:
         return optimizer.step
 
     @torch.no_grad()
@@ -70,5 +68,5 @@ def _mark(names: Any) -> None:
         function, wrapped = found, False
         while hasattr(function, "__wrapped__"):
             function, wrapped = function.__wrapped__, True
-        if wrapped and isinstance(function, FunctionType) and not hasattr(function, _MARK):
-            setattr(function, _MARK, function)
+        if wrapped and isinstance(function, FunctionType) and not hasattr(function, COMPILER_MARK):
+            setattr(function, COMPILER_MARK, function)

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from dslc.compiler.ir.program import JobProgram
+from dslc.compiler.trace.private_torch import base_of, is_distributed, local_part, spec_of
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import OffloadPolicy
@@ -51,8 +52,8 @@ class _Activations(saved_tensors_hooks):
         def pack(tensor: Any) -> Any:
             if _is_parameter(tensor):
                 return tensor
-            if hasattr(tensor, "_local_tensor"):
-                return _Share(_moved(tensor._local_tensor, pin_memory), tensor._spec)
+            if is_distributed(tensor):
+                return _Share(_moved(local_part(tensor), pin_memory), spec_of(tensor))
             return _moved(tensor, pin_memory)
 
         def unpack(packed: Any) -> Tensor:
@@ -102,7 +103,7 @@ def _back(kept: _Kept) -> Tensor:
 
 
 def _is_parameter(tensor: Tensor) -> bool:
-    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
+    return isinstance(tensor, nn.Parameter) or isinstance(base_of(tensor), nn.Parameter)
 
 
 def activations(job: JobProgram, device: torch.device) -> Callable[[], contextlib.AbstractContextManager[Any]]:

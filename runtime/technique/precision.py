@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dslc.compiler.ir.program import PrecisionStep
+from dslc.compiler.trace.private_torch import unscale_all
 
 
 def autocast(step: PrecisionStep, device: torch.device) -> contextlib.AbstractContextManager[object]:
@@ -55,7 +56,7 @@ class _Agreed(torch.amp.GradScaler):
         rows = [each.to_local() if hasattr(each, "to_local") else each for each in gradients if each is not None]
         rows = [each for each in rows if each.numel()]
         if rows:
-            torch._amp_foreach_non_finite_check_and_unscale_(rows, found_inf, inv_scale)
+            unscale_all(rows, found_inf, inv_scale)
         dist.all_reduce(found_inf, dist.ReduceOp.MAX)
         return {found_inf.device: found_inf}
 

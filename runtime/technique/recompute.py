@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from dslc.compiler.ir.program import RecomputeStep
+from dslc.compiler.trace.private_torch import ATTENTION, AnyDropout, overloads_of, own_buffers
 
 _KEPT = (
     "mm",
@@ -36,10 +36,7 @@ _KEPT = (
     "bmm",
     "baddbmm",
     "convolution",
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
+    *ATTENTION,
 )
 _NOISELESS = ("torch.nn.", "dslc.runtime.")  # modules of these packages draw random numbers only in dropout
 
@@ -86,8 +83,8 @@ def _casting_anew() -> Iterator[None]:
 def draws_numbers(module: nn.Module) -> bool:
     """True if a forward pass of the module may draw random numbers, judged by its submodules."""
     for part in module.modules():
-        if isinstance(part, _DropoutNd | nn.RNNBase | nn.MultiheadAttention):
-            rate = part.p if isinstance(part, _DropoutNd) else part.dropout
+        if isinstance(part, AnyDropout | nn.RNNBase | nn.MultiheadAttention):
+            rate = part.p if isinstance(part, AnyDropout) else part.dropout
             if rate > 0:
                 return True
         elif not type(part).__module__.startswith(_NOISELESS):
@@ -97,7 +94,7 @@ def draws_numbers(module: nn.Module) -> bool:
 
 def _policy(context: Any, operation: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
     # By name: not every build has the operations of other devices.
-    name = getattr(operation, "_overloadpacket", operation).__name__
+    name = overloads_of(operation).__name__
     return CheckpointPolicy.MUST_SAVE if name in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
@@ -109,15 +106,15 @@ def _writing_once(module: nn.Module, contexts: Callable[[], Any]) -> tuple[Any, 
 
 @contextlib.contextmanager
 def _on_copies(module: nn.Module, within: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
-    kept = [(part, dict(part._buffers)) for part in module.modules() if part._buffers]
+    kept = [(part, dict(own_buffers(part))) for part in module.modules() if own_buffers(part)]
     for part, buffers in kept:
-        part._buffers.update({name: _copy(buffer) for name, buffer in buffers.items()})
+        own_buffers(part).update({name: _copy(buffer) for name, buffer in buffers.items()})
     try:
         with within:  # entered after the copies, which are no operations of the module
             yield
     finally:
         for part, buffers in kept:
-            part._buffers.update(buffers)
+            own_buffers(part).update(buffers)
 
 
 def _copy(buffer: Tensor | None) -> Tensor | None:

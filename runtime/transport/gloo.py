@@ -20,11 +20,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from dslc.compiler.trace.private_torch import FUNCTIONAL_COLLECTIVES, gather_into
+
 
 @cache
 def short_names() -> torch.library.Library:
     """Gives the functional all-gather a kernel for the CPU; returns the object that keeps it registered."""
-    kernels = torch.library.Library("_c10d_functional", "IMPL", "CPU")
+    kernels = torch.library.Library(FUNCTIONAL_COLLECTIVES, "IMPL", "CPU")
     kernels.impl("all_gather_into_tensor", _all_gather)
     return kernels
 
@@ -37,5 +39,5 @@ def _all_gather(input: Tensor, ranks: int, group: object) -> Tensor:
     parts, whole = input, gathered
     if input.is_complex():  # gloo has no complex numbers; the memory is the same
         parts, whole = torch.view_as_real(input), torch.view_as_real(gathered)
-    torch.ops._c10d_functional.all_gather_into_tensor_out(parts, ranks, group, out=whole)
+    gather_into(whole, parts, ranks, group)
     return gathered

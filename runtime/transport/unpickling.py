@@ -26,14 +26,15 @@ from typing import Any, BinaryIO
 
 import torch
 
+from dslc.compiler.trace.private_torch import PICKLED_STORAGE, PICKLED_TENSORS, unpickle_objects_with
+
 _CHECKPOINTS = "torch.distributed.checkpoint."
 _PLAIN = {
     "builtins": {"bytearray", "complex", "frozenset", "range", "set", "slice"},
     "collections": {"OrderedDict", "deque"},
     "pathlib": {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"},
     "torch": {"Size", "device"},
-    "torch._utils": {"_rebuild_tensor_v2", "_rebuild_parameter"},
-    "torch.serialization": {"_get_layout"},
+    **PICKLED_TENSORS,
     "torch.distributed.checkpoint.api": {"CheckpointException"},
     "traceback": {"FrameSummary", "StackSummary"},  # of an exception from another rank
 }
@@ -44,7 +45,7 @@ class PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> object:
         """Returns the object that a pickle names. Raises pickle.UnpicklingError unless it is listed."""
-        if (module, name) == ("torch.storage", "_load_from_bytes"):
+        if (module, name) == PICKLED_STORAGE:
             return _storage
         module = "builtins" if module == "__builtin__" else module  # its name in pickles of protocol 2 and below
         if name in _PLAIN.get(module, ()) or _is_data(module, name):
@@ -82,6 +83,4 @@ def loads(content: bytes) -> Any:
 
 def guard() -> None:
     """Makes torch's object collectives unpickle only plain values, in this process."""
-    from torch.distributed import distributed_c10d
-
-    distributed_c10d._unpickler = PlainUnpickler
+    unpickle_objects_with(PlainUnpickler)

@@ -1,0 +1,369 @@
+"""All of torch's private names that dslc uses, each under a plain name with its purpose.
+
+A private name may change with any version of torch. Here stands everything that the rest of the code needs of them; the
+tracer and the runtime import it, and use no private name of torch themselves. `OVERRIDDEN` lists the private methods
+that subclasses of torch's classes replace or call on themselves. All of it is known to work with torch 2.13.0, 2.14.1
+and 2.15.0; tests/compiler/trace/test_private_torch.py fails where a version changes what is relied on, and finds
+private names elsewhere.
+
+What `import torch` loads anyway is imported with this module; the rest inside functions, because torch's compiler,
+DTensor and pipelines take up to a second to import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
+from torch.nn.modules.dropout import _DropoutNd as AnyDropout
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = [  # of what is not defined here
+    "AnyBatchNorm",  # the class of every batch normalisation
+    "AnyDropout",  # the class of every dropout
+    "DataDependentOutputException",  # the value of a fake tensor is asked for
+    "DynamicOutputShapeException",  # a shape depends on the values of a fake tensor
+    "FakeTensorMode",  # makes tensors without memory
+    "TorchDispatchMode",  # sees every operation
+    "detect_fake_mode",  # the fake mode that tensors belong to
+    "tree_flatten",  # nested lists, tuples and mappings as their leaves and their form
+    "tree_leaves",
+    "tree_map_only",
+    "tree_unflatten",
+    "unset_fake_temporarily",  # real tensors inside a fake mode
+]
+
+OVERRIDDEN = {
+    # Starts the ranks, and looks after them: the launcher opens gates and looks at its board there.
+    "torch.distributed.elastic.agent.server.local_elastic_agent:LocalElasticAgent": (
+        "_start_workers",
+        "_monitor_workers",
+    ),
+    # Divides gradients by the scale and finds infinities: the ranks agree on them there.
+    "torch.amp:GradScaler": ("_unscale_grads_",),
+    # Refuses an input of the wrong number of dims.
+    "torch.nn:BatchNorm2d": ("_check_input_dim",),
+}
+
+# ------------------------------------------------------------------------------------------------ a module's insides
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """Returns the mapping itself of a module's own parameters. It takes plain tensors too, which `setattr` refuses."""
+    return module._parameters
+
+
+def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """Returns the mapping itself of a module's own buffers."""
+    return module._buffers
+
+
+def own_children(module: nn.Module) -> dict[str, nn.Module | None]:
+    """Returns the mapping itself of a module's own children."""
+    return module._modules
+
+
+def separate_tensors(copy: nn.Module, module: nn.Module) -> None:
+    """Gives a shallow copy of `module` mappings of its own, so that replacing a tensor of one leaves the other."""
+    copy._parameters, copy._buffers = dict(module._parameters), dict(module._buffers)
+
+
+MODULE_MAPPINGS = ("_parameters", "_buffers", "_modules")  # the attributes of a module that hold them
+
+# ------------------------------------------------------------------------------------------------ a tensor's insides
+
+
+def storage_identity(tensor: Tensor) -> int:
+    """Returns the identity of a tensor's memory, valid while the tensor is alive; fake tensors have one too."""
+    return tensor.untyped_storage()._cdata
+
+
+def times_written(tensor: Tensor) -> int:
+    """Returns autograd's count of how often the tensor was written to in place."""
+    return tensor._version
+
+
+def is_view(tensor: Tensor) -> bool:
+    """Returns True for a view, as autograd sees it."""
+    return tensor._is_view()
+
+
+def base_of(tensor: Tensor) -> Tensor | None:
+    """Returns the tensor of which autograd says that this is a view."""
+    return tensor._base
+
+
+def is_distributed(tensor: object) -> bool:
+    """Returns True for a DTensor, without importing torch.distributed.tensor."""
+    return hasattr(tensor, "_local_tensor")
+
+
+def local_part(tensor: Any) -> Tensor:
+    """Returns this rank's part of a DTensor, and any other tensor itself; `to_local` takes as long as copying a small
+    tensor, and is seen by autograd."""
+    part: Tensor = tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor
+    return part
+
+
+def spec_of(tensor: Any) -> Any:
+    """Returns how a DTensor is laid over its mesh, from which another can be made: DTensor(part, spec, …)."""
+    return tensor._spec
+
+
+def part_in_whole(tensor: Any) -> tuple[Sequence[int], Sequence[int]]:
+    """Returns the shape of this rank's part of a DTensor and its offset in the whole."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    return compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+
+
+# ------------------------------------------------------------------------------------- operations on lists of tensors
+
+scale_all = torch._foreach_mul_  # multiplies each in place
+norms = torch._foreach_norm  # the norm of each
+unscale_all = torch._amp_foreach_non_finite_check_and_unscale_  # multiplies each in place, and marks infinities
+
+# ------------------------------------------------------------------------------------------------ operators, autograd
+
+ATTENTION = (  # the operators that attention comes down to, by device
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
+COLLECTIVE_SPACES = ("c10d", "_c10d_functional", "_dtensor")  # where operators that are collectives are registered
+
+
+def attention_on_cpu() -> tuple[Any, Any]:
+    """Returns the operators of attention on a CPU, forward and backward."""
+    aten = torch.ops.aten
+    return aten._scaled_dot_product_flash_attention_for_cpu, aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def schema_of(operator: Any) -> Any:
+    """Returns an operator's name and arguments."""
+    return operator._schema
+
+
+def overloads_of(operator: Any) -> Any:
+    """Returns the operator of which this is an overload, as `aten.add` of `aten.add.Tensor`, or the function itself."""
+    return getattr(operator, "_overloadpacket", operator)
+
+
+def is_cast(operator: Any) -> bool:
+    """Returns True for the operator by which tensors change their dtype."""
+    name: str = operator._overloadpacket.__name__
+    return name == "_to_copy"
+
+
+def without_torch_function() -> AbstractContextManager[None]:
+    """Makes subclasses of tensors, and modes, not see calls of torch's functions inside."""
+    return torch._C.DisableTorchFunction()
+
+
+def next_node_number() -> int:
+    """Returns the number that the next node of autograd's graph gets in this thread."""
+    return torch.autograd._get_sequence_nr()
+
+
+def running_node_number() -> int | None:
+    """Returns the number of the node whose backward pass is running, if one is."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()
+
+
+def is_allocation(event: Any) -> bool:
+    """Returns True for an event of the profiler that is an allocation or a release."""
+    from torch._C._profiler import _EventType
+
+    return bool(event.tag == _EventType.Allocation)
+
+
+# ----------------------------------------------------------------------------------------------------- process groups
+
+
+def flattened(mesh: DeviceMesh, name: str | None = None) -> DeviceMesh:
+    """Returns the axes of a mesh as one axis."""
+    return mesh._flatten(name)
+
+
+def unflattened(mesh: DeviceMesh, sizes: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+    """Returns the one axis of a mesh as several."""
+    return mesh._unflatten(0, sizes, names)
+
+
+def group_named(name: str) -> torch.distributed.ProcessGroup:
+    """Returns the process group by which functional collectives know it."""
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    return _resolve_process_group(name)  # type: ignore[arg-type]  # a NewType since 2.13
+
+
+def gather_with_gradient(tensor: Tensor, dim: int, group: Any) -> Tensor:
+    """Gathers the tensors of a group along a dim; the gradient is scattered back."""
+    from torch.distributed._functional_collectives import all_gather_tensor_autograd
+
+    return all_gather_tensor_autograd(tensor, gather_dim=dim, group=group)
+
+
+def is_on_its_way(output: object) -> bool:
+    """Returns True for the result of a functional collective that has not been waited for."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return isinstance(output, AsyncCollectiveTensor)
+
+
+FUNCTIONAL_COLLECTIVES = "_c10d_functional"  # the operators behind DTensor and the functional collectives
+
+
+def gather_into(whole: Tensor, part: Tensor, ranks: int, group: object) -> None:
+    """Starts the functional all-gather into one tensor."""
+    torch.ops._c10d_functional.all_gather_into_tensor_out(part, ranks, group, out=whole)
+
+
+def unpickle_objects_with(unpickler: type) -> None:
+    """Makes torch's object collectives use this class to read pickles."""
+    from torch.distributed import distributed_c10d
+
+    distributed_c10d._unpickler = unpickler  # type: ignore[assignment]
+
+
+# What a pickled tensor names: harmless functions, and the one that reads a storage, which would load any pickle.
+PICKLED_TENSORS = {
+    "torch._utils": {"_rebuild_tensor_v2", "_rebuild_parameter"},
+    "torch.serialization": {"_get_layout"},
+}
+PICKLED_STORAGE = ("torch.storage", "_load_from_bytes")
+
+
+def fake_store() -> Any:
+    """Returns the store of process groups whose collectives return their own input."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
+
+
+def worker_processes(agent: Any) -> list[Any]:
+    """Returns the processes that an elastic agent has started; none before it has."""
+    context = agent._pcontext
+    return [] if context is None or context._pc is None else list(context._pc.processes)
+
+
+def leave_rendezvous(agent: Any) -> None:
+    """Shuts down an elastic agent's rendezvous."""
+    agent._rdzv_handler.shutdown()
+
+
+# ---------------------------------------------------------------------------------------------------------- pipelines
+
+
+def pipeline_runtime(
+    stages: list[Any], microbatches: int, loss: Callable[[Tensor, Tensor], Tensor], rows: Sequence[Sequence[str]]
+) -> Any:
+    """Returns torch's runtime of a pipeline for a table of actions, a row for each coordinate; it adds the messages. No
+    public class takes a table.
+    """
+    from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+
+    runtime = _PipelineScheduleRuntime(stages, microbatches, loss_fn=loss, scale_grads=False)
+    runtime.pipeline_order = {rank: [_Action.from_str(action) for action in row] for rank, row in enumerate(rows)}
+    runtime._prepare_schedule_with_comms(runtime.pipeline_order)
+    return runtime
+
+
+def run_microbatches(runtime: Any, inputs: list[Any], beside: list[Any], targets: list[Tensor]) -> None:
+    """Runs the table over micro-batches; the public `step` takes a whole batch, which it cuts itself."""
+    runtime._step_microbatches(inputs, beside, targets, return_outputs=False)
+
+
+# ----------------------------------------------------------------------------------------------------- torch.compile
+
+COMPILER = "torch._dynamo"  # the module that torch.compile needs, and that much of torch imports at its first use
+COMPILER_MARK = "__dynamo_disable"  # the attribute in which torch._compile._disable_dynamo caches its result
+
+
+def import_compiler() -> None:
+    """Imports what sharding needs of the compiler."""
+    import torch._dynamo.config  # noqa: F401
+
+
+def compiler_settings() -> Any:
+    """Returns the compiler's settings, to read and to set."""
+    import torch._dynamo
+
+    return torch._dynamo.config
+
+
+def put_in_place_of_compiler(stand_in: SimpleNamespace) -> None:
+    """Makes torch find `stand_in` where it looks for its compiler."""
+    vars(torch)["_dynamo"] = stand_in
+
+
+def take_away(stand_in: SimpleNamespace) -> None:
+    """Undoes it, unless the compiler itself has been imported since."""
+    if vars(torch).get("_dynamo") is stand_in:
+        del vars(torch)["_dynamo"]
+
+
+def default_compile_cache() -> str:
+    """Returns the folder in which torch keeps compiled code; it also becomes the environment's."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    return default_cache_dir()
+
+
+def has_triton() -> bool:
+    """Returns True if code can be compiled for a GPU."""
+    from torch.utils._triton import has_triton
+
+    return has_triton()
+
+
+def has_cpp_compiler() -> bool:
+    """Returns True if code can be compiled for a CPU."""
+    from torch._inductor import cpp_builder, exc
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        return False
+    return True
+
+
+def trace_backward(function: Callable[..., Any], given: Sequence[Tensor], divided: Callable[[Any, int], None]) -> None:
+    """Traces a function forward and backward as the compiler does, and calls `divided` with the graph of the forward
+    pass and the number of outputs.
+    """
+    from torch._functorch.aot_autograd import aot_function
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.decomposition import select_decomp_table
+
+    def divide(joint: Any, inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
+        halves = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+        divided(halves[0], num_fwd_outputs)
+        return halves
+
+    made = aot_function(
+        function,
+        fw_compiler=lambda graph, _: graph,
+        bw_compiler=lambda graph, _: graph,
+        partition_fn=divide,
+        decompositions=select_decomp_table(),
+    )
+    made(*given)
