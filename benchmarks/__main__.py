@@ -299,7 +299,7 @@ def bench_memory(pairs: int) -> None:
 
 
 def bench_check(pairs: int) -> None:
-    show_seconds("dslc check cluster.plt", dslc("check", os.path.join(ROOT, "examples", "cluster.plt")), pairs, 0.12)
+    show_seconds("dslc check cluster.plt", dslc("check", os.path.join(ROOT, "examples", "cluster.plt")), pairs, 0.22)
     show_seconds("a bare interpreter", [sys.executable, "-c", ""], pairs)
 
 

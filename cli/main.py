@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = """example:
   dslc new digits            a job to start from, digits.plt
-  dslc check digits.plt      every mistake at once, in a tenth of a second, without a GPU
+  dslc check digits.plt      every mistake at once, in a quarter of a second, without a GPU
   dslc plan digits.plt       what every rank will do
   dslc run digits.plt        trains
 

@@ -1,8 +1,8 @@
 """Frozen, keyword-only dataclasses that share their methods.
 
 `dataclass` compiles the methods of each class anew, which takes half a millisecond: over the hundred and fifty nodes
-and declarations of the language that is more than half of the 120 ms that a whole `dslc check` may take. A record has
-the same fields, and so works with `dataclasses.fields`, `replace` and `asdict`, but one set of methods reads them.
+and declarations of the language that is a third of the time that a whole `dslc check` may take. A record has the same
+fields, and so works with `dataclasses.fields`, `replace` and `asdict`, but one set of methods reads them.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""What each rule of the grammar makes: the nodes of the tree.
+"""Makes the nodes of the tree, rule by rule, while Lark reads.
 
-`Builder` has one method for each rule that makes something, called with the children in order, tokens among them, and
-the span of the whole. An entry in which a mistake was reported gets a `Broken` value, so that nothing is said of it
-twice.
+`Builder.make` is called for each rule that makes something, with what was read by it. An entry in which a mistake was
+reported gets a `Broken` value, so that nothing is said of it twice.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
+
+import lark
 
 from dslc.dsl.bounds import NESTING
 from dslc.dsl.source import Span
@@ -17,30 +17,60 @@ from dslc.dsl.syntax import tree
 from dslc.dsl.syntax.lexer import NUMBER_PART, UNREAD
 from dslc.dsl.syntax.mistakes import ENVIRONMENT, OTHER_LITERALS, Mistakes, Token
 
-Child = Token | tree.Node
-Made = tree.Node | list[Any] | None
-
 ESCAPES = {'"': '"', "\\": "\\", "n": "\n", "t": "\t"}
+NESTS = frozenset({"binary", "call", "group", "list", "range", "unary"})  # the rules whose values hold values
+SETS = frozenset({"comparison", "entry", "param", "setting"})
+VALUES = NESTS | {"boolean", "measured", "name", "nothing", "number", "text"}
+
+
+class Made(NamedTuple):
+    """A token or what a rule made, with its place and how deep it is nested."""
+
+    what: Any
+    start: int
+    end: int
+    depth: int
 
 
 class Builder:
+    """Makes the nodes of one text.
+
+    While `recovery` completes an entry that holds a mistake, `mending` is where that ends: its value is broken, and
+    nothing is said of it. `dropping` is set too where it is to be left out. `complete` is false where anything was.
+    """
+
     def __init__(self, mistakes: Mistakes) -> None:
         self.mistakes = mistakes
         self.complete = True
+        self.mending: int | None = None
+        self.dropping = False
 
-    def rules(self, names: set[str]) -> dict[str, Callable[[list[Any], Span], Made]]:
-        """The method of each rule; a rule without one would be a mistake of ours."""
-        return {name: getattr(self, f"make_{name}") for name in names if not name.startswith("_") and name}
+    def make(self, rule: str, children: list[lark.Token | Made]) -> Made:
+        parts = [child if isinstance(child, Made) else _token(child) for child in children]
+        start, end = (parts[0].start, parts[-1].end) if parts else (0, 0)
+        if self.mending is not None and rule in SETS:
+            end = self.mending
+        span = self.mistakes.span(start, end)
+        depth = max((part.depth for part in parts), default=0)
+        if self.mending is not None and rule in VALUES:
+            return Made(tree.Broken(span=span), start, end, 0)
+        if depth >= NESTING.most and rule in NESTS:
+            return Made(self.too_deep(span), start, end, 0)
+        made = getattr(self, f"make_{rule}")([part.what for part in parts], span)
+        return Made(made, start, end, depth + 1)
 
     def at(self, token: Token) -> Span:
         return self.mistakes.span(token.start, token.end)
 
     def unread(self, *names: str) -> bool:
         """Whether a name could not be read: then nothing can be kept of what it names."""
-        self.complete = self.complete and UNREAD not in names
-        return UNREAD in names
+        self.complete = self.complete and UNREAD not in names and not self.dropping
+        return UNREAD in names or self.dropping
 
-    def value(self, written: tree.Expr, whole: Span) -> tree.Expr:
+    def value(self, written: tree.Expr, named: Span, whole: Span) -> tree.Expr:
+        """The value of what is `named`, broken where a mistake lies in the `whole`."""
+        if self.mending is not None:
+            return tree.Broken(span=self.mistakes.span(named.end, self.mending))
         if self.mistakes.offsets and self.mistakes.within(whole.start, whole.end):
             return tree.Broken(span=written.span)
         return written
@@ -60,19 +90,21 @@ class Builder:
         name, _, value = children
         if self.unread(name.text):
             return None
+        named = self.at(name)
         if name.text == "language":
-            return tree.Language(span=span, value=self.value(value, span))
-        return tree.Whole(span=span, name=name.text, name_span=self.at(name), value=self.value(value, span))
+            return tree.Language(span=span, value=self.value(value, named, span))
+        return tree.Whole(span=span, name=name.text, name_span=named, value=self.value(value, named, span))
 
     def make_param(self, children: list[Any], span: Span) -> tree.Param | None:
         name = children[1]
         if self.unread(name.text):
             return None
-        value = self.value(children[3], span) if len(children) > 2 else None
-        return tree.Param(span=span, name=name.text, name_span=self.at(name), value=value)
+        named = self.at(name)
+        value = self.value(children[3], named, span) if len(children) > 2 else None
+        return tree.Param(span=span, name=name.text, name_span=named, value=value)
 
     def make_import(self, children: list[Any], span: Span) -> tree.Import | None:
-        if self.mistakes.within(span.start, span.end):
+        if self.dropping or self.mistakes.within(span.start, span.end):
             self.complete = False
             return None
         return tree.Import(span=span, path=unescaped(children[1].text), path_span=self.at(children[1]))
@@ -82,20 +114,21 @@ class Builder:
         names, name_span = path_of(path)
         if self.unread(*names):
             return None
-        return tree.Entry(span=span, path=names, name_span=name_span, value=self.value(value, span))
+        return tree.Entry(span=span, path=names, name_span=name_span, value=self.value(value, name_span, span))
 
     def make_comparison(self, children: list[Any], span: Span) -> tree.Comparison | None:
         name, operator, value = children
         if self.unread(name.text):
             return None
-        return tree.Comparison(
-            span=span, name=name.text, name_span=self.at(name), operator=operator.text, value=self.value(value, span)
-        )
+        named = self.at(name)
+        value = self.value(value, named, span)
+        return tree.Comparison(span=span, name=name.text, name_span=named, operator=operator.text, value=value)
 
     def make_path(self, children: list[Any], span: Span) -> tree.List:
         # A list of names, taken apart by the entry: the tree itself has no node for a path.
-        names = [child for child in children if child.kind == "NAME"]
-        return tree.List(span=span, items=tuple(tree.Name(span=self.at(name), name=name.text) for name in names))
+        names = [child for child in children if child.kind == "NAME" and child.text]  # no text: `a. = 1` is mended
+        items = tuple(tree.Name(span=self.at(name), name=name.text) for name in names)
+        return tree.List(span=self.mistakes.span(names[0].start, names[-1].end), items=items)
 
     # --------------------------------------------------------------------------------------------- expressions
 
@@ -170,6 +203,11 @@ class Builder:
         message = f"this value is nested more than {NESTING.most} deep"
         self.mistakes.add("E0028", message, span.start, span.start, help="take parts of it out into a `param`")
         return tree.Broken(span=span)
+
+
+def _token(read: lark.Token) -> Made:
+    start, end = cast(int, read.start_pos), cast(int, read.end_pos)
+    return Made(Token(read.type, read.value, start, end), start, end, 0)
 
 
 def path_of(path: tree.List) -> tuple[tuple[str, ...], Span]:

@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 
 from dslc.dsl.bounds import WORDS
 from dslc.dsl.source import Source, Span
-from dslc.dsl.syntax.grammar import load
+from dslc.dsl.syntax.grammar import terminals
 from dslc.dsl.syntax.mistakes import GaveUp, Mistakes, Token
 from dslc.dsl.syntax.tree import Comment
 
@@ -73,7 +73,7 @@ def _rare(pattern: str) -> re.Pattern[str]:
 
 @functools.cache
 def _scanner() -> re.Pattern[str]:
-    return re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in load().terminals))
+    return re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in terminals()))
 
 
 class _Lexer:

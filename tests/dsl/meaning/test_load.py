@@ -59,7 +59,7 @@ def test_every_code_of_loading_is_met_by_a_bad_job() -> None:
 
 def test_every_code_that_is_reported_has_its_page() -> None:
     folder = Path(FOLDER).parent
-    used = {code for file in folder.glob("*.py") for code in re.findall(r'"([EW]01\d\d)"', file.read_text())}
+    used = {code for file in folder.rglob("*.py") for code in re.findall(r'"([EW]01\d\d)"', file.read_text())}
     assert used == {page.stem for page in PAGES}
 
 

@@ -7,9 +7,12 @@ the difference before you commit it.
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,6 @@ from dslc.dsl.show import render, to_json
 from dslc.dsl.source import Source
 from dslc.dsl.syntax import tree
 from dslc.dsl.syntax.brackets import lay_out
-from dslc.dsl.syntax.grammar import _rule
 from dslc.dsl.syntax.lexer import UNREAD, lex
 from dslc.dsl.syntax.mistakes import MAX_MISTAKES, GaveUp, Mistakes
 from dslc.dsl.syntax.parser import Setting, parse, parse_expression, parse_setting
@@ -402,13 +404,6 @@ def test_lark_itself_accepts_what_we_accept(text: str) -> None:
     assert accepted == (not report), render(report, color=False)
 
 
-def test_names_of_rules_are_plain_strings() -> None:
-    """Lark 1.2 has tokens, which are strings and more."""
-    name = lark.Token("RULE", "job")
-    entry = {"origin": {"name": name}, "expansion": [1], "options": {"expand1": False}, "alias": ""}
-    assert [type(part) for part in _rule(entry)] == [str, str, int]
-
-
 def run_python(code: str, cache: Path, *arguments: str) -> str:
     environment = {key: item for key, item in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     environment |= {"XDG_CACHE_HOME": str(cache)}
@@ -418,39 +413,98 @@ def run_python(code: str, cache: Path, *arguments: str) -> str:
     return done.stdout
 
 
-LOADED = """
-import sys
+PARSED = """
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.syntax.parser import parse
 from dslc.dsl.source import Source
 assert parse(Source("a", "a { b = 1 }"), Report())
-print("lark" in sys.modules)
 """
+# The same where Lark may not compile a grammar: it is read from the cache, or this fails.
+READ = "import lark.lark\ndel lark.lark.load_grammar" + PARSED
 
 
-def test_lark_is_loaded_once_and_then_the_table_comes_from_the_users_cache(tmp_path: Path) -> None:
-    assert run_python(LOADED, tmp_path) == "True\n"
-    (kept,) = (tmp_path / "dslc").iterdir()
+def kept_in(cache: Path) -> list[Path]:
+    return sorted((cache / "dslc").iterdir())
+
+
+def test_lark_compiles_the_grammar_once_and_then_reads_it_from_the_users_cache(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        run_python(READ, tmp_path / "empty")
+    run_python(PARSED, tmp_path)
+    (kept,) = kept_in(tmp_path)
     assert (tmp_path / "dslc").stat().st_mode & 0o777 == 0o700
     assert kept.stat().st_mode & 0o777 == 0o600
-    assert run_python(LOADED, tmp_path) == "False\n"
+    run_python(READ, tmp_path)
 
 
 def test_a_damaged_cache_is_made_anew(tmp_path: Path) -> None:
-    run_python(LOADED, tmp_path)
-    (kept,) = (tmp_path / "dslc").iterdir()
+    run_python(PARSED, tmp_path)
+    (kept,) = kept_in(tmp_path)
     whole = kept.read_bytes()
-    for damage in (whole[:100], b"", whole[:200] + b"\xff" + whole[201:]):
+    for damage in (whole[:100], b"", whole[:200] + b"\xff" + whole[201:], whole[:-1]):
         kept.write_bytes(damage)
-        assert run_python(LOADED, tmp_path) == "True\n"
-        assert run_python(LOADED, tmp_path) == "False\n"
+        run_python(PARSED, tmp_path)
+        run_python(READ, tmp_path)
+
+
+class Bomb:
+    """A pickle that makes a file where it is read."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.made,)
+
+
+@pytest.mark.parametrize("writable", ["cache/dslc", "cache", "."])
+def test_a_cache_that_others_can_write_to_or_replace_is_not_read(tmp_path: Path, writable: str) -> None:
+    cache, made = tmp_path / "cache", tmp_path / "made"
+    run_python(PARSED, cache)
+    (kept,) = kept_in(cache)
+    forged = pickle.dumps(Bomb(made))
+    kept.write_bytes(zlib.crc32(forged).to_bytes(4, "little") + forged)
+    mode = (tmp_path / writable).stat().st_mode
+    (tmp_path / writable).chmod(0o777)
+    run_python(PARSED, cache)
+    assert not made.exists()
+    (tmp_path / writable).chmod(mode)
+    with pytest.raises(subprocess.CalledProcessError):
+        run_python(PARSED, cache)
+    assert made.exists()  # the forgery is one that would have run
 
 
 def test_without_a_cache_it_works_too(tmp_path: Path) -> None:
     (tmp_path / "dslc").write_text("a file where the folder should be")
-    assert run_python(LOADED, tmp_path) == "True\n"
+    run_python(PARSED, tmp_path)
     other = tmp_path / "other"
     (other / "dslc").mkdir(parents=True)
     (other / "dslc").chmod(0o777)  # others could write to it: not to be trusted
-    assert run_python(LOADED, other) == "True\n"
-    assert list((other / "dslc").iterdir()) == []
+    run_python(PARSED, other)
+    assert kept_in(other) == []
+    run_python(PARSED, Path("/dev/null/nowhere"))
+
+
+def test_a_folder_where_the_file_should_be_is_no_reason_to_fail(tmp_path: Path) -> None:
+    run_python(PARSED, tmp_path)
+    (kept,) = kept_in(tmp_path)
+    kept.unlink()
+    kept.mkdir()
+    run_python(PARSED, tmp_path)
+
+
+def test_texts_are_read_at_the_same_time() -> None:
+    """One parser of Lark serves all threads; what is read stays each text's own."""
+    texts = [f"a {{ x{n} = [{', '.join(['1'] * 200)}] b {n} }}" for n in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda text: render(read(text)[1], color=False), texts))
+    assert together == [render(read(text)[1], color=False) for text in texts]
+
+
+def test_what_follows_from_a_mistake_before_it_is_broken_and_said_nothing_of() -> None:
+    document, report = read("data {\n  batch\n")
+    assert [d.code for d in report] == ["E0010"]
+    assert document is not None
+    (block,) = document.statements
+    assert isinstance(block, tree.Block)
+    assert [type(entry.value) for entry in block.entries] == [tree.Broken]

@@ -1,0 +1,91 @@
+"""The user's cache, `$XDG_CACHE_HOME/dslc` or `~/.cache/dslc`, in which the grammar is kept as Lark compiled it.
+
+Lark saves a grammar as a pickle, and whoever can write a pickle can run code as the one who reads it. So the folder is
+made for the user alone (0700), and is not used where anyone else could write to it, or put another folder in its place.
+A file is written whole or not at all, and begins with a checksum. Nothing fails because of the cache: where it cannot
+be used, Lark compiles the grammar each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+
+CHECKSUM = 4  # bytes at the beginning of a file
+
+
+def path_of(made_from: str) -> str | None:
+    """Where the grammar is kept that was compiled from this text; None where there is no folder that can be trusted."""
+    folder = _folder()
+    digest = hashlib.sha256(made_from.encode()).hexdigest()[:16]
+    return os.path.join(folder, f"plt-{digest}.lark") if folder else None
+
+
+def read(path: str) -> bytes | None:
+    """What was kept there; None where nothing was, or it is damaged."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError:
+        return None
+    return data[CHECKSUM:] if data[:CHECKSUM] == _checksum(data[CHECKSUM:]) else None
+
+
+def write(path: str, data: bytes) -> None:
+    """Keeps the data there, if the folder takes it: another process sees the old file or the new one, never half."""
+    part = f"{path}.{os.getpid()}"
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(_checksum(data) + data)
+        os.replace(part, path)
+    except OSError:
+        pass
+
+
+def _checksum(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(CHECKSUM, "little")
+
+
+def _folder() -> str | None:
+    """The user's own folder, made where it is missing; None where there is none to be trusted."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(home):  # as the XDG base directory specification has it
+        home = os.path.join(os.path.expanduser("~"), ".cache")
+    folder = os.path.join(home, "dslc")
+    if not os.path.isabs(folder):
+        return None
+    try:
+        os.makedirs(home, mode=0o700, exist_ok=True)
+        if not os.path.lexists(folder):
+            os.mkdir(folder, 0o700)
+        return folder if _is_private(folder) else None
+    except OSError:
+        return None
+
+
+def _is_private(folder: str) -> bool:
+    """Whether nobody else (but root) can write to the folder, or rename it or a folder above it."""
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode):
+        return False
+    if not hasattr(os, "getuid"):
+        return True  # Windows keeps what is below a user's folder to that user
+    user = os.getuid()
+    if found.st_uid != user or found.st_mode & 0o022:
+        return False
+    return all(_keeps_names(above, user) for path in (folder, os.path.realpath(folder)) for above in _above(path))
+
+
+def _keeps_names(folder: str, user: int) -> bool:
+    """Whether only the user and root can rename what the user has in the folder; a sticky one, as /tmp, sees to it."""
+    found = os.stat(folder)
+    return found.st_uid in (0, user) and (not found.st_mode & 0o022 or bool(found.st_mode & stat.S_ISVTX))
+
+
+def _above(path: str) -> Iterator[str]:
+    while (above := os.path.dirname(path)) != path:
+        yield above
+        path = above

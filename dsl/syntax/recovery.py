@@ -1,0 +1,136 @@
+"""Goes on after a syntax mistake.
+
+Where Lark cannot go on, the mistake is explained, and the unit that it lies in (one entry or statement) is completed:
+Lark's interactive parser is given what is missing for `name = <broken>`, and reading goes on after the unit. A unit
+that has no name is left out. Within one unit only the first cause is reported.
+
+Limits: a syntax mistake costs the whole of its entry; a block header with a mistake costs the whole block.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lark import UnexpectedToken
+
+from dslc.dsl.syntax.brackets import OPENERS, PAIRS, Laid, Unit
+from dslc.dsl.syntax.builder import Builder
+from dslc.dsl.syntax.explain import explain
+from dslc.dsl.syntax.grammar import Words, lark_token
+from dslc.dsl.syntax.mistakes import COMPARISONS, Mistakes, Place, Token
+
+if TYPE_CHECKING:
+    from lark import UnexpectedInput
+    from lark.parsers.lalr_interactive_parser import InteractiveParser
+
+
+class Recovery:
+    """Explains and mends the mistakes of one text, of whose `words` Lark reads.
+
+    `builder` is None for a text of one value, which is read no further than to the first mistake.
+    """
+
+    def __init__(self, laid: Laid, mistakes: Mistakes, builder: Builder | None) -> None:
+        self.laid, self.mistakes, self.builder = laid, mistakes, builder
+        self.words = Words(laid.tokens)
+        self.complete = True
+        self.tangled: set[int] = set()  # units that begin with a value: the next such one is more of the same
+
+    def __call__(self, error: UnexpectedInput) -> bool:
+        """Explains why the token in hand cannot follow and moves Lark behind its unit; False to read no further."""
+        assert isinstance(error, UnexpectedToken)
+        at = len(self.laid.tokens) - 1 if error.token.type == "$END" else self.words.at
+        number = self.laid.unit_of[at]
+        unit, tokens = self.laid.units[number], self.laid.tokens
+        if not self.mistakes.within(tokens[unit.start].start, tokens[unit.end].start) and not self.goes_on(at, number):
+            explain(Place(self.mistakes, tokens, at, unit.start, unit.end, unit.in_body, self.builder is None))
+        if self.builder is None or tokens[unit.start].kind in ("$END", "RBRACE"):
+            return False
+        drops = at == unit.start or tokens[unit.end].kind == "LBRACE" or not self.has_name(unit)
+        self.complete = self.complete and not drops
+        if at > unit.start:
+            self.builder.mending, self.builder.dropping = tokens[unit.end - 1].end, drops
+            self.finish(error.interactive_parser, unit, at)
+            self.builder.mending, self.builder.dropping = None, False
+        self.words.at = self.last_of(unit, at > unit.start)
+        return True
+
+    def finish(self, parser: InteractiveParser, unit: Unit, at: int) -> None:
+        """Gives Lark what is missing of a unit of which it has read the tokens before `at`."""
+        tokens = self.laid.tokens
+        where = tokens[unit.end - 1].end
+        header = tokens[unit.end].kind == "LBRACE"
+        ends = [Token(PAIRS[opener.kind], "", where, where) for opener in reversed(_open(tokens[unit.start : at]))]
+        ends.append(Token("_NL", "", where, where) if header else tokens[unit.end])
+        while kind := _missing(parser, ends[0].kind):
+            parser.feed_token(lark_token(Token(kind, "", where, where)))
+        for end in ends:
+            parser.feed_token(lark_token(end))
+
+    def last_of(self, unit: Unit, finished: bool) -> int:
+        """The last token of a unit and of what has to be left out with it; Lark goes on with the next."""
+        tokens, last = self.laid.tokens, unit.end
+        if tokens[last].kind == "LBRACE":
+            while tokens[last].kind != "RBRACE":
+                last += 1
+            return last + (tokens[last + 1].kind == "_NL")
+        if finished or tokens[last].kind == "_NL":
+            return last
+        if tokens[last].kind == "COMMA":
+            return last + (tokens[last + 1].kind == "_NL")
+        return last - 1
+
+    def has_name(self, unit: Unit) -> bool:
+        """Whether the entry or statement is worth keeping: whether it is told what it sets or imports."""
+        kinds = [token.kind for token in self.laid.tokens[unit.start : unit.end]]
+        if unit.in_body:
+            return kinds[0] == "NAME"
+        if kinds[0] == "NAME":
+            return kinds[1:2] in (["EQUAL"], ["EQUALS"], ["FOREIGN"])
+        return kinds[:2] in (["PARAM", "NAME"], ["IMPORT", "STRING"])
+
+    def goes_on(self, at: int, number: int) -> bool:
+        """Whether what stands after a mistake and is no entry is taken for more of the same: because brackets went
+        wrong before it, or because nothing begins like this."""
+        units, tokens = self.laid.units, self.laid.tokens
+        unit, previous = units[number], number - 1
+        while previous > 0 and units[previous].start == units[previous].end:
+            previous -= 1
+        if previous < 0:
+            return False
+        start, end = tokens[units[previous].start].start, tokens[units[previous].end].start
+        odd = at == unit.start and tokens[at].kind not in ("NAME", "STRING", "COMMA", "PARAM", "IMPORT")
+        tangled = previous in self.tangled or self.mistakes.tangled(start, end)
+        kinds = [token.kind for token in tokens[unit.start : unit.start + 2]]
+        nameless = kinds[0] not in ("NAME", "STRING") or kinds == ["NAME", "LPAR"]
+        begins = self.begins_entry(unit)
+        if not begins and (tangled or nameless):
+            self.tangled.add(number)
+        return (tangled and not begins) or (odd and self.mistakes.within(start, end))
+
+    def begins_entry(self, unit: Unit) -> bool:
+        kinds = [token.kind for token in self.laid.tokens[unit.start : unit.end + 1]]
+        while kinds[:2] == ["NAME", "DOT"]:
+            del kinds[:2]
+        return kinds[:1] in (["PARAM"], ["IMPORT"]) or (
+            kinds[:1] == ["NAME"] and kinds[1] in ("EQUAL", "LBRACE", "FOREIGN", *COMPARISONS)
+        )
+
+
+def _open(tokens: list[Token]) -> list[Token]:
+    """The brackets that are opened among these tokens and not closed."""
+    found: list[Token] = []
+    for token in tokens:
+        if token.kind in PAIRS:
+            found.append(token)
+        elif token.kind in OPENERS:
+            found.pop()
+    return found
+
+
+def _missing(parser: InteractiveParser, end: str) -> str | None:
+    """What has to come before a unit or bracket can end: `=` after a name, and a value after that."""
+    choices = parser.choices()
+    if "EQUAL" in choices:
+        return "EQUAL"
+    return None if end in choices else "NAME" if "NAME" in choices else "STRING"
