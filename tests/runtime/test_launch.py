@@ -24,7 +24,7 @@ def small(folder: Path, ranks: int, **changed: Any) -> p.JobProgram:
 
 
 def run_often(tmp_path: Path, times: int) -> None:
-    """gloo's own thread aborts or hangs one plain process of ten at its end (see worker.py)."""
+    """gloo's own thread aborts or hangs one plain process of ten at its end (see runtime/worker.py)."""
     for number in range(times):
         job = small(tmp_path, 2)
         with Command(write_program(job, places(2), tmp_path / str(number))) as command:

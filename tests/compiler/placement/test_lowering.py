@@ -32,7 +32,7 @@ def by_torch(name: str, ranks: int, microbatches: int, virtual_stages: int, fold
 
 
 # Torch 2.15 waits for each reduction in an entry of its own, and for what was sent where its gradient has come back, or
-# at the end: no wait that the proofs (proof_waits.py) do not have, as there each send waits at once. But an entry more
+# at the end: no wait that the proofs (compiler/graph/proof_waits.py) do not have, as there each send waits at once. But an entry more
 # moves receives after it.
 WAITS = hasattr(torch_schedules, "WAIT_REDUCE_GRAD")
 
