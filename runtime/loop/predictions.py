@@ -2,7 +2,8 @@
 
 Model: a rank appends its outputs (float32) and the numbers of its samples (int64) as bytes to two files, and writes
 beside them the number and the shape of the rows. `join` writes the header of the requested file and appends the bytes
-of one rank after another, so that nothing is ever in memory whole; a `.safetensors` is written by tensor_file.py.
+of one rank after another, so that nothing is ever in memory whole;
+checkpoint/tensor_file.py writes a `.safetensors`.
 
 Contract: `.npz` (uncompressed) or `.safetensors`, with `output` of shape (n, …), float32, and `index`, int64: the
 number of each sample in the source. It is written beside its place and renamed. Needs no torch.

@@ -25,7 +25,7 @@ LETS_GO = importlib.util.find_spec("torch.distributed.pipelining._recv_buffers")
 def test_a_rank_holds_what_the_account_says(case: Case) -> None:
     found = FOUND[case] = measure(case.text)
     assert abs(found.error) <= 0.20, (found.error, found.predicted, found.at_peak, found.when)
-    # Usually within 0.1%; what one of gloo's threads lets go of after the step is not reported (runtime/measure/track_memory.py).
+    # Usually within 0.1%; releases by gloo's threads after the step are not reported (runtime/measure/track_memory.py).
     above = 0.20 if LETS_GO and case.pipeline > 1 else 0.05
     assert -0.05 <= found.error_at_rest <= above, (found.error_at_rest, found.predicted, found.at_rest)
 

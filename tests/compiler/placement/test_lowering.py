@@ -31,8 +31,8 @@ def by_torch(name: str, ranks: int, microbatches: int, virtual_stages: int, fold
     return runtime.pipeline_order_with_comms
 
 
-# Torch 2.15 waits for each reduction in an entry of its own, and for what was sent where its gradient has come back, or
-# at the end: no wait that the proofs (compiler/graph/proof_waits.py) do not have, as there each send waits at once. But an entry more
+# Torch 2.15 waits for each reduction in an entry of its own, and for a send when its gradient is back, or at the end.
+# The proofs (compiler/graph/proof_waits.py) have all these waits, as each send waits at once there. But one more entry
 # moves receives after it.
 WAITS = hasattr(torch_schedules, "WAIT_REDUCE_GRAD")
 
