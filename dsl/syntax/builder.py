@@ -1,7 +1,7 @@
 """Makes the nodes of the tree, rule by rule, while Lark reads.
 
-`Builder.make` is called for each rule that makes something, with what was read by it. An entry in which a mistake was
-reported gets a `Broken` value, so that nothing is said of it twice.
+`Builder.make` is called for each rule with a result, with its children. An entry in which a mistake was reported gets a
+`Broken` value, so that nothing is reported twice.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dslc.dsl.syntax.lexer import NUMBER_PART, UNREAD
 from dslc.dsl.syntax.mistakes import ENVIRONMENT, OTHER_LITERALS, Mistakes, Token
 
 ESCAPES = {'"': '"', "\\": "\\", "n": "\n", "t": "\t"}
-NESTS = frozenset({"binary", "call", "group", "list", "range", "unary"})  # the rules whose values hold values
+NESTS = frozenset({"binary", "call", "group", "list", "range", "unary"})  # rules whose values contain values
 SETS = frozenset({"comparison", "entry", "param", "setting"})
 VALUES = NESTS | {"boolean", "measured", "name", "nothing", "number", "text"}
 
 
 class Made(NamedTuple):
-    """A token or what a rule made, with its place and how deep it is nested."""
+    """A token or the result of a rule, with its place and its nesting depth."""
 
     what: Any
     start: int
@@ -35,8 +35,8 @@ class Made(NamedTuple):
 class Builder:
     """Makes the nodes of one text.
 
-    While `recovery` completes an entry that holds a mistake, `mending` is where that ends: its value is broken, and
-    nothing is said of it. `dropping` is set too where it is to be left out. `complete` is false where anything was.
+    While recovery.py completes an entry with a mistake, `mending` is the end of that entry: its value is broken, and
+    nothing more is reported. `dropping` is set too if the entry is to be left out. `complete` is false if any was.
     """
 
     def __init__(self, mistakes: Mistakes) -> None:
@@ -63,12 +63,12 @@ class Builder:
         return self.mistakes.span(token.start, token.end)
 
     def unread(self, *names: str) -> bool:
-        """Whether a name could not be read: then nothing can be kept of what it names."""
+        """True if a name could not be read: nothing named by it can then be kept."""
         self.complete = self.complete and UNREAD not in names and not self.dropping
         return UNREAD in names or self.dropping
 
     def value(self, written: tree.Expr, named: Span, whole: Span) -> tree.Expr:
-        """The value of what is `named`, broken where a mistake lies in the `whole`."""
+        """Returns the value of the entry `named`, broken if a mistake lies in the `whole`."""
         if self.mending is not None:
             return tree.Broken(span=self.mistakes.span(named.end, self.mending))
         if self.mistakes.offsets and self.mistakes.within(whole.start, whole.end):
@@ -220,5 +220,5 @@ def number(text: str) -> int | float:
 
 
 def unescaped(quoted: str) -> str:
-    """What a string in its quotes stands for."""
+    """Returns the value of a quoted string."""
     return re.sub(r"\\(.)", lambda found: ESCAPES.get(found.group(1), found.group()), quoted[1:-1])

@@ -1,9 +1,9 @@
-"""The user's cache, `$XDG_CACHE_HOME/dslc` or `~/.cache/dslc`, in which the grammar is kept as Lark compiled it.
+"""The user's cache, `$XDG_CACHE_HOME/dslc` or `~/.cache/dslc`, for the grammar as Lark compiled it.
 
-Lark saves a grammar as a pickle, and whoever can write a pickle can run code as the one who reads it. So the folder is
-made for the user alone (0700), and is not used where anyone else could write to it, or put another folder in its place.
-A file is written whole or not at all, and begins with a checksum. Nothing fails because of the cache: where it cannot
-be used, Lark compiles the grammar each time.
+Lark saves a grammar as a pickle, and anyone who can write a pickle can run code as its reader. So the folder is made
+for the user alone (0700), and is not used if anyone else could write to it, or replace it. A file is written whole or
+not at all, and begins with a checksum. Nothing fails because of the cache: if it cannot be used, Lark compiles the
+grammar each time.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ CHECKSUM = 4  # bytes at the beginning of a file
 
 
 def path_of(made_from: str) -> str | None:
-    """Where the grammar is kept that was compiled from this text; None where there is no folder that can be trusted."""
+    """Returns the path of the grammar compiled from this text; None if no folder can be trusted."""
     folder = _folder()
     digest = hashlib.sha256(made_from.encode()).hexdigest()[:16]
     return os.path.join(folder, f"plt-{digest}.lark") if folder else None
 
 
 def read(path: str) -> bytes | None:
-    """What was kept there; None where nothing was, or it is damaged."""
+    """Returns the cached data; None if there is none, or it is damaged."""
     try:
         with open(path, "rb") as file:
             data = file.read()
@@ -35,7 +35,7 @@ def read(path: str) -> bytes | None:
 
 
 def write(path: str, data: bytes) -> None:
-    """Keeps the data there, if the folder takes it: another process sees the old file or the new one, never half."""
+    """Writes the data, if the folder allows it: another process sees the old file or the new one, never half."""
     part = f"{path}.{os.getpid()}"
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -50,9 +50,9 @@ def _checksum(data: bytes) -> bytes:
 
 
 def _folder() -> str | None:
-    """The user's own folder, made where it is missing; None where there is none to be trusted."""
+    """Returns the user's own folder, and makes it if it is missing; None if it cannot be trusted."""
     home = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(home):  # as the XDG base directory specification has it
+    if not os.path.isabs(home):  # as in the XDG base directory specification
         home = os.path.join(os.path.expanduser("~"), ".cache")
     folder = os.path.join(home, "dslc")
     if not os.path.isabs(folder):
@@ -67,12 +67,12 @@ def _folder() -> str | None:
 
 
 def _is_private(folder: str) -> bool:
-    """Whether nobody else (but root) can write to the folder, or rename it or a folder above it."""
+    """True if nobody else (but root) can write to the folder, or rename it or a folder above it."""
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode):
         return False
     if not hasattr(os, "getuid"):
-        return True  # Windows keeps what is below a user's folder to that user
+        return True  # on Windows a user's folder is private
     user = os.getuid()
     if found.st_uid != user or found.st_mode & 0o022:
         return False
@@ -80,7 +80,9 @@ def _is_private(folder: str) -> bool:
 
 
 def _keeps_names(folder: str, user: int) -> bool:
-    """Whether only the user and root can rename what the user has in the folder; a sticky one, as /tmp, sees to it."""
+    """True if only the user and root can rename the user's entries in the folder; a sticky one, such as /tmp, ensures
+    this.
+    """
     found = os.stat(folder)
     return found.st_uid in (0, user) and (not found.st_mode & 0o022 or bool(found.st_mode & stat.S_ISVTX))
 

@@ -1,7 +1,7 @@
 """Lark's LALR(1) parser of `grammar/plt.lark`, and one run of it over the tokens of a text.
 
-Lark compiles the grammar once, and what it saves is kept in the user's cache (`cache`) and loaded from there. Importing
-lark takes longer than that: only the commands that read a job import this room.
+Lark compiles the grammar once; the result is kept in the user's cache (cache.py) and loaded from there. Importing lark
+takes longer than that: only the commands that read a job import this room.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ import dslc.grammar
 from dslc.dsl.syntax import cache
 from dslc.dsl.syntax.mistakes import Token
 
-STARTS = ["start", "value", "path"]  # what a text may be: a job, one value, or the path of a `--set`
+STARTS = ["start", "value", "path"]  # start rules: a job, one value, or the path of a `--set`
 
 T = TypeVar("T")
-# Makes what a rule stands for out of its name and what was read by it: tokens, and what was made before.
+# Makes the result of a rule from its name and its children: tokens, and earlier results.
 Make = Callable[[str, list[Any]], T]
 
-_make: ContextVar[Make[Any]] = ContextVar("make")  # of the text that is being read
+_make: ContextVar[Make[Any]] = ContextVar("make")  # for the text being read
 
 
 class Words:
-    """The tokens of a text on their way to Lark. `at` is the last that Lark took; setting it moves Lark there."""
+    """The tokens of a text for Lark. `at` is the last that Lark took; setting it moves Lark there."""
 
     def __init__(self, tokens: list[Token]) -> None:
-        assert tokens[-1].kind == "$END"  # which Lark adds itself
+        assert tokens[-1].kind == "$END"  # Lark adds it itself
         self.tokens, self.at = tokens, -1
 
     def __iter__(self) -> Iterator[lark.Token]:
@@ -44,9 +44,9 @@ class Words:
 
 
 class _Reader(Lexer):
-    """Gives Lark the tokens that `lexer` and `brackets` made, as its own lexer has no words for mistakes."""
+    """Gives Lark the tokens of lexer.py and brackets.py, as its own lexer cannot explain mistakes."""
 
-    __future_interface__ = 2  # `lex` takes Lark's state, of which `text` is what `parse` was given
+    __future_interface__ = 2  # `lex` takes Lark's state, whose `text` is the argument of `parse`
 
     def __init__(self, conf: object) -> None:
         pass
@@ -57,7 +57,7 @@ class _Reader(Lexer):
 
 
 class _Rules(lark.Transformer[lark.Token, object]):
-    """Calls the `Make` of the text that is being read, for every rule that makes something."""
+    """Calls the `Make` of the text being read, for every rule with a result."""
 
     def __getattr__(self, rule: str) -> Callable[[list[Any]], object]:
         if rule.startswith("_") or not rule.islower():
@@ -70,21 +70,22 @@ def lark_token(token: Token) -> lark.Token:
 
 
 def run(words: Words, start: str, make: Make[T], on_error: Callable[[lark.UnexpectedInput], bool]) -> T:
-    """What the rule `start` makes of the words. Where Lark cannot go on it asks `on_error`, as `lark.Lark.parse` says.
+    """Returns the result of the rule `start` on the words. At a mistake it calls `on_error`, as `lark.Lark.parse`
+    describes.
 
-    Raises `lark.UnexpectedInput` where that returns False.
+    Raises `lark.UnexpectedInput` if that returns False.
     """
     before = _make.set(make)
     try:
         made: Any = load().parse(words, start=start, on_error=on_error)
-        return made  # by `make`, for the rule `start`
+        return made  # made by `make` for the rule `start`
     finally:
         _make.reset(before)
 
 
 @functools.cache
 def load() -> lark.Lark:
-    """Lark's parser of the grammar, from the cache where it is there."""
+    """Returns Lark's parser of the grammar, from the cache if it is there."""
     with open(os.path.join(next(iter(dslc.grammar.__path__)), "plt.lark"), encoding="utf-8") as file:
         grammar = file.read()
     path = cache.path_of(f"{lark.__version__} {sys.version} {_Reader} {_Rules} {STARTS} {grammar}")
@@ -100,7 +101,7 @@ def load() -> lark.Lark:
 
 
 def terminals() -> list[tuple[str, str]]:
-    """Name and regular expression of every terminal, in the order in which they are tried."""
-    # Priorities decide, then what is longer: `**` before `*`. Regular expressions of one priority do not overlap.
+    """Returns name and regular expression of every terminal, in the order in which they are tried."""
+    # Priorities decide, then length: `**` before `*`. Regular expressions of one priority do not overlap.
     ordered = sorted(load().terminals, key=lambda t: (-t.priority, -len(t.pattern.value), t.name))
     return [(terminal.name, terminal.pattern.to_regexp()) for terminal in ordered]

@@ -1,8 +1,8 @@
-"""Text to tokens, with what is wrong inside a word, a number or a string.
+"""Splits text into tokens, and reports mistakes inside a word, a number or a string.
 
-The words are the terminals of the grammar. Where none fits, the mistake is reported and a token put in its place that
-lets the reading go on: `'text'` still is a string. A character that belongs to other languages (`:`, `;`, `&&`) becomes
-a `FOREIGN` token, which no rule of the grammar accepts: what to say of it depends on what stands around it (`explain`).
+The words are the terminals of the grammar. If none matches, the mistake is reported and replaced by a token with which
+reading can go on: `'text'` still is a string. A character of other languages (`:`, `;`, `&&`) becomes a `FOREIGN`
+token, which no rule of the grammar accepts: its explanation depends on its surroundings (explain.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dslc.dsl.syntax.tree import Comment
 MAX_DIGITS = 400  # more than any float has, and far below where int() gives up
 
 
-UNREAD = "?"  # the text of a NAME that stands for what could not be read
+UNREAD = "?"  # the text of a NAME in the place of something unreadable
 
 
 class Lexed(NamedTuple):
@@ -30,7 +30,7 @@ class Lexed(NamedTuple):
 
 WRITTEN_NUMBER = re.compile(r"[0-9][0-9A-Za-z_]*(\.(?!\.)[0-9A-Za-z_]*)*")
 NUMBER_PART = re.compile(r"[0-9]+(_[0-9]+)*(\.[0-9]+(_[0-9]+)*)?([eE][+-]?[0-9]+)?")
-# The rest is compiled where a mistake calls for it: that is not at the start of every command.
+# The rest is compiled at the first mistake that needs it, not at the start of every command.
 OTHER_BASE = r"0[xXoObB][0-9A-Fa-f_]+"
 SINGLE_QUOTED = r"'([^'\\\n]++|\\[^\n])*+'"
 SMART_QUOTED = '[“”„‟«»‘’‚]([^“”„‟«»‘’‚"\n]*)[“”‟«»‘’"]'
@@ -43,7 +43,7 @@ ESCAPE = r"\\(.)"
 WORD = r"\w+"
 SMART_QUOTES = "“”„‟«»‘’‚"
 
-# What looks like a character of the language and is another one.
+# Characters that look like one of the language.
 LOOK_ALIKES = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "×": "*", "∗": "*", "·": "*", "÷": "/", "∕": "/", "⁄": "/",
     "≤": "<=", "≥": ">=", "≡": "==", "‹": "<", "›": ">", "…": "..", "‥": "..", "、": ",", "。": ".", "‚": ",",
@@ -68,7 +68,7 @@ def lex(source: Source, mistakes: Mistakes, start: int = 0, words: int = WORDS.m
 
 
 def _rare(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)  # which keeps what it has compiled
+    return re.compile(pattern)  # `re` caches it
 
 
 @functools.cache
@@ -82,7 +82,7 @@ class _Lexer:
         self.source, self.text, self.mistakes = source, source.text, mistakes
         self.tokens: list[Token] = []
         self.comments: list[Comment] = []
-        self.depth = 0  # of round and square brackets
+        self.depth = 0  # depth of round and square brackets
 
     def run(self, start: int, words: int) -> Lexed:
         at, text = start, self.text
@@ -107,7 +107,7 @@ class _Lexer:
         raise GaveUp
 
     def known(self, found: re.Match[str]) -> int:
-        """Takes what the grammar knows; returns where to go on."""
+        """Takes a token of the grammar; returns the offset to continue at."""
         kind, start, end = found.lastgroup or "", found.start(), found.end()
         following = self.text[end : end + 1]
         if kind == "SPACE":
@@ -136,14 +136,14 @@ class _Lexer:
         return end
 
     def comment_may_begin(self, mark: str) -> bool:
-        """Whether `//` or `--` cannot be operators here: at the beginning of a line, where no value goes on."""
+        """True if `//` or `--` cannot be an operator here: at the beginning of a line, where no value continues."""
         if self.tokens and self.tokens[-1].kind not in ("_NL", "LBRACE"):
             return False
         before = next((token.kind for token in reversed(self.tokens) if token.kind != "_NL"), "LBRACE")
         return self.depth <= 0 or (mark == "//" and before in ("COMMA", "LPAR", "LSQB"))
 
     def follows_value(self, start: int) -> bool:
-        """Whether what stands directly before is a value or a name, so that a dot may follow it."""
+        """True if a value or a name stands directly before, so that a dot may follow it."""
         return bool(self.tokens) and self.tokens[-1].end == start and self.tokens[-1].kind not in ("EQUAL", "COMMA")
 
     def comment(self, start: int, end: int) -> None:
@@ -155,7 +155,7 @@ class _Lexer:
     # ------------------------------------------------------------------------------------------- numbers, strings
 
     def number(self, kind: str, start: int, end: int) -> int:
-        """A number or a quantity; `1__0`, `0x10`, `1.2.3`, `5.` and what no float can hold are reported."""
+        """Takes a number or a quantity; reports `1__0`, `0x10`, `1.2.3`, `5.` and numbers that no float can hold."""
         written = WRITTEN_NUMBER.match(self.text, start)
         part = NUMBER_PART.match(self.text, start)
         assert written and part
@@ -278,7 +278,7 @@ class _Lexer:
             label="opened here",
             help='write `"` where it ends; a line end inside a string is written `\\n`',
         )
-        # What ends the line is taken for the end of the value around the string: `text("corpus.txt),`.
+        # The end of the line is taken for the end of the value around the string: `text("corpus.txt),`.
         line = self.text[at + 1 :].partition("\n")[0]
         return self.take("STRING", at, at + 1 + len(line.rstrip(")]}, \t\r")), '""')
 
@@ -290,7 +290,7 @@ class _Lexer:
         return found.end()
 
     def odd_word(self, at: int, substitute: tuple[str, int] | None = None) -> int:
-        """A word with letters that are not ASCII: they are named, as they may look like those that are."""
+        """Reports a word with letters that are not ASCII and names them, as they may look like ASCII letters."""
         word = _rare(WORD).match(self.text, at)
         assert word
         odd = at + next(i for i, char in enumerate(word.group()) if char > "\x7f")
@@ -341,14 +341,14 @@ def _code_point(char: str) -> str:
 
 
 def _name(char: str) -> str:
-    import unicodedata  # only for a mistake that is rare
+    import unicodedata  # only for a rare mistake
 
     name = unicodedata.name(char, "")
     return f", {name.capitalize()}" if name else ""
 
 
 def _plain(text: str) -> str:
-    """The same in ASCII where Unicode knows it, as for full-width letters and for `µ`."""
+    """Returns the word in ASCII if Unicode has an equivalent, as for full-width letters and for `µ`."""
     import unicodedata
 
     plain = "".join(LOOK_ALIKES.get(char) or unicodedata.normalize("NFKD", char) for char in text)

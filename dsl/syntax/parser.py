@@ -1,10 +1,10 @@
-"""Text to tree: Lark parses, from the tokens of `lexer` and `brackets`, and `recovery` goes on after a mistake.
+"""Parses text to a tree: Lark parses the tokens of lexer.py and brackets.py, and recovery.py goes on after a mistake.
 
     parse               a job file
     parse_expression    the text of one value
     parse_setting       `path = value`, as `--set` gives it
 
-`grammar` runs Lark, and `builder` makes the nodes. `explain` says what is wrong where Lark cannot go on.
+grammar.py runs Lark, builder.py makes the nodes, and explain.py explains the mistake at which Lark stops.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from dslc.dsl.syntax.recovery import Recovery
 class Setting:
     """`train.optimizer.lr = 1e-3`.
 
-    `value` is None where the text right of `=` is no expression; `mistakes` then says why. Where the target takes a
-    string, that text is taken as it is: `text`, at `text_span`.
+    `value` is None if the text right of `=` is no expression; `mistakes` has the reasons. If the target takes a string,
+    that text is taken as it is: `text`, at `text_span`.
     """
 
     path: tuple[str, ...]
@@ -44,10 +44,10 @@ class Setting:
 
 
 def parse(source: Source, report: Report, words: int = WORDS.most) -> tree.Document | None:
-    """The tree of a job file, or None where the text is no job at all. Mistakes go into `report`.
+    """Returns the tree of a job file, or None if the text is no job at all. Mistakes go into `report`.
 
-    It may have so many `words`, signs and comments. After mistakes the document is what could be read: a value that
-    could not is `tree.Broken`, and `complete` is false where something was left out.
+    It may have so many `words`, signs and comments. After mistakes the document is the readable part: an unreadable
+    value is `tree.Broken`, and `complete` is false if something was left out.
     """
     mistakes = Mistakes(source, report)
     try:
@@ -87,14 +87,16 @@ def _document(source: Source, mistakes: Mistakes, words: int) -> tree.Document |
 
 
 def parse_expression(source: Source, report: Report, start: int = 0) -> tree.Expr | None:
-    """The value that `source` holds from `start` on, or None where it is none; why goes into `report`."""
+    """Returns the value that `source` has from `start` on, or None with the reason in `report`."""
     mistakes = Mistakes(source, report, start)
     made = _one(source, mistakes, "value", start)
     return None if mistakes.offsets else made
 
 
 def parse_setting(source: Source, report: Report) -> Setting | None:
-    """One `--set`: its path, and the value right of the first `=`. None where the path is none; `report` says why."""
+    """Returns one `--set`: its path, and the value right of the first `=`; None if the path is none, with the reason in
+    `report`.
+    """
     text = source.text
     equals = text.find("=")
     mistakes = Mistakes(source, report)
@@ -140,7 +142,7 @@ def parse_setting(source: Source, report: Report) -> Setting | None:
 
 
 def _one(source: Source, mistakes: Mistakes, start_rule: str, start: int) -> Any:
-    """The value or path of a text in which line ends do not count; None after a mistake."""
+    """Returns the value or path of a text in which line ends do not count; None after a mistake."""
     try:
         laid = lay_out(lex(source, mistakes, start).tokens, mistakes, one_value=True)
         recovery = Recovery(laid, mistakes, None)

@@ -1,8 +1,8 @@
-"""Goes on after a syntax mistake.
+"""Goes on reading after a syntax mistake.
 
-Where Lark cannot go on, the mistake is explained, and the unit that it lies in (one entry or statement) is completed:
-Lark's interactive parser is given what is missing for `name = <broken>`, and reading goes on after the unit. A unit
-that has no name is left out. Within one unit only the first cause is reported.
+When Lark cannot go on, the mistake is explained, and its unit (one entry or statement) is completed: Lark's interactive
+parser gets the tokens missing for `name = <broken>`, and reading goes on after the unit. A unit without a name is left
+out. Within one unit only the first cause is reported.
 
 Limits: a syntax mistake costs the whole of its entry; a block header with a mistake costs the whole block.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Recovery:
-    """Explains and mends the mistakes of one text, of whose `words` Lark reads.
+    """Explains the mistakes of one text, whose `words` Lark reads, and recovers from them.
 
     `builder` is None for a text of one value, which is read no further than to the first mistake.
     """
@@ -34,10 +34,12 @@ class Recovery:
         self.laid, self.mistakes, self.builder = laid, mistakes, builder
         self.words = Words(laid.tokens)
         self.complete = True
-        self.tangled: set[int] = set()  # units that begin with a value: the next such one is more of the same
+        self.tangled: set[int] = set()  # units that begin with a value: the next such one is part of the same mistake
 
     def __call__(self, error: UnexpectedInput) -> bool:
-        """Explains why the token in hand cannot follow and moves Lark behind its unit; False to read no further."""
+        """Explains why the current token cannot follow, and moves Lark behind its unit; returns False to stop
+        reading.
+        """
         assert isinstance(error, UnexpectedToken)
         at = len(self.laid.tokens) - 1 if error.token.type == "$END" else self.words.at
         number = self.laid.unit_of[at]
@@ -56,7 +58,7 @@ class Recovery:
         return True
 
     def finish(self, parser: InteractiveParser, unit: Unit, at: int) -> None:
-        """Gives Lark what is missing of a unit of which it has read the tokens before `at`."""
+        """Gives Lark the missing tokens of a unit of which it has read the tokens before `at`."""
         tokens = self.laid.tokens
         where = tokens[unit.end - 1].end
         header = tokens[unit.end].kind == "LBRACE"
@@ -68,7 +70,7 @@ class Recovery:
             parser.feed_token(lark_token(end))
 
     def last_of(self, unit: Unit, finished: bool) -> int:
-        """The last token of a unit and of what has to be left out with it; Lark goes on with the next."""
+        """Returns the last token of a unit and of the part that is left out with it; Lark goes on with the next."""
         tokens, last = self.laid.tokens, unit.end
         if tokens[last].kind == "LBRACE":
             while tokens[last].kind != "RBRACE":
@@ -81,7 +83,7 @@ class Recovery:
         return last - 1
 
     def has_name(self, unit: Unit) -> bool:
-        """Whether the entry or statement is worth keeping: whether it is told what it sets or imports."""
+        """True if the entry or statement is worth keeping: if the name that it sets or imports is known."""
         kinds = [token.kind for token in self.laid.tokens[unit.start : unit.end]]
         if unit.in_body:
             return kinds[0] == "NAME"
@@ -90,8 +92,9 @@ class Recovery:
         return kinds[:2] in (["PARAM", "NAME"], ["IMPORT", "STRING"])
 
     def goes_on(self, at: int, number: int) -> bool:
-        """Whether what stands after a mistake and is no entry is taken for more of the same: because brackets went
-        wrong before it, or because nothing begins like this."""
+        """True if the tokens after a mistake, which are no entry, are part of the same mistake: because brackets went
+        wrong before them, or because nothing begins like this.
+        """
         units, tokens = self.laid.units, self.laid.tokens
         unit, previous = units[number], number - 1
         while previous > 0 and units[previous].start == units[previous].end:
@@ -118,7 +121,7 @@ class Recovery:
 
 
 def _open(tokens: list[Token]) -> list[Token]:
-    """The brackets that are opened among these tokens and not closed."""
+    """Returns the brackets that are opened among these tokens and not closed."""
     found: list[Token] = []
     for token in tokens:
         if token.kind in PAIRS:
@@ -129,7 +132,7 @@ def _open(tokens: list[Token]) -> list[Token]:
 
 
 def _missing(parser: InteractiveParser, end: str) -> str | None:
-    """What has to come before a unit or bracket can end: `=` after a name, and a value after that."""
+    """Returns the next token needed before a unit or bracket can end: `=` after a name, and a value after that."""
     choices = parser.choices()
     if "EQUAL" in choices:
         return "EQUAL"
