@@ -1,4 +1,4 @@
-"""What is relied on of torch's private names: each is there, and does what the one file says of it."""
+"""Torch's private names in use: each exists, and behaves as its one file describes."""
 
 from __future__ import annotations
 
