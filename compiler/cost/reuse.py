@@ -12,6 +12,7 @@ from typing import Any
 
 from dslc.compiler.cost.cost import RankCost
 from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.model.model import ModelGraph, build, share_out
 from dslc.compiler.placement.staging import Staging
 from dslc.dsl.bounds import WORK
@@ -51,7 +52,7 @@ class Reuse:
         return self._built
 
     def share_out(
-        self, model: ModelSpec, source: SourceFacts, styles: Sequence[tuple[str, str]], ranks: int, pieces: int
+        self, model: ModelSpec, source: SourceFacts, styles: Sequence[tuple[str, TensorStyle]], ranks: int, pieces: int
     ) -> ModelGraph:
         """Calls `share_out` on the last network, or returns its last result."""
         assert self._built is not None

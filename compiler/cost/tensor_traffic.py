@@ -32,9 +32,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph
+from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import Sharding, low_copy, low_dtype, low_precision, recomputed
 from dslc.compiler.placement.tensor_plan import TensorPlan, calls_by_layer
@@ -120,33 +121,40 @@ class TensorTraffic:
                 yield Exchanged("all_reduce", LOSS, "float32", 4 * targets)
 
     def _of_style(
-        self, style: str, call: _Call, samples: int, before: bool, after: bool, again: bool
+        self, style: TensorStyle, call: _Call, samples: int, before: bool, after: bool, again: bool
     ) -> Iterator[Exchanged]:
         """Yields a style's exchanges. `before`, `after`: the module's input, output has a gradient."""
         n = self._ranks
         takes, gives = (samples * size // self._context for size in (call.takes, call.gives))
-        kind, _, rest = style.partition("_")
         forward: list[tuple[str, int, bool]] = []
         backward: list[tuple[str, int, bool]] = []
-        if kind in ("column", "gathered", "scores"):
-            if rest == "of_pieces":
+        match style:
+            case TensorStyle.COLUMN | TensorStyle.SCORES | TensorStyle.GATHERED:
+                backward.append(("all_reduce", takes, call.takes_low))
+            case TensorStyle.COLUMN_OF_PIECES | TensorStyle.SCORES_OF_PIECES | TensorStyle.GATHERED_OF_PIECES:
                 forward.append(("all_gather", takes // n, call.takes_low))
-            backward.append(("reduce_scatter" if rest == "of_pieces" else "all_reduce", takes, call.takes_low))
-        if kind == "gathered":
+                backward.append(("reduce_scatter", takes, call.takes_low))
+            case TensorStyle.ROW | TensorStyle.ROW_OF_WHOLE | TensorStyle.VOCABULARY:
+                forward.append(("all_reduce", gives, call.gives_low))
+            case TensorStyle.ROW_TO_PIECES:
+                forward.append(("reduce_scatter", gives, call.gives_low))
+            case TensorStyle.GATHER:
+                forward.append(("all_gather", gives // n, call.gives_low))
+            case TensorStyle.SPLIT | TensorStyle.SEQUENCE | TensorStyle.SUMMED:
+                pass
+            case _:
+                assert_never(style)
+        if style in (TensorStyle.GATHERED, TensorStyle.GATHERED_OF_PIECES):
             forward.append(("all_gather", gives // n, call.gives_low))
-        if kind in ("row", "vocabulary"):
-            forward.append(("reduce_scatter" if rest == "to_pieces" else "all_reduce", gives, call.gives_low))
-        if rest == "of_whole" or kind == "split":
+        if style in (TensorStyle.ROW_OF_WHOLE, TensorStyle.SPLIT):
             backward.append(("all_gather", takes // n, call.takes_low))
-        if kind == "gather":
-            forward.append(("all_gather", gives // n, call.gives_low))
         for operation, size, low in forward:
             yield self._exchanged(operation, FORWARD, size, low)
             if again:
                 yield self._exchanged(operation, AGAIN, size, low)
         for operation, size, low in backward if before else ():
             yield self._exchanged(operation, BACKWARD, size, low)
-        if rest == "to_pieces" and after:
+        if style is TensorStyle.ROW_TO_PIECES and after:
             yield self._exchanged("all_gather", BACKWARD, gives // n, call.gives_low)
 
     def _exchanged(self, operation: str, what: str, numbers: int, low: bool) -> Exchanged:
@@ -163,7 +171,7 @@ class TensorTraffic:
                 takes=prod(call.input.shape),
                 gives=prod(call.output.shape),
                 takes_low=False,
-                gives_low="vocabulary" not in self._styles[call.module],  # autocast leaves a table as it is
+                gives_low=TensorStyle.VOCABULARY not in self._styles[call.module],  # autocast leaves a table as it is
                 repeated=n + 1 < len(calls),
             )
         if layer.parts and layer.name in self._styles and all(part.name != layer.name for part in layer.parts):
@@ -198,6 +206,6 @@ class TensorTraffic:
         """Yields the exchanges of replicated parameters whose gradients are partial sums over pieces."""
         for layer in layers:
             for q in layer.parameters:
-                if "sequence" in self._styles.get(q.name.rpartition(".")[0], ()) and q.name in self._names:
+                if TensorStyle.SEQUENCE in self._styles.get(q.name.rpartition(".")[0], ()) and q.name in self._names:
                     size = 2 if self._summed_low else 4
                     yield Exchanged("all_reduce", SUMMED, self._word if size == 2 else "float32", size * q.count)

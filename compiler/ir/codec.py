@@ -19,6 +19,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
+from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -106,6 +107,7 @@ def _converter() -> Converter:
     for kind in _SCALARS:
         made.register_structure_hook(kind, _scalar(kind))
     made.register_structure_hook_factory(_is_literal, _literal)
+    made.register_structure_hook_factory(_is_words, _word)
     made.register_structure_hook_func(_is_any, lambda data, _: _plain(data))
     made.register_structure_hook_factory(_is_choice, lambda union: _choose(union, made))
     made.register_unstructure_hook_factory(_is_choice, lambda union: lambda value: _tagged(value, made))
@@ -123,6 +125,10 @@ def _is_any(kind: Any) -> bool:
 def _is_literal(kind: Any) -> bool:
     origin: object = typing.get_origin(kind)
     return origin is Literal
+
+
+def _is_words(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, StrEnum)
 
 
 def _is_sequence(kind: Any) -> bool:
@@ -174,6 +180,17 @@ def _literal(kind: Any) -> Hook:
         if not any(data == value and type(data) is type(value) for value in values):
             raise _Wrong(f"one of {', '.join(map(json.dumps, values))}", data)
         return data
+
+    return hook
+
+
+def _word(kind: Any) -> Hook:
+    known: dict[str, StrEnum] = {str(each): each for each in kind}
+
+    def hook(data: Any, _: Any) -> Any:
+        if not isinstance(data, str) or data not in known:
+            raise _Wrong(f"one of {', '.join(map(json.dumps, known))}", data)
+        return known[data]
 
     return hook
 

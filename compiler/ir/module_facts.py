@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.ir.working import Working
 
@@ -62,7 +63,7 @@ class ShareFacts:
     """
 
     ranks: int
-    styles: tuple[tuple[str, str], ...]
+    styles: tuple[tuple[str, TensorStyle], ...]
     calls: tuple[CutCall, ...] = ()
     summed: tuple[str, ...] = ()
     head: str = ""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dslc.compiler.ir.steps import Arguments, InitStep, ModuleStep
+from dslc.compiler.ir.tensor_styles import TensorStyle
 
 __all__ = ["InitStep", "ModuleStep"]  # names defined elsewhere
 
@@ -246,7 +247,7 @@ class TensorParallelStep:
 
     size: int
     sequence: bool
-    styles: tuple[tuple[str, str], ...]
+    styles: tuple[tuple[str, TensorStyle], ...]
     loss_parallel: bool
 
 

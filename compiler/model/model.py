@@ -19,6 +19,7 @@ from itertools import count, groupby
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import BufferNode, LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.ir.steps import ModuleStep
+from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.ir.working import Halves, Moment, Working
 from dslc.compiler.model.networks import Expansion, expand
@@ -96,14 +97,14 @@ def share_out(
     graph: ModelGraph,
     model: ModelSpec,
     source: SourceFacts,
-    styles: Sequence[tuple[str, str]],
+    styles: Sequence[tuple[str, TensorStyle]],
     ranks: int,
     pieces: int,
 ) -> ModelGraph:
     """Returns `graph` with its layers as on one rank: of a tensor axis, with `styles` by module, and of a context axis
     of so many `pieces`.
     """
-    network, found = model.network, dict[str, list[str]]()
+    network, found = model.network, dict[str, list[TensorStyle]]()
     assert not isinstance(network, s.PythonNetwork | s.TransformersNetwork)
     for name, style in styles:
         found.setdefault(name, []).append(style)
@@ -127,11 +128,11 @@ def share_out_traced(graph: ModelGraph, plan: TensorPlan, ranks: int) -> ModelGr
     shape, calls = shape_on_a_rank(plan, ranks), calls_by_layer(graph)
     shares = graph.traced.shares if graph.traced else None
     work = dict(shares.work if shares else ())
-    kinds = {name: style for name, style in plan.styles if style in ("column", "row")}
+    kinds = {name: style for name, style in plan.styles if style in (TensorStyle.COLUMN, TensorStyle.ROW)}
     layers = []
     for layer in graph.layers:
         between = [
-            call.output if kinds[call.module] == "column" else call.input
+            call.output if kinds[call.module] is TensorStyle.COLUMN else call.input
             for call in calls.get(layer.name, ())
             if call.module in kinds
         ]

@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TypeVar
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import BufferNode, LayerNode, ParameterNode, PartNode
 from dslc.compiler.ir.steps import InitStep, ModuleStep
+from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.model import tensor_tape
 from dslc.compiler.model.replay import Operation, Store, working
 from dslc.compiler.model.value import Shape, Value
@@ -49,7 +50,7 @@ class Surroundings:
     network: Call | None = None  # the library network, at which its layers' mistakes point
     initialise: Initialise | None = None
     ranks: int = 1  # of a tensor axis; the layers are those of its first rank, with the styles of each module
-    styles: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    styles: Mapping[str, Sequence[TensorStyle]] = field(default_factory=dict)
     pieces: int = 1  # of a sequence, one for each rank of a context axis
     warnings: list[Diagnostic] = field(default_factory=list)
     suspects: list[Note] = field(default_factory=list)  # possible causes of an output that does not fit
@@ -63,9 +64,9 @@ class Surroundings:
     steps: list[tuple[str, ModuleStep]] = field(default_factory=list)
 
     @cached_property
-    def styles_in(self) -> dict[str, dict[str, Sequence[str]]]:
+    def styles_in(self) -> dict[str, dict[str, Sequence[TensorStyle]]]:
         """Returns the styles by module: of the modules inside it, by their names there, and its own."""
-        found: dict[str, dict[str, Sequence[str]]] = {}
+        found: dict[str, dict[str, Sequence[TensorStyle]]] = {}
         for name, styles in self.styles.items():
             parts = name.split(".")
             for n in range(1, len(parts) + 1):
@@ -262,7 +263,7 @@ class Tape:
         spec, x = tensor_tape.before(styles, ranks, spec, x, self.operation)
         before, self._taken = len(self.operations), None
         y = LAYERS[type(spec)](spec, x, self)
-        if "vocabulary" in styles:
+        if TensorStyle.VOCABULARY in styles:
             table = self.parameters[-1]
             self.parameters[-1] = replace(table, shape=(table.shape[0] // ranks, *table.shape[1:]))
         if len(self.operations) == before and y is not x:
@@ -334,14 +335,14 @@ class _Recorded:
     name: str
     spec: Call
     given: tuple[object, ...]  # properties of its input
-    styles: dict[str, Sequence[str]]  # of its modules, by their names in it
+    styles: dict[str, Sequence[TensorStyle]]  # of its modules, by their names in it
     left: tuple[bool, bool]  # true if its input is kept after it, in fp32 and under autocast
     gives: Value
     node: LayerNode
     step: ModuleStep
     inits: Sequence[InitStep]
 
-    def made_by(self, spec: Call, styles: dict[str, Sequence[str]]) -> bool:
+    def made_by(self, spec: Call, styles: dict[str, Sequence[TensorStyle]]) -> bool:
         """True if `spec` stands at the same place of the job, with the same styles."""
         return self.spec == spec and self.spec.span == spec.span and self.styles == styles
 

@@ -12,43 +12,59 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
+from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.model.value import Value
 from dslc.dsl.language.registry import Call
 
 Operation: TypeAlias = Callable[..., Value]  # `Tape.operation`
 
 
-def before(styles: Sequence[str], ranks: int, spec: Call, x: Value, operation: Operation) -> tuple[Call, Value]:
+def before(styles: Sequence[TensorStyle], ranks: int, spec: Call, x: Value, operation: Operation) -> tuple[Call, Value]:
     """Returns a module's declaration as on one rank, and its input."""
     for style in styles:
-        kind, _, rest = style.partition("_")
-        if kind == "split":
-            x = operation(x, gives=_new(x, 0, 1, ranks))
-        elif rest == "of_pieces":
-            x = _in_two(operation, x, _new(x, 0, ranks, 1))
-        elif kind in ("column", "gathered", "scores"):
-            # Unchanged forward; its gradient is summed over the ranks.
-            x = operation(x, gives=x.new(*x.shape), view=True)
-        if kind in ("column", "gathered", "scores"):
-            spec = replace(spec, features=spec.features // ranks)  # type: ignore[attr-defined, call-arg]
+        match style:
+            case TensorStyle.SPLIT:
+                x = operation(x, gives=_new(x, 0, 1, ranks))
+            case TensorStyle.COLUMN_OF_PIECES | TensorStyle.GATHERED_OF_PIECES | TensorStyle.SCORES_OF_PIECES:
+                x, spec = _in_two(operation, x, _new(x, 0, ranks, 1)), _narrowed(spec, ranks)
+            case TensorStyle.COLUMN | TensorStyle.GATHERED | TensorStyle.SCORES:
+                # Unchanged forward; its gradient is summed over the ranks.
+                x, spec = operation(x, gives=x.new(*x.shape), view=True), _narrowed(spec, ranks)
+            case TensorStyle.ROW | TensorStyle.ROW_TO_PIECES | TensorStyle.ROW_OF_WHOLE | TensorStyle.VOCABULARY:
+                pass
+            case TensorStyle.SEQUENCE | TensorStyle.SUMMED | TensorStyle.GATHER:
+                pass
+            case _:
+                assert_never(style)
     return spec, x
 
 
-def after(styles: Sequence[str], ranks: int, y: Value, operation: Operation) -> Value:
+def after(styles: Sequence[TensorStyle], ranks: int, y: Value, operation: Operation) -> Value:
     """Returns the value after the exchange of a module's output."""
     for style in styles:
-        kind, _, rest = style.partition("_")
-        if rest == "to_pieces":
-            y = _in_two(operation, y, _new(y, 0, 1, ranks))
-        elif kind in ("row", "vocabulary"):
-            y = operation(y, gives=y.new(*y.shape), adds=True)
-        elif kind == "gathered":
-            y = _in_two(operation, y, _new(y, -1, ranks, 1))
-        elif kind == "gather":
-            y = _in_two(operation, y, _new(y, 0, ranks, 1))
+        match style:
+            case TensorStyle.ROW_TO_PIECES:
+                y = _in_two(operation, y, _new(y, 0, 1, ranks))
+            case TensorStyle.ROW | TensorStyle.ROW_OF_WHOLE | TensorStyle.VOCABULARY:
+                y = operation(y, gives=y.new(*y.shape), adds=True)
+            case TensorStyle.GATHERED | TensorStyle.GATHERED_OF_PIECES:
+                y = _in_two(operation, y, _new(y, -1, ranks, 1))
+            case TensorStyle.GATHER:
+                y = _in_two(operation, y, _new(y, 0, ranks, 1))
+            case TensorStyle.COLUMN | TensorStyle.COLUMN_OF_PIECES | TensorStyle.SCORES | TensorStyle.SCORES_OF_PIECES:
+                pass
+            case TensorStyle.SEQUENCE | TensorStyle.SUMMED | TensorStyle.SPLIT:
+                pass
+            case _:
+                assert_never(style)
     return y
+
+
+def _narrowed(spec: Call, ranks: int) -> Call:
+    """Returns a dense layer with a rank's share of its features."""
+    return replace(spec, features=spec.features // ranks)  # type: ignore[attr-defined, call-arg]
 
 
 def _in_two(operation: Operation, x: Value, result: Value) -> Value:

@@ -16,35 +16,35 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.dsl.words import article
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts, ModuleFacts
 
 # The styles that a job may give a module; `runtime/parallel/tensor_parallel.py` applies them.
-STYLES: Mapping[str, str] = {
-    "column": "a `Linear` that gives each rank a share of its features",
-    "row": "a `Linear` that is given such shares, and whose sums are whole",
-    "gathered": "a column whose shares are put together at once",
-    "row_of_whole": "a row that is given the whole, of which each rank takes its share",
-    "vocabulary": "an `Embedding`, whose rows are shared out",
-    "summed": "a module that works on shares with parameters that every rank has whole, as a norm of each head does",
+STYLES: Mapping[TensorStyle, str] = {
+    TensorStyle.COLUMN: "a `Linear` that gives each rank a share of its features",
+    TensorStyle.ROW: "a `Linear` that is given such shares, and whose sums are whole",
+    TensorStyle.GATHERED: "a column whose shares are put together at once",
+    TensorStyle.ROW_OF_WHOLE: "a row that is given the whole, of which each rank takes its share",
+    TensorStyle.VOCABULARY: "an `Embedding`, whose rows are shared out",
+    TensorStyle.SUMMED: "a module that works on shares with parameters that every rank has whole, as a norm of each "
+    "head does",
 }
 
 # The styles of the library's plans, in ours; None: the module stays as it is.
-PUBLISHED: Mapping[str, str | None] = {
-    "colwise": "column",
-    "rowwise": "row",
-    "colwise_rep": "gathered",
-    "colwise_gather_output": "gathered",
-    "rowwise_rep": "row_of_whole",
-    "rowwise_split_input": "row_of_whole",
-    "embedding_rowwise": "vocabulary",
-    "replicated_with_grad_allreduce": "summed",
+PUBLISHED: Mapping[str, TensorStyle | None] = {
+    "colwise": TensorStyle.COLUMN,
+    "rowwise": TensorStyle.ROW,
+    "colwise_rep": TensorStyle.GATHERED,
+    "colwise_gather_output": TensorStyle.GATHERED,
+    "rowwise_rep": TensorStyle.ROW_OF_WHOLE,
+    "rowwise_split_input": TensorStyle.ROW_OF_WHOLE,
+    "embedding_rowwise": TensorStyle.VOCABULARY,
+    "replicated_with_grad_allreduce": TensorStyle.SUMMED,
     "replicate": None,
 }
-
-_ROWS = ("column", "gathered", "vocabulary")  # styles that cut a weight by rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +64,12 @@ class Fault:
 class Chosen:
     """`uneven` are counts that the ranks cannot share: the module, the kind of count, the number."""
 
-    styles: list[tuple[str, str]] = field(default_factory=list)
+    styles: list[tuple[str, TensorStyle]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     uneven: list[tuple[str, str, int]] = field(default_factory=list)
 
 
-def read(entry: str) -> tuple[str, str] | Fault:
+def read(entry: str) -> tuple[str, TensorStyle] | Fault:
     """Returns the pattern and the style of an entry of `tensor_plan`."""
     pattern, colon, style = (part.strip() for part in entry.rpartition(":"))
     if not colon or not pattern or not style:
@@ -79,14 +79,15 @@ def read(entry: str) -> tuple[str, str] | Fault:
             message=f"`{entry}` is no pattern with a style",
             help='`"blocks.*.up: column"`',
         )
-    if style not in STYLES:
+    found = next((each for each in STYLES if each == style), None)
+    if found is None:
         return Fault(
             code="E0426",
             entry=entry,
             message=f"`{style}` is no style of the tensor axis",
             help="one of " + ", ".join(f"`{word}`" for word in STYLES),
         )
-    return pattern, style
+    return pattern, found
 
 
 def chosen(plan: Sequence[str] | None, facts: ModelFacts, ranks: int) -> Chosen:
@@ -111,9 +112,11 @@ def chosen(plan: Sequence[str] | None, facts: ModelFacts, ranks: int) -> Chosen:
     return found
 
 
-def _written(plan: Sequence[str], modules: Mapping[str, ModuleFacts], found: Chosen) -> dict[str, tuple[str, str]]:
+def _written(
+    plan: Sequence[str], modules: Mapping[str, ModuleFacts], found: Chosen
+) -> dict[str, tuple[TensorStyle, str]]:
     """Returns by module the style, and the entry that gives it."""
-    named: dict[str, tuple[str, str]] = {}
+    named: dict[str, tuple[TensorStyle, str]] = {}
     for entry in plan:
         parts = read(entry)
         if isinstance(parts, Fault):
@@ -133,8 +136,10 @@ def _written(plan: Sequence[str], modules: Mapping[str, ModuleFacts], found: Cho
     return named
 
 
-def _published(facts: ModelFacts, modules: Mapping[str, ModuleFacts], found: Chosen) -> dict[str, tuple[str, str]]:
-    named: dict[str, tuple[str, str]] = {}
+def _published(
+    facts: ModelFacts, modules: Mapping[str, ModuleFacts], found: Chosen
+) -> dict[str, tuple[TensorStyle, str]]:
+    named: dict[str, tuple[TensorStyle, str]] = {}
     for name, style in facts.published:
         ours = PUBLISHED.get(style)
         if style not in PUBLISHED or (ours and name not in modules):
@@ -151,36 +156,38 @@ def _published(facts: ModelFacts, modules: Mapping[str, ModuleFacts], found: Cho
     return named
 
 
-def _misfit(module: ModuleFacts, style: str) -> str:
+def _misfit(module: ModuleFacts, style: TensorStyle) -> str:
     """Returns the reason why a module cannot have this style; "" if it can."""
-    if style == "summed":
+    if style is TensorStyle.SUMMED:
         return "" if module.parameters else f"`{module.name}` ({module.kind}) has no parameters of its own"
-    wanted = "Embedding" if style == "vocabulary" else "Linear"
+    wanted = "Embedding" if style is TensorStyle.VOCABULARY else "Linear"
     if module.plain == wanted:
         return ""
-    kind, style = article(f"`{module.kind}`"), f"`{style}`"
-    return f"`{module.name}` is {kind}, and {style} is of {article(f'`{wanted}`')} with torch's own forward"
+    kind = article(f"`{module.kind}`")
+    return f"`{module.name}` is {kind}, and `{style}` is of {article(f'`{wanted}`')} with torch's own forward"
 
 
-def _instead(module: ModuleFacts, style: str, modules: Mapping[str, ModuleFacts]) -> str:
+def _instead(module: ModuleFacts, style: TensorStyle, modules: Mapping[str, ModuleFacts]) -> str:
     """Suggests a module inside one that cannot have this style."""
     there = (name for name, each in modules.items() if name.startswith(f"{module.name}.") and not _misfit(each, style))
     inside = next(there, None)
     return f"name what is in it: `{inside}`" if inside else "leave it out: what no entry names is whole on every rank"
 
 
-def _counted(module: ModuleFacts, style: str) -> tuple[str, int]:
+def _counted(module: ModuleFacts, style: TensorStyle) -> tuple[str, int]:
     """Returns the count of the module that the ranks divide."""
-    if style == "summed":
+    if style is TensorStyle.SUMMED:
         return "", 0
-    if style == "vocabulary":
+    if style is TensorStyle.VOCABULARY:
         return "vocab", module.weight[0]
-    return "features", module.weight[0 if style in _ROWS else 1]
+    return "features", module.weight[0 if style.cut == 0 else 1]
 
 
-def _ties(facts: ModelFacts, styles: Mapping[str, str], named: Mapping[str, tuple[str, str]], found: Chosen) -> None:
+def _ties(
+    facts: ModelFacts, styles: Mapping[str, TensorStyle], named: Mapping[str, tuple[TensorStyle, str]], found: Chosen
+) -> None:
     for one, other in facts.ties:
-        first, second = (styles.get(name.rpartition(".")[0], "") for name in (one, other))
+        first, second = (styles.get(name.rpartition(".")[0]) for name in (one, other))
         if _cut(first) == _cut(second):
             continue
         owner = one.rpartition(".")[0] if first else other.rpartition(".")[0]
@@ -195,10 +202,10 @@ def _ties(facts: ModelFacts, styles: Mapping[str, str], named: Mapping[str, tupl
         )
 
 
-def _cut(style: str) -> int | None:
+def _cut(style: TensorStyle | None) -> int | None:
     """Returns the dim along which a weight is cut."""
-    return 0 if style in _ROWS else 1 if style.startswith("row") else None
+    return style.cut if style else None
 
 
-def _worded(style: str) -> str:
+def _worded(style: TensorStyle | None) -> str:
     return f"cut as `{style}`" if style else "whole"

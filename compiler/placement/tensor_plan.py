@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.nodes import ModelGraph, ParameterNode
 from dslc.compiler.ir.steps import ModuleStep
+from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.placement.tensor_patterns import chosen
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
@@ -51,7 +52,7 @@ class TensorPlan:
     with the module and the kind of count; `noisy` is dropout that ranks which compute the same would draw differently.
     """
 
-    styles: list[tuple[str, str]] = field(default_factory=list)
+    styles: list[tuple[str, TensorStyle]] = field(default_factory=list)
     loss_parallel: bool = False
     sequence: bool = False
     unknown: list[str] = field(default_factory=list)
@@ -76,23 +77,20 @@ class TensorPlan:
     @cached_property
     def rows(self) -> frozenset[str]:
         """Modules whose weight and bias are cut by rows."""
-        return self._of("column", "gathered", "scores", "vocabulary")
+        return frozenset(name for name, style in self.styles if style.cut == 0)
 
     @cached_property
     def columns(self) -> frozenset[str]:
         """Modules whose weight is cut by columns."""
-        return self._of("row")
+        return frozenset(name for name, style in self.styles if style.cut == 1)
 
     @cached_property
-    def by_module(self) -> dict[str, list[str]]:
+    def by_module(self) -> dict[str, list[TensorStyle]]:
         """The styles of each module."""
-        found: dict[str, list[str]] = {}
+        found: dict[str, list[TensorStyle]] = {}
         for name, style in self.styles:
             found.setdefault(name, []).append(style)
         return found
-
-    def _of(self, *kinds: str) -> frozenset[str]:
-        return frozenset(name for name, style in self.styles if style.partition("_")[0] in kinds)
 
 
 def tensor_plan(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
@@ -109,7 +107,7 @@ def tensor_plan(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
     _dense(leaves, runs, ranks, plan)
     _tables(leaves, ranks, plan)
     for run in runs:
-        plan.styles.append((leaves[run.start][0], "split"))
+        plan.styles.append((leaves[run.start][0], TensorStyle.SPLIT))
         plan.pieces.update(leaves[number][0] for number in run if number > run.start)
     for number, leaf in enumerate(leaves):
         _inside(leaf, ranks, any(number in run for run in runs), plan)
@@ -122,9 +120,9 @@ def _of_patterns(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
     found, shares = chosen(job.parallelism.tensor_plan, model.traced, ranks), model.traced.shares
     plan = TensorPlan(styles=found.styles, uneven=found.uneven)
     head = shares.head if shares else ""
-    if dict(found.styles).get(head) in ("column", "gathered"):
+    if dict(found.styles).get(head) in (TensorStyle.COLUMN, TensorStyle.GATHERED):
         plan.loss_parallel = _in_shares(job)
-        style = "scores" if plan.loss_parallel else "gathered"
+        style = TensorStyle.SCORES if plan.loss_parallel else TensorStyle.GATHERED
         plan.styles = [(name, style if name == head else own) for name, own in found.styles]
     return plan
 
@@ -228,7 +226,7 @@ def _inside(leaf: Leaf, ranks: int, pieces: bool, plan: TensorPlan) -> None:
                 for each in inner:
                     _inside(each, ranks, False, plan)
         case "LayerNorm" | ".RMSNorm" if pieces:
-            plan.styles.append((name, "sequence"))
+            plan.styles.append((name, TensorStyle.SEQUENCE))
         case "Dropout":
             _noise(name, pieces, plan)
 
@@ -244,8 +242,8 @@ def _attention(name: str, step: ModuleStep, ranks: int, pieces: bool, plan: Tens
 
 
 def _pair(column: str, row: str, pieces: bool, plan: TensorPlan) -> None:
-    plan.styles.append((column, "column_of_pieces" if pieces else "column"))
-    plan.styles.append((row, "row_to_pieces" if pieces else "row"))
+    plan.styles.append((column, TensorStyle.COLUMN_OF_PIECES if pieces else TensorStyle.COLUMN))
+    plan.styles.append((row, TensorStyle.ROW_TO_PIECES if pieces else TensorStyle.ROW))
 
 
 def _noise(name: str, pieces: bool, plan: TensorPlan) -> None:
@@ -278,7 +276,7 @@ def _dense(leaves: Sequence[Leaf], runs: Sequence[range], ranks: int, plan: Tens
 def _tables(leaves: Sequence[Leaf], ranks: int, plan: TensorPlan) -> None:
     for name, step in leaves:
         if step.kind == "Embedding":
-            plan.styles.append((name, "vocabulary"))
+            plan.styles.append((name, TensorStyle.VOCABULARY))
             if step.arguments["num_embeddings"] % ranks:
                 plan.uneven.append((name, "vocab", step.arguments["num_embeddings"]))
 
@@ -297,9 +295,9 @@ def _head(
     taken = bool(classes) and classes % ranks == 0
     if taken:
         plan.loss_parallel = _in_shares(job)
-        style = "scores" if plan.loss_parallel else "gathered"
-        plan.styles.append((name, f"{style}_of_pieces" if before else style))
+        style = TensorStyle.SCORES if plan.loss_parallel else TensorStyle.GATHERED
+        plan.styles.append((name, style.of_pieces if before else style))
         plan.pieces.update((name,) if before else ())
     for run in runs:
         if not (taken and before and run is runs[-1]):
-            plan.styles.append((leaves[run.stop - 1][0], "gather"))
+            plan.styles.append((leaves[run.stop - 1][0], TensorStyle.GATHER))

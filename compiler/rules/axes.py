@@ -6,6 +6,7 @@ Pure functions; E0415 to E0419, E0424 and E0425. If a network's sizes are unknow
 from __future__ import annotations
 
 from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.tensor_plan import TensorPlan, needs_whole
@@ -123,7 +124,7 @@ def _check_pieces(layout: Layout, model: ModelGraph, plan: TensorPlan, span: Spa
     """Checks that inputs of layers that work on pieces have as many positions for each."""
     ranks, context = layout.sizes["tensor"], layout.sizes["context"]
     for name, style in plan.styles:
-        layer = model.layer_of(name) if style == "split" else None
+        layer = model.layer_of(name) if style is TensorStyle.SPLIT else None
         if layer is None or not layer.input.shape:
             continue
         length = layer.input.shape[0] // context

@@ -27,6 +27,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dslc.compiler.ir.module_facts import CutCall, ModelFacts, ModuleFacts, ShareFacts
+from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.tensor_patterns import chosen
 from dslc.compiler.trace.cut import Cut
@@ -121,7 +122,9 @@ class Record(NamedTuple):
 class _Watched(Run):
     """A run that records each operation outside of cut modules."""
 
-    def __init__(self, model: nn.Module, cut: Cut, fake: Any, input: TensorFact, styles: Mapping[str, str]) -> None:
+    def __init__(
+        self, model: nn.Module, cut: Cut, fake: Any, input: TensorFact, styles: Mapping[str, TensorStyle]
+    ) -> None:
         super().__init__(model, cut, fake, input, SMALL)
         self.styles = styles
         self.records: list[Record] = []
@@ -147,10 +150,10 @@ class _Watched(Run):
     def _before(self, path: str) -> Callable[..., Any]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
             self.path.append(path)
-            style = self.styles.get(path, "")
-            if style == "summed":
+            style = self.styles.get(path)
+            if style is TensorStyle.SUMMED:
                 self.summed.append(path)
-            if not style or style == "summed":
+            if style is None or style is TensorStyle.SUMMED:
                 return None
             self.cutting = path
             if kwargs or len(args) != 1 or len(tensors_of(args)) != 1:
@@ -169,11 +172,11 @@ class _Watched(Run):
 
         return hook
 
-    def given(self, path: str, style: str, x: torch.Tensor) -> torch.Tensor:
+    def given(self, path: str, style: TensorStyle, x: torch.Tensor) -> torch.Tensor:
         """Called with the input of a cut module."""
         return x
 
-    def made(self, path: str, style: str, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    def made(self, path: str, style: TensorStyle, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         """Called with the output of a cut module."""
         return output
 
@@ -204,14 +207,14 @@ class _Whole(_Watched):
         self._summed = {  # parameters whose gradients their module sums, and by identity the tensors made of them alone
             storage(parameter): path
             for path, style in self.styles.items()
-            if style == "summed"
+            if style is TensorStyle.SUMMED
             for parameter in self.model.get_submodule(path).parameters(recurse=False)
         }
         self._of_summed: set[int] = set()
         self._taken = {  # parameters that are cut, by their memory
             storage(parameter): path
             for path, style in self.styles.items()
-            if style != "summed"
+            if style is not TensorStyle.SUMMED
             for parameter in self.model.get_submodule(path).parameters()
         }
 
@@ -223,18 +226,18 @@ class _Whole(_Watched):
         if id(output) in self.shared and not self.head:
             raise Refused("the network's output is a share of the features on each rank", self._last[0], _WHOLE)
 
-    def given(self, path: str, style: str, x: torch.Tensor) -> torch.Tensor:
+    def given(self, path: str, style: TensorStyle, x: torch.Tensor) -> torch.Tensor:
         share = self.shared.get(id(x))
-        if style != "row" and share is not None:
+        if style is not TensorStyle.ROW and share is not None:
             raise Refused(f"{_named(path)} is a `{style}`, which takes the whole, and is given a share", path)
-        if style == "row" and share is None:
+        if style is TensorStyle.ROW and share is None:
             raise Refused(f"{_named(path)} is a `row`, and is given the whole", path, "`row_of_whole`")
         if share is not None and (share.dim != x.dim() - 1 or share.outer != 1):
             raise Refused(f"{_named(path)} is a `row`, and its share is not one of the features", path)
         return x
 
-    def made(self, path: str, style: str, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-        if style == "column":
+    def made(self, path: str, style: TensorStyle, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        if style is TensorStyle.COLUMN:
             self._share(output, Share(output.dim() - 1, 1, output.shape[-1]))
         self.calls.append(CutCall(module=path, input=_fact(x), output=_fact(output)))
         self._last = (path, output)
@@ -289,7 +292,9 @@ class _Whole(_Watched):
             owner = name.rpartition(".")[0] if name else ""
             what = f"the parameter `{name}`" if name else "a tensor that every rank has whole and that has a gradient"
             advice = f'`"{owner}: summed"`' if owner else "make it a share too"
-            advice = "use it in the `forward` of its own module" if self.styles.get(owner) == "summed" else advice
+            advice = (
+                "use it in the `forward` of its own module" if self.styles.get(owner) is TensorStyle.SUMMED else advice
+            )
             raise Refused(
                 f"{_named(self.module)} works on shares with {what}, whose gradient would be of a rank's share alone",
                 self.module,
@@ -319,13 +324,13 @@ class _Part(_Watched):
                 return f"{type(error).__name__}: {lines[0]}"
         return None
 
-    def given(self, path: str, style: str, x: torch.Tensor) -> torch.Tensor:
-        return x.narrow(-1, 0, x.shape[-1] // self.ranks) if style == "row_of_whole" else x
+    def given(self, path: str, style: TensorStyle, x: torch.Tensor) -> torch.Tensor:
+        return x.narrow(-1, 0, x.shape[-1] // self.ranks) if style is TensorStyle.ROW_OF_WHOLE else x
 
-    def made(self, path: str, style: str, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    def made(self, path: str, style: TensorStyle, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         import torch
 
-        return torch.cat([output] * self.ranks, -1) if style == "gathered" else output
+        return torch.cat([output] * self.ranks, -1) if style is TensorStyle.GATHERED else output
 
     def operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         from dslc.compiler.trace.private_torch import overloads_of
@@ -344,7 +349,7 @@ class _Part(_Watched):
 
         with ExitStack() as around:
             for path, style in self.styles.items():
-                dim = {"column": 0, "gathered": 0, "row": 1, "row_of_whole": 1}.get(style)
+                dim = None if style is TensorStyle.VOCABULARY else style.cut
                 module = self.model.get_submodule(path)
                 around.callback(own_parameters(module).update, dict(own_parameters(module)))
                 for name, old in own_parameters(module).items():

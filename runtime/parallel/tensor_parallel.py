@@ -26,12 +26,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram, TensorParallelStep
+from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.trace.private_torch import is_on_its_way, own_parameters
 from dslc.runtime.model.model import tie
 from dslc.runtime.parallel.engine import Engine
@@ -53,7 +54,7 @@ def apply(job: JobProgram, model: nn.Module) -> None:
     axis = mesh_of(job).axis("tensor")
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     for name, style in job.tensor.styles:
-        if style == "summed":
+        if style is TensorStyle.SUMMED:
             _sum_gradients(model.get_submodule(name), axis)
         else:
             parallelize_module(model.get_submodule(name), axis, _style(style), src_data_rank=None)
@@ -68,33 +69,43 @@ def apply(job: JobProgram, model: nn.Module) -> None:
         _LOSS[0].__enter__()
 
 
-def _style(name: str) -> ParallelStyle:
+def _style(style: TensorStyle) -> ParallelStyle:
+    """Returns torch's style."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor import parallel as t
 
-    whole, piece = Replicate(), Shard(1)
-    kind, _, rest = name.partition("_")
-    takes = piece if rest == "of_pieces" else whole
-    match kind:
-        case "column":
-            return t.ColwiseParallel(input_layouts=takes)
-        case "gathered":
-            return t.ColwiseParallel(input_layouts=takes, output_layouts=whole)
-        case "scores":
-            return t.ColwiseParallel(input_layouts=takes, use_local_output=False)
-        case "row":
-            given = whole if rest == "of_whole" else Shard(-1)
-            return t.RowwiseParallel(input_layouts=given, output_layouts=piece if rest == "to_pieces" else whole)
-        case "vocabulary":
+    whole, piece, share = Replicate(), Shard(1), Shard(-1)
+    match style:
+        case TensorStyle.COLUMN:
+            return t.ColwiseParallel(input_layouts=whole)
+        case TensorStyle.COLUMN_OF_PIECES:
+            return t.ColwiseParallel(input_layouts=piece)
+        case TensorStyle.GATHERED:
+            return t.ColwiseParallel(input_layouts=whole, output_layouts=whole)
+        case TensorStyle.GATHERED_OF_PIECES:
+            return t.ColwiseParallel(input_layouts=piece, output_layouts=whole)
+        case TensorStyle.SCORES:
+            return t.ColwiseParallel(input_layouts=whole, use_local_output=False)
+        case TensorStyle.SCORES_OF_PIECES:
+            return t.ColwiseParallel(input_layouts=piece, use_local_output=False)
+        case TensorStyle.ROW:
+            return t.RowwiseParallel(input_layouts=share, output_layouts=whole)
+        case TensorStyle.ROW_TO_PIECES:
+            return t.RowwiseParallel(input_layouts=share, output_layouts=piece)
+        case TensorStyle.ROW_OF_WHOLE:
+            return t.RowwiseParallel(input_layouts=whole, output_layouts=whole)
+        case TensorStyle.VOCABULARY:
             return t.RowwiseParallel(input_layouts=whole)
-        case "sequence":
+        case TensorStyle.SEQUENCE:
             return t.SequenceParallel(use_local_output=True)
-        case "split":
+        case TensorStyle.SPLIT:
             return t.PrepareModuleInput(input_layouts=whole, desired_input_layouts=piece, use_local_output=True)
-        case "gather":
+        case TensorStyle.GATHER:
             return t.PrepareModuleOutput(output_layouts=piece, desired_output_layouts=whole)
+        case TensorStyle.SUMMED:
+            raise AssertionError("torch has no such style: `_sum_gradients` carries it out")
         case _:
-            raise AssertionError(f"no style {name}")
+            assert_never(style)
 
 
 def _sum_gradients(module: nn.Module, axis: DeviceMesh) -> None:
@@ -125,15 +136,15 @@ def as_on_a_rank(step: TensorParallelStep, model: nn.Module) -> Iterator[None]:
     with contextlib.ExitStack() as around:
         for name, style in step.styles:
             module = model.get_submodule(name)
-            dim = {"column": 0, "gathered": 0, "scores": 0, "row": 1, "row_of_whole": 1}.get(style)
+            dim = None if style is TensorStyle.VOCABULARY else style.cut
             around.callback(own_parameters(module).update, dict(own_parameters(module)))
             for attribute, whole in own_parameters(module).items():
                 if dim is not None and whole is not None and dim < whole.dim():
                     share = whole.detach().chunk(step.size, dim)[0].clone()
                     own_parameters(module)[attribute] = nn.Parameter(share, whole.requires_grad)
-            if style == "row_of_whole":
+            if style is TensorStyle.ROW_OF_WHOLE:
                 around.callback(module.register_forward_pre_hook(_first_share(step.size)).remove)
-            elif style in ("gathered", "scores"):
+            elif style in (TensorStyle.GATHERED, TensorStyle.SCORES):
                 around.callback(module.register_forward_hook(_as_often(step.size)).remove)
         yield
 

@@ -32,6 +32,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram, PipelineStep, TensorParallelStep
+from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.trace.private_torch import (
     local_part,
     own_buffers,
@@ -251,7 +252,7 @@ def _ties(job: JobProgram, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple(pair for pair in job.model.ties if all(_within(each, names) for each in pair))
 
 
-def _styles(step: TensorParallelStep, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+def _styles(step: TensorParallelStep, names: Sequence[str]) -> tuple[tuple[str, TensorStyle], ...]:
     return tuple((module, style) for module, style in step.styles if _within(module, names))
 
 

@@ -6,6 +6,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from enum import StrEnum
 from typing import Any, Literal
 
 from hypothesis import strategies as st
@@ -33,6 +34,8 @@ def values(kind: Any, depth: int = 4) -> st.SearchStrategy[Any]:
     match typing.get_origin(kind):
         case _ if is_dataclass(kind):
             return _record(kind, depth)
+        case _ if isinstance(kind, type) and issubclass(kind, StrEnum):
+            return st.sampled_from(list(kind))
         case origin if origin is Literal:
             return st.sampled_from(arguments)
         case typing.Union | types.UnionType:

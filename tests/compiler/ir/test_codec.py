@@ -17,6 +17,7 @@ from dslc.compiler.ir.codec import DecodeError, from_json, parse, to_json
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.module_facts import ModelFacts
 from dslc.compiler.ir.plan import Plan, load_plan
+from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.runtime.checkpoint.files import Manifest
 from dslc.runtime.process.failure import Outcome
 
@@ -68,6 +69,15 @@ def test_a_record_of_several_is_named_in_what_is_written() -> None:
         "by_name": {},
         "kind": 1,
     }
+
+
+def test_a_style_is_read_as_one_and_no_other_word_is() -> None:
+    step = p.TensorParallelStep(size=2, sequence=False, styles=(("a", TensorStyle.ROW),), loss_parallel=False)
+    data = json.loads(json.dumps(to_json(step)))
+    assert data["styles"] == [["a", "row"]]
+    assert from_json(p.TensorParallelStep, data).styles[0][1] is TensorStyle.ROW
+    with pytest.raises(DecodeError, match="expected one of"):
+        from_json(p.TensorParallelStep, data | {"styles": [["a", "rows"]]})
 
 
 PLACE = {"rank": 1, "node": 0, "local_rank": 1, "coordinates": {"data": 1}, "data_rank": 1, "data_ranks": 2}

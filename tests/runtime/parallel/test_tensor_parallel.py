@@ -13,6 +13,7 @@ from helpers.gang import gang
 from helpers.made_programs import gpt_model, optimizer_step, places, program, tokens
 
 from dslc.compiler.ir import program as p
+from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.model.build import build_model
 from dslc.runtime.model.initial_weights import own_part
@@ -59,7 +60,8 @@ def noisy(model: p.ModelStep, rate: float) -> p.ModelStep:
 
 def job_of(folder: str, ranks: int, sequence: bool, rate: float = 0.0, zero: int = 3) -> p.JobProgram:
     """Tensor 2, and `ranks` / 2 data ranks."""
-    step = p.TensorParallelStep(size=2, sequence=sequence, styles=PIECES if sequence else PLAIN, loss_parallel=True)
+    styles = tuple((name, TensorStyle(style)) for name, style in (PIECES if sequence else PLAIN))
+    step = p.TensorParallelStep(size=2, sequence=sequence, styles=styles, loss_parallel=True)
     sharded = p.GradientStep(
         kind="fsdp",
         units=("2",),

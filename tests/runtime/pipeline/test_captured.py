@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dslc.compiler.ir.program import PrecisionStep, StageStep, TensorParallelStep
+from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.runtime.pipeline.capture import capture
 from dslc.runtime.pipeline.captured import codes, held_by, look
 from dslc.runtime.pipeline.recording import CaptureError
@@ -194,7 +195,8 @@ def test_in_16_bits_the_dtypes_are_those_of_the_training() -> None:
 
 
 def on_two_ranks(**styles: str) -> TensorParallelStep:
-    return TensorParallelStep(size=2, sequence=False, styles=tuple(styles.items()), loss_parallel=False)
+    found = tuple((name, TensorStyle(style)) for name, style in styles.items())
+    return TensorParallelStep(size=2, sequence=False, styles=found, loss_parallel=False)
 
 
 class Gated(Base):
@@ -248,7 +250,7 @@ def test_what_is_summed_has_to_be_in_a_layer() -> None:
     model = nn.Sequential(nn.Linear(6, 8), Holder())
     layers = ("0", "1.parts.0", "1.parts.1", "1.parts.2", "")
     capture(model, layers, (6,), "float32", FP32)
-    step = TensorParallelStep(size=2, sequence=False, styles=(("1", "summed"),), loss_parallel=False)
+    step = TensorParallelStep(size=2, sequence=False, styles=(("1", TensorStyle.SUMMED),), loss_parallel=False)
     with pytest.raises(CaptureError, match=r"`1\.scale` is used outside of a layer") as raised:
         capture(model, layers, (6,), "float32", FP32, step)
     assert raised.value.where.startswith("test_captured.py, line ")
