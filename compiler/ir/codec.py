@@ -106,8 +106,9 @@ def _converter() -> Converter:
     strictly(_is_fixed, (list, tuple), "a list", lambda kind: _of_length(kind, made.gen_structure_hetero_tuple(kind)))
     for kind in _SCALARS:
         made.register_structure_hook(kind, _scalar(kind))
+    made.register_structure_hook(StrEnum, _word)  # before text, of which cattrs takes it to be a kind
+    made.register_unstructure_hook(StrEnum, lambda word: word.value)
     made.register_structure_hook_factory(_is_literal, _literal)
-    made.register_structure_hook_factory(_is_words, _word)
     made.register_structure_hook_func(_is_any, lambda data, _: _plain(data))
     made.register_structure_hook_factory(_is_choice, lambda union: _choose(union, made))
     made.register_unstructure_hook_factory(_is_choice, lambda union: lambda value: _tagged(value, made))
@@ -125,10 +126,6 @@ def _is_any(kind: Any) -> bool:
 def _is_literal(kind: Any) -> bool:
     origin: object = typing.get_origin(kind)
     return origin is Literal
-
-
-def _is_words(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, StrEnum)
 
 
 def _is_sequence(kind: Any) -> bool:
@@ -184,15 +181,11 @@ def _literal(kind: Any) -> Hook:
     return hook
 
 
-def _word(kind: Any) -> Hook:
-    known: dict[str, StrEnum] = {str(each): each for each in kind}
-
-    def hook(data: Any, _: Any) -> Any:
-        if not isinstance(data, str) or data not in known:
-            raise _Wrong(f"one of {', '.join(map(json.dumps, known))}", data)
-        return known[data]
-
-    return hook
+def _word(data: Any, kind: type[StrEnum]) -> StrEnum:
+    found = next((each for each in kind if type(data) is str and data == each), None)
+    if found is None:
+        raise _Wrong(f"one of {', '.join(map(json.dumps, kind))}", data)
+    return found
 
 
 def _plain(data: Any) -> Any:
