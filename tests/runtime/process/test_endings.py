@@ -243,7 +243,8 @@ def full(disk: Path) -> str:
     """Fills the disk, as another program may."""
     return (
         f"import sys; sys.path.insert(0, {str(TESTS)!r})\n"
-        f"        import small_disk, pathlib; self.rank or small_disk.fill(pathlib.Path({str(disk)!r}))"
+        "        import pathlib; from helpers.small_disk import fill\n"
+        f"        self.rank or fill(pathlib.Path({str(disk)!r}))"
     )
 
 
