@@ -86,7 +86,7 @@ def test_what_is_predicted_at_the_peak_of_the_data_sheet_is_said_to_be_at_best()
     made, text = plan(), explain(plan())
     assert made.step_time and made.mfu
     rate = 64 * 32 / made.step_time
-    (heading,) = [line for line in draw(made).splitlines() if line.startswith('  "summary"')]
+    (heading,) = [line for line in draw(made).splitlines() if line.startswith("\tsummary ")]
     assert re.search(rf"at best: step [\d.]+ us, {rate / 1e6:.3g} M tokens/s, MFU [\d.]+%", heading)
     for row in ("step time", "throughput", "MFU", "training"):
         assert re.search(rf"^  {row} .* at best", text, re.M), row
