@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from dslc.compiler.cost.reuse import READING, Reuse
 from dslc.compiler.rules.analyse import analyse
@@ -18,9 +17,6 @@ from dslc.dsl.language.registry import Range
 from dslc.dsl.meaning.load import Loaded, load_each
 from dslc.dsl.show import render
 from dslc.probe.gather import gather
-
-if TYPE_CHECKING:
-    pass
 
 
 def show(diagnostics: Iterable[Diagnostic]) -> None:

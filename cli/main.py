@@ -174,11 +174,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = ""
     try:
         # Ctrl-C is handled from here on; that is why little is imported above.
+        import gc
         import importlib
 
         from dslc.runtime.process import screen
 
         screen.prepare()
+        gc.set_threshold(50_000)  # reading a job makes many objects and few circles; ranks are processes of their own
         chosen = _chosen(build_parser(), sys.argv[1:] if arguments is None else arguments)
         if chosen is None:
             return WRONG_USAGE

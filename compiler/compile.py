@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from dslc.compiler.cost.account import kept_bytes
@@ -34,10 +33,11 @@ from dslc.compiler.placement.sharding import offloaded
 from dslc.compiler.rules.analyse import played
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.language.registry import BLOCKS, Node, Quantity, Range, fields
+from dslc.dsl.record import Record, record
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compiled:
+@record
+class Compiled(Record):
     """A plan, its graph, and the analysis that both come from."""
 
     analysis: Analysis
@@ -129,7 +129,7 @@ def plain(value: Any) -> Any:
             written = {f.name: _written(value, f.name) for f in fields(type(value))}
             return {"call": value.word} | written
         case Quantity() | Range():
-            return {name: getattr(value, name) for name in value.__slots__}
+            return dict(vars(value))
         case tuple():
             return tuple(map(plain, value))
         case _:

@@ -20,7 +20,7 @@ class Bound(NamedTuple):
 
 
 BYTES = Bound(2**20, "E0031", "bytes of text, in the job and all files that it imports")
-WORDS = Bound(50_000, "E0032", "words and signs in them: names, numbers, brackets, line ends, comments")
+WORDS = Bound(40_000, "E0032", "words and signs in them: names, numbers, brackets, line ends, comments")
 SETTINGS = Bound(1_000, "E0031", "settings of the command line (`--set`)")
 SETTING_BYTES = Bound(2**16, "E0031", "characters in all of them")
 IMPORTS = Bound(500, "E0033", "files that a job imports")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from dslc.dsl.bounds import MISTAKES
+from dslc.dsl.record import Record, record
 from dslc.dsl.source import Span
 
 Severity = Literal["error", "warning"]
@@ -23,16 +24,16 @@ BLOCKING = frozenset({"W0309", "W0712", "W0801", "W0803", "W0806", "W0811", "W08
 PASSED_OVER = frozenset({"W0902", "W0903", "W0904", "W0905", "W0906"})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Note:
+@record
+class Note(Record):
     """A second place that matters, or a fact without a place."""
 
     message: str
     span: Span | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Diagnostic:
+@record
+class Diagnostic(Record):
     """One mistake of a job, or a warning: the letter of its code tells which. `label` stands under the marked text."""
 
     code: str

@@ -1,8 +1,8 @@
 """Frozen, keyword-only dataclasses that share their methods.
 
-`dataclass` compiles the methods of each class anew, which takes half a millisecond: over the hundred and fifty nodes
-and declarations of the language that is a third of the time that a whole `dslc check` may take. A record has the same
-fields, and so works with `dataclasses.fields`, `replace` and `asdict`, but one set of methods reads them.
+`dataclass` compiles the methods of each class anew, which takes half a millisecond: over the two hundred classes of
+the language and the compiler that would be a third of the time of a whole `dslc check`. A record has the same fields,
+and so works with `dataclasses.fields`, `replace` and `asdict`, but one set of methods reads them.
 """
 
 from __future__ import annotations
@@ -24,51 +24,62 @@ def _delete(record: Record, name: str) -> None:
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,))
 def record(cls: type[T]) -> type[T]:
     """Makes a dataclass of a subclass of `Record`."""
-    made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=True)(cls)
-    made.record_fields = dataclasses.fields(made)
-    return made
+    return _shared(dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=True)(cls))
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def positional(cls: type[T]) -> type[T]:
     """Makes the same with fields that may be given by position."""
-    made: Any = dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
-    made.record_fields = dataclasses.fields(made)
+    return _shared(dataclasses.dataclass(init=False, repr=False, eq=False)(cls))
+
+
+def _shared(made: Any) -> Any:
+    fields = dataclasses.fields(made)
+    made.record_names = {f.name for f in fields}
+    made.record_shown = tuple(f.name for f in fields if f.repr)
+    made.record_compared = tuple(f.name for f in fields if f.compare)
+    made.record_defaults = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
     return made
 
 
 class Record:
     """The shared methods of records: equality by class and by the fields that compare, and a matching hash."""
 
-    record_fields: ClassVar[tuple[dataclasses.Field[Any], ...]] = ()
+    record_names: ClassVar[set[str]] = set()
+    record_shown: ClassVar[tuple[str, ...]] = ()
+    record_compared: ClassVar[tuple[str, ...]] = ()
+    record_defaults: ClassVar[dict[str, Any]] = {}
 
     if not TYPE_CHECKING:
 
         def __init__(self, *in_order: Any, **given: Any) -> None:
-            values = self.__dict__
             if in_order:
                 names = self.__match_args__[: len(in_order)]
                 if len(names) < len(in_order) or given.keys() & names:
                     raise TypeError(f"{type(self).__name__} takes its fields by name, each once")
                 given |= zip(names, in_order, strict=True)
-            for f in self.record_fields:
-                name = f.name
-                if name in given:
-                    values[name] = given.pop(name)
-                elif f.default is not dataclasses.MISSING:
-                    values[name] = f.default
-                elif f.default_factory is not dataclasses.MISSING:
-                    values[name] = f.default_factory()
-                else:
-                    raise TypeError(f"{type(self).__name__} needs {name!r}")
-            if given:
-                raise TypeError(f"{type(self).__name__} takes no {', '.join(map(repr, given))}")
+            values = self.__dict__
+            values |= self.record_defaults
+            values |= given
+            if values.keys() != self.record_names:
+                self._complete(values)
 
         __setattr__ = _set
         __delattr__ = _delete
 
-    def _compared(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, f.name) for f in self.record_fields if f.compare)
+    def _complete(self, values: dict[str, Any]) -> None:
+        """Calls the factories of the fields that have no value. Raises TypeError for fields too many or too few."""
+        for f in dataclasses.fields(self):  # type: ignore[arg-type]
+            if f.name not in values:
+                if f.default_factory is dataclasses.MISSING:
+                    raise TypeError(f"{type(self).__name__} needs {f.name!r}")
+                values[f.name] = f.default_factory()
+        if unknown := values.keys() - self.record_names:
+            raise TypeError(f"{type(self).__name__} takes no {', '.join(map(repr, sorted(unknown)))}")
+
+    def _compared(self) -> list[Any]:
+        values = self.__dict__
+        return [values[name] for name in self.record_compared]
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -77,8 +88,8 @@ class Record:
         return self._compared() == other._compared()
 
     def __hash__(self) -> int:
-        return hash((type(self), self._compared()))
+        return hash((type(self), *self._compared()))
 
     def __repr__(self) -> str:
-        shown = (f"{f.name}={getattr(self, f.name)!r}" for f in self.record_fields if f.repr)
+        shown = (f"{name}={getattr(self, name)!r}" for name in self.record_shown)
         return f"{type(self).__name__}({', '.join(shown)})"

@@ -29,7 +29,7 @@ al. 2019 (arXiv:1910.02054); recomputation: Chen et al. 2016 (arXiv:1604.06174),
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from math import prod
@@ -55,13 +55,14 @@ from dslc.compiler.placement.sharding import (
 from dslc.compiler.placement.staging import Staging
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.record import Record, record
 
 MOST_LAYERS = 3  # layers named at the peak, at most
 RANDOM_STATE = 5056  # bytes of the CPU generator's state, as torch keeps it
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerBytes:
+@record
+class LayerBytes(Record):
     """One layer of a micro-batch: its saved activations, and its working memory forward, in recomputation, and
     backward.
     """

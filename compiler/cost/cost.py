@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dslc.compiler.cost.account import account
 from dslc.compiler.cost.traffic import place_of, traffic
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.placement.sharding import recomputed
 from dslc.compiler.placement.staging import Staging
+from dslc.dsl.record import Record, record
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankCost:
+@record
+class RankCost(Record):
     """The cost of the ranks of one pipeline coordinate."""
 
     memory: MemoryNode

@@ -21,8 +21,6 @@ catalogue (`missing_figures`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dslc.compiler.cost.cost import RankCost
 from dslc.compiler.cost.schedule_cost import timeline
 from dslc.compiler.cost.traffic import SHARED
@@ -30,10 +28,11 @@ from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import recomputed
 from dslc.compiler.placement.staging import Staging
+from dslc.dsl.record import Record, record
 
 
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
+@record
+class Estimate(Record):
     """Seconds of the slowest rank; `mfu` is the model's FLOPs over what all devices could do at their peak.
 
     `step_time` is `arithmetic`, `transfers` within layers, the rank's idle time for others (`waiting`), and `exposed`:

@@ -21,11 +21,11 @@ Limits. Every micro-batch costs the same; links do not contend; overlapping acti
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 from dslc.compiler.placement.schedules import Action, ScheduleTable
+from dslc.dsl.record import Record, record
 
 
 class Span(NamedTuple):
@@ -36,8 +36,8 @@ class Span(NamedTuple):
     end: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
+@record
+class Timeline(Record):
     """One step: its length, each rank's busy time, the mean idle share, and the spans of each rank in order."""
 
     total: float

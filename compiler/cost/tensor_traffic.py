@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple, assert_never
 
@@ -40,6 +39,7 @@ from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import Sharding, low_copy, low_dtype, low_precision, recomputed
 from dslc.compiler.placement.tensor_plan import TensorPlan, calls_by_layer
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.record import Record, record
 
 FORWARD, AGAIN, BACKWARD = "activations", "activations, again", "gradients of activations"
 LOSS, SUMMED = "parts of the loss", "gradients beside pieces"
@@ -55,8 +55,8 @@ class Exchanged(NamedTuple):
     bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Call:
+@record
+class _Call(Record):
     """A call of a module with a style: numbers of its input and output per sample, and the bytes of each."""
 
     name: str

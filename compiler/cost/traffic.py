@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import groupby, pairwise
 from math import prod
 
@@ -47,6 +47,7 @@ from dslc.compiler.placement.sharding import (
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.tensor_plan import shape_on_a_rank
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.record import record
 
 FIRST_BUCKET_BYTES = 2**20  # DistributedDataParallel's first bucket is small, so that it is sent early
 BUFFER_BUCKET_BYTES = 250 * 2**20
@@ -54,7 +55,7 @@ BUFFER_BUCKET_BYTES = 250 * 2**20
 SHARED = "gradients of shared weights"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Coordinate(Staging):
     """The part of one pipeline coordinate: `mine` are its stages, `held` the layers of each, with copies of weights
     that another coordinate owns.

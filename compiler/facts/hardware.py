@@ -14,7 +14,7 @@ without it: the speed of one process depends on its share of the cores and on th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dslc.dsl.record import Record, record
 
 GiB, MiB, GB = 1024**3, 1024**2, 10**9
 
@@ -29,8 +29,8 @@ WORKSPACE, WORKSPACE_BEFORE_HOPPER = 2 * 32 * MiB, 2 * (2 * 4096 + 8 * 16) * 102
 _BEFORE_HOPPER = ("v100", "a10", "a100_40g", "a100_80g", "l4", "l40s", "rtx3090", "rtx4090")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hardware:
+@record
+class Hardware(Record):
     """One kind of device. None: unknown, or not available."""
 
     kind: str

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 
 from dslc.dsl.bounds import HEADER
 from dslc.dsl.files import open_file
+from dslc.dsl.record import Record, record
 from dslc.dsl.words import plural
 
 NAME = "weights.safetensors"  # in a run directory
@@ -25,8 +25,8 @@ class Unreadable(Exception):
     """The file does not exist, or is not a safetensors file."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorEntry:
+@record
+class TensorEntry(Record):
     dtype: str  # F32, BF16, I64, …
     shape: tuple[int, ...]
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from dslc.compiler.graph.graph import LOCAL, MESSAGES, PlanGraph
 from dslc.compiler.ir.records import Action, Hands, Process, Stage
+from dslc.dsl.record import Record, record
 
 Line = list[tuple[str, Action]]
 Key = tuple[Any, ...]  # the object of a meeting: a message, or the n-th collective of an axis
 WIDE = ("pipeline", "all")  # axes whose collectives join ranks of several coordinates
 
 
-@dataclass(frozen=True, kw_only=True)
-class View:
+@record
+class View(Record):
     """`lines` are the actions of each process in order; `broken` says why there are none.
 
     `homes` is the pipeline coordinate of each stage, `coordinates` that of each process. `ends_of` are the ends of each

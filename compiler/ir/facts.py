@@ -7,17 +7,18 @@ facts, same plan, on any machine. An unknown fact is None, and figures that depe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.tensors import TensorFact
+from dslc.dsl.record import Record, record
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourceFacts:
+@record
+class SourceFacts(Record):
     """The facts of a data source. `missing` names what is absent or wrong, `help` the remedy, and `code` the kind:
     E0309, no data; E0803, a library that is not installed; else another fault.
     """
@@ -36,8 +37,8 @@ class SourceFacts:
     code: str = "E0309"
 
 
-@dataclass(frozen=True, kw_only=True)
-class MachineFacts:
+@record
+class MachineFacts(Record):
     """The machine the job runs on; for `run` alone."""
 
     cores: int
@@ -45,8 +46,8 @@ class MachineFacts:
     gpus: tuple[int, ...] = ()  # bytes of each
 
 
-@dataclass(frozen=True, kw_only=True)
-class Facts:
+@record
+class Facts(Record):
     source: SourceFacts | None = None
     model: ModelFacts | None = None
     machine: MachineFacts | None = None

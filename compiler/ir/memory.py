@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dslc.dsl.record import Record, record
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "communication", "framework")
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerShare:
+@record
+class LayerShare(Record):
     """A layer's part of the activations at the peak."""
 
     name: str
     bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryNode:
+@record
+class MemoryNode(Record):
     """Bytes of one rank by kind, at the peak; `when` is its moment, and `layers` hold most then.
 
     `rest` is the memory between two steps; `rank` the data rank that holds most, the first of several; `workspace` the

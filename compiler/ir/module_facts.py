@@ -5,15 +5,14 @@ They are a module of their own because `dslc check` without `--trace` needs none
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.ir.working import Working
+from dslc.dsl.record import Record, record
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerFacts:
+@record
+class LayerFacts(Record):
     """One layer of a traced module; its figures follow the conventions of `LayerNode`."""
 
     name: str  # the path for `get_submodule`; "" for all that belongs to no module below the root
@@ -33,8 +32,8 @@ class LayerFacts:
     working_low: Working | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModuleFacts:
+@record
+class ModuleFacts(Record):
     """One module of a traced model."""
 
     name: str  # the name in `named_modules`; "" for the model
@@ -44,8 +43,8 @@ class ModuleFacts:
     parameters: bool = False  # true if it has some of its own
 
 
-@dataclass(frozen=True, kw_only=True)
-class CutCall:
+@record
+class CutCall(Record):
     """A call of a module that is cut: its input and output of one sample, both as in one process."""
 
     module: str
@@ -53,8 +52,8 @@ class CutCall:
     output: TensorFact
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShareFacts:
+@record
+class ShareFacts(Record):
     """The model with its modules cut over a tensor axis of `ranks` ranks, by `styles`.
 
     `calls` are in order, and so are `summed`, the modules that sum the gradients of their parameters, once for each
@@ -73,8 +72,8 @@ class ShareFacts:
     help: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SeamFacts:
+@record
+class SeamFacts(Record):
     """The place between two layers of a traced module: the tensors that a rank of a stage ending there sends, its share
     if a tensor axis cuts the module; or the reason why none can end there.
     """
@@ -83,8 +82,8 @@ class SeamFacts:
     refused: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelFacts:
+@record
+class ModelFacts(Record):
     """The facts of a user's module from tracing it on the meta device."""
 
     parameters: tuple[tuple[str, tuple[int, ...], bool], ...]  # name, shape, trainable; each tensor once

@@ -7,7 +7,6 @@ add up over samples. Import these names from `dslc.compiler.model.model`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,14 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from dslc.compiler.ir.steps import InitStep, ModuleStep
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.ir.working import Working
+from dslc.dsl.record import Record, record
 from dslc.dsl.source import Span
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParameterNode:
+@record
+class ParameterNode(Record):
     """A parameter under its name in the unwrapped model. `init` is None if a user's own function initialises it.
 
     `trains` is the module's own setting; `model.freeze` may override it (`sharding.trained`).
@@ -40,8 +40,8 @@ class ParameterNode:
         return 0 if self.tied_to else prod(self.shape)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BufferNode:
+@record
+class BufferNode(Record):
     name: str
     shape: tuple[int, ...]
     dtype: str
@@ -60,8 +60,8 @@ class PartNode(NamedTuple):
     gives_low: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerNode:
+@record
+class LayerNode(Record):
     """One layer: input, output, parameters and costs.
 
     FLOPs are two for each multiply-add of matrix products, convolutions and attention (full, even if it is causal), as
@@ -93,8 +93,8 @@ class LayerNode:
     masks: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelGraph:
+@record
+class ModelGraph(Record):
     """The layers in order, and the constructors of the model.
 
     `parameters` counts each tied weight once. `batch_norm_values` is the least count of numbers that a batch norm has

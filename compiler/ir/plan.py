@@ -10,19 +10,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from dslc.compiler.ir.codec import from_json, parse, to_json
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.ir.traffic import TrafficNode
+from dslc.dsl.record import Record, record
 
 PLAN_VERSION = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class TopologyNode:
+@record
+class TopologyNode(Record):
     """The devices. `kind` is of the hardware catalogue, `memory` bytes of one device where that is known."""
 
     nodes: int
@@ -35,8 +35,8 @@ class TopologyNode:
     backend: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class AxisNode:
+@record
+class AxisNode(Record):
     """One axis of the mesh: neighbours are `stride` ranks apart."""
 
     name: str
@@ -45,8 +45,8 @@ class AxisNode:
     between_nodes: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerPlan:
+@record
+class LayerPlan(Record):
     """One layer as it is shown. `line` is its place in the job."""
 
     name: str
@@ -59,8 +59,8 @@ class LayerPlan:
     line: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageNode:
+@record
+class StageNode(Record):
     """Layers `first` to `last` (both included), on the ranks at one pipeline coordinate.
 
     `kept` are the bytes of a micro-batch's activations that a rank's device keeps of them: on the tensor and the
@@ -76,8 +76,8 @@ class StageNode:
     kept: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShareNode:
+@record
+class ShareNode(Record):
     """`ranks` data ranks from `first_rank` on, each with `samples` of a batch, in the order of the batch."""
 
     first_rank: int
@@ -85,8 +85,8 @@ class ShareNode:
     samples: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataNode:
+@record
+class DataNode(Record):
     source: str
     train: int | None
     validation: int | None
@@ -102,8 +102,8 @@ class DataNode:
     steps: int | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScheduleNode:
+@record
+class ScheduleNode(Record):
     """The table of a pipeline: a row for each pipeline coordinate; `2F0` is stage 2's forward of micro-batch 0.
 
     `equal_bubble` is the bubble with equal numbers of layers in the stages, if they can be cut so.
@@ -116,8 +116,8 @@ class ScheduleNode:
     equal_bubble: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingNode:
+@record
+class TrainingNode(Record):
     optimizer: str
     lr: float  # scaled
     lr_written: float
@@ -127,8 +127,8 @@ class TrainingNode:
     seed: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankNode:
+@record
+class RankNode(Record):
     """Ranks `first` to `last` (both included), which all do the same with other samples or shards."""
 
     pipeline: int
@@ -140,8 +140,8 @@ class RankNode:
     flops: int  # of one step
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepNode:
+@record
+class StepNode(Record):
     """The parts of a step's predicted time, in seconds of the busiest rank, and the bytes it moves by link.
 
     `arithmetic`, at `efficiency` of the peak; `transfers` within layers; `waiting` for other stages; and `exposed`, the
@@ -157,8 +157,8 @@ class StepNode:
     between: int  # bytes between nodes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
+@record
+class Plan(Record):
     """`layers`, `stages`, `ranks` are empty for a user's own network that was not traced; its numbers are None.
 
     `shards` ranks of the data and context axes, neighbours along them, have one copy of the parameters between them.

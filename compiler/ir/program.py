@@ -10,17 +10,18 @@ All programs of a job share everything but `place`: a `RankProgram` is the job's
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from dslc.compiler.ir.steps import Arguments, InitStep, ModuleStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
+from dslc.dsl.record import Record, record
 
 __all__ = ["InitStep", "ModuleStep"]  # names defined elsewhere
 
 
-@dataclass(frozen=True, kw_only=True)
-class PythonFunction:
+@record
+class PythonFunction(Record):
     """`module:function` of the user's, and its keyword arguments. `folder` is put first on `sys.path`."""
 
     function: str
@@ -29,8 +30,8 @@ class PythonFunction:
     line: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TransformersStep:
+@record
+class TransformersStep(Record):
     """A network of the `transformers` library: from a folder or a config, whose `arguments` override its own.
 
     `kind` follows from the data; a classifier has `labels` classes unless the config or an argument says otherwise.
@@ -45,8 +46,8 @@ class TransformersStep:
     line: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelStep:
+@record
+class ModelStep(Record):
     """The model: `root` with `inits` and `ties`, or `python`, or `transformers`.
 
     `frozen` are patterns (`fnmatch`, over full names) of parameters that do not train. `weights` is a file whose values
@@ -67,8 +68,8 @@ class ModelStep:
     reset: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class LossStep:
+@record
+class LossStep(Record):
     """The loss, as a sum over samples or tokens; the runtime divides it by the global count.
 
     `counts` is the unit: `samples`; `tokens` (all elements of the target, known from its shape); `kept`: the elements
@@ -83,8 +84,8 @@ class LossStep:
     line: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataStep:
+@record
+class DataStep(Record):
     """The samples, and the way an epoch of them is split.
 
     Order: epoch `e` visits the `train_samples` in the order `permutation(seed, e)` (or as they are); global batch `k`
@@ -109,8 +110,8 @@ class DataStep:
     line: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OptimizerStep:
+@record
+class OptimizerStep(Record):
     """A class of `torch.optim` and its arguments; `lr` is already scaled.
 
     `no_decay` are patterns (`fnmatch`, over full names) of parameters that decay by nothing. `state` names what is kept
@@ -128,8 +129,8 @@ class OptimizerStep:
     line: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LearningRateStep:
+@record
+class LearningRateStep(Record):
     """The factor on `lr` for step s (from 0) of `steps`.
 
     warm-up: (s + 1) / warmup for s < warmup. Then `cosine` and `linear` fall from 1 to `floor` over the rest;
@@ -144,8 +145,8 @@ class LearningRateStep:
     factor: float = 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class MetricStep:
+@record
+class MetricStep(Record):
     """One metric, exact over a split: sums over samples (or tokens) and one division at the end."""
 
     kind: Literal["loss", "accuracy", "top_k", "perplexity", "mse"]
@@ -153,8 +154,8 @@ class MetricStep:
     k: int = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrecisionStep:
+@record
+class PrecisionStep(Record):
     """O1: autocast to `dtype` over float32 parameters. O2: the forward and backward pass in `dtype`, on a copy of
     float32 parameters, which the optimizer updates. `scaled` asks for loss scaling."""
 
@@ -163,8 +164,8 @@ class PrecisionStep:
     scaled: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class GradientStep:
+@record
+class GradientStep(Record):
     """The layout of parameters, gradients and optimizer state over the data axis, and the reduction of gradients.
 
     `none`: one rank. `ddp`: DistributedDataParallel. `zero1`: that, with the optimizer's state sharded by
@@ -181,8 +182,8 @@ class GradientStep:
     accumulate: bool = False  # fsdp: gradients stay whole until the last micro-batch (ZeRO-1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecomputeStep:
+@record
+class RecomputeStep(Record):
     """Modules whose forward pass runs again in the backward pass. `selective` keeps the results of products and of
     attention."""
 
@@ -190,8 +191,8 @@ class RecomputeStep:
     modules: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckpointStep:
+@record
+class CheckpointStep(Record):
     """The times at which the state of the training is saved, and the folder.
 
     One is due after a step that is a multiple of `every`, or, with `seconds`, after the first step that ends so long
@@ -209,8 +210,8 @@ class CheckpointStep:
     line: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageStep:
+@record
+class StageStep(Record):
     """One stage of a pipeline: the layers `modules` of the model, in order, on the ranks at pipeline coordinate `rank`.
     In a model of a user's own, "" among them stands for calls that belong to no layer.
 
@@ -225,8 +226,8 @@ class StageStep:
     outputs: tuple[tuple[tuple[int, ...], str], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PipelineStep:
+@record
+class PipelineStep(Record):
     """The pipeline axis: its stages, and for each pipeline coordinate the actions in order, in torch's notation (`0F0`,
     `1B3`, `0I2`, `0W2`), without communication.
     """
@@ -236,8 +237,8 @@ class PipelineStep:
     rows: tuple[tuple[str, ...], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorParallelStep:
+@record
+class TensorParallelStep(Record):
     """The tensor axis: the cut of each module's parameters.
 
     `styles` are (module, style), in the order in which they are applied; `runtime/parallel/tensor_parallel.py` has the
@@ -251,8 +252,8 @@ class TensorParallelStep:
     loss_parallel: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobProgram:
+@record
+class JobProgram(Record):
     """The part of the program that all ranks of a job share."""
 
     job: str  # its name
@@ -304,8 +305,8 @@ class JobProgram:
     seed: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankPlace:
+@record
+class RankPlace(Record):
     """The place of one rank."""
 
     rank: int
@@ -316,7 +317,7 @@ class RankPlace:
     data_ranks: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankProgram:
+@record
+class RankProgram(Record):
     job: JobProgram
     place: RankPlace

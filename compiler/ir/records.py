@@ -6,25 +6,25 @@ program (program.py): the part that all ranks of a job share.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.program import MetricStep
 from dslc.compiler.ir.traffic import TrafficNode
+from dslc.dsl.record import Record, positional, record
 
 Shape: TypeAlias = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machines:
+@record
+class Machines(Record):
     """Identical machines."""
 
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
+@record
+class Axis(Record):
     """One axis of the mesh: neighbours along it are `stride` ranks apart."""
 
     name: str
@@ -32,8 +32,8 @@ class Axis:
     stride: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Devices:
+@record
+class Devices(Record):
     """Identical devices, `processes` on each machine, and the mesh over all of them.
 
     `gpus` are those of a machine that are named; `memory` is the most bytes that a rank may hold, None if unknown.
@@ -48,8 +48,8 @@ class Devices:
     axes: tuple[Axis, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+@record
+class Process(Record):
     """Ranks `first` to `last`, which do the same, at one pipeline coordinate; their exchanges in a step, and their
     memory at the peak.
     """
@@ -62,15 +62,15 @@ class Process:
     memory: MemoryNode | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+@record
+class Network(Record):
     """The model, of so many layers."""
 
     layers: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+@record
+class Stage(Record):
     """Layers `first` to `last` of the network.
 
     `held` is the most micro-batches whose activations it holds, None before that is counted. If it is one of several
@@ -87,15 +87,15 @@ class Stage:
     held: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+@record
+class Schedule(Record):
     """The schedule of a pipeline, by torch's name for it in lower case (`1f1b`)."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batches:
+@record
+class Batches(Record):
     """The samples of a full global batch and of an epoch's last, partial one (0: there is none), and the micro-batches
     that a rank cuts its share into."""
 
@@ -104,8 +104,8 @@ class Batches:
     microbatches: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+@record
+class Share(Record):
     """`ranks` data ranks from `first_rank` on, each with `samples` of a batch: of the `full` or the `last` one."""
 
     batch: str
@@ -114,8 +114,8 @@ class Share:
     samples: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
+@record
+class Action(Record):
     """One thing that a process does in a step. By what it is, `what`:
 
     F, B, I, W                      a stage's forward, its backward, or the two halves of it, on one micro-batch
@@ -141,8 +141,8 @@ class Action:
     bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+@record
+class Training(Record):
     """The constants of the training that have no step of their own (program.py, `JobProgram`)."""
 
     job: str
@@ -163,18 +163,18 @@ class Training:
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+@positional
+class Placed(Record):
     """Edge: a stage on a process, a process on devices, devices on machines."""
 
 
-@dataclass(frozen=True, slots=True)
-class Follows:
+@positional
+class Follows(Record):
     """Edge: an action, and the next of the same process. The actions of a process form one line."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hands:
+@record
+class Hands(Record):
     """Edge: a transfer from one action to another."""
 
     bytes: int

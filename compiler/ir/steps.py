@@ -6,14 +6,16 @@ They are a module of their own because `dslc check` needs no others, and each cl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
+
+from dslc.dsl.record import Record, record
 
 Arguments = Mapping[str, Any]  # None, bool, int, float, str, tuples of these
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModuleStep:
+@record
+class ModuleStep(Record):
     """Builds one module, then its children, which become its attributes.
 
     `kind` is a class of `torch.nn` (`Conv2d`), or one of `dslc.runtime.model.modules` (`.Attention`).
@@ -26,8 +28,8 @@ class ModuleStep:
     line: str = ""  # "digits.plt:6:5": the place that an error names
 
 
-@dataclass(frozen=True, kw_only=True)
-class InitStep:
+@record
+class InitStep(Record):
     """The initial value of one parameter: `uniform` in [a, b), `normal` with mean a and deviation b, `constant` a.
 
     Drawn alone, in float32, from a generator seeded with (seed, name), so that it depends on nothing else.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import Literal
+
+from dslc.dsl.record import Record, record
 
 DType = Literal["float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool"]
 
@@ -24,8 +25,8 @@ DTYPE_BYTES: dict[str, int] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorFact:
+@record
+class TensorFact(Record):
     """One sample of a tensor: its shape without the batch, and its dtype as the model sees it."""
 
     shape: tuple[int, ...]

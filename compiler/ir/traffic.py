@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from dslc.dsl.record import Record, record
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrafficNode:
+@record
+class TrafficNode(Record):
     """The exchanges of one rank on one axis in a step: `count` operations, with `bytes` of input in all."""
 
     operation: str  # all_reduce, reduce_scatter, all_gather, broadcast, send, receive

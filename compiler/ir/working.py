@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dslc.dsl.record import Record, positional, record
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+@positional
+class Moment(Record):
     """A moment of a backward pass: bytes of a sample; numbers of the weight gradient that is being made, with copies,
     and of all gradients that the layer has made by then.
     """
@@ -25,8 +25,8 @@ class Moment:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Halves:
+@record
+class Halves(Record):
     """Working memory of a layer whose gradients of inputs and of weights are made apart.
 
     `gradients` stay from one half to the other: those of the results of operations with weights. A recomputed layer is
@@ -42,8 +42,8 @@ class Halves:
     copied: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Working:
+@record
+class Working(Record):
     """`forward` includes the activations saved so far; `dropping` is the same if none are saved, for recomputation.
     `copied` are numbers of weights that autocast copies in 16 bits, and keeps until the backward pass. `halves` is None
     if no operation is known one by one.

@@ -8,16 +8,17 @@ of one shape. A training that ends before its first short batch never sees one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
+
+from dslc.dsl.record import Record, record
 
 TRIED = 10_000  # multiples tried to either side
 Fault = Literal["", "E0303", "E0304", "E0307"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Epoch:
+@record
+class Epoch(Record):
     """`train` samples (None: not known) for `ranks` data-parallel ranks with `pieces` micro-batches each."""
 
     train: int | None

@@ -7,7 +7,7 @@ pipeline is the outermost. rank = ((p * data + d) * context + c) * tensor + t, a
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dslc.compiler.facts.catalogue import read_catalogue
 from dslc.compiler.facts.hardware import CATALOGUE, Hardware
@@ -20,13 +20,14 @@ from dslc.dsl.language.calls import Free
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call, Range
 from dslc.dsl.language.suggest import near
+from dslc.dsl.record import Record, record
 from dslc.dsl.words import listed, plural
 
 AXES = ("pipeline", "data", "context", "tensor")  # outermost first
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout:
+@record
+class Layout(Record):
     """The resolved topology. `processes` is of one node; `sizes` is by axis, in the order of `AXES`."""
 
     nodes: int

@@ -28,11 +28,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple
 
 from dslc.dsl.language.blocks import SCHEDULES
+from dslc.dsl.record import Record, record
 
 Kind = Literal["F", "B", "I", "W", "FB"]
 
@@ -65,8 +65,8 @@ class Action(NamedTuple):
 Row = list[Action | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleTable:
+@record
+class ScheduleTable(Record):
     """A row of actions per pipeline rank, with None for an idle slot; and the pipeline rank of each stage."""
 
     name: str

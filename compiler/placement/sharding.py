@@ -13,7 +13,7 @@ Contract: the account, the predicted collectives and the program all use these f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -23,6 +23,7 @@ from dslc.compiler.placement.schedules import SPLITS_BACKWARD
 from dslc.dsl.language.calls import Every, Fp16, Fp32
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.optimizers import Device
+from dslc.dsl.record import Record, record
 
 UNIT_NUMBERS = 2**18  # a layer of at least so many parameters (1 MiB in float32) is gathered by itself
 
@@ -34,8 +35,8 @@ LowDType = Literal["float32", "bfloat16", "float16"]
 _DTYPES: dict[str, LowDType] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sharding:
+@record
+class Sharding(Record):
     """`replicas` full copies of `shards` parts each; their product is the data axis times the context axis.
 
     `reshard`: parameters are freed after the forward pass. `accumulate`: gradients stay whole, on each rank, until the
@@ -49,8 +50,8 @@ class Sharding:
     accumulate: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unit:
+@record
+class Unit(Record):
     """The parameters of modules that are gathered together. `name` is the module's; the root's is empty."""
 
     name: str

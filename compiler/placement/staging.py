@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from dslc.compiler.ir.nodes import ModelGraph
@@ -14,10 +13,11 @@ from dslc.compiler.placement.sharding import Sharding, Unit
 from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.compiler.placement.workload import Workload
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.record import Record, record
 
 
-@dataclass(frozen=True, kw_only=True)
-class Staging:
+@record
+class Staging(Record):
     """A model in stages: `stages` are the layers of each, by index in the model. Without a pipeline there is one stage,
     and no schedule. `cuts` is the plan of the tensor axis, which is empty without one.
     """

@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.tensor_styles import TensorStyle
+from dslc.dsl.record import Record, record
 from dslc.dsl.words import article
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ PUBLISHED: Mapping[str, TensorStyle | None] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fault:
+@record
+class Fault(Record):
     """Why the plan cannot be used. `entry` is the one at fault; "" in the library's own plan. `unknown` is its pattern
     if that names no module.
     """

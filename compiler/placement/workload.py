@@ -6,7 +6,7 @@ no sizes: E03xx.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Literal
 
@@ -18,6 +18,7 @@ from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Quantity
+from dslc.dsl.record import Record, record
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
@@ -26,8 +27,8 @@ Counts = Literal["samples", "tokens", "kept"]  # see `LossStep`
 _CLASSES_FROM_0 = c.Digits | c.Stdlib | c.Text | c.Tokens | c.Images | c.MNIST | c.CIFAR10 | c.Synthetic
 
 
-@dataclass(frozen=True, kw_only=True)
-class Workload:
+@record
+class Workload(Record):
     """Counts are of samples (sequences, for text) unless noted."""
 
     train: int | None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from dslc.compiler.cost.cost import RankCost
@@ -16,10 +15,11 @@ from dslc.compiler.placement.sharding import Sharding, sharding_of
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.workload import Workload
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.record import Record, record
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pipeline:
+@record
+class Pipeline(Record):
     """The stages, their schedule and its time in units of the mean stage's forward and backward."""
 
     stages: tuple[range, ...]
@@ -28,8 +28,8 @@ class Pipeline:
     bubble: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Analysis:
+@record
+class Analysis(Record):
     """All facts derived from a job. `model` and the facts that need it are None for a user's own network that was not
     traced.
     """

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations, islice
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,6 +25,7 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec, Promise
 from dslc.dsl.language.registry import Call
+from dslc.dsl.record import Record, record
 
 if TYPE_CHECKING:
     from dslc.compiler.rules.analysis import Analysis
@@ -89,8 +90,8 @@ def blame(memory: MemoryNode) -> str:
 # ---------------------------------------------------------------------------------------------------------- remedies
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
+@record
+class Change(Record):
     """A change of the job. One `what` may come in several `sizes`, of which the first that helps is taken.
 
     `rank` orders changes before their price does: 0 leaves the training as it is, 1 changes its precision, 2 needs more
@@ -103,8 +104,8 @@ class Change:
     rank: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Remedy:
+@record
+class _Remedy(Record):
     changes: tuple[Change, ...]
     found: Analysis
 

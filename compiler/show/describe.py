@@ -7,12 +7,12 @@ Nothing is decided here: every number is in the plan, or follows from it by the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from dslc.compiler.ir.plan import AxisNode, LayerPlan, Plan, RankNode, ShareNode, StageNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
 from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.ir.units import byte_text, count_text, percent_text, time_text
+from dslc.dsl.record import Record, record
 from dslc.dsl.words import plural
 
 UNKNOWN = "unknown"
@@ -182,8 +182,8 @@ def ranks_text(ranks: list[int]) -> str:
 # --------------------------------------------------------------------------------------------------------- samples
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
+@record
+class Part(Record):
     """Data ranks `first` to `last`, each with `samples` of a batch; the first of them from entry `start` on."""
 
     first: int
@@ -235,8 +235,8 @@ def layer_name(layer: LayerPlan) -> str:
     return layer.name if not layer.name[0].isdigit() else f"{layer.name} {layer.kind}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerRun:
+@record
+class LayerRun(Record):
     """Layers `first` to `last`, which are alike in all but their names."""
 
     first: int

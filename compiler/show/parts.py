@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from dslc.compiler.ir.memory import KINDS
 from dslc.compiler.ir.plan import Plan, RankNode
@@ -11,13 +10,14 @@ from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.ir.units import byte_text, percent_text
 from dslc.compiler.show.canvas import FAINT, MEMORY_COLOURS, SKY, Canvas
 from dslc.compiler.show.describe import known, limit_of, stage_layers, stages_of
+from dslc.dsl.record import Record, record
 from dslc.dsl.words import plural
 
 WORDS = {"all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter", "all_gather": "all-gather"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Extent:
+@record
+class Extent(Record):
     width: float
     height: float
 

@@ -13,7 +13,6 @@ holds. Beside it stands the most that this rank holds, and of how many micro-bat
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 from dslc.compiler.cost.schedule_cost import timeline
 from dslc.compiler.ir.plan import Plan
@@ -22,6 +21,7 @@ from dslc.compiler.placement.schedules import table
 from dslc.compiler.show.canvas import FAINT, GREY, MEMORY_COLOURS, Canvas
 from dslc.compiler.show.describe import axis_of, class_of, span_text
 from dslc.compiler.show.legend import HEADING, heading
+from dslc.dsl.record import Record, record
 from dslc.dsl.words import plural
 
 LABEL, WIDTH, ROW, STRIP, PITCH = 116, 1000, 26, 16, 54
@@ -40,8 +40,8 @@ COLOURS = {  # by kind, the first two stages of a rank
 NAMES = {"F": "forward", "B": "backward", "I": "backward of the input", "W": "backward of the weights"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Piece:
+@record
+class Piece(Record):
     """One box of a row, times in units of the mean forward."""
 
     kind: str
@@ -51,8 +51,8 @@ class Piece:
     end: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Held:
+@record
+class Held(Record):
     """The activations of a rank between two moments: so many bytes, of so many micro-batches at its stages."""
 
     start: float
@@ -93,8 +93,8 @@ def draw_schedule(plan: Plan) -> str:
     return canvas.text()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Window:
+@record
+class _Window(Record):
     """The times that are shown, and their places."""
 
     total: float

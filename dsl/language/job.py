@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dslc.dsl.language.blocks import (
     CheckpointSpec,
@@ -17,11 +17,12 @@ from dslc.dsl.language.blocks import (
     ParallelismSpec,
     TrainSpec,
 )
+from dslc.dsl.record import Record, record
 from dslc.dsl.source import Source, Span
 
 
-@dataclass(frozen=True, kw_only=True)
-class Promise:
+@record
+class Promise(Record):
     """One line of `expect`: `peak_memory < 76GiB`. The value is in base units."""
 
     name: str
@@ -30,8 +31,8 @@ class Promise:
     span: Span = field(compare=False, repr=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobSpec:
+@record
+class JobSpec(Record):
     """A whole job. Every block exists; one that the user left out has its defaults.
 
     `evaluate` and `checkpoint` of a job that does not name them have defaults too: evaluation at the end if there is a

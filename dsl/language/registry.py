@@ -22,7 +22,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
 
 from dslc.dsl.record import Record, positional, record
@@ -35,24 +34,24 @@ T = TypeVar("T")
 # ---------------------------------------------------------------------------------------------------- values
 
 
-@dataclass(frozen=True, slots=True)
-class Quantity:
+@positional
+class Quantity(Record):
     """A number with its dimension, in base units: bytes, seconds, steps, epochs, a fraction, bytes/s, FLOP/s."""
 
     value: int | float
     dimension: Dimension
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+@positional
+class Range(Record):
     """`first..last`, both included."""
 
     first: int
     last: int
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+@positional
+class Place(Record):
     """The place of an entry: its name, its value, and the layer that set it (a file, `<--set 2>`)."""
 
     name: Span
@@ -276,8 +275,8 @@ def call(category: str, word: str = "", *, open: bool = False) -> Callable[[type
     return declare
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+@positional
+class Field(Record):
     """One declared field, as the interpreters of the registry read it."""
 
     name: str

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.registry import BLOCKS
 from dslc.dsl.language.suggest import RESERVED, did_you_mean, for_block, for_setting
+from dslc.dsl.record import Record, record
 from dslc.dsl.source import Span
 from dslc.dsl.syntax import tree
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setting:
+@record
+class Setting(Record):
     """One value, and the place that set it. `arguments` are those that later layers set in the call that it is."""
 
     name: Span
@@ -29,8 +30,8 @@ class Setting:
     arguments: Mapping[str, Setting] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParamSetting:
+@record
+class ParamSetting(Record):
     """A param; `setting` is None if it was declared without a value and given none."""
 
     name: str

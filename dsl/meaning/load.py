@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import islice
 
 from dslc.dsl.bounds import BYTES, IMPORT_DEPTH, IMPORTS, SETTING_BYTES, SETTINGS, WORDS
@@ -23,6 +23,7 @@ from dslc.dsl.language.suggest import did_you_mean
 from dslc.dsl.meaning.forms import accepts, words_in
 from dslc.dsl.meaning.layering import Merged, Setting, block_meant, merge, names_in, put, put_promise
 from dslc.dsl.meaning.resolve import Combination, resolve
+from dslc.dsl.record import Record, record
 from dslc.dsl.source import Source, Span
 from dslc.dsl.syntax import tree
 from dslc.dsl.syntax.parser import parse, parse_expression, parse_setting
@@ -30,8 +31,8 @@ from dslc.dsl.syntax.parser import parse, parse_expression, parse_setting
 _COMPARED = re.compile(r"\s*expect\s*\.\s*([A-Za-z_]\w*)\s*(<=|>=|==|<|>)")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loaded:
+@record
+class Loaded(Record):
     """The result of loading a job file.
 
     `job` is None if one cannot be built, because something required is missing or wrong. With errors in the report it
@@ -76,8 +77,8 @@ def load_text(text: str, name: str = "job.plt", folder: str = "", settings: Sequ
     return _laid(_read(Source(name, text), full, Report()), settings)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Read:
+@record
+class _Read(Record):
     """A job file and its imports, read once; `merged` is None if they cannot be used."""
 
     report: Report

@@ -24,6 +24,7 @@ from dslc.dsl.language.suggest import RESERVED, did_you_mean, for_block, for_fie
 from dslc.dsl.meaning.calling import build, call, end_of, origin
 from dslc.dsl.meaning.evaluate import Bad, Evaluator
 from dslc.dsl.meaning.layering import Merged, Setting, put
+from dslc.dsl.record import Record, record
 from dslc.dsl.source import Span
 from dslc.dsl.syntax import tree
 from dslc.dsl.words import listed, quoted
@@ -51,8 +52,8 @@ PROMISE_DOCS = {
 Combination = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resolved:
+@record
+class Resolved(Record):
     """`combinations` are those of a sweep, as settings; empty without one."""
 
     job: JobSpec | None

@@ -9,13 +9,13 @@ grammar.py runs Lark, builder.py makes the nodes, and explain.py explains the mi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from lark import UnexpectedInput
 
 from dslc.dsl.bounds import WORDS
 from dslc.dsl.diagnostics import Report
+from dslc.dsl.record import Record, record
 from dslc.dsl.source import Source, Span
 from dslc.dsl.syntax import tree
 from dslc.dsl.syntax.brackets import lay_out
@@ -27,8 +27,8 @@ from dslc.dsl.syntax.mistakes import GaveUp, Mistakes
 from dslc.dsl.syntax.recovery import Recovery
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setting:
+@record
+class Setting(Record):
     """`train.optimizer.lr = 1e-3`.
 
     `value` is None if the text right of `=` is no expression; `mistakes` has the reasons. If the target takes a string,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 
 import networkx
 import pytest
 import torch
+from helpers.paths import ROOT
 
 import dslc
 from dslc.runtime.process import whose_code
@@ -69,7 +69,7 @@ def test_whose_code_it_is() -> None:
         torch.nn.Module.__init__.__code__.co_filename: "torch's",
         json.__file__: "Python's",
         networkx.__file__: "",
-        os.path.join(os.path.dirname(os.path.dirname(whose_code.__file__)), "train.py"): "the user's",
+        str(ROOT / "train.py"): "the user's",
         __file__: "the user's",
         "<string>": "",
     }
