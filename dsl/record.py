@@ -24,16 +24,18 @@ def _delete(record: Record, name: str) -> None:
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,))
 def record(cls: type[T]) -> type[T]:
     """Makes a dataclass of a subclass of `Record`."""
-    return _shared(dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=True)(cls))
+    return _shared(cls, kw_only=True)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def positional(cls: type[T]) -> type[T]:
     """Makes the same with fields that may be given by position."""
-    return _shared(dataclasses.dataclass(init=False, repr=False, eq=False)(cls))
+    return _shared(cls, kw_only=False)
 
 
-def _shared(made: Any) -> Any:
+def _shared(cls: Any, *, kw_only: bool) -> Any:
+    cls.__doc__ = cls.__doc__ or cls.__name__  # dataclass would work out a signature, which is slow
+    made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
     fields = dataclasses.fields(made)
     made.record_names = {f.name for f in fields}
     made.record_shown = tuple(f.name for f in fields if f.repr)
