@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dslc.compiler.graph.graph import COMPUTE, PlanGraph
 from dslc.compiler.ir import program as p
+from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.records import Action, Batches, Devices, Placed, Process, Schedule, Stage, Training
 
 
@@ -24,6 +25,8 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
         backend=devices.backend,
         timeout=training.timeout,
         threads=0,
+        memory=_memory(plan),
+        memory_limit=devices.memory,
         model=plan.one(p.ModelStep),
         sync_batch_norm=training.sync_batch_norm,
         loss=plan.one(p.LossStep),
@@ -71,6 +74,12 @@ def place(plan: PlanGraph, rank: int) -> p.RankPlace:
         data_rank=coordinates["data"],
         data_ranks=plan.axis("data").size,
     )
+
+
+def _memory(plan: PlanGraph) -> tuple[MemoryNode, ...]:
+    """Returns the planned memory of a rank at each pipeline coordinate."""
+    processes = sorted((process for _, process in plan.of_kind(Process)), key=lambda process: process.pipeline)
+    return tuple(process.memory for process in processes if process.memory is not None)
 
 
 def _pipeline(plan: PlanGraph) -> p.PipelineStep | None:

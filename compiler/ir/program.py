@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Literal
 
+from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.steps import Arguments, InitStep, ModuleStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.dsl.record import Record, record
@@ -266,6 +267,8 @@ class JobProgram(Record):
     backend: str
     timeout: float  # seconds
     threads: int  # of one process; 0: an equal share of the machine's cores
+    memory: tuple[MemoryNode, ...] = ()  # as planned for a rank at each pipeline coordinate; () for an untraced model
+    memory_limit: int | None = None  # bytes that a rank may hold: of its device, or as the job says
     model: ModelStep
     sync_batch_norm: bool
     loss: LossStep

@@ -42,6 +42,7 @@ from torch import nn
 from dslc.compiler.ir.program import JobProgram, ModuleStep
 from dslc.runtime.process.error_text import READ, error_text, narrow
 from dslc.runtime.process.job_line import line_of
+from dslc.runtime.process.out_of_memory import planned_memory
 from dslc.runtime.process.records import NAME, NOTES
 from dslc.runtime.process.stop import Board
 from dslc.runtime.process.whose_code import is_ours, is_pythons, is_torchs
@@ -160,7 +161,11 @@ def record(
         line=_place(error, job, model),
         frames=_frames(error),
         log=log_path(run_dir, rank),
-        notes=(*_own_notes(error), *_of_storage(error, (run_dir, job.checkpoint.folder))),
+        notes=(
+            *_own_notes(error),
+            *planned_memory(error, job, rank),
+            *_of_storage(error, (run_dir, job.checkpoint.folder)),
+        ),
         time=now,
     )
 

@@ -110,7 +110,7 @@ class Trainer:
         job = self._folder / "made.plt"
         job.write_text(_text(choice))
         made = ready(job)
-        program = json.dumps(to_json(made.program) | {"plan_hash": ""})
+        program = json.dumps(to_json(made.program) | {"plan_hash": "", "memory": [], "memory_limit": None})
         if program not in self.trained:
             folder = self._folder / str(next(self._folders))
             self.trained[program] = train(self._launcher, folder, made.program, made.places)

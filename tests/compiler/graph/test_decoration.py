@@ -44,10 +44,6 @@ PLANS: dict[str, tuple[str, ...]] = {
 }
 
 
-# Held against a limit, and shown, but neither proved to be right nor told to the ranks.
-NOT_TOLD = {"Process.memory", "Devices.memory"}
-
-
 def changed(value: Any) -> Iterator[Any]:
     """Values that differ from this one in one attribute. None and an empty tuple are attributes that are not there."""
     match value:
@@ -116,7 +112,7 @@ def hold(plan: PlanGraph, names: Iterable[str]) -> Counter[str]:
     for what in mutate(plan, names):
         found = noticed(plan, told)
         by[found] += 1
-        if not found and what not in NOT_TOLD:
+        if not found:
             unnoticed[what] += 1
     assert not unnoticed
     verify(plan)

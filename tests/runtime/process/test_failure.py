@@ -11,6 +11,7 @@ from helpers.launcher import Command, Launcher, write_program
 from helpers.made_programs import conv_model, images, places, program, python
 
 from dslc.compiler.ir import program as p
+from dslc.compiler.ir.memory import LayerShare, MemoryNode
 from dslc.runtime.process.failure import Outcome, describe, record
 
 MODEL = """
@@ -66,6 +67,34 @@ def test_an_error_of_torch_over_the_users_own_lines(launcher: Launcher, tmp_path
     _, message = fail(launcher, tmp_path, "return self.linear(torch.zeros(2, 3))")
     assert "  RuntimeError: " in message and "mat1 and mat2 shapes cannot be multiplied (2x3 and 64x10)" in message
     assert "site-packages/torch" not in message and "line 17, in trouble" in message
+
+
+def test_memory_that_runs_out_beside_the_plan(launcher: Launcher, tmp_path: Path) -> None:
+    """As rank 1's pipeline coordinate is planned."""
+    other, mine = (
+        MemoryNode(
+            parameters=n << 20,
+            gradients=0,
+            optimizer=0,
+            activations=5 << 20,
+            buffers=0,
+            communication=0,
+            when="backward pass of linear",
+            layers=(LayerShare(name="linear", bytes=4 << 20),),
+            rest=n << 20,
+        )
+        for n in (7, 3)
+    )
+    memory: dict[str, Any] = {"memory": (other, mine), "memory_limit": 1 << 30}
+    _, message = fail(launcher, tmp_path, "torch.empty(2**60, dtype=torch.uint8)", **memory)
+    assert [line for line in message.splitlines() if line.startswith("note: ")] == [
+        "note: the plan expects it to hold 8 MiB at its peak (backward pass of linear), of 1 GiB that it may "
+        "hold: activations 5 MiB, parameters 3 MiB",
+        "note: these layers hold most of the activations: linear 4 MiB",
+        "note: between two steps it should hold 3 MiB",
+    ]
+    _, message = fail(launcher, tmp_path, "raise ValueError('other')", **memory)
+    assert "note" not in message
 
 
 def test_what_torch_wraps_in_stages_is_taken_out(tmp_path: Path) -> None:
