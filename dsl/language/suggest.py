@@ -109,7 +109,7 @@ def for_field(block: str, name: str) -> Meant:
     meant = _argument(block, name)
     if meant.said:
         return meant
-    found = near(name, own)
+    found = near(name, own) or next((word for word in own if word.endswith(f"_{name}")), None)
     if found:
         return Meant(f"did you mean `{found}`?", f"{block}.{found}")
     if _plain(name) in ABSENT:

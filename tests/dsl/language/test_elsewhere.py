@@ -81,6 +81,7 @@ def test_each_block_answers_names_of_others(block: str, name: str) -> None:
         ('train { precision = "bf16-mixed" }', "E0121", "write `bf16`"),
         ("train { precision = 16 }", "E0121", "write `fp16`"),
         ("train { precision = bf16-mixed }", "E0121", "write `bf16`"),
+        ("train { schedule = cosine() }", "E0107", "did you mean `lr_schedule`?"),
         ("train { lr_schedule = cosine }", "E0130", "did you mean `warmup_cosine`?"),
         ("train { optimizer = adamw(learning_rate = 1e-3) }", "E0131", "did you mean `lr`?"),
         ("train { optimizer = FusedAdam() }", "E0130", "did you mean `adam`?"),
