@@ -62,8 +62,8 @@ def take(job: JobSpec, asked: str | None) -> Taken:
         found = _in(path)
         if found is None:
             raise NoCheckpoint(
-                f"{asked} is no checkpoint (a folder `step-00000050` with a {MANIFEST}), no folder that holds one, no "
-                "run directory and no .safetensors file"
+                f"{asked} is not a checkpoint (a folder `step-00000050` with a {MANIFEST}), a folder that holds one, "
+                "a run directory or a .safetensors file"
             )
         return found
     places = _places(job)
@@ -122,7 +122,7 @@ def _in(place: str) -> Taken | None:
         found, reasons = _looked_at(path)
         if found is not None:
             for each in passed_over:
-                print(plain(f"passed over {each}"), file=sys.stderr)
+                print(plain(f"skipped {each}"), file=sys.stderr)
             return found
         passed_over.append(f"{path}: {'; '.join(reasons)}")
     if passed_over:

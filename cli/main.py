@@ -140,15 +140,15 @@ def _on_text(command: _Command) -> None:
     fmt.add_argument("--check", action="store_true", help="change nothing; exit 1 if a file would change")
 
     explain = command("explain", "the long form of a diagnostic", "dslc explain E0301")
-    explain.add_argument("code", metavar="CODE", nargs="?", help="as in error[E0301]; none for a list of all")
+    explain.add_argument("code", metavar="CODE", nargs="?", help="as in error[E0301]; without one, a list of all")
 
     new = command("new", "write a job to start from", "dslc new mnist --template gpt")
     new.add_argument("name", metavar="NAME", help="the job's name: NAME.plt is written")
-    new.add_argument("--template", choices=("digits", "gpt", "python"), default="digits", help="what kind of job")
+    new.add_argument("--template", choices=("digits", "gpt", "python"), default="digits", help="the kind of job")
 
     tokens = command("tokens", "make a memory-mapped file of tokens from text", "dslc tokens books/*.txt -o books.bin")
     tokens.add_argument("texts", metavar="FILE", nargs="+", help="text, in the order given")
-    tokens.add_argument("-o", "--output", metavar="FILE", required=True, help="the file that is made")
+    tokens.add_argument("-o", "--output", metavar="FILE", required=True, help="the file to write")
     tokens.add_argument("--tokenizer", metavar="JSON", help="a tokenizer.json of `tokenizers` (default: bytes)")
 
     schema = command("schema", "the language as JSON schema, or as the reference page", "dslc schema --markdown")

@@ -58,7 +58,7 @@ def check_resume(analysis: Analysis, place: str, report: Report) -> str:
             report.extend(each.as_warning() for other in seen for each in _reasons(other, analysis))
             assert found.manifest is not None
             tell_of_checkpoint(analysis, _short(path), report)
-            return f"it would go on after step {found.manifest.step:,}, from {_short(path)}"
+            return f"it would resume after step {found.manifest.step:,}, from {_short(path)}"
         seen.append(found)
     whole = [each for each in seen if not each.damage]
     for each in whole[:1] or seen:
@@ -89,7 +89,7 @@ def _reasons(candidate: _Candidate, analysis: Analysis) -> Sequence[Diagnostic]:
             code="E0902",
             message=f"{_short(candidate.path)} is damaged: {candidate.damage}",
             span=analysis.job.checkpoint.at("resume"),
-            help="it cannot be mended: go on from an older one, or copy it again from where it is whole",
+            help="it cannot be repaired: resume from an older one, or copy it again from an intact copy",
         )
     ]
 

@@ -84,7 +84,8 @@ def refuse_run(folder: str, program: JobProgram) -> None:
     """Raises Occupied instead of overwriting a run; a job that says `resume = auto` resumes it."""
     if program.checkpoint.resume != "auto" and os.path.exists(os.path.join(folder, "plan.json")):
         raise Occupied(
-            f"{_short(folder)} holds a run already: `--set checkpoint.resume=auto` goes on with it; else name another "
+            f"{_short(folder)} holds a run already: `--set checkpoint.resume=auto` continues it; otherwise name "
+            "another "
             "folder with --out, or remove it"
         )
 
@@ -100,8 +101,8 @@ def refuse_others(folder: str, shown: str, *, goes_on: bool) -> None:
     if names:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         raise Occupied(
-            f"{shown} is no run directory and holds other things ({', '.join(names[:_SHOWN])}{more}), which a run "
-            f"could write over: name a new or an empty folder, as `--out {os.path.join(shown, 'run')}`"
+            f"{shown} is not a run directory and holds other files ({', '.join(names[:_SHOWN])}{more}), which a run "
+            f"could overwrite: name a new or an empty folder, as `--out {os.path.join(shown, 'run')}`"
         )
 
 
@@ -141,8 +142,8 @@ def _lock(descriptor: int, path: str, named: str) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise Occupied(
-            f"a run is writing into {_short(os.path.dirname(path))} already: {_holder(descriptor)}; wait for its end, "
-            f"or stop it (`kill` with that number), or name another folder with {named}"
+            f"a run is writing into {_short(os.path.dirname(path))} already: {_holder(descriptor)}; wait for it to "
+            f"end, or stop it (`kill` with that number), or name another folder with {named}"
         ) from None
     except OSError as error:
         if error.errno not in _WITHOUT_LOCKS:

@@ -25,7 +25,7 @@ def mistake(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
         elif word in commands:
             return _after(word, words[at + 1 :], commands)
         elif word.endswith(".plt"):
-            return f"`{_short(word)}` is no command: `dslc run {_short(word)}` trains it"
+            return f"`{_short(word)}` is not a command: `dslc run {_short(word)}` trains it"
         else:
             from dslc.dsl.language.suggest import for_command  # here, as below: a command line is seldom wrong
 
@@ -38,8 +38,8 @@ def too_many(command: str, takes_settings: bool, words: Sequence[str]) -> str:
     word = _short(words[0])
     name, equals, value = words[0].partition("=")
     if takes_settings and equals:
-        return f"`{word}` is one word too many: {_setting(name, value) or f'a setting is `--set {word}`'}"
-    return f"`{word}` is one word too many for `dslc {command}`, as its `--help` shows"
+        return f"`{word}` is one argument too many: {_setting(name, value) or f'a setting is `--set {word}`'}"
+    return f"`{word}` is one argument too many for `dslc {command}`, as its `--help` shows"
 
 
 def _after(command: str, words: Sequence[str], commands: Commands) -> str:

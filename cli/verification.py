@@ -186,12 +186,12 @@ def compare(
         if not job.noise:
             verdict.notes.append("the model draws random numbers of its own, and no two ranks draw the same")
         elif job.precision.dtype != "float32":
-            verdict.notes.append("noise is kept on, and in low precision is not told from rounding")
+            verdict.notes.append("noise is kept on, and in low precision cannot be told from rounding")
     reason = ""
     if samples.broken or start.broken:
-        reason = "what goes into the steps differs"
+        reason = "the inputs of the steps differ"
     elif verdict.notes:
-        reason = "it differs by nature: see below"
+        reason = "it is expected to differ: see below"
     tolerance = tolerance_of(job, [seen.lr for seen in one.ranks[0]])
     _count(plan, one, scale)
     if reason:
@@ -272,7 +272,7 @@ def compare_resumed(
     finding = verdict.findings[3]
     later = [seen for seen in one.ranks[0] if seen.step > step]
     if [seen.samples for seen in resumed.ranks[0]] != [seen.samples for seen in later]:
-        finding.breaks(f"gone on from the checkpoint of step {step}, the samples are not those that follow")
+        finding.breaks(f"resumed from the checkpoint of step {step}, the samples are not the next ones")
         return
     tolerance = tolerance_of(job, [seen.lr for seen in one.ranks[0]])
     for theirs, ours in zip(resumed.ranks[0], later, strict=True):
@@ -280,9 +280,9 @@ def compare_resumed(
         allowed = max(tolerance.loss, rounding.loss(ours.step))
         if not _alike(*losses, allowed, 1.0):
             shown = _against(losses, allowed)
-            finding.breaks(f"gone on from the checkpoint of step {step}, the loss of step {ours.step} is {shown}")
+            finding.breaks(f"resumed from the checkpoint of step {step}, the loss of step {ours.step} is {shown}")
             return
-    _state(resumed, one, tolerance, rounding, finding, f"gone on from the checkpoint of step {step}: ")
+    _state(resumed, one, tolerance, rounding, finding, f"resumed from the checkpoint of step {step}: ")
 
 
 def _leave(finding: Finding, reason: str) -> None:
@@ -512,7 +512,7 @@ def _scale(
         f"({norm:.0e})"
     )
     if not all(math.isfinite(number) for row in rows for number in (*row.losses, *row.norms)):
-        notes.append("the training itself goes astray: losses or gradients are not finite, under the plan and without")
+        notes.append("the training itself diverges: losses or gradients are not finite, with the plan and without it")
 
 
 def _apart(a: float, b: float, least: float) -> float:

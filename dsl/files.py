@@ -24,7 +24,7 @@ def read_bytes(path: str, most: int, *, piped: bool = False) -> bytes:
     with open_file(path, piped=piped) as file:
         found: bytes | None = file.read(most + 1)
     if found is None:  # a file that would keep its reader waiting
-        raise OSError(errno.EAGAIN, "it cannot be read at once", path)
+        raise OSError(errno.EAGAIN, "reading it would wait for another process", path)
     if len(found) > most:
         raise TooLarge(errno.EFBIG, f"it has more than {most:,} bytes", path)
     return found

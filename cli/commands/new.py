@@ -14,14 +14,14 @@ def main(arguments: argparse.Namespace) -> int:
     name = arguments.name.removesuffix(".plt")
     path = f"{name}.plt"
     if os.path.exists(path):
-        print(plain(f"dslc: {path} is there already"), file=sys.stderr)
+        print(plain(f"dslc: {path} exists already"), file=sys.stderr)
         return WRONG_USAGE
     templates = os.path.join(os.path.dirname(os.path.dirname(__file__)), "templates")
     files = {f"{arguments.template}.plt": path}
     if arguments.template == "python":
         module = os.path.join(os.path.dirname(path), "net.py")
         if os.path.exists(module):
-            print(plain(f"dslc: {module} is there already"), file=sys.stderr)
+            print(plain(f"dslc: {module} exists already"), file=sys.stderr)
             return WRONG_USAGE
         files["net.py.txt"] = module
     for source, target in files.items():

@@ -92,4 +92,4 @@ def _show_how_to_go_on(ready: Ready, folder: str, again: Sequence[str]) -> None:
         words = ["dslc", "run", os.path.relpath(job), "--out", os.path.relpath(folder)]
         for setting in (*kept, "checkpoint.resume=auto"):
             words += ["--set", setting]
-        print(plain(f"to go on: {shlex.join(words)}"), file=sys.stderr)
+        print(plain(f"to resume:  {shlex.join(words)}"), file=sys.stderr)

@@ -28,7 +28,7 @@ def main(arguments: argparse.Namespace) -> int:
     from dslc.runtime.data.token_files import TokensError, write_tokens
 
     if os.path.exists(arguments.output):
-        print(f"dslc: {arguments.output} is there already", file=sys.stderr)
+        print(f"dslc: {arguments.output} exists already", file=sys.stderr)
         return WRONG_USAGE
     absent = next((text for text in arguments.texts if not os.path.isfile(text)), None)
     if absent is not None:

@@ -37,7 +37,7 @@ _BY_NATURE = {
 
 def main(arguments: argparse.Namespace) -> int:
     if arguments.steps < 1:
-        print("dslc: --steps takes a number from 1 up", file=sys.stderr)
+        print("dslc: --steps takes a number of at least 1", file=sys.stderr)
         return WRONG_USAGE
     try:
         return _kept(arguments)
@@ -115,7 +115,8 @@ def _both(loaded: Loaded) -> tuple[Ready, Ready, list[str]] | None:
     if one is None:
         show(alone.errors)
         print(
-            "dslc: the job is good, but not in one process, with which it would be compared: try --shrink, or smaller "
+            "dslc: the job is valid, but cannot run in the one process that it would be compared with: try --shrink, "
+            "or smaller "
             "sizes with --set",
             file=sys.stderr,
         )
@@ -165,13 +166,14 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
         rounding = rounding_of(alone, again)
     if rounding and noise:
         verdict.notes.append(
-            f"noise is kept on: what other noise makes of one process, times {NOISE:g}, is let pass under the plan"
+            f"noise is kept on: differences of up to {NOISE:g} times those between two noises in one "
+            "process are allowed"
         )
     elif rounding:
         exact = "in float64 and " if len(again) > _ORDERS else ""
         verdict.notes.append(
-            f"one process was trained again, {exact}with the samples of each batch in {_ORDERS} other orders, to see "
-            "what of this float32 rounds"
+            f"one process was trained again, {exact}with the samples of each batch in {_ORDERS} other orders, to "
+            "measure the rounding of float32"
         )
     model = plan.compiled.analysis.model
     if model is not None and model.noise and not noise:
@@ -303,7 +305,7 @@ def _show(verdict: Verdict) -> None:
         shown.print(f"the plan does not train as one process does: {', '.join(verdict.broken)} broken")
     else:
         part = any(finding.status != "holds" for finding in verdict.findings)
-        shown.print("the plan trains as one process does" + (", as far as it can be compared" if part else ""))
+        shown.print("the plan trains as one process does" + (", as far as they can be compared" if part else ""))
     if verdict.plain.broken:
         shown.print("one process does not train as a plain loop of torch does: a fault of dslc, not of the job")
 

@@ -109,7 +109,7 @@ def gpus_here() -> tuple[int, ...]:
 
     answer = in_child(look)
     if "made" not in answer:
-        raise RuntimeError(f"the GPUs of this machine cannot be looked at: {answer['error']}")
+        raise RuntimeError(f"the GPUs of this machine cannot be queried: {answer['error']}")
     return tuple(answer["made"])
 
 
@@ -345,6 +345,6 @@ def _traced_transformers(
         "E0805",
         f"`{network.path}` cannot be used as a model: {answer['error']}",
         network.at(answer["argument"] or "path"),
-        help="arguments of `transformers(…)` take the place of what the configuration says",
+        help="arguments of `transformers(…)` override the configuration",
     )
     return None

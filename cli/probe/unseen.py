@@ -56,14 +56,14 @@ def _unseen(analysis: Analysis, trace: bool) -> Iterator[tuple[str, bool]]:
         elif model is None or not can_be_tried(model.output, source.target):
             yield "its loss", False
     if job.model.weights is not None and not file_of(job.model.weights).endswith(".safetensors"):
-        yield "its weights, which torch alone reads", False
+        yield "its weights, which only torch can read", False
 
 
 def tell_of_network(job: JobSpec, source: SourceFacts, report: Report) -> None:
     """Reports W0439 for a network that was made but could not be called."""
     report.add(
         "W0439",
-        "the network was made, but not called: what a sample is, is not known while the data is missing",
+        "the network was made, but not called: the shape of a sample is not known while the data is missing",
         job.model.at("network"),
         notes=[Note(message="the data", span=job.data.at("source"))],
         help=source.help,
@@ -77,13 +77,13 @@ def tell_of_checkpoint(analysis: Analysis, name: str, report: Report) -> None:
         own = isinstance(job.model.network, PythonNetwork | TransformersNetwork) and analysis.source.input is not None
         report.add(
             "W0439",
-            f"whether the tensors of {name} fit the network is not looked at",
+            f"the tensors of {name} are not compared with the network",
             job.model.at("network"),
             help="`--trace` calls the function that makes it, and compares them" if own else "",
         )
     if analysis.workload.train is None:
         report.add(
             "W0439",
-            f"whether {name} was made with as many samples is not looked at: how many there are is not known",
+            f"the number of samples of {name} is not compared: that of the data is not known",
             job.data.at("source"),
         )

@@ -54,11 +54,11 @@ def read_catalogue(path: str | None, where: Span | None, report: Report) -> dict
         text = read_bytes(path, CATALOGUE_BYTES.most).decode()
         tables = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
+        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
         report.add("E0421", f"the catalogue `{name}` cannot be read: {reason}", where, help="a TOML file")
         return CATALOGUE
     except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:  # a number, or brackets, without end
-        report.add("E0421", f"the catalogue `{name}` is no TOML: {error}", where, help=_EXAMPLE)
+        report.add("E0421", f"the catalogue `{name}` is not TOML: {error}", where, help=_EXAMPLE)
         return CATALOGUE
     source = Source(name, text)
     found = dict(CATALOGUE)
@@ -98,7 +98,7 @@ def _kind(kind: str, table: Any, source: Source, report: Report) -> Hardware | N
             close = near(key, (*KEYS, *_OTHER_KEYS))
             report.add(
                 "E0422",
-                f"`{key}` is not a figure of a device",
+                f"`{key}` is not a property of a device",
                 span,
                 help=f"did you mean `{close}`?" if close else f"one of {', '.join((*KEYS, *_OTHER_KEYS))}",
             )

@@ -100,7 +100,7 @@ def _token_header(file: str, size: int) -> tuple[str, int, int, int]:
         )
     expected = HEADER + held * ITEM_BYTES[item]
     if size != expected:
-        speaks = f"its header speaks of {plural(held, 'token')}, which take {expected:,}"
+        speaks = f"its header says {plural(held, 'token')}, which take {expected:,}"
         raise Broken(
             f"{file} holds {plural(size, 'byte')}, and {speaks}",
             "a whole file: it may have been cut off in a copy",
@@ -271,11 +271,11 @@ def _idx_shape(file: str, dims: int) -> tuple[int, ...]:
     except (OSError, EOFError, zlib.error, struct.error) as error:
         raise Broken(f"{file} cannot be read: {error}", help) from error
     if len(head) < length or head[:4] != bytes((0, 0, 8, dims)):
-        raise Broken(f"{file} is no IDX file of {'images' if dims == 3 else 'labels'}", help)
+        raise Broken(f"{file} is not an IDX file of {'images' if dims == 3 else 'labels'}", help)
     shape = struct.unpack(f">{dims}I", head[4:])
     expected = length + prod(shape)
     if size != expected:
-        raise Broken(f"{file} holds {plural(size, 'byte')}, and its header speaks of {expected:,}", help)
+        raise Broken(f"{file} holds {plural(size, 'byte')}, and its header says {expected:,}", help)
     return shape
 
 
@@ -326,12 +326,12 @@ def _cifar_rows(file: str) -> int:
     if file.endswith(".bin"):
         if size % (1 + CIFAR_ROW) or not size:
             raise Broken(
-                f"{file} holds {plural(size, 'byte')}, which is no whole number of images of {1 + CIFAR_ROW}", help
+                f"{file} holds {plural(size, 'byte')}, which is not a whole number of images of {1 + CIFAR_ROW}", help
             )
         return size // (1 + CIFAR_ROW)
     rows = _pickled_rows(file)
     if not rows or size < rows * CIFAR_ROW:
-        raise Broken(f"{file} is no batch of CIFAR-10 in its python version", help)
+        raise Broken(f"{file} is not a batch of CIFAR-10 in its python version", help)
     return rows
 
 

@@ -30,7 +30,7 @@ def size_of(file: str, help: str = "paths are relative to the file that wrote th
         reason = "there is no" if isinstance(error, FileNotFoundError) else f"{error.strerror}:"
         raise Absent(f"{reason} {file}", help) from error
     if not stat.S_ISREG(found.st_mode):
-        raise Absent(f"{file} is no file", "a file is needed here")
+        raise Absent(f"{file} is not a file", "a file is needed here")
     return found.st_size
 
 
@@ -42,6 +42,6 @@ def folders_in(folder: str, help: str) -> list[str]:
     except FileNotFoundError as error:
         raise Absent(f"there is no {folder}", help) from error
     except NotADirectoryError as error:
-        raise Broken(f"{folder} is no folder", help) from error
+        raise Broken(f"{folder} is not a folder", help) from error
     except OSError as error:
         raise Absent(f"{error.strerror}: {folder}", help) from error

@@ -99,8 +99,8 @@ def _datasets(source: c.Datasets, context: int | None) -> SourceFacts:
     """Returns the facts that need no library."""
     if dict(source.arguments).get("streaming"):
         return SourceFacts(
-            missing="a streamed data set has no length, and a resumed run could not go on at its next sample",
-            help="leave `streaming` out: files are mapped into memory, and no more is read than what a step asks for",
+            missing="a streamed data set has no length, and a resumed run could not continue at its next sample",
+            help="leave `streaming` out: files are mapped into memory, and a step reads only what it needs",
             code="E0315",
         )
     return SourceFacts()
@@ -136,7 +136,7 @@ def _header(file: str, name: str) -> tuple[tuple[int, ...], str]:
     import zipfile
 
     size_of(file)
-    broken = f"{file} is no `.npz` file that can be read"
+    broken = f"{file} is not a readable `.npz` file"
     try:
         with zipfile.ZipFile(file) as archive:
             names = [entry.removesuffix(".npy") for entry in archive.namelist()]

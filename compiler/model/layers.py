@@ -45,7 +45,7 @@ def linear(spec: s.Linear, x: Value, t: Tape) -> Value:
         t.around.suspects.append(Note(message=f"`linear` works on the last dim of {x} here", span=spec.span))
         t.warn(
             "W0201",
-            f"`linear` maps the last dim alone of {x}, each row by itself",
+            f"`linear` maps only the last dim of {x}, each row separately",
             spec,
             help="put `flatten()` before it to map the whole image",
         )
@@ -131,7 +131,7 @@ def _in_torchs_order(spec: AnyConv | AnyPool, x: Value) -> str:
     if by_place[:3] != ["channels", "kernel", "stride"]:
         return ""
     meant = ", ".join(str(getattr(spec, name)) for name in by_place[1:])
-    return f"how many channels come in is known: write `{spec.word}({meant})`"
+    return f"the number of input channels is known: write `{spec.word}({meant})`"
 
 
 def windows(spec: AnyConv | AnyPool, x: Value, t: Tape, stride: int) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ def _classes(network: Any, source: SourceFacts) -> int:
     raise Misfit(
         Diagnostic(
             code="E0218",
-            message=f"how many numbers come out of `{network.word}` cannot be told from the data, which has no classes",
+            message=f"the number of outputs of `{network.word}` cannot be taken from the data, which has no classes",
             span=network.span,
             help="write it: `classes = …`",
         )

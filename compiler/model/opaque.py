@@ -81,7 +81,7 @@ def made_by_parts(job: JobSpec, layout: Layout, facts: ModelFacts, memory: int |
     report.add(
         "W0701",
         f"the parameters, {byte_text(whole)}, do not fit into {byte_text(limit)}, so each module makes its own by "
-        "`reset_parameters`: they are others than those of one process",
+        "`reset_parameters`: they differ from those of one process",
         span,
     )
     return True

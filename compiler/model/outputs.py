@@ -34,7 +34,7 @@ def check_output(
         if isinstance(model.loss, c.BCE) and source.classes is not None and source.classes > 2:
             report.add(
                 "E0215",
-                f"`bce` wants 0 or 1 for targets, and the data's are {source.classes} classes",
+                f"`bce` needs targets of 0 or 1, and the data's are {source.classes} classes",
                 model.loss.span or model.at("loss"),
                 help="use `cross_entropy()`",
             )
@@ -58,7 +58,7 @@ def _check_classes(
     if target is not None and target.dtype.startswith(("float", "bfloat")):
         report.add(
             "E0215",
-            "`cross_entropy` wants classes for targets, and the data's are real numbers",
+            "`cross_entropy` needs classes as targets, and the data's are real numbers",
             model.loss.span or model.at("loss"),
             help=_of_numbers(output, target),
         )
@@ -69,7 +69,7 @@ def _check_classes(
             wanted = f"({', '.join([*map(str, target.shape), str(source.classes or source.vocab or 'classes')])})"
         report.add(
             "E0215",
-            f"`cross_entropy` wants {wanted} for each sample, and {output} comes out",
+            f"`cross_entropy` needs {wanted} for each sample, and {output} comes out",
             where,
             notes=[_of_loss(model), *suspects],
             help=_advice((*output.shape[:-1],), target.shape if target is not None else ()),

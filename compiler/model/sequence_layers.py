@@ -29,7 +29,7 @@ def embedding(spec: s.Embedding, x: Value, t: Tape) -> Value:
     if vocab is None:
         t.fail(
             "E0218",
-            "how many tokens there are cannot be told from the data",
+            "the number of tokens cannot be taken from the data",
             spec,
             help="write it: `vocab = …`",
         )
@@ -258,7 +258,7 @@ def residual(spec: s.Residual, x: Value, t: Tape) -> Value:
     beside = _branch("layers", spec.layers, x, t)
     straight = _branch("shortcut", spec.shortcut, x, t) if spec.shortcut else x
     if beside.shape != straight.shape:
-        way = "what the shortcut makes of it" if spec.shortcut else "the input"
+        way = "the output of the shortcut" if spec.shortcut else "the input"
         t.fail(
             "E0214",
             f"`residual` adds its layers' {say(beside.shape)} to {way}, {say(straight.shape)}",

@@ -131,7 +131,7 @@ def _too_many(devices: DevicesSpec, world: int, report: Report) -> None:
         DEVICES.code,
         f"the job asks for {world:,} devices",
         devices.at(field),
-        help=f"{DEVICES.most:,} are the most that are planned",
+        help=f"{DEVICES.most:,} are the most that dslc plans",
     )
 
 
@@ -144,7 +144,7 @@ def _processes(
         if devices.gpus is not None and count is None and not report.errors:
             report.add(
                 "W0404",
-                "how many GPUs there are is known only where the job runs: what depends on it is not checked",
+                "the number of GPUs is known only where the job runs: nothing that depends on it is checked",
                 devices.at("gpus"),
                 help="a count, or a list",
             )
@@ -209,7 +209,7 @@ def _hardware(devices: DevicesSpec, processes: int | None, report: Report) -> Ha
     if catalogue is not CATALOGUE and found is CATALOGUE.get(kind):
         report.add(
             "W0423",
-            f"`devices.catalogue` says nothing of `{kind}`, the kind of device that the job runs on",
+            f"`devices.catalogue` has no entry for `{kind}`, the kind of device that the job runs on",
             devices.at("catalogue"),
             help=f"a table `[{kind}]` in it, or the `kind` that it is about",
         )
@@ -238,7 +238,7 @@ def _check_backend(devices: DevicesSpec, device: str, report: Report) -> None:
     if devices.backend == "nccl" and device == "cpu":
         report.add(
             "E0409",
-            "nccl carries collectives between GPUs alone, and this job runs on CPUs",
+            "nccl works between GPUs only, and this job runs on CPUs",
             devices.at("backend"),
             help="leave `backend` out: gloo is taken on CPUs",
         )

@@ -77,7 +77,7 @@ def read(entry: str) -> tuple[str, TensorStyle] | Fault:
         return Fault(
             code="E0426",
             entry=entry,
-            message=f"`{entry}` is no pattern with a style",
+            message=f"`{entry}` is not a pattern with a style",
             help='`"blocks.*.up: column"`',
         )
     found = next((each for each in STYLES if each == style), None)
@@ -85,7 +85,7 @@ def read(entry: str) -> tuple[str, TensorStyle] | Fault:
         return Fault(
             code="E0426",
             entry=entry,
-            message=f"`{style}` is no style of the tensor axis",
+            message=f"`{style}` is not a style of the tensor axis",
             help="one of " + ", ".join(f"`{word}`" for word in STYLES),
         )
     return pattern, found
@@ -172,7 +172,11 @@ def _instead(module: ModuleFacts, style: TensorStyle, modules: Mapping[str, Modu
     """Suggests a module inside one that cannot have this style."""
     there = (name for name, each in modules.items() if name.startswith(f"{module.name}.") and not _misfit(each, style))
     inside = next(there, None)
-    return f"name what is in it: `{inside}`" if inside else "leave it out: what no entry names is whole on every rank"
+    return (
+        f"name what is in it: `{inside}`"
+        if inside
+        else "leave it out: a module that no entry names is whole on every rank"
+    )
 
 
 def _counted(module: ModuleFacts, style: TensorStyle) -> tuple[str, int]:

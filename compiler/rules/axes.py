@@ -56,11 +56,12 @@ def check_tensor(
         layer = model.layer_of(module)
         report.add(
             "E0424",
-            "this dropout works on what every tensor-parallel rank has whole, and each would drop different numbers",
+            "this dropout works on a tensor that every tensor-parallel rank holds whole, and each would "
+            "drop different numbers",
             (layer.span if layer else None) or job.model.at("network"),
-            label="beside layers that have a piece of the sequence each",
+            label="along with layers that work on a piece of the sequence",
             notes=[Note(message="`parallelism.tensor` is set here", span=span)],
-            help="`sequence = false`, so that all of them draw alike",
+            help="`sequence = false`, so that all ranks draw the same",
         )
     _check_pieces(layout, model, plan, span, report)
 
@@ -145,10 +146,11 @@ def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: Mode
     if own_network(job):
         report.add(
             "E0425",
-            "which positions a network of your own mixes cannot be told, and a context-parallel rank has some of them",
+            "dslc cannot tell which positions your own network mixes, and a context-parallel rank has only "
+            "some of them",
             span,
             notes=[Note(message="the network", span=job.model.at("network"))],
-            help="the data axis; the context axis is for networks of layers that dslc has",
+            help="use the data axis; the context axis is for networks of dslc's own layers",
         )
         return
     length = source.input.shape[0] if source.input and source.input.dtype == "int64" and source.input.shape else None

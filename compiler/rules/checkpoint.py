@@ -28,7 +28,7 @@ def check_checkpoints(job: JobSpec, report: Report) -> None:
                         message=f"{checkpoint.dir} holds checkpoints already",
                         span=checkpoint.at("dir"),
                         label=f"the newest is {there[-1]}",
-                        help="`resume = auto` goes on from them; else name another folder, or remove them",
+                        help="`resume = auto` continues from them; otherwise name another folder, or remove them",
                     )
                 ]
             )
@@ -39,7 +39,7 @@ def check_checkpoints(job: JobSpec, report: Report) -> None:
                 [
                     Diagnostic(
                         code="W0812",
-                        message=f"there is no checkpoint to go on from: {missing}",
+                        message=f"there is no checkpoint to resume from: {missing}",
                         span=checkpoint.at("resume"),
                         help="a checkpoint (`step-00000050`), a folder that holds some, or `auto`",
                     )

@@ -163,9 +163,9 @@ def _together(
 
 
 def _none(best: _Remedy | None, again: Again) -> str:
-    said = "no change of `parallelism`, `memory`, `precision` or of how many devices makes it fit, alone or with others"
+    said = "no change of `parallelism`, `memory`, `precision` or of how many devices makes it fit, alone or combined"
     if not again.all:
-        said = "the job is too large for all changes to be tried, and none of those that were makes it fit"
+        said = "the job is too large to try all changes, and none of those tried makes it fit"
     return f"{said}: with {_said(best.changes)} it is {byte_text(_peak(best.found))}" if best else said
 
 
@@ -270,7 +270,7 @@ def _price(before: Analysis, after: Analysis) -> str:
     if traffic:
         parts.append(f"{byte_text(abs(traffic))} {'more' if traffic > 0 else 'less'} traffic a step")
     if after.job.memory.recompute == "selective" != before.job.memory.recompute:
-        parts.append("what is no product or attention is computed again")
+        parts.append("all but matrix products and attention is computed again")
     moved = set(after.job.memory.offload) - set(before.job.memory.offload)
     if moved:
         parts.append(f"{' and '.join(sorted(moved))} go to the host and back in each step")
@@ -369,7 +369,7 @@ def _found(analysis: Analysis, promise: Promise, value: str) -> str:
 def _help(analysis: Analysis, promise: Promise, again: Again) -> str:
     if promise.name == "peak_memory" and promise.operator in ("<", "<="):
         return remedies(analysis, lambda peak: _holds(promise, peak), again)
-    return "`dslc plan` shows how it comes about"
+    return "`dslc plan` shows how it is computed"
 
 
 def _promised(promise: Promise, value: str) -> str:

@@ -37,7 +37,9 @@ def check_padding(job: JobSpec, source: SourceFacts, model: ModelFacts | None, r
     elif isinstance(job.data.source, _WITHOUT) or not tokens:
         report.add(
             "E0606",
-            "the samples of this source have no padding" if tokens else "padding is a token, and the data has none",
+            "the samples of this source have no padding"
+            if tokens
+            else "padding is a token, and the data holds no tokens",
             span,
             notes=[Note(message="the source", span=job.data.at("source"))],
             help="leave `pad` out",

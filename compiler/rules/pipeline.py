@@ -29,8 +29,7 @@ def check_pipeline(job: JobSpec, layout: Layout, model: ModelGraph | None, repor
     if model is None and own_network(job) and not report.errors:
         report.add(
             "W0436",
-            f"whether the network can be cut into {layout.sizes['pipeline'] * layout.virtual_stages} stages is not "
-            "looked at",
+            f"the cut of the network into {layout.sizes['pipeline'] * layout.virtual_stages} stages is not checked",
             parallelism.at("pipeline"),
             notes=[Note(message="the network", span=job.model.at("network"))],
             help="`dslc check --trace` calls the function that makes it; `dslc run` always does",
@@ -48,8 +47,8 @@ def check_pipeline(job: JobSpec, layout: Layout, model: ModelGraph | None, repor
     if parallelism.zero == 3 and sharding_of(job, layout).reshard and split:
         report.add(
             "E0430",
-            f"`{parallelism.schedule}` splits the backward pass in two, and between the halves `zero = 3` lets go of "
-            "the parameters that the second needs",
+            f"`{parallelism.schedule}` splits the backward pass in two, and between the halves `zero = 3` frees the "
+            "parameters that the second needs",
             parallelism.at("zero"),
             notes=[schedule],
             help="`zero = 2`, or another schedule",
@@ -57,7 +56,8 @@ def check_pipeline(job: JobSpec, layout: Layout, model: ModelGraph | None, repor
     if parallelism.zero == 2 and sharding_of(job, layout).shards > 1 and layout.microbatches > 1:
         report.add(
             "W0433",
-            "under a pipeline the gradients of a stage stay whole until its last micro-batch: `zero = 2` is `zero = 1`",
+            "under a pipeline the gradients of a stage stay whole until its last micro-batch: `zero = 2` saves no "
+            "more than `zero = 1`",
             parallelism.at("zero"),
             notes=[Note(message="the stages are asked for here", span=parallelism.at("pipeline"))],
         )
@@ -68,7 +68,7 @@ def check_pipeline(job: JobSpec, layout: Layout, model: ModelGraph | None, repor
             "`selective` dropped only once",
             job.memory.at("recompute"),
             notes=[schedule],
-            help="`recompute = none`, which takes less here than `full`, or another schedule",
+            help="`recompute = none`, which takes less memory here than `full`, or another schedule",
         )
 
 
@@ -83,7 +83,7 @@ def check_traced(job: JobSpec, model: ModelGraph, report: Report) -> bool:
         job.parallelism.at("pipeline"),
         label=where,
         notes=[Note(message="the network", span=job.model.at("network"))],
-        help="make it a sequence of blocks, with tensors alone between them; or use the data axis",
+        help="make it a sequence of blocks, with only tensors passed between them; or use the data axis",
     )
     return False
 

@@ -214,7 +214,7 @@ def _check_axes(
 def _check_ignored(job: JobSpec, source: SourceFacts, report: Report) -> None:
     loss, target = job.model.loss, source.target
     if isinstance(loss, c.PythonLoss) and changed(loss, "ignore") and target is not None and target.dtype != "int64":
-        why = "the data's targets are no whole numbers, and all of them count"
+        why = "the data's targets are not whole numbers, and all of them count"
         report.extend([no_effect("model.loss.ignore", why, loss.named("ignore"))])
 
 
@@ -222,11 +222,11 @@ def _warn_of_samples(job: JobSpec, source: SourceFacts, report: Report) -> None:
     if source.changes is not None:
         report.add(
             "W0610",
-            f"sample {source.changes} is another when it is asked for again, by a generator of the data set's own: the "
-            "training depends on how many ranks and workers there are, and on where it was resumed",
+            f"sample {source.changes} differs when it is read again, as the data set keeps a random generator of its "
+            "own: the training depends on the number of ranks and workers, and on where it was resumed",
             job.data.at("source"),
-            help="draw from `random`, `numpy.random` or `torch`: they begin anew for each sample, from the seed, the "
-            "epoch and the sample's number",
+            help="draw from `random`, `numpy.random` or `torch`: they are seeded anew for each sample, from the seed, "
+            "the epoch and the sample's number",
         )
 
 
@@ -246,8 +246,8 @@ def _warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, 
         first, more = model.traced.changed[0], len(model.traced.changed) - 1
         report.add(
             "W0437",
-            f"the forward pass changes the buffer `{first}`, and so {layout.microbatches} times in a step, once for "
-            "each micro-batch: where anything depends on it, the training is not that of a whole batch",
+            f"the forward pass changes the buffer `{first}` {layout.microbatches} times in a step, once for each "
+            "micro-batch: if anything depends on it, training differs from that with a whole batch",
             job.parallelism.at("microbatches"),
             label=f"and {more} more such buffers" if more > 1 else "and one more such buffer" if more else "",
             notes=[Note(message="the network", span=job.model.at("network"))],
@@ -257,7 +257,7 @@ def _warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, 
         report.add(
             "W0607",
             f"`batch_norm(sync = false)` takes statistics on each of {data} ranks alone: the training depends on "
-            "how many they are",
+            "their number",
             job.model.at("network"),
             help="leave `sync` out for statistics over all ranks",
         )
@@ -265,14 +265,14 @@ def _warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, 
         where = "on each rank" if layout.world_size > 1 else "for each micro-batch than for a whole batch"
         report.add(
             "W0608",
-            f"dropout draws other numbers {where}: training agrees with one process in distribution only",
+            f"dropout draws different numbers {where}: training agrees with one process in distribution only",
             job.model.at("network"),
         )
     if isinstance(job.train.precision, c.Fp16) and (layout.world_size > 1 or layout.microbatches > 1):
         report.add(
             "W0609",
-            "in fp16 the scale of the loss follows overflows, which rounding decides: steps may be skipped elsewhere "
-            f"than in one process{'' if layout.world_size > 1 else ' that takes a batch whole'}",
+            "in fp16 overflows set the scale of the loss, and rounding decides where they occur: other steps may be "
+            f"skipped than in one process{'' if layout.world_size > 1 else ' that takes a batch whole'}",
             job.train.at("precision"),
             help="`bf16` needs no loss scaling",
         )

@@ -311,7 +311,7 @@ def _not_alone(job: JobSpec, layout: Layout) -> Iterable[tuple[str, Span | None]
         if sharding_of(job, layout).engine == "fsdp":
             yield "a 16-bit copy of the parameters", train.at("precision")
     if splits_backward(job):
-        yield "a split backward pass, in which torch does not say when a gradient is there", parallelism.at("schedule")
+        yield "a split backward pass, in which torch does not tell when a gradient is ready", parallelism.at("schedule")
     if train.clip is not None:
         yield "gradients that are clipped", train.at("clip")
     if job.checkpoint.every is not None:

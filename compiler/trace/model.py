@@ -84,7 +84,7 @@ def trace_model(
         with _normalised(model) as values, _writing(model, first) as written:
             output = first.forward()
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        message = f"its forward reads numbers out of tensors (`{error.func}`), and here they have none"
+        message = f"its forward reads numbers out of tensors (`{error.func}`), and here they have no values"
         raise TraceError(message) from error
     _check(output)
     if output.requires_grad:

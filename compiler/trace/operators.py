@@ -64,7 +64,7 @@ def follow(operation: Operation, out: torch.Tensor) -> Share | None:
     """Returns the share that `out`, a result of an operation on a share, is; None: whole."""
     rule: _Rule | None = _aligned if operation.pointwise else _RULES.get(operation.name)
     if rule is None:
-        raise Refused(f"it is not known what `{operation.name}` makes of shares")
+        raise Refused(f"dslc does not know the result of `{operation.name}` on shares")
     return rule(operation, out)
 
 
@@ -80,10 +80,10 @@ def _aligned(operation: Operation, out: torch.Tensor) -> Share:
     found = {Share(s.dim + out.dim() - t.dim(), s.outer, s.size) for t, s in operation.shares}
     share = found.pop()
     if found or any(t.shape[s.dim] != out.shape[share.dim] for t, s in operation.shares):
-        raise Refused(f"`{operation.name}` brings shares together that lie otherwise")
+        raise Refused(f"`{operation.name}` combines shares that are cut differently")
     back = share.dim - out.dim()
     if any(t.dim() >= -back and t.shape[back] != 1 for t in operation.wholes):
-        raise Refused(f"`{operation.name}` brings a share and a tensor together that every rank has whole")
+        raise Refused(f"`{operation.name}` combines a share with a tensor that every rank has whole")
     return share
 
 
@@ -136,7 +136,7 @@ def _joined(operation: Operation, out: torch.Tensor) -> Share:
     stacks = operation.name == "stack"
     dim = operation.arguments.get("dim", 0) % out.dim()
     if operation.wholes or any(other != share for _, other in operation.shares):
-        raise Refused(f"`{operation.name}` joins shares with what is none, or lies otherwise")
+        raise Refused(f"`{operation.name}` joins a share with a tensor that is none, or is cut differently")
     if not stacks and dim == share.dim:
         raise _across(operation)
     return share._replace(dim=share.dim + (stacks and dim <= share.dim))
@@ -151,7 +151,7 @@ def _product(operation: Operation, out: torch.Tensor) -> Share:
     found = a or b
     # In a batch of matrices both factors have the share, otherwise one of them.
     if found is None or (a != b if found.dim < last - 1 else bool(a and b)):
-        raise Refused(f"`{operation.name}` brings shares together that lie otherwise")
+        raise Refused(f"`{operation.name}` combines shares that are cut differently")
     return found
 
 
@@ -161,12 +161,12 @@ def _attended(operation: Operation, out: torch.Tensor) -> Share | None:
     shares = [operation.share(name) for name in ("query", "key", "value")]
     share = shares[0]
     if share is None or any(s is None or (s.dim, s.outer) != (share.dim, share.outer) for s in shares):
-        raise Refused("attention takes shares of queries, keys and values that lie otherwise")
+        raise Refused("attention takes queries, keys and values that are cut differently")
     if share.dim >= query.dim() - 2:
         raise _across(operation)
     back = share.dim - query.dim()
     if any(t.dim() >= -back and t.shape[back] != 1 for t in operation.wholes):
-        raise Refused("the mask of attention is one for each head, which every rank has whole")
+        raise Refused("the attention mask is one for each head, and every rank has it whole")
     return share if out.dim() > share.dim else None
 
 

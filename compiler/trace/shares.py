@@ -371,14 +371,14 @@ def _compare(whole: _Whole, part: _Part, ranks: int, *, ended: bool) -> None:
     for one, other in zip(whole.records, part.records, strict=False):
         where = _named(one.module)
         if one.name != other.name or len(one.shapes) != len(other.shapes):
-            raise Refused(f"{where} does other things where its modules are cut", one.module, _FREE)
+            raise Refused(f"{where} behaves differently where its modules are cut", one.module, _FREE)
         for (shape, share), (own, _) in zip(one.shapes, other.shapes, strict=True):
             if own == _part(shape, share, ranks):
                 continue
             if share is None:
                 text = f"{where} makes a tensor of shape {own} of the size of a share, where one process has {shape}"
             else:
-                text = f"{where} makes of its share a tensor of shape {own}, which is no share of {shape}"
+                text = f"{where} turns its share into a tensor of shape {own}, which is not a share of {shape}"
             raise Refused(text, one.module, _FREE)
         if one.numbers != other.numbers:
             text = f"{where} computes with a number that depends on the size of a share (`{one.name}`)"
@@ -386,7 +386,7 @@ def _compare(whole: _Whole, part: _Part, ranks: int, *, ended: bool) -> None:
     more = len(part.records) - len(whole.records)
     if more > 0 or (ended and more < 0):
         module = (part if more > 0 else whole).records[-1].module
-        raise Refused(f"{_named(module)} does more or less where its modules are cut", module, _FREE)
+        raise Refused(f"{_named(module)} does more or fewer operations where its modules are cut", module, _FREE)
 
 
 def _part(shape: tuple[int, ...], share: Share | None, ranks: int) -> tuple[int, ...] | None:

@@ -62,5 +62,5 @@ def _fact(value: Any, what: str) -> TensorFact:
     try:
         tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TraceError(f"the {what} of a sample is a `{type(value).__name__}`, which is no tensor") from error
+        raise TraceError(f"the {what} of a sample is a `{type(value).__name__}`, which is not a tensor") from error
     return TensorFact(shape=tuple(tensor.shape), dtype=seen(tensor.dtype))

@@ -42,7 +42,7 @@ class ModelSpec(Block):
         either(ListOf(calls("layer"), min_length=1), calls("network")),
         'a list of layers, a library network, or `python("module:function")`',
     )
-    loss: Call = arg(calls("loss"), "what is made small")
+    loss: Call = arg(calls("loss"), "what training minimises")
     weights: str | None = arg(Path("read"), "a file of weights to start from", default=None)
     freeze: tuple[str, ...] = arg(_PATTERNS, "patterns of parameters that do not train", default=(), shown="none")
 
@@ -68,7 +68,7 @@ class DataSpec(Block):
     )
     shuffle: bool = arg(Bool(), "a new order for each epoch", default=True)
     workers: int = arg(Int(min=0), "loader processes of each rank", default=0)
-    last_batch: str = arg(word("drop", "keep"), "what is left of an epoch when no full batch is", default="drop")
+    last_batch: str = arg(word("drop", "keep"), "for the samples of an epoch that fill no batch", default="drop")
 
 
 @block
@@ -134,7 +134,9 @@ class ParallelismSpec(Block):
         default=None,
         shown="known",
     )
-    gradients: Call = arg(calls("gradients"), "how gradients are agreed", default=c.Allreduce(), shown="allreduce()")
+    gradients: Call = arg(
+        calls("gradients"), "how gradients are reduced over the data axis", default=c.Allreduce(), shown="allreduce()"
+    )
 
 
 @block
@@ -162,7 +164,7 @@ class TrainSpec(Block):
     exclusive: ClassVar = (("steps", "epochs"),)
     one_of: ClassVar = (("steps", "epochs"),)
     steps: int | None = arg(measure("steps", min=1), "optimizer steps", default=None)
-    epochs: int | None = arg(measure("epochs", min=1), "times through the data", default=None)
+    epochs: int | None = arg(measure("epochs", min=1), "passes through the data", default=None)
     optimizer: Optimizer = arg(calls("optimizer"), "the rule of an update")
     lr_schedule: Call = arg(calls("lr_schedule"), "the learning rate over time", default=c.Constant(), shown="constant")
     scale_lr: Call | None = arg(calls("lr_scale"), "the learning rate follows the batch", default=None, shown="none")
@@ -171,10 +173,10 @@ class TrainSpec(Block):
     precision: Call = arg(calls("precision"), "of the arithmetic", default=c.Fp32(), shown="fp32")
     on_nonfinite: str = arg(
         word("stop", "skip", "continue"),
-        "what becomes of a step whose loss is not finite: the training ends, its update is left out, or nothing",
+        "what happens if the loss of a step is not finite: training ends, the update is skipped, or nothing",
         default="stop",
     )
-    seed: int = arg(Int(min=0, max=2**63 - 1), "all that is random follows from it", default=0)
+    seed: int = arg(Int(min=0, max=2**63 - 1), "determines everything random", default=0)
     compile: bool = arg(Bool(), "`torch.compile`", default=False)
     deterministic: bool = arg(Bool(), "the same plan gives the same bits", default=False)
 
@@ -194,8 +196,8 @@ class CheckpointSpec(Block):
     """The checkpoints from which a training can be resumed."""
 
     every: Quantity | None = arg(measure("steps", "epochs", "time", above=0), "how often", default=None, shown="none")
-    keep: int = arg(_COUNT, "how many are kept", default=2)
-    asynchronous: bool = arg(Bool(), "training goes on while it is written", default=True)
+    keep: int = arg(_COUNT, "the number of checkpoints kept", default=2)
+    asynchronous: bool = arg(Bool(), "training continues while it is written", default=True)
     dir: str | None = arg(Path("write"), "where", default=None, shown="<run>/checkpoints")
     resume: str | None = arg(
         either(word("auto"), Path("read")), "from the newest, or from this one", default=None, shown="none"
@@ -218,4 +220,4 @@ class LogSpec(Block):
     every: Quantity = arg(
         measure("steps", "epochs", above=0), "how often", default=Quantity(10, "steps"), shown="10 steps"
     )
-    tensorboard: bool = arg(Bool(), "whether TensorBoard files are written", default=True)
+    tensorboard: bool = arg(Bool(), "write TensorBoard files", default=True)

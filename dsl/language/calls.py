@@ -25,7 +25,7 @@ _COLUMNS = ListOf(Str(), min_length=1, single=True)
 _SIZE_DOC = "the height and width to which pictures are brought"
 FUNCTION = Str(r"(.*/)?(?![^/]*\.py:)[\w.]+:[\w.]+", '"module:function"')
 FUNCTION_DOC = "where it is; the folder of the job is searched first, or with `folder/module:function` that one"
-_ARGUMENTS_DOC = "what it is called with"
+_ARGUMENTS_DOC = "the arguments of the call"
 
 # ------------------------------------------------------------------------------------------------------- losses
 
@@ -57,7 +57,7 @@ class BCE(Call):
 class Contrastive(Call):
     """InfoNCE over all samples of a node or of the job."""
 
-    over: str = arg(word("node", "all"), "whose samples are the negatives", default="node")
+    over: str = arg(word("node", "all"), "whose samples serve as negatives", default="node")
     temperature: float = arg(Float(above=0), "divides the similarities", default=0.07)
 
 
@@ -158,7 +158,7 @@ class Datasets(Call):
         _COLUMNS, "the column of the targets, or several of one number each", default=None, shown="the second of two"
     )
     size: int | None = arg(_COUNT, _SIZE_DOC, default=None, shown="their own")
-    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "what `load_dataset` is called with", default=())
+    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "further arguments of `load_dataset`", default=())
 
 
 @call("source")
@@ -195,7 +195,7 @@ class PythonSource(Call):
 _WARMUP = Measure(("steps", "epochs", "ratio"), min=0)
 _WARMUP_DOC = "rises from zero over this: steps, epochs, or a share of the training"
 _FLOOR = Float(min=0, max=1)
-_FLOOR_DOC = "what the rate ends at, over the full rate"
+_FLOOR_DOC = "the final rate, as a share of the full rate"
 _NO_WARMUP = Quantity(0, "steps")
 
 

@@ -326,7 +326,7 @@ _COMMANDS = (
     ("did you mean `dslc new`?", "init create template config"),
     ("did you mean `dslc tokens`?", "tokenize preprocess prepare prepare_data"),
     ("did you mean `dslc schema`?", "reference docs"),
-    ("`dslc run JOB --out DIR --set checkpoint.resume=auto` goes on with the run in DIR", "resume restart continue"),
+    ("`dslc run JOB --out DIR --set checkpoint.resume=auto` continues the run in DIR", "resume restart continue"),
     ("`dslc run` tries all that a block `sweep` of the job names", "sweep tune search"),
     ("it is `dslc --help`", "help"),
     ("it is `dslc --version`", "version"),

@@ -13,7 +13,7 @@ from dslc.dsl.language.calls import FUNCTION, FUNCTION_DOC
 from dslc.dsl.language.registry import Anything, Bool, Call, Float, Int, ListOf, Str, arg, call, calls, word
 
 _SIZE = Int(min=1)
-_BIAS_DOC = "whether a bias is learned and added"
+_BIAS_DOC = "learn and add a bias"
 LAYERS = ListOf(calls("layer"))
 ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu")
 Layers = tuple[Call, ...]
@@ -26,7 +26,7 @@ Layers = tuple[Call, ...]
 class Linear(Call):
     """A dense layer over the last dim."""
 
-    features: int = arg(_SIZE, "how many numbers come out")
+    features: int = arg(_SIZE, "the number of outputs")
     bias: bool = arg(Bool(), _BIAS_DOC, default=True)
 
 
@@ -34,7 +34,7 @@ class Linear(Call):
 class Conv1d(Call):
     """A convolution over `(channels, length)`."""
 
-    channels: int = arg(_SIZE, "how many channels come out")
+    channels: int = arg(_SIZE, "the number of output channels")
     kernel: int = arg(_SIZE, "the length of the kernel", default=3)
     stride: int = arg(_SIZE, "the step of the kernel", default=1)
     padding: int = arg(Int(min=0), "zeros added at each end", default=0)
@@ -46,7 +46,7 @@ class Conv1d(Call):
 class Conv2d(Call):
     """A convolution over `(channels, height, width)`."""
 
-    channels: int = arg(_SIZE, "how many channels come out")
+    channels: int = arg(_SIZE, "the number of output channels")
     kernel: int = arg(_SIZE, "the side of the square kernel", default=3)
     stride: int = arg(_SIZE, "the step of the kernel", default=1)
     padding: int = arg(Int(min=0), "zeros added at each side", default=0)
@@ -94,21 +94,21 @@ class AvgPool2d(Call):
 class AdaptiveAvgPool1d(Call):
     """The mean over `size` windows, whatever the length."""
 
-    size: int = arg(_SIZE, "the length that comes out", default=1)
+    size: int = arg(_SIZE, "the length of the output", default=1)
 
 
 @call("layer", "adaptive_avg_pool2d")
 class AdaptiveAvgPool2d(Call):
     """The mean over `size` times `size` windows, whatever the height and width."""
 
-    size: int = arg(_SIZE, "the height and width that come out", default=1)
+    size: int = arg(_SIZE, "the height and width of the output", default=1)
 
 
 @call("layer", "adaptive_max_pool2d")
 class AdaptiveMaxPool2d(Call):
     """The maximum over `size` times `size` windows, whatever the height and width."""
 
-    size: int = arg(_SIZE, "the height and width that come out", default=1)
+    size: int = arg(_SIZE, "the height and width of the output", default=1)
 
 
 @call("layer")
@@ -198,7 +198,7 @@ class Dropout(Call):
 class Embedding(Call):
     """A learned vector for each token."""
 
-    vocab: int | None = arg(_SIZE, "how many tokens there are", default=None, shown="the data's")
+    vocab: int | None = arg(_SIZE, "the number of tokens", default=None, shown="the data's")
     width: int = arg(_SIZE, "the length of a vector")
 
 
@@ -206,14 +206,14 @@ class Embedding(Call):
 class PositionalEmbedding(Call):
     """Adds a learned vector for each position."""
 
-    context: int | None = arg(_SIZE, "the longest sequence", default=None, shown="the length that comes in")
+    context: int | None = arg(_SIZE, "the longest sequence", default=None, shown="the length of the input")
 
 
 @call("layer")
 class Attention(Call):
     """Multi-head self-attention over `(length, width)`, with its projections."""
 
-    heads: int = arg(_SIZE, "how many heads share the width")
+    heads: int = arg(_SIZE, "the number of heads, which divide the width")
     causal: bool = arg(Bool(), "a position sees only those before it", default=False)
     bias: bool = arg(Bool(), _BIAS_DOC, default=True)
     dropout: float = arg(Float(min=0, below=1), "dropout of the result", default=0.0)
@@ -223,7 +223,7 @@ class Attention(Call):
 class TransformerBlock(Call):
     """Attention and a two-layer network of ratio times the width, each normalised before and added to its input."""
 
-    heads: int = arg(_SIZE, "how many heads share the width")
+    heads: int = arg(_SIZE, "the number of heads, which divide the width")
     ratio: int = arg(_SIZE, "the inner width of the network, over the width", default=4)
     causal: bool = arg(Bool(), "a position sees only those before it", default=False)
     bias: bool = arg(Bool(), _BIAS_DOC, default=True)
@@ -234,9 +234,9 @@ class TransformerBlock(Call):
 class LSTM(Call):
     """A long short-term memory over `(length, width)`."""
 
-    width: int = arg(_SIZE, "the width of the state, and of what comes out")
-    layers: int = arg(_SIZE, "how many are stacked", default=1)
-    bidirectional: bool = arg(Bool(), "a second one reads backwards; twice the width comes out", default=False)
+    width: int = arg(_SIZE, "the width of the state and of the output")
+    layers: int = arg(_SIZE, "the number of stacked layers", default=1)
+    bidirectional: bool = arg(Bool(), "a second LSTM reads backwards; the output has twice the width", default=False)
     bias: bool = arg(Bool(), _BIAS_DOC, default=True)
 
 
@@ -285,7 +285,7 @@ class MLP(Call):
     """Dense layers with an activation between them, on the flattened input."""
 
     widths: tuple[int, ...] = arg(ListOf(_SIZE), "the widths of the hidden layers", default=(128,))
-    classes: int | None = arg(_SIZE, "how many numbers come out", default=None, shown="the data's classes")
+    classes: int | None = arg(_SIZE, "the number of outputs", default=None, shown="the data's classes")
     activation: str = arg(word(*ACTIVATIONS), "between the layers", default="relu")
     dropout: float = arg(Float(min=0, below=1), "after each activation", default=0.0)
 
@@ -295,7 +295,7 @@ class ConvNet(Call):
     """Convolution, batch norm, relu and pooling for each entry of `channels`, then one dense layer."""
 
     channels: tuple[int, ...] = arg(ListOf(_SIZE, min_length=1), "the channels of each convolution", default=(16, 32))
-    classes: int | None = arg(_SIZE, "how many numbers come out", default=None, shown="the data's classes")
+    classes: int | None = arg(_SIZE, "the number of outputs", default=None, shown="the data's classes")
     kernel: int = arg(_SIZE, "the side of the kernels; odd, so that the size stays", default=3)
 
 
@@ -304,7 +304,7 @@ class ResNet(Call):
     """A residual network (He et al. 2015, arXiv:1512.03385)."""
 
     depth: int = arg(Int(choices=(18, 34, 50, 101, 152)), "18, 34, 50, 101 or 152", default=18)
-    classes: int | None = arg(_SIZE, "how many numbers come out", default=None, shown="the data's classes")
+    classes: int | None = arg(_SIZE, "the number of outputs", default=None, shown="the data's classes")
     width: int = arg(_SIZE, "the channels of the first stage", default=64)
     stem: str = arg(
         word("imagenet", "small"), "a 7x7 convolution and pooling, or one 3x3 convolution", default="imagenet"
@@ -316,10 +316,10 @@ class ViT(Call):
     """A vision transformer (Dosovitskiy et al. 2020, arXiv:2010.11929), the mean of the patches classified."""
 
     patch: int = arg(_SIZE, "the side of a patch")
-    layers: int = arg(_SIZE, "how many transformer blocks")
+    layers: int = arg(_SIZE, "the number of transformer blocks")
     width: int = arg(_SIZE, "the width of the blocks")
-    heads: int = arg(_SIZE, "how many heads share the width")
-    classes: int | None = arg(_SIZE, "how many numbers come out", default=None, shown="the data's classes")
+    heads: int = arg(_SIZE, "the number of heads, which divide the width")
+    classes: int | None = arg(_SIZE, "the number of outputs", default=None, shown="the data's classes")
     dropout: float = arg(Float(min=0, below=1), "dropout in the blocks", default=0.0)
 
 
@@ -327,14 +327,14 @@ class ViT(Call):
 class GPT(Call):
     """A causal transformer over tokens (Radford et al. 2019), normalised before each part."""
 
-    layers: int = arg(_SIZE, "how many transformer blocks")
+    layers: int = arg(_SIZE, "the number of transformer blocks")
     width: int = arg(_SIZE, "the width of the blocks")
-    heads: int = arg(_SIZE, "how many heads share the width")
+    heads: int = arg(_SIZE, "the number of heads, which divide the width")
     context: int = arg(_SIZE, "the longest sequence")
-    vocab: int | None = arg(_SIZE, "how many tokens there are", default=None, shown="the data's")
-    tie: bool = arg(Bool(), "whether the head uses the embedding's weight", default=False)
+    vocab: int | None = arg(_SIZE, "the number of tokens", default=None, shown="the data's")
+    tie: bool = arg(Bool(), "let the head use the embedding's weight", default=False)
     dropout: float = arg(Float(min=0, below=1), "dropout in the blocks", default=0.0)
-    bias: bool = arg(Bool(), "whether the blocks have biases", default=True)
+    bias: bool = arg(Bool(), "give the blocks biases", default=True)
 
 
 @call("network", "python", open=True)
@@ -342,7 +342,7 @@ class PythonNetwork(Call):
     """A `torch.nn.Module` that a function of yours returns; it is put into training mode (`.train()`)."""
 
     function: str = arg(FUNCTION, FUNCTION_DOC)
-    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "what it is called with", default=())
+    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "the arguments of the call", default=())
 
 
 @call("network", "transformers", open=True)
@@ -353,5 +353,5 @@ class TransformersNetwork(Call):
 
     path: str = arg(Str(), "a folder with a `config.json`, such a file, or a type: `gpt2`, `llama`, …")
     arguments: tuple[tuple[str, Any], ...] = arg(
-        Anything(), "what takes the place of the configuration's values", default=()
+        Anything(), "values that override those of the configuration", default=()
     )

@@ -60,7 +60,7 @@ def _binary(operator: str, left: Amount, right: Amount) -> Amount:
             return Quantity(result, one)
         raise Impossible(
             f"{_named(left)} and {_named(right)} cannot be {'added' if operator == '+' else 'subtracted'}",
-            "only like and like can; give both the same unit", unlike=True,
+            "only quantities of one kind can; give both the same unit", unlike=True,
         )  # fmt: skip
     if operator == "*" and (one is None or two is None):
         return Quantity(result, one or two)  # type: ignore[arg-type]

@@ -97,7 +97,7 @@ def _arguments(
 def _too_many(ev: Evaluator, declaration: type[Call], declared: list[Field], argument: tree.Argument) -> bool:
     count = len(declared)
     if declaration.open:
-        message = f"further arguments of `{declaration.word}` need their names"
+        message = f"further arguments of `{declaration.word}` must be given by name"
     elif count == 0:
         message = f"`{declaration.word}` takes no arguments"
     else:
@@ -113,9 +113,11 @@ def _is_size(value: tree.Expr) -> bool:
 def _second_size(ev: Evaluator, declaration: type[Call], declared: list[Field], argument: tree.Argument) -> bool:
     """Reports `linear(64, 10)`, torch's form."""
     ev.fail(
-        "E0134", f"`{declaration.word}` takes one size, `{declared[0].word}`: what comes in is known", argument.span,
+        "E0134",
+        f"`{declaration.word}` takes one size, `{declared[0].word}`: the size of its input is known",
+        argument.span,
         help=f"write `{declaration.word}({argument.span.text()})`",
-    )  # fmt: skip
+    )
     return False
 
 

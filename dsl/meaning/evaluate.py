@@ -165,7 +165,7 @@ class Evaluator:
         places = [*((n, chain[n]) for n in circle[1:]), (again.name, again.span)]
         notes = [Note(message=f"`{n}` is needed here", span=span) for n, span in places]
         shown = " -> ".join(f"`{n}`" for n in [*circle, again.name])
-        self.report.add("E0128", f"param `{again.name}` needs itself: {shown}", chain[again.name], notes=notes)
+        self.report.add("E0128", f"param `{again.name}` depends on itself: {shown}", chain[again.name], notes=notes)
         return circle
 
     @contextmanager
@@ -189,8 +189,8 @@ class Evaluator:
         self.values += 1
         place = self.trail[0][1] if self.trail else expr.span
         if self.values > VALUES.most:
-            message = f"the params of the job stand for more than {VALUES.most:,} values"
-            help = "each use of a param counts as all that it stands for: use fewer of them inside one another"
+            message = f"the params of the job expand to more than {VALUES.most:,} values"
+            help = "each use of a param counts with all the values in it: use fewer of them inside one another"
             self.report.add(VALUES.code, message, place, help=help)
             raise Full
         if self.depth >= OPENED.most:
@@ -281,7 +281,7 @@ class Evaluator:
             param = self.params[name.name]
             self.report.add(
                 "W0102", f"param `{name.name}` hides the word `{name.name}`", param.declared,
-                notes=[Note(message="here the param is taken, not the word", span=name.span)],
+                notes=[Note(message="here the name means the param, not the word", span=name.span)],
                 help="give the param another name",
             )  # fmt: skip
 
@@ -387,7 +387,7 @@ class Evaluator:
         if not isinstance(found, Quantity):
             if len(kind.dimensions) > 1 or first not in units.BARE:
                 return self.fail(
-                    "E0124", f"`{path}` wants its unit: {describe(kind)}", expr.span,
+                    "E0124", f"`{path}` needs a unit: {describe(kind)}", expr.span,
                     help=f"write {with_unit(found, kind)}",
                 )  # fmt: skip
             found = Quantity(found, first)

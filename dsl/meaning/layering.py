@@ -194,7 +194,7 @@ def _drop_promise(merged: Merged, entry: tree.Entry, report: Report) -> None:
         merged.promises.pop(name, None)
         return
     report.add(
-        "E0113", f"`expect` holds comparisons, and `{name} = …` is none", entry.span,
+        "E0113", f"`expect` holds comparisons, and `{name} = …` is not one", entry.span,
         help=f"write `{name} == …`, or `<`, `<=`, `>=`, `>`",
     )  # fmt: skip
 
@@ -325,7 +325,7 @@ def _put_argument(merged: Merged, path: tuple[str, str, str], setting: Setting, 
 def put_promise(merged: Merged, comparison: tree.Comparison, path: tuple[str, ...], report: Report) -> None:
     """Sets a promise: `--set "expect.bubble<3%"`."""
     if path[0] != "expect" or len(path) != 2:
-        report.add("E0110", "only what `expect` holds is set by a comparison", comparison.name_span,
+        report.add("E0110", "only entries of `expect` are set by a comparison", comparison.name_span,
                    help=f"write `{'.'.join(path)}=…`")  # fmt: skip
         return
     merged.promises[path[1]] = [comparison]

@@ -207,7 +207,7 @@ class _Reader:
         if message:
             first = chain[0][1] if len(chain) > 1 else None
             notes = [Note(message="the first of them is here", span=first)] if first else []
-            self.report.add(IMPORTS.code, message, statement.path_span, notes=notes, help="put some of them together")
+            self.report.add(IMPORTS.code, message, statement.path_span, notes=notes, help="merge some of them")
         return not message
 
 
@@ -265,7 +265,7 @@ def _too_large(shown: str, span: Span | None, report: Report) -> None:
         BYTES.code,
         f"`{shown}` is too large for a job: {BYTES.most:,} bytes are the most, with all that is imported",
         span,
-        help="a job is written by hand; what it is about (data, weights) stands in files that it names",
+        help="a job is written by hand; data and weights belong in files that it names",
     )
 
 

@@ -40,11 +40,11 @@ PROMISES: dict[str, Dimension | None] = {
     "mfu": "ratio",
 }
 PROMISE_DOCS = {
-    "devices": "how many devices the job uses",
-    "parameters": "how many parameters the model has",
-    "peak_memory": "the most bytes that any device holds at once",
+    "devices": "the number of devices of the job",
+    "parameters": "the number of parameters of the model",
+    "peak_memory": "peak memory of any device",
     "bubble": "the share of a step in which a pipeline's ranks wait",
-    "step_time": "how long a step takes",
+    "step_time": "the time of a step",
     "traffic": "the bytes that a rank sends in a step",
     "mfu": "the share of the devices' FLOP/s that the model's own arithmetic uses",
 }

@@ -403,7 +403,7 @@ class _Layout:
         token = self.read[at]
         self.mistakes.add(
             "E0019",
-            "braces hold the entries of a block and are no value",
+            "braces hold the entries of a block and are not a value",
             token.start,
             token.end,
             help="a list is written `[a, b]`, named values are a call's: `name(a = 1, b = 2)`",

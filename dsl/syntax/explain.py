@@ -144,16 +144,16 @@ def _foreign(place: Place) -> bool:
     if token.kind != "FOREIGN":
         return False
     if token.text == ";":
-        return place.report("E0017", "`;` ends nothing here", token, label="a new line or a comma ends an entry")
+        return place.report("E0017", "`;` has no meaning here", token, label="a new line or a comma ends an entry")
     if token.text == "%":
         return place.report("E0026", "`%` stands directly after a number, as in `20%`; there is no remainder", token)
     if token.text == "!=":
         return place.report(
-            "E0024", "`!=` is no comparison of the language", token, help="there are `<`, `<=`, `==`, `>=` and `>`"
+            "E0024", "`!=` is not a comparison of the language", token, help="there are `<`, `<=`, `==`, `>=` and `>`"
         )
     if token.text == ":" and before:
         return place.report("E0026", "`:` has no meaning inside a value", token)
-    message = f"`{token.text}` is no operator of the language"
+    message = f"`{token.text}` is not an operator of the language"
     return place.report(
         "E0026", message, token, help=values.in_quotes(place) or "there are `+`, `-`, `*`, `/`, `//` and `**`"
     )
@@ -186,7 +186,7 @@ def _statement_word(place: Place) -> bool:
     if first.kind == "PARAM" and place.at == place.start + 1:
         if token.kind in KEYWORDS:
             return reserved(place, token)
-        message = "a `param` has a name" if token.kind in ENDS else f"{said(token)} is no name for a `param`"
+        message = "a `param` has a name" if token.kind in ENDS else f"{said(token)} is not a name for a `param`"
         where = before if token.kind in ENDS else token
         return place.report("E0021", message, where, help="for example `param width = 256`")
     if first.kind == "PARAM" and place.at == place.start + 2 and token.kind == "DOT":
@@ -206,7 +206,7 @@ def _statement_word(place: Place) -> bool:
             )
         return place.report(
             "E0023",
-            "after the path of an `import` the line ends",
+            "the line must end after the path of an `import`",
             token,
             help="each import stands on a line of its own",
         )
@@ -245,7 +245,7 @@ def _beginning(place: Place) -> bool:
         plain = token.text.strip('"')
         return place.report("E0021", "a name stands without quotes", token, help=f"write `{plain} = …`")
     if token.kind in ("NUMBER", "QUANTITY"):
-        return place.report("E0021", f"{said(token)} is no name", token, label="a name begins with a letter")
+        return place.report("E0021", f"{said(token)} is not a name", token, label="a name begins with a letter")
     if (
         token.kind == "LSQB"
         and not place.in_body
@@ -280,7 +280,7 @@ def _top_level(place: Place) -> bool:
             "E0022", "a comparison stands in the block `expect`", token, help="write `expect { … }` around it"
         )
     if token.kind in ("_NL", "$END", "RBRACE", "COMMA"):
-        message = f"`{before.text}` alone says nothing"
+        message = f"`{before.text}` alone has no meaning"
         return place.report(
             "E0027",
             message,

@@ -62,7 +62,7 @@ def missing_value(place: Place) -> bool:
         if token.kind in ENDS:
             return place.report("E0014", f"a value is missing after `{before.text}`", before)
         if token.kind in KEYWORDS:
-            return place.report("E0021", f"`{token.text}` is a word of the language and no value", token)
+            return place.report("E0021", f"`{token.text}` is a word of the language and not a value", token)
         if token.kind in (OPERATORS | {"DOT"}):
             message = f"a value is missing between `{before.text}` and `{token.text}`"
             return place.report("E0014", message, token, help=in_quotes(place))
@@ -96,7 +96,7 @@ def two_values(place: Place) -> bool:
         return False
     gap = place.mistakes.source.text[before.end : token.start]
     if before.kind == "NUMBER" and token.kind == "NAME" and gap.strip(" \t") == "" and token.text in UNITS:
-        message = f"between a number and its unit stands at most one space: `{before.text} {token.text}`"
+        message = f"at most one space may stand between a number and its unit: `{before.text} {token.text}`"
         place.mistakes.add("E0008", message, before.end, token.start, label=_counted(gap))
         return True
     if before.kind == "QUANTITY" and before.text.endswith("%"):
@@ -122,7 +122,7 @@ def two_values(place: Place) -> bool:
         )
     return place.report(
         "E0017",
-        f"after a value the entry ends, but here is {said(token)}",
+        f"an entry ends after its value, but here is {said(token)}",
         token,
         help="several values are a list: `[a, b]`",
     )
@@ -161,7 +161,7 @@ def comparison(place: Place) -> bool:
     if place.in_body and compares:
         message = f"`{token.text}` is the second comparison of this entry"
         return place.report("E0024", message, token, help="two bounds are two entries")
-    message = f"`{token.text}` is no part of a value"
+    message = f"`{token.text}` is not part of a value"
     return place.report("E0024", message, token, help="a comparison is an entry of the block `expect`: `bubble < 2%`")
 
 
@@ -173,7 +173,7 @@ def equals_inside(place: Place) -> bool:
         if [part.kind for part in after] == ["NAME", "LPAR"]:
             help = f"a call is one name, without its module: `{after[0].text}(…)`"
         elif name in BLOCKS:
-            help = "a field is no part of a value: give both fields a `param`"
+            help = "a value cannot refer to a field: use one `param` in both"
         return place.report("E0030", f"a value has no parts: `{name}.…`", token, help=help)
     if token.kind != "EQUAL":
         return False

@@ -102,7 +102,7 @@ class _Lexer:
             at - 1,
             at,
             label="up to here",
-            help="a list that is made by a program belongs into a file that a `python(…)` source reads",
+            help="a generated list belongs in a file that a `python(…)` source reads",
         )
         raise GaveUp
 
@@ -202,7 +202,7 @@ class _Lexer:
                     "E0005",
                     f"`{escape.group()}` is not an escape",
                     *escape.span(),
-                    label='a string knows `\\"`, `\\\\`, `\\n` and `\\t`',
+                    label='the escapes of a string are `\\"`, `\\\\`, `\\n` and `\\t`',
                     help=f"for a backslash itself write `\\\\{escape.group(1)}`",
                 )
         return self.take("STRING", start, end)
@@ -232,7 +232,7 @@ class _Lexer:
                 f"{SPACES[char]} ({_code_point(char)}) between words",
                 at,
                 at + 1,
-                label="this looks like a space and is none",
+                label="this looks like a space but is not one",
                 help="write a plain space instead, or nothing",
             )
             return at + 1
@@ -240,10 +240,10 @@ class _Lexer:
         if continued:
             self.mistakes.add(
                 "E0026",
-                "a line does not go on after `\\`",
+                "`\\` does not continue a line",
                 at,
                 at + 1,
-                help="inside `( )` and `[ ]` a value may go on over several lines",
+                help="a value may continue over several lines inside `( )` and `[ ]`",
             )
             return continued.end()
         foreign = _rare(FOREIGN).match(self.text, at)
@@ -263,7 +263,7 @@ class _Lexer:
             plain = inner.replace('"', '\\"')
             self.mistakes.add(
                 "E0006",
-                f'a string stands between `"`, not between {which} quotes',
+                f'a string is written between `"`, not between {which} quotes',
                 *found.span(),
                 help=f'write `"{plain}"`',
             )

@@ -59,7 +59,7 @@ def parse(source: Source, report: Report, words: int = WORDS.most) -> tree.Docum
 def _document(source: Source, mistakes: Mistakes, words: int) -> tree.Document | None:
     if "\0" in source.text:
         at = source.text.index("\0")
-        mistakes.add("E0001", "this is not a text file", at, at + 1, label="a zero byte stands here")
+        mistakes.add("E0001", "this is not a text file", at, at + 1, label="this is a zero byte")
         return None
     lexed = lex(source, mistakes, words=words)
     if not any(token.kind != "_NL" for token in lexed.tokens):
@@ -104,7 +104,7 @@ def parse_setting(source: Source, report: Report) -> Setting | None:
         name, _, meant = text.strip().partition(":")
         mistakes.add(
             "E0013",
-            "`--set` takes `name=value`, and here is no `=`",
+            "`--set` takes `name=value`, and there is no `=` here",
             0,
             len(text),
             help=f"write `{name.strip() or 'name'}={meant.strip() or '…'}`",

@@ -116,7 +116,7 @@ class Checkpoints:
         other = files.foreign(self._folder)
         if other:
             raise CheckpointError(
-                f"{other} holds something else than a checkpoint, and would be written over: move it away, or name "
+                f"{other} holds something other than a checkpoint, and would be overwritten: move it away, or name "
                 "another folder with `checkpoint.dir`"
             )
         files.clear_away(self._folder)
@@ -124,7 +124,7 @@ class Checkpoints:
         if there and self._step.resume == "none":
             raise CheckpointError(
                 f"{self._folder} holds checkpoints already ({os.path.basename(there[0])}): `checkpoint.resume = auto` "
-                "goes on from them; else name another folder, or remove them"
+                "continues from them; otherwise name another folder, or remove them"
             )
 
     def _damage(self, path: str, manifest: files.Manifest) -> list[str]:
@@ -145,8 +145,9 @@ class Checkpoints:
             newer = [each.path for each in found if each.manifest is not None and each.manifest.step > step]
             if newer:
                 raise CheckpointError(
-                    f"{newer[0]} is newer than the step to go on from, {step}: `checkpoint.resume = auto` goes on from "
-                    "there; to begin again at an older one, write into another folder (`--out`, `checkpoint.dir`)"
+                    f"{newer[0]} is newer than the step to resume from, {step}: `checkpoint.resume = auto` continues "
+                    "from there; to start again from an older one, write into another folder (`--out`, "
+                    "`checkpoint.dir`)"
                 )
         for each in reversed(found):
             manifest = each.manifest
@@ -157,12 +158,12 @@ class Checkpoints:
         if self._rank != 0:
             return
         for each in choice.passed_over:
-            note(self._run_dir, f"passed over {_short(each.path)}: {each.reason}")
+            note(self._run_dir, f"skipped {_short(each.path)}: {each.reason}")
         if choice.taken is not None and choice.taken.manifest is not None:
             manifest = choice.taken.manifest
-            note(self._run_dir, f"goes on after step {manifest.step}, from {_short(choice.taken.path)}")
+            note(self._run_dir, f"resumes after step {manifest.step}, from {_short(choice.taken.path)}")
         elif self._step.resume == "auto" and not choice.whole:
-            note(self._run_dir, f"begins at the first step: no checkpoint to go on from in {_short(asked)}")
+            note(self._run_dir, f"starts at the first step: no checkpoint to resume from in {_short(asked)}")
 
     def _of_rank_0(self, found: list[files.Found]) -> list[files.Found]:
         if self._group is None:
@@ -271,7 +272,7 @@ def _none_to_take(choice: files.Choice, asked: str) -> str:
     reasons = "".join(f"\n{each.path}: {each.reason}" for each in choice.passed_over)
     if not reasons:
         return f"there is no checkpoint in {asked}"
-    return f"no checkpoint in {asked} can be gone on from{reasons}"
+    return f"no checkpoint in {asked} can be resumed{reasons}"
 
 
 def _short(path: str) -> str:

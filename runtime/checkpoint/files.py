@@ -234,7 +234,7 @@ def read_manifest(path: str) -> Manifest:
         raise Damaged(f"{MANIFEST} cannot be read ({type(error).__name__}: {error})") from None
     for name in manifest.files:
         if not is_plain_name(name):
-            raise Damaged(f"it names {name}, which is no file of its folder")
+            raise Damaged(f"it names {name}, which is not a file of its folder")
     return manifest
 
 

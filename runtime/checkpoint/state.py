@@ -347,10 +347,10 @@ def _reader(path: str) -> Any:
                 metadata = unpickling.load(file)
             for key, kept in metadata.state_dict_metadata.items():
                 if not isinstance(kept, TensorStorageMetadata):
-                    raise ValueError(f"`{key}` is no tensor")  # torch would unpickle it
+                    raise ValueError(f"`{key}` is not a tensor")  # torch would unpickle it
             for stored in metadata.storage_data.values():
                 if not is_plain_name(stored.relative_path):
-                    raise ValueError(f"it names {stored.relative_path}, which is no file of its folder")
+                    raise ValueError(f"it names {stored.relative_path}, which is not a file of its folder")
             return metadata
 
     return PlainReader(path)

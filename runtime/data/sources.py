@@ -230,7 +230,9 @@ def _dataset(step: DataStep, made: Any, part: str) -> Samples:
             raise SourceError(f"{step.line}: inputs and targets are of unequal length: {len(inputs)}, {len(targets)}")
         return TensorSamples(inputs.contiguous(), targets.contiguous())
     if not hasattr(made, "__len__") or not hasattr(made, "__getitem__"):
-        raise SourceError(f"{step.line}: a data set needs `len` and indexing, and {type(made).__name__} has not both")
+        raise SourceError(
+            f"{step.line}: a data set needs `len` and indexing, and {type(made).__name__} lacks one of them"
+        )
     return FetchedSamples(made, step.line, step.seed, part)
 
 

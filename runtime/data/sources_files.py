@@ -153,7 +153,7 @@ def _cifar_batch(file: str, line: str) -> PixelSamples:
         pixels = np.ascontiguousarray(_of(made, "data"), np.uint8)
         labels = np.asarray(_of(made, "labels"), np.uint8)
     except (pickle.UnpicklingError, KeyError, TypeError, ValueError, EOFError) as error:
-        raise SourceError(f"{line}: {file} is no batch of CIFAR-10: {error}") from error
+        raise SourceError(f"{line}: {file} is not a batch of CIFAR-10: {error}") from error
     if pixels.ndim != 2 or pixels.shape != (len(labels), 3072):
         raise SourceError(f"{line}: {file} holds pixels of shape {pixels.shape} and labels of shape {labels.shape}")
     return PixelSamples(_mapped(file, pixels).reshape(-1, 3, 32, 32), labels)

@@ -77,7 +77,7 @@ def _picture_fact(name: str, data: bytes | None, path: str | None, size: int | N
             mode = "L" if image.mode in ("1", "L") and size is None else "RGB"
             width, height = image.size if size is None else (size, size)
     except (UnidentifiedImageError, OSError, AttributeError) as error:
-        raise TableFault(f"column `{name}` holds bytes that are no picture", f"{error}") from error
+        raise TableFault(f"column `{name}` holds bytes that are not a picture", f"{error}") from error
     return {"kind": mode, "shape": [1 if mode == "L" else 3, height, width]}
 
 
@@ -165,7 +165,9 @@ def _side_by_side(table: Any, names: Columns, size: int | None) -> dict[str, Any
         return facts[0]
     for name, fact in zip(names, facts, strict=True):
         if fact["shape"]:
-            raise TableFault(f"column `{name}` holds more than a number, and stands beside others", "a column alone")
+            raise TableFault(
+                f"column `{name}` holds more than a number, and cannot be combined with others", "a column alone"
+            )
     return {"kind": "float32" if any(f["kind"] == "float32" for f in facts) else "int64", "shape": [len(facts)]}
 
 
@@ -211,7 +213,7 @@ def parquet_facts(pattern: str, input: Columns, target: Columns, size: int | Non
                     batches = opened.iter_batches(batch_size=1, columns=list(types), use_threads=False)
                     first = pa.Table.from_batches([next(batches)])
         except (OSError, pa.ArrowException) as error:
-            raise TableFault(f"{file} is no Parquet file that can be read", str(error).split("\n")[0]) from error
+            raise TableFault(f"{file} is not a readable Parquet file", str(error).split("\n")[0]) from error
     if first is None:
         raise TableFault(f"{pattern} holds no rows", "files with rows in them")
     facts = _facts_of(first, input, target, size, None)

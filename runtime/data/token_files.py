@@ -109,7 +109,7 @@ def _tokenizer(file: str) -> tuple[Callable[[str, Seen], Iterator[Ids]], int, in
     try:
         made = Tokenizer.from_file(file)
     except Exception as error:  # the library raises this class itself
-        raise TokensError(f"{file} is no tokenizer of the library `tokenizers`: {error}") from error
+        raise TokensError(f"{file} is not a tokenizer of the library `tokenizers`: {error}") from error
     known: dict[str, int] = made.get_vocab(with_added_tokens=True)
     end = next((word for word in ENDS if word in known), "")
 

@@ -227,7 +227,7 @@ class Guard:
         if newest:
             error.add_note(f"nothing of it was saved: the last checkpoint is {newest}")
         else:
-            error.add_note("nothing of it was saved, and there is no checkpoint to go on from (`checkpoint.every`)")
+            error.add_note("nothing of it was saved, and there is no checkpoint to resume from (`checkpoint.every`)")
         if self.stops:
             error.add_note("`train.on_nonfinite = skip` leaves out the update of such a step, `continue` trains on")
         raise error

@@ -148,11 +148,11 @@ def told_by_repetition(seen: Sequence[Seen], bad: Collection[int]) -> tuple[str 
         words = f"the first module whose output is not finite is {culprit.words}"
         lines = [words if len(seen) == 1 else f"{words}, on rank {rank}"]
         if culprit.handed and not any(each.samples for each in seen):
-            lines.append("what it was given was not finite already: that is made between modules")
+            lines.append("its input was already not finite: that comes from code between modules")
         return culprit.name, lines
     if all(each.finite_again for each in seen):
-        return None, ["done once more, the step gave a finite loss: its random numbers were others"]
-    return None, ["the output of every module is finite: it is the loss that makes of it what is not"]
+        return None, ["repeated, the step gave a finite loss: its random numbers differed"]
+    return None, ["the output of every module is finite: the loss turns it into a value that is not"]
 
 
 # --------------------------------------------------------------------------------------------------------- the numbers

@@ -59,7 +59,7 @@ class Blank:
                 new = nn.Parameter(new, requires_grad=old.requires_grad)
             for owner, attribute in spots:
                 setattr(owner, attribute, new)
-        assert not left, f"nothing says what these tensors are to hold: {', '.join(left)}"
+        assert not left, f"no initial values are known for these tensors: {', '.join(left)}"
 
     def values(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
         """Yields each tensor's name and value, the same on all ranks."""

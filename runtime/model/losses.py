@@ -85,8 +85,8 @@ def classes_last(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Returns (n, …, classes) and (n, …) as (tokens, classes) and (tokens,)."""
     if output.shape[:-1] != target.shape:
         raise LossError(
-            f"an output of shape {tuple(output.shape)} is no set of scores for targets of shape {tuple(target.shape)}: "
-            "the classes come last"
+            f"an output of shape {tuple(output.shape)} is not a set of scores for targets of shape "
+            f"{tuple(target.shape)}: the classes come last"
         )
     return wide(output).reshape(-1, output.shape[-1]), target.reshape(-1)
 

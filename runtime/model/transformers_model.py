@@ -218,7 +218,7 @@ def _file(step: TransformersStep) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise TransformersError(f"{path} cannot be read as JSON: {_line(error)}") from error
     if not isinstance(read, dict) or "model_type" not in read:
-        raise TransformersError(f"{path} has no `model_type`, so it is no configuration of transformers")
+        raise TransformersError(f"{path} has no `model_type`, so it is not a configuration of transformers")
     return read
 
 

@@ -212,7 +212,7 @@ class _Recorder(TorchFunctionMode):
                 output = self._model(input)
         reference = self._known.get(id(output)) if isinstance(output, Tensor) else None
         if not isinstance(reference, Value):
-            raise CaptureError("what it returns is no tensor that its forward computes")
+            raise CaptureError("what it returns is not a tensor that its forward computes")
         self._check(output, reference.number)
         self.recording.output = reference.number
 
@@ -352,7 +352,7 @@ class _Recorder(TorchFunctionMode):
         if isinstance(value, Tensor):
             known = self._known.get(id(value))
             if known is None and getattr(value, "fake_mode", None) is not None:
-                reason = f"it uses a tensor of shape {tuple(value.shape)} that no function of torch's has given"
+                reason = f"it uses a tensor of shape {tuple(value.shape)} that no torch function has returned"
                 raise CaptureError(reason, _line())
             if isinstance(known, Value):
                 self._check(value, known.number)
@@ -372,7 +372,7 @@ class _Recorder(TorchFunctionMode):
         if value is None or value is Ellipsis or isinstance(value, _PLAIN + _TORCHS):
             return value
         taker = f"`{what}`" if isinstance(what, str) else "torch"
-        raise CaptureError(f"it hands {taker} a `{type(value).__name__}`, which may carry tensors along", _line())
+        raise CaptureError(f"it hands {taker} a `{type(value).__name__}`, which may hold tensors", _line())
 
     def _check(self, tensor: Tensor, number: int) -> None:
         """Raises for a tensor from a custom autograd function: the calls recorded inside it lack its gradient."""

@@ -152,11 +152,11 @@ def merged(small: Recording, large: Recording) -> Recording:
     """Returns the calls of both runs as one list, with numbers that grow with the batch as so many per sample."""
     for one, other in zip(small.calls, large.calls, strict=False):
         if one.what != other.what or one.gives != other.gives or one.takes != other.takes:
-            raise CaptureError("its forward does other things for other numbers of samples", one.where)
+            raise CaptureError("its forward does different things for different numbers of samples", one.where)
         one.args = _joined(one.args, other.args, one.where)
         one.kwargs = _joined(one.kwargs, other.kwargs, one.where)
     if len(small.calls) != len(large.calls) or small.output != large.output:
-        raise CaptureError("its forward does other things for other numbers of samples")
+        raise CaptureError("its forward does different things for different numbers of samples")
     for number, fact in small.facts.items():
         fact.large = large.facts[number].small
     _settle(small)

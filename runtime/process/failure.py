@@ -354,7 +354,7 @@ def is_final(failure: Failure | None) -> bool:
 
 
 def _stopped(run_dir: str, board: Board, rank: int, stopped: tuple[int, ...], timeout: float) -> Failure:
-    message = "the process is stopped, as by SIGSTOP, Ctrl-Z or a debugger: nobody has let it go on"
+    message = "the process is stopped, as by SIGSTOP, Ctrl-Z or a debugger, and nobody has continued it"
     others = f"; so are ranks {', '.join(map(str, stopped))}" if len(stopped) > 1 else ""
     return Failure(
         rank=rank,
@@ -379,7 +379,8 @@ def _ended(run_dir: str, board: Board, rank: int, status: int | None) -> Failure
             notes = ("the system does this when memory runs out (see dmesg)",)
         elif name == "SIGTERM":
             notes = (
-                "it was sent from outside, as `kill` and batch systems do; to the launcher it is a request to stop",
+                "it was sent from outside, as `kill` and batch systems do; sent to the launcher it is a request to "
+                "stop",
             )
         else:
             notes = _last_words(log_path(run_dir, rank))
@@ -396,7 +397,7 @@ def _last_words(path: str) -> tuple[str, ...]:
     if not found:
         return ()
     lines = [line.strip() for line in said.splitlines() if line.strip()][-_LAST:]
-    return (*(f"the last it wrote: {line}" for line in lines), f"it was in {_where(stacks)}")
+    return (*(f"its last output: {line}" for line in lines), f"it was in {_where(stacks)}")
 
 
 def _end_of(path: str) -> str:
@@ -411,7 +412,7 @@ def _end_of(path: str) -> str:
 def _of_a_timeout(run_dir: str, board: Board, silent: list[int], timeout: float) -> tuple[str, ...]:
     waited = f"a collective waited longer than `launch.timeout` ({timeout:g} s)"
     where = [
-        f"rank {rank} did not come: it is in step {board.step(rank)}, {_where(_end_of(path))} (all of it: {path})"
+        f"rank {rank} did not join it: it is in step {board.step(rank)}, {_where(_end_of(path))} (all of it: {path})"
         for rank, path in ((rank, log_path(run_dir, rank)) for rank in silent)
     ]
     return (waited, *where)

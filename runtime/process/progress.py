@@ -87,7 +87,7 @@ class Watch:
         """Names, after a training, the ranks that are done but have not ended."""
         which = f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
         with self._screened():
-            self._say(f"{which} been ended: a thread or a process that the job's code began did not come to its end")
+            self._say(f"{which} been ended: a thread or a process that the job's code began did not end")
 
     def say_of_left(self, commands: list[str]) -> None:
         """Names, after a training, the processes that it left behind."""

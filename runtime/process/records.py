@@ -98,7 +98,7 @@ def _record(line: bytes) -> Record:
     """Returns the record in a line. Raises ValueError."""
     told = json.loads(line.decode())
     if not isinstance(told, dict) or not isinstance(told.get("step"), int) or "split" not in told:
-        raise ValueError("it is no record of a step")
+        raise ValueError("it is not a record of a step")
     return told
 
 

@@ -69,8 +69,8 @@ def test_a_folder_that_holds_other_things_is_refused(job: Path, tmp_path: Path, 
     run = dslc("run", job, "--out", "theirs", *settings, cwd=tmp_path)
     assert run.returncode == 2, run.stderr
     assert run.stderr == (
-        "dslc: theirs is no run directory and holds other things (checkpoints, metrics.jsonl, weights.safetensors), "
-        "which a run could write over: name a new or an empty folder, as `--out theirs/run`\n"
+        "dslc: theirs is not a run directory and holds other files (checkpoints, metrics.jsonl, weights.safetensors), "
+        "which a run could overwrite: name a new or an empty folder, as `--out theirs/run`\n"
     )
     assert all(file.read_text() == "theirs" for file in files)
     assert sorted(os.listdir(theirs)) == ["checkpoints", "metrics.jsonl", "weights.safetensors"]
@@ -87,7 +87,7 @@ def test_sweeps_leave_other_things_and_earlier_runs_alone(job: Path, tmp_path: P
     (tmp_path / "grid" / "seed=3").mkdir()
     (tmp_path / "grid" / "seed=3" / "paper.tex").touch()
     third = dslc(*command[:-1], "sweep.train.seed=[4, 3]", cwd=tmp_path)
-    assert third.returncode == 2 and "holds other things (paper.tex)" in third.stderr
+    assert third.returncode == 2 and "holds other files (paper.tex)" in third.stderr
     assert not (tmp_path / "grid" / "seed=4").exists(), "nothing is trained where a later one is refused"
 
 
@@ -98,7 +98,7 @@ def test_checkpoints_that_were_brought_along_are_gone_on_from(job: Path, tmp_pat
     (tmp_path / "first" / "checkpoints").rename(tmp_path / "second" / "checkpoints")
     auto = ("--set", "checkpoint.resume=auto", "--set", "train.steps=3")
     run = dslc("run", job, "--out", "second", *every, *auto, cwd=tmp_path)
-    assert run.returncode == 0 and "goes on after step 2" in run.stdout, run.stdout + run.stderr
+    assert run.returncode == 0 and "resumes after step 2" in run.stdout, run.stdout + run.stderr
 
 
 def test_two_runs_never_write_into_one_folder(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

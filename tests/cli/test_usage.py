@@ -41,7 +41,7 @@ HERE = "that is `devices { gpus = 2 }` in the job, or `--set devices.gpus=2`"
         ("run --quux job.plt", "`dslc run --help` lists what there is"),
         ("train job.plt", "there is no command `train`: did you mean `dslc run`?"),
         ("rnu job.plt", "did you mean `dslc run`?"),
-        ("job.plt", "`job.plt` is no command: `dslc run job.plt` trains it"),
+        ("job.plt", "`job.plt` is not a command: `dslc run job.plt` trains it"),
         ("quux", "the commands are `run`, `check`, "),
         ("\x1b[2J", "there is no command `\\x1b[2J`"),
     ],
@@ -70,8 +70,11 @@ def test_a_word_of_any_length_is_one_short_line() -> None:
     [
         ("run --gpus 2 job.plt", f"dslc: `dslc run` has no option `--gpus`: {HERE}\n"),
         ("train job.plt", "dslc: there is no command `train`: did you mean `dslc run`?\n"),
-        ("run job.plt other.plt", "dslc: `other.plt` is one word too many for `dslc run`, as its `--help` shows\n"),
-        ("run job.plt data.batch=8", "dslc: `data.batch=8` is one word too many: a setting is `--set data.batch=8`\n"),
+        ("run job.plt other.plt", "dslc: `other.plt` is one argument too many for `dslc run`, as its `--help` shows\n"),
+        (
+            "run job.plt data.batch=8",
+            "dslc: `data.batch=8` is one argument too many: a setting is `--set data.batch=8`\n",
+        ),
     ],
 )
 def test_the_command_says_so_and_ends_with_status_2(line: str, said: str) -> None:

@@ -121,7 +121,7 @@ def test_sharded_and_recomputed_is_one_process(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     for title in ("same samples", "same start", "same scale", "same state"):
         assert "holds" in line_of(run.stdout, title)
-    assert "gone on from the checkpoint of step 2" in line_of(run.stdout, "same state")
+    assert "resumed from the checkpoint of step 2" in line_of(run.stdout, "same state")
     assert "dropout is switched off" in run.stdout
     assert not list(tmp_path.glob("runs*")), "nothing is left"
 
@@ -158,7 +158,7 @@ def test_a_users_own_is_one_process(tmp_path: Path) -> None:
         (
             {"net": "self.calls = 0", "forward": "self.calls += 1; x = x * self.calls"},
             "same state",
-            "gone on from the checkpoint of step 1, the loss of step 2 is ",
+            "resumed from the checkpoint of step 1, the loss of step 2 is ",
         ),
     ],
     ids=["samples of a rank", "start", "mean", "model of a rank", "beside the tensors"],
@@ -277,7 +277,7 @@ def test_noise_is_said_and_not_judged(tmp_path: Path) -> None:
     assert "holds" in line_of(run.stdout, "same samples")
     assert "not compared" in line_of(run.stdout, "same scale")
     assert "draws random numbers of its own" in run.stdout
-    assert "as far as it can be compared" in run.stdout
+    assert "as far as they can be compared" in run.stdout
 
 
 def test_a_training_that_fails_is_a_failure(tmp_path: Path) -> None:

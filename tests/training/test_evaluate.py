@@ -148,7 +148,7 @@ def test_the_newest_is_taken_and_a_damaged_one_passed_over(folder: Path) -> None
     run = dslc("export", "job.plt", "-o", folder / "older.safetensors", "--checkpoint", copied, cwd=folder)
     assert run.returncode == 0
     assert "(step 10)" in run.stdout
-    assert "passed over" in run.stderr
+    assert "skipped" in run.stderr
     assert "__0_0.distcp has another checksum" in run.stderr
     run = dslc("evaluate", "job.plt", "--checkpoint", copied / "step-00000015", cwd=folder)
     assert run.returncode == 2
@@ -195,7 +195,7 @@ def test_what_is_not_there_or_does_not_fit_is_said(folder: Path) -> None:
 def test_whether_it_would_be_gone_on_from(folder: Path) -> None:
     run = dslc("check", "job.plt", "--resume", run_of(folder), cwd=folder)
     assert run.returncode == 0, run.stderr
-    assert "it would go on after step 15, from runs/job/" in run.stdout
+    assert "it would resume after step 15, from runs/job/" in run.stdout
     (folder / "net.py").write_text(
         "from torch import nn\n\ndef network():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
     )

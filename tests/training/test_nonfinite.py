@@ -102,7 +102,7 @@ def test_it_stops_with_the_step_the_rank_and_the_module(launcher: Launcher, tmp_
     write_job(tmp_path, bad=0)
     found = goes_on(launcher, job, folder, *settings, "checkpoint.resume=auto")
     whole = goes_on(launcher, job, tmp_path / "whole", "devices.cpus=1")
-    assert "goes on after step 6" in found.shown
+    assert "resumes after step 6" in found.shown
     np.testing.assert_allclose(found.losses(), whole.losses(), rtol=0, atol=1e-5)
 
 
@@ -211,8 +211,8 @@ def test_a_fault_between_modules(launcher: Launcher, tmp_path: Path, plan: str) 
     _, message = end(launcher, job, tmp_path / "run", *PLANS[plan])
     assert "the loss of step 7 is nan" in message and "the batch" not in message
     assert "the first module whose output is not finite is `between` (ReLU)" in message
-    assert "what it was given was not finite already: that is made between modules" in message
-    assert "there is no checkpoint to go on from" in message
+    assert "its input was already not finite: that comes from code between modules" in message
+    assert "there is no checkpoint to resume from" in message
 
 
 def test_a_loss_that_makes_it_of_finite_outputs(launcher: Launcher, tmp_path: Path) -> None:

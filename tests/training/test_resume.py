@@ -110,8 +110,8 @@ def test_two_ranks_sharded_then_four_then_one(launcher: Launcher, tmp_path: Path
     whole, cut = (Trainer(launcher, tmp_path / name, GPT) for name in ("whole", "cut"))
     whole.until(20, PLANS["one process"])
     cut.until(7, PLANS["2 ranks, zero 3"])
-    assert "goes on after step 7" in cut.until(13, PLANS["4 ranks, zero 1"])
-    assert "goes on after step 13" in cut.until(20, PLANS["one process"])
+    assert "resumes after step 7" in cut.until(13, PLANS["4 ranks, zero 1"])
+    assert "resumes after step 13" in cut.until(20, PLANS["one process"])
     agree(whole.folder, cut.folder, weights=ADAM)
 
 
@@ -184,11 +184,11 @@ def test_a_run_directory_is_gone_on_with_where_the_job_says_so(tmp_path: Path) -
     short = dslc("run", job, "--out", "run", *given, "--set", "train.steps=9", cwd=tmp_path)
     assert short.returncode == 0, short.stderr
     again = dslc("run", job, "--out", "run", *given, cwd=tmp_path)
-    assert again.returncode == 2 and "`--set checkpoint.resume=auto` goes on with it" in again.stderr
+    assert again.returncode == 2 and "`--set checkpoint.resume=auto` continues it" in again.stderr
     auto = ("--set", "checkpoint.resume=auto", "--set", "devices.cpus=2", "--set", "parallelism.zero=3")
     gone_on = dslc("run", job, "--out", "run", *given, *auto, cwd=tmp_path)
     assert gone_on.returncode == 0, gone_on.stderr
-    assert "goes on after step 9, from run/checkpoints/step-00000009" in gone_on.stdout
+    assert "resumes after step 9, from run/checkpoints/step-00000009" in gone_on.stdout
     agree(tmp_path / "whole", tmp_path / "run")
     seconds = [line["seconds"] for line in read_metrics(str(tmp_path / "run"))]
     assert seconds == sorted(seconds)
@@ -216,8 +216,8 @@ def loss(output, target):
     given = ("--set", "checkpoint.every=2 steps", "--set", "checkpoint.asynchronous=false")
     failed = dslc("run", job, "--out", "a run", *given, cwd=tmp_path)
     assert failed.returncode == 3, failed.stderr
-    command = shlex.split(failed.stderr.splitlines()[-1].removeprefix("to go on: dslc "))
+    command = shlex.split(failed.stderr.splitlines()[-1].removeprefix("to resume:  dslc "))
     (tmp_path / "mended").touch()
     gone_on = dslc(*command, cwd=tmp_path)
     assert gone_on.returncode == 0, gone_on.stderr
-    assert "goes on after step 4" in gone_on.stdout
+    assert "resumes after step 4" in gone_on.stdout

@@ -194,11 +194,15 @@ def mixed_parquet(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "source", "words"),
     [
-        (broken_parquet, 'parquet("*.parquet")', "part-1.parquet is no Parquet file that can be read"),
+        (broken_parquet, 'parquet("*.parquet")', "part-1.parquet is not a readable Parquet file"),
         (mixed_parquet, 'parquet("*.parquet")', "column `y` holds int32 in .*part-2.parquet, and int64 in"),
         (made_data.parquet, 'parquet("*.parquet", input = "z")', "has no column `z` .* `x`, `y`"),
         (lambda f: made_data.parquet(f, x=["a"] * 40), 'parquet("*.parquet")', "column `x` holds text .*dslc tokens"),
-        (lambda f: made_data.parquet(f, x=[b"a"] * 40), 'parquet("*.parquet")', "`x` holds bytes that are no picture"),
+        (
+            lambda f: made_data.parquet(f, x=[b"a"] * 40),
+            'parquet("*.parquet")',
+            "`x` holds bytes that are not a picture",
+        ),
         (lambda f: made_data.parquet(f, x=[None, 1] * 20), 'parquet("*.parquet")', "`x` has no value in its first row"),
         (lambda f: made_data.dataset(f / "d"), 'datasets("./d", input = "q", target = "y")', "no column `q`"),
         (lambda f: made_data.dataset(f / "d"), 'datasets("./d", revision = "a")', "takes no `revision`"),

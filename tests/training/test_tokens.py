@@ -83,9 +83,9 @@ def test_what_it_cannot_do_is_said(tmp_path: Path, gpt2: Path) -> None:
     (tmp_path / "there.bin").write_bytes(b"")
     for words, message in (
         (("none.txt", "-o", "t.bin"), "none.txt: there is no such file"),
-        (("a.txt", "-o", "there.bin"), "there.bin is there already"),
+        (("a.txt", "-o", "there.bin"), "there.bin exists already"),
         (("a.txt", "-o", "t.bin", "--tokenizer", "none.json"), "there is no none.json"),
-        (("a.txt", "-o", "t.bin", "--tokenizer", "a.txt"), "a.txt is no tokenizer"),
+        (("a.txt", "-o", "t.bin", "--tokenizer", "a.txt"), "a.txt is not a tokenizer"),
         (("a.txt", "-o", "t.bin", "--tokenizer", gpt2), "a.txt is not UTF-8: byte 70003 is 0xe2"),
         (("a.txt", "-o", "none/t.bin"), "none/t.bin.part: No such file or directory"),
     ):

@@ -147,7 +147,7 @@ def test_a_length_that_is_unknown_leaves_the_samples_unknown() -> None:
     ("kind", "arguments", "message"),
     [
         (c.Text, {"file": "none.txt"}, "there is no .*none.txt"),
-        (c.Text, {"file": "."}, "is no file"),
+        (c.Text, {"file": "."}, "is not a file"),
         (c.Tokens, {"files": "none*.bin"}, "no file matches"),
         (c.Arrays, {"file": "none.npz"}, "there is no"),
         (c.Arrays, {"file": "t.txt"}, "no `.npz` file"),
@@ -212,7 +212,7 @@ def test_files_of_tokens_that_are_not_right(tmp_path: Path) -> None:
     made_data.llm_c(tmp_path / "b.bin", np.arange(90, dtype="<u4"))
     assert "in different forms" in said(c.Tokens, tmp_path, files="*.bin")
     (tmp_path / "d.bin").mkdir()
-    assert "is no file" in said(c.Tokens, tmp_path, "E0309", files="d.bin")
+    assert "is not a file" in said(c.Tokens, tmp_path, "E0309", files="d.bin")
 
 
 def test_of_many_files_of_tokens_few_headers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +232,7 @@ def test_of_many_files_of_tokens_few_headers_are_read(tmp_path: Path, monkeypatc
 
 def test_folders_of_images_that_are_not_right(files: Path) -> None:
     assert "holds no folder of images" in said(c.Images, files, folder="pictures/cat")
-    assert "is no folder" in said(c.Images, files, folder="t.txt")
+    assert "is not a folder" in said(c.Images, files, folder="t.txt")
     (files / "pictures" / "empty").mkdir()
     assert re.search("pictures/empty holds no image", said(c.Images, files, folder="pictures"))
     (files / "parted" / "val" / "bird").mkdir()
@@ -243,9 +243,9 @@ def test_files_of_mnist_that_are_not_right(files: Path) -> None:
     images, labels = (files / "mnist" / f"t10k-{name}-ubyte" for name in ("images-idx3", "labels-idx1"))
     whole = images.read_bytes()
     images.write_bytes(whole[:-1])
-    assert "and its header speaks of 7,856" in said(c.MNIST, files, dir="mnist")
+    assert "and its header says 7,856" in said(c.MNIST, files, dir="mnist")
     images.write_bytes(labels.read_bytes())
-    assert "is no IDX file of images" in said(c.MNIST, files, dir="mnist")
+    assert "is not an IDX file of images" in said(c.MNIST, files, dir="mnist")
     images.write_bytes(whole)
     labels.write_bytes(labels.read_bytes()[:7] + bytes([9]) + bytes(9))
     assert "holds 10 images, and" in said(c.MNIST, files, dir="mnist")
@@ -259,9 +259,9 @@ def test_files_of_mnist_that_are_not_right(files: Path) -> None:
 def test_batches_of_cifar10_that_are_not_right(files: Path) -> None:
     batch = files / "cifar" / "data_batch_3"
     batch.write_bytes(batch.read_bytes()[:2000])
-    assert "data_batch_3 is no batch of CIFAR-10" in said(c.CIFAR10, files, dir="cifar")
+    assert "data_batch_3 is not a batch of CIFAR-10" in said(c.CIFAR10, files, dir="cifar")
     batch.write_bytes(b"hello")
-    assert "data_batch_3 is no batch of CIFAR-10" in said(c.CIFAR10, files, dir="cifar")
+    assert "data_batch_3 is not a batch of CIFAR-10" in said(c.CIFAR10, files, dir="cifar")
     batch.unlink()
     assert "there is no" in said(c.CIFAR10, files, "E0309", dir="cifar")
     binary = files / "archive" / "cifar-10-batches-bin" / "test_batch.bin"

@@ -188,7 +188,7 @@ def test_a_value_becomes_what_its_kind_says(path: str, text: str, value: Any) ->
         ("model.network", "linear(3)", "E0130", "a network is a list of layers"),
         ("model.network", "[linear]", "E0109", "needs `features`"),
         ("model.network", 'python("f")', "E0135", "module:function"),
-        ("model.network", 'python("m:f", 3)', "E0134", "need their names"),
+        ("model.network", 'python("m:f", 3)', "E0134", "must be given by name"),
         ("model.network", 'python("m:f", a = b)', "E0120", 'write `"b"` if it is text'),
         ("model.network", 'python("m:f", a = f(1))', "E0121", "not the call `f(…)`"),
         ("model.network", "resnet(20)", "E0125", "18, 34, 50, 101 or 152"),

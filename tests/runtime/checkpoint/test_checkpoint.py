@@ -92,8 +92,8 @@ def test_a_training_in_three_pieces_on_other_numbers_of_ranks(
     names = [Path(path).name for path in files.checkpoints_in(str(cut / "checkpoints"))]
     assert names == ["step-00000004", "step-00000003"], "multiples of `every`, and the last step"
     again = every(4, keep=1, asynchronous=asynchronous, resume="auto")
-    assert "goes on after step 4" in train(launcher, cut, 4, data, stop_after=7, checkpoint=again)
-    assert "goes on after step 7" in train(launcher, cut, 1, data, checkpoint=again)
+    assert "resumes after step 4" in train(launcher, cut, 4, data, stop_after=7, checkpoint=again)
+    assert "resumes after step 7" in train(launcher, cut, 1, data, checkpoint=again)
     agree(whole, cut)
     assert sorted(os.listdir(cut / "checkpoints")) == ["step-00000010"], "`keep` of them, and nothing else"
 
@@ -191,7 +191,7 @@ def test_another_run_directory_begins_with_the_next_step(launcher: Launcher, tmp
     train(launcher, tmp_path / "second", 2, data, checkpoint=every(3, resume=one))
     assert curve(tmp_path / "second") == curve(tmp_path / "whole")[3:]
     newer = fails(launcher, tmp_path / "first", 2, data, checkpoint=every(3, resume=one))
-    assert "step-00000006 is newer than the step to go on from, 3" in newer
+    assert "step-00000006 is newer than the step to resume from, 3" in newer
 
 
 def test_ctrl_c_and_on_from_there(launcher: Launcher, tmp_path: Path) -> None:
@@ -267,8 +267,8 @@ def test_what_is_damaged_is_named_and_passed_over(
     harm(newest(run) / file)
     data = images(two_checkpoints)
     shown = train(launcher, run, 2, data, checkpoint=every(3, resume="auto"))
-    assert "passed over" in shown and f"step-00000006: {said}" in notes(run)
-    assert "goes on after step 3" in shown
+    assert "skipped" in shown and f"step-00000006: {said}" in notes(run)
+    assert "resumes after step 3" in shown
     agree(two_checkpoints / "whole", run)
     assert all(
         (found := files.look(path)).manifest and not files.damage(path, found.manifest)
@@ -338,7 +338,7 @@ def test_a_folder_with_checkpoints_is_not_written_into(
 ) -> None:
     given = every(3, folder=str(two_checkpoints / "run" / "checkpoints"))
     message = fails(launcher, tmp_path / "run", 2, images(two_checkpoints), checkpoint=given)
-    assert "holds checkpoints already (step-00000006): `checkpoint.resume = auto` goes on" in message
+    assert "holds checkpoints already (step-00000006): `checkpoint.resume = auto` continues" in message
 
 
 def test_what_a_killed_training_left_is_cleared_away(launcher: Launcher, tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_what_a_killed_training_left_is_cleared_away(launcher: Launcher, tmp_pat
         (tmp_path / "run" / "checkpoints" / name).mkdir(parents=True)
         (tmp_path / "run" / "checkpoints" / name / "__0_0.distcp").write_text("half")
     shown = train(launcher, tmp_path / "run", 2, images(tmp_path), checkpoint=every(5, resume="auto"))
-    assert "begins at the first step" in shown
+    assert "starts at the first step" in shown
     assert sorted(os.listdir(tmp_path / "run" / "checkpoints")) == ["step-00000005", "step-00000010"]
 
 
@@ -426,7 +426,7 @@ def test_of_a_checkpoint_that_is_a_link_the_link_is_removed(
     [
         (b'{"step": 2, "split": "tr\x00\xff\n', "can't decode byte 0xff"),
         (b'{"step": 2, "spl\n', "Invalid control character"),
-        (b"17\n", "it is no record of a step"),
+        (b"17\n", "it is not a record of a step"),
     ],
 )
 def test_a_damaged_line_of_the_metrics_is_named_and_left_out(
@@ -439,7 +439,7 @@ def test_a_damaged_line_of_the_metrics_is_named_and_left_out(
     with pytest.raises(ValueError, match="line 2 cannot be read"):
         read_metrics(str(run))
     shown = train(launcher, run, 2, images(two_checkpoints), checkpoint=every(3, resume="auto"))
-    assert "goes on after step 6" in shown
+    assert "resumes after step 6" in shown
     assert "metrics.jsonl, line 2 cannot be read" in shown and said in notes(run)
     assert [step for step, _, _ in curve(run)] == [1, *range(3, STEPS + 1)]
 

@@ -155,7 +155,7 @@ def test_a_pickle_that_calls_anything_is_refused(tmp_path: Path, capfd: pytest.C
     step = step_for(c.CIFAR10(dir=str(folder)))
     made = pickle.loads((folder / "data_batch_4").read_bytes(), encoding="bytes")
     (folder / "data_batch_4").write_bytes(pickle.dumps(made | {"trap": Trap()}, protocol=2))
-    with pytest.raises(SourceError, match=r"data_batch_4 is no batch of CIFAR-10: it names \w+\.print"):
+    with pytest.raises(SourceError, match=r"data_batch_4 is not a batch of CIFAR-10: it names \w+\.print"):
         open_source(step)
     assert "obeyed" not in capfd.readouterr().out
 

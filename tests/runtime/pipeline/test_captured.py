@@ -328,7 +328,7 @@ class Inward(Base):
     [
         (Numbers, "reads numbers out of tensors"),
         (Half, "is 1 for 2 samples and 2 for 4"),
-        (Alone, "does other things for other numbers of samples"),
+        (Alone, "does different things for different numbers of samples"),
         (Foreign, "gradient `OwnBackward` computes outside of a layer"),
         (Hooked, "calls `register_hook`"),
         (Counting, "changes `calls` outside of a layer"),

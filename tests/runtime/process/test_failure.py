@@ -137,7 +137,7 @@ def test_the_last_words_of_a_process_that_a_signal_ends(launcher: Launcher, tmp_
     words = "terminate called after throwing an instance of 'gloo::EnforceNotMet'"
     _, message = fail(launcher, tmp_path, f'os.write(2, b"{words}\\n"); os.kill(os.getpid(), signal.SIGABRT)')
     assert "the process was ended by SIGABRT" in message
-    assert f"note: the last it wrote: {words}" in message
+    assert f"note: its last output: {words}" in message
     assert f'note: it was in File "{tmp_path}/net.py", line 17, in trouble' in message
 
 
@@ -154,7 +154,7 @@ def test_a_rank_that_hangs(launcher: Launcher, tmp_path: Path) -> None:
     _, message = fail(launcher, tmp_path, "threading.Event().wait()", timeout=3.0)
     assert message.startswith("training failed on rank 0 at step 3"), message
     assert "a collective waited longer than `launch.timeout` (3 s)" in message
-    assert f'rank 1 did not come: it is in step 3, File "{tmp_path}/net.py", line 17, in trouble' in message
+    assert f'rank 1 did not join it: it is in step 3, File "{tmp_path}/net.py", line 17, in trouble' in message
 
 
 def test_an_error_of_a_library_layer_names_its_line(launcher: Launcher, tmp_path: Path) -> None:

@@ -261,7 +261,7 @@ def test_a_manifest_names_files_of_its_folder_alone(trained: Path, tmp_path: Pat
     shutil.copytree(trained / "run", tmp_path / "run")
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000004"
     _sign(checkpoint, lambda content: content["files"].update({"../../other": {"size": 1, "checksum": ""}}))
-    with pytest.raises(files.Damaged, match=r"it names \.\./\.\./other, which is no file of its folder"):
+    with pytest.raises(files.Damaged, match=r"it names \.\./\.\./other, which is not a file of its folder"):
         files.read_manifest(str(checkpoint))
 
 
