@@ -9,7 +9,7 @@ import pytest
 from helpers.launcher import PRELOADED, Launcher
 from hypothesis import settings
 
-# No test has a time to keep; in CI each run draws the same examples. HYPOTHESIS_PROFILE=fresh draws others.
+# No test has a deadline; in CI each run draws the same examples. HYPOTHESIS_PROFILE=fresh draws others.
 settings.register_profile("same", settings(deadline=None, derandomize=True))
 settings.register_profile("fresh", settings(deadline=None))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))

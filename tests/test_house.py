@@ -1,4 +1,5 @@
-"""The order of the house: which floor may import what, what a start of `dslc check` loads, and what a wheel holds.
+"""The rules of the house: the imports that each floor may have, the modules that `dslc check` loads, the files of a
+wheel.
 
 The import table is that of the design: `dsl` knows the standard library (and lark in its parser), `compiler` adds
 networkx in the plan graph, `runtime` knows torch and the records that the compiler hands it, `cli` knows everything but
@@ -21,14 +22,14 @@ from helpers.rooms import PACKAGES, Import, imports_of
 
 MAX_LINES = 600
 
-# What the runtime uses where a job asks for it, and does without where it does not.
+# Libraries that the runtime uses only for jobs that ask for them.
 OPTIONAL = ("PIL", "datasets", "pyarrow", "tokenizers", "torchao", "torchdata", "torchvision", "transformers")
-# What a start of `dslc` never loads before a command needs it.
+# Modules that a start of `dslc` never loads before a command needs them.
 HEAVY = ("cattrs", "lark", "networkx", "numpy", "rich", "torch")
 
 
 def objection(floor: str, path: str, found: Import) -> str | None:
-    """Why `path` (inside its floor) may not have this import, or None."""
+    """Returns why `path` (inside its floor) may not have this import, or None."""
     late = found.scope != "module"
     if floor == "cli":
         return None if late or not found.is_of(*HEAVY) else "only inside the command that needs it"
@@ -172,7 +173,7 @@ def test_check_loads_no_heavy_library(job: str) -> None:
 
 
 def files_of_the_checkout() -> list[str]:
-    """Tracked files and new ones that git does not ignore, as paths from the root."""
+    """Returns tracked files and new ones that git does not ignore, as paths from the root."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return sorted(name for name in set(listed.split("\0")) if name and (ROOT / name).is_file())

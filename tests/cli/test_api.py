@@ -41,7 +41,7 @@ def test_the_text_of_a_job_error_is_its_mistakes() -> None:
 
 
 def test_run_returns_metrics_and_the_trained_module(tmp_path: Path) -> None:
-    (torch.randn(256, 256) @ torch.randn(256, 256)).sum()  # after this a fork would not be safe
+    (torch.randn(256, 256) @ torch.randn(256, 256)).sum()  # after this a fork is not safe
     result = dslc.run(DIGITS, ["train.epochs=1"], out=str(tmp_path / "run"))
     assert result.metrics[-1]["split"] == "validation"
     assert result.metrics[-1]["accuracy"] > 0.8
@@ -59,7 +59,7 @@ from torch import nn
 import dslc
 
 torch.randn(512, 512) @ torch.randn(512, 512)
-width = 7  # not picklable by name: the function below is of this program alone
+width = 7  # cannot be pickled by name: the function below exists only in this program
 
 def network():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
@@ -83,7 +83,9 @@ def test_a_program_trains_a_network_of_its_own(tmp_path: Path) -> None:
 def test_a_program_whose_children_may_not_use_torch_traces_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as one that has run a backward pass on a machine with GPUs. It keeps its random numbers and its threads."""
+    """For example one that has run a backward pass on a machine with GPUs. It keeps its random numbers and its
+    threads.
+    """
     (tmp_path / "seeing.py").write_text(
         "import torch\n"
         "built = []\n"

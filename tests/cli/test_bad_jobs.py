@@ -1,7 +1,7 @@
 """Bad jobs, each with the codes it deserves beside the offending line (`#! E0301`) and its whole message in a file.
 
 `UPDATE_GOLDEN=1 pytest tests/cli/test_bad_jobs.py` writes the messages anew; read the difference before you commit it.
-Those in `bad/traced` are bad by what only the user's own functions tell.
+The mistakes in `bad/traced` show only when the user's own functions are called.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def test_each_bound_on_files_and_settings_is_a_diagnostic(code: str, made: Attac
 
 
 def test_a_large_file_is_not_read(tmp_path: Path) -> None:
-    """There is no room for it in memory either."""
+    """It does not fit into memory either."""
     for size in (50 * 10**6, 4 * 2**30):
         (tmp_path / "job.plt").touch()
         os.truncate(tmp_path / "job.plt", size)
@@ -228,7 +228,7 @@ def test_the_name_of_a_file_does_not_steer_the_terminal(name: str, tmp_path: Pat
 
 
 def test_nor_does_it_where_a_job_is_trained_and_used(tmp_path: Path) -> None:
-    """Names of folders and checkpoints do not either, nor the text of an exception."""
+    """Names of folders and checkpoints, and the text of an exception, cannot control a terminal either."""
     name = "a\x1b[31mb"
     (tmp_path / f"{name}.plt").write_text(written(steps="2") + "checkpoint { every = 1 step }\n")
     kept = ("--set", "data.validation=10%")

@@ -94,7 +94,7 @@ def test_a_check_ends_whatever_user_code_leaves_running(
 
 
 def test_the_command_ends_and_says_so(tmp_path: Path) -> None:
-    """Its standard error is a pipe, which a process that was left would hold open."""
+    """Standard error is a pipe, which a leftover process would hold open."""
     (tmp_path / "net.py").write_text(NETWORK)
     (tmp_path / "job.plt").write_text(OWN_JOB)
     run = dslc("check", "--trace", "job.plt", "--set", "model.network.leaves=forked", cwd=tmp_path)

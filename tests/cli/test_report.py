@@ -84,7 +84,7 @@ def test_ranks_that_differ_have_lines_of_their_own() -> None:
 
 
 def test_a_table_in_a_pipe_is_not_cut() -> None:
-    """Whatever its width: here a line of many ranks beside numbers, in columns that rich would make narrow."""
+    """Columns that rich would make narrow stay whole, such as many ranks beside numbers."""
     memory = {"predicted": None, "measured": None}
     ranks = [
         {

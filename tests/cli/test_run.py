@@ -133,7 +133,7 @@ def test_a_run_leaves_what_the_language_says(tmp_path: Path) -> None:
     assert losses(again) == pytest.approx(losses(lines), abs=1e-6)
     plans = [json.loads((folder / "plan.json").read_text()) for folder in (out, tmp_path / "again")]
     assert plans[0]["layers"][0]["parameters"] == plans[1]["layers"][0]["parameters"]
-    # A run is never written over.
+    # A run is never overwritten.
     assert dslc("run", EXAMPLES / "digits.plt", "--out", out).returncode == 2
 
 

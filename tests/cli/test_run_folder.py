@@ -102,8 +102,9 @@ def test_checkpoints_that_were_brought_along_are_gone_on_from(job: Path, tmp_pat
 
 
 def test_two_runs_never_write_into_one_folder(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run is held in the middle of its training. All that would write there is refused: it again, a sweep over the
-    folder, a run from Python, one into its checkpoints. When it is killed the system gives the lock back."""
+    """Stops a run in the middle of its training. Everything that would write there is refused: the same run, a sweep
+    over the folder, a run from Python, one into its checkpoints. When it is killed the system gives the lock back.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(OWN)
     job.write_text(JOB.replace("synthetic(samples = 32, shape = [4], classes = 10)", 'python("own:data")'))

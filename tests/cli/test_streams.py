@@ -64,7 +64,7 @@ sys.exit(main(["check", {job!r}]))
     "name", ["argparse", "dslc.commands.check", "dslc.dsl.meaning.load", "dslc.compiler.rules.analyse"]
 )
 def test_an_early_ctrl_c(name: str) -> None:
-    """Sent while modules are loaded, from the first that takes noticeably long."""
+    """Sends Ctrl-C while modules are loaded, from the first that takes noticeably long."""
     code = EARLY.format(name=name, job=str(JOB))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")

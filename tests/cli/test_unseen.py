@@ -1,5 +1,5 @@
-"""`dslc check` names the parts that it could not check, in text and in JSON; "good" alone stands for all that was
-seen.
+"""`dslc check` names the parts that it could not check, in text and in JSON; "good" alone means that everything was
+checked.
 """
 
 from __future__ import annotations

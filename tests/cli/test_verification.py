@@ -1,4 +1,4 @@
-"""`dslc verify`: a plan that trains as one process does is found good, and each way to break that is named."""
+"""`dslc verify`: a plan that trains as one process does passes, and each way to break it is named."""
 
 from __future__ import annotations
 
@@ -140,13 +140,13 @@ def test_a_users_own_is_one_process(tmp_path: Path) -> None:
     [
         # The second rank's samples are not those of one process.
         ({"sample": 'input = input + int(os.environ.get("RANK", 0))'}, "same samples", "step 1: on rank 1 samples "),
-        # Another start with two processes than with one.
+        # Two processes start from other values than one.
         (
             {"net": 'self.inner[3].bias.data.add_(int(os.environ.get("WORLD_SIZE", 1)))'},
             "same start",
             "`inner.3.bias` begins on ranks 0, 1 with values that differ by up to 1",
         ),
-        # A mean over what a rank has at once, in the place of one loss for each sample.
+        # A mean over the samples of a rank, in place of one loss for each sample.
         ({"loss": "each = each / len(each)"}, "same scale", "step 1: the loss is "),
         # The gradients of the two ranks are right in size, and one has a term of its own.
         (
@@ -154,7 +154,7 @@ def test_a_users_own_is_one_process(tmp_path: Path) -> None:
             "same scale",
             "the norm of the gradient is ",
         ),
-        # What no checkpoint holds: a number beside the tensors.
+        # A number beside the tensors, which no checkpoint holds.
         (
             {"net": "self.calls = 0", "forward": "self.calls += 1; x = x * self.calls"},
             "same state",
@@ -194,7 +194,7 @@ def test_of_tensors_without_dims_the_one_that_differs_is_named(tmp_path: Path) -
     assert "`shift` ends on rank 1 0.1 away" in line_of(run.stdout, "same state")
 
 
-# A training of one process, and `dslc verify` of it in a process in which something of the runtime is not as it was.
+# A training of one process, and `dslc verify` of it in a process with a changed runtime.
 DECAYED = """
 model {
   network = [linear(16), relu(), dropout(0.2), linear(4)]
@@ -347,7 +347,7 @@ def test_what_cannot_be_made_narrow_is_said(tmp_path: Path) -> None:
 
 
 def test_ranks_that_take_the_same_samples_are_named(launcher: Launcher, tmp_path: Path) -> None:
-    """A fault of dslc's own, which no job can bring about: rank 1 believes that it stands where rank 0 does."""
+    """A fault of dslc itself, which no job can cause: rank 1 takes the place of rank 0."""
     data = images(tmp_path)
     common: dict[str, Any] = {"observe": True, "steps": 2, "clip": None}
     right, wrong = places(2)

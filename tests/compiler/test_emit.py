@@ -39,7 +39,7 @@ def tokens(context: int, vocab: int) -> SourceFacts:
     return SourceFacts(samples=10_000, input=sequence, target=sequence, vocab=vocab, stream=True)
 
 
-# Of data that is not here, or is another on another machine.
+# Data that is missing, or differs on another machine.
 DATA = {
     "cluster": tokens(4096, 65_536),
     "gpt_cpu": tokens(128, 256),
@@ -68,7 +68,7 @@ EVERY = sorted(path.relative_to(EXAMPLES).with_suffix("").as_posix() for path in
 
 @pytest.mark.parametrize("example", EVERY)
 def test_the_program_of_an_example(example: str) -> None:
-    """The part that all ranks share, and the places of the first four."""
+    """Returns the part that all ranks share, and the places of the first four."""
     plan = plan_of(example)
     told = {"job": to_json(plan.program()), "places": to_json(plan.places()[:4])}
     text = json.dumps(told, sort_keys=True, indent=1).replace(str(ROOT), "<root>") + "\n"

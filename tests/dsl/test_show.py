@@ -25,7 +25,7 @@ def shown(*diagnostics: Diagnostic) -> str:
 
 
 def marked(text: str, start: int, end: int, label: str = "") -> str:
-    """The lines of the snippet alone."""
+    """Returns only the lines of the snippet."""
     return "\n".join(shown(found(text, start, end, label=label)).split("\n")[3:-3])
 
 

@@ -13,6 +13,8 @@ DSLC = Path(sys.executable).parent / "dslc"
 def dslc(
     *arguments: object, cwd: Path | None = None, input: str | None = None, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Whatever its exit status. It reads `input`; `env` replaces the environment."""
+    """Runs the command with `input` on standard input, and returns its result, whatever its exit status; `env` replaces
+    the environment.
+    """
     command = [str(DSLC), *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, input=input, env=env, capture_output=True, text=True, check=False)

@@ -1,6 +1,6 @@
-"""Real processes over gloo for tests: `gang(ranks, work, …)` runs `work(rank, …)` in each and gives what they return.
+"""Real processes over gloo for tests: `gang(ranks, work, …)` runs `work(rank, …)` in each and returns the results.
 
-They come from a fork server that has torch loaded: a process forked from the test's own would hang in torch's first
+The processes come from a fork server that has torch loaded: a process forked from the test's own would hang in torch's first
 parallel operation if the test has run one. A rank that fails, or gives nothing within `LIMIT` seconds, fails the test.
 """
 
@@ -25,9 +25,9 @@ LIMIT = 60
 
 
 def gang(ranks: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Returns the results of `work(rank, *arguments)` on each rank; picklable both, with tensors as numpy arrays."""
+    """Returns the results of `work(rank, *arguments)` on each rank. Both must pickle; tensors are numpy arrays."""
     context = multiprocessing.get_context("forkserver")
-    # torch._dynamo is what an optimizer loads when it is made.
+    # An optimizer loads torch._dynamo when it is created.
     context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "pytest", "hypothesis"])
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
@@ -67,4 +67,4 @@ def _rank(
     except BaseException:
         answer = (traceback.format_exc(), None)
     pipe.send(answer)
-    os._exit(0)  # what gloo's threads do at the interpreter's end is not what is tested
+    os._exit(0)  # gloo's threads at the interpreter's end are not under test

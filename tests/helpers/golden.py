@@ -1,4 +1,4 @@
-"""Golden files: what a text must be, kept beside the tests. `UPDATE_GOLDEN=1` writes them anew; look at the change."""
+"""Golden files: expected texts, kept beside the tests. `UPDATE_GOLDEN=1` writes them anew; look at the change."""
 
 from __future__ import annotations
 

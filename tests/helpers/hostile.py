@@ -1,8 +1,8 @@
-"""Jobs that no one means well with: the worst of each kind by name, and any number drawn from seeds.
+"""Hostile jobs: the worst of each kind by name, and any number drawn from seeds.
 
-NAMED            attacks by name, each made when it is called for
-drawn(seed)      one attack; the same for the same seed
-lay(attack, folder)     its files; the commands that are to stand it
+NAMED                  attacks by name, each made when it is called
+drawn(seed)            returns one attack; the same for the same seed
+lay(attack, folder)    writes its files; returns the commands that have to withstand it
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ FIELDS = {
 @dataclass(frozen=True, kw_only=True)
 class Attack:
     """`beside` holds files by name; `pipes` names of pipes that no one writes to. What is `planned` is large and well
-    meant: `plan` and `render`, which prove and draw each pass of it, take longer over it."""
+    meant: `plan` and `render`, which prove and draw each pass of it, take longer over it.
+    """
 
     job: bytes
     beside: dict[str, bytes] = field(default_factory=dict)
@@ -39,7 +40,7 @@ class Attack:
 
 
 def written(after: str = "", before: str = "", *, model: str = "", train: str = "", **fields: str) -> str:
-    """A job that is good but for what is put into it."""
+    """Returns a job that is valid except for the given part."""
     f = FIELDS | fields
     return (
         f"{before}model {{\n  network = {f['network']}\n  loss = {f['loss']}\n{model}}}\n"
@@ -77,7 +78,7 @@ def weights(header: bytes, rest: int = 0) -> Attack:
 
 
 def _texts() -> Iterator[tuple[str, str]]:
-    """One long thing, or one thing many times."""
+    """Yields texts with one very long item, or one item many times."""
     million = 10**6
     yield "a long string", 'import "' + "a" * million + '"\n'
     yield "a string of escapes", 'param a = "' + "\\\\" * (million // 2) + '"\n'
@@ -132,7 +133,7 @@ def _texts() -> Iterator[tuple[str, str]]:
 
 
 def _values() -> Iterator[tuple[str, str]]:
-    """Numbers, params and networks that stand for much."""
+    """Yields numbers, params and networks that expand to much."""
     for number in ("2**63", "2**100", "10**18", "9**9**9", "2**-9**9", "1.5**1e300", "1e400", "1e308*10", "1e308/1",
                    "-1", "0", "1/0", "0**-1", "1e-320", "(-8)**0.5", "2**63-1", "1" * 401, "10**30//3"):  # fmt: skip
         for name in ("batch", "steps"):
@@ -319,7 +320,7 @@ def _settings() -> Iterator[tuple[str, Attack]]:
 
 
 def named() -> dict[str, Callable[[], Attack]]:
-    """The attacks by name."""
+    """Returns the attacks by name."""
     made: dict[str, Callable[[], Attack]] = {}
     for name, text in [*_texts(), *_values()]:
         made[name] = lambda text=text: attack(text)  # type: ignore[misc]
@@ -340,7 +341,7 @@ NUMBERS = [
 
 
 def drawn(seed: int) -> Attack:
-    """One attack; the same for the same seed."""
+    """Returns one attack; the same for the same seed."""
     draw = random.Random(seed)
     kind = draw.choice((_mutated, _mutated, _repeated, _fields, _fields, _fields, _joined, _bytes, _named, planned))
     made = kind(draw)
@@ -355,7 +356,7 @@ def _good(draw: random.Random) -> str:
 
 
 def _amount(draw: random.Random, most: float) -> int:
-    """From few to many, each size as likely as its double."""
+    """Draws a size from few to many, each as likely as its double."""
     return int(most ** draw.random())
 
 
@@ -378,7 +379,7 @@ def _repeated(draw: random.Random) -> Attack:
 
 
 def _fields(draw: random.Random) -> Attack:
-    """A good job in which any field of the registry holds anything."""
+    """Returns a valid job in which any field of the registry holds anything."""
     from dslc.dsl.language.registry import BLOCKS
     from dslc.dsl.language.suggest import words_of
 
@@ -413,7 +414,7 @@ def _value(draw: random.Random, depth: int) -> str:
 
 
 def _joined(draw: random.Random) -> Attack:
-    """Two files, one of which imports the other, and itself."""
+    """Returns two files, one of which imports the other, and itself."""
     other = _mutated(draw).job
     circle = draw.choice(("", 'import "job.plt"\n'))
     return attack(f'import "other"\n{circle}{_good(draw)}', beside={"other": other})
@@ -447,7 +448,7 @@ def _setting(draw: random.Random) -> str:
 
 
 def lay(made: Attack, folder: Path) -> list[list[str]]:
-    """Fills the folder, which holds nothing else then, and gives the arguments of each command."""
+    """Fills the folder, which then holds nothing else, and returns the arguments of each command."""
     for old in folder.iterdir():
         old.unlink()
     for name, data in made.beside.items():

@@ -19,16 +19,16 @@ import numpy as np
 from helpers.own_networks_drawn import draw_plan, families
 from helpers.paths import HELPERS
 
-# How often there are images, signals, vectors and tokens. What an axis divides are transformers, more or less always.
+# How often there are images, signals, vectors and tokens. Axes divide transformers, in nearly all jobs.
 KINDS = {"context": (1, 0, 0, 20), "tensor": (2, 0, 4, 16), "pipeline": (3, 1, 3, 8), "": (4, 2, 3, 5)}
 
 Blocks = dict[str, dict[str, str]]
 Shape = tuple[int, ...]
-Part = tuple[list[str], Shape, str]  # layers, the shape that comes out, what it is a shape of
+Part = tuple[list[str], Shape, str]  # layers, the output's shape, and the kind of samples with this shape
 
 
 def lay_out(folder: Path) -> None:
-    """The files that the jobs name."""
+    """Writes the files that the jobs name."""
     for name in ("own_networks.py", "own_transformer.py"):
         shutil.copy(HELPERS / name, folder)
     (folder / "corpus.txt").write_text("".join(f"{n} bottles on the wall, " for n in range(99)))
@@ -47,7 +47,7 @@ class Drawn:
 
 
 def draw(seed: int, *, compile: float = 0.0) -> Drawn:
-    """`compile`: in what share of the jobs `train.compile` is drawn, which takes half a minute each."""
+    """Returns a job; `compile` is the share of jobs with `train.compile`, which takes half a minute each."""
     rng = random.Random(seed)
     blocks = _Drawing(rng, compile).blocks()
     kept = ("model", "data", "train", "evaluate", "log")
@@ -66,7 +66,7 @@ def _text(blocks: Blocks) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Task:
-    """Data and what is to come out of a network for it."""
+    """Data, and the output that a network must have for it."""
 
     source: str
     shape: Shape  # of a sample
@@ -254,7 +254,7 @@ class _Drawing:
         return f"[{', '.join([*made, f'linear({out})'])}]"
 
     def step(self, shape: Shape, kind: str) -> Part:
-        """A layer (or some) that takes `shape`."""
+        """Draws a layer (or some) that takes `shape`."""
         if self.chance(0.25):
             return [self.pointwise()], shape, kind
         if self.chance(0.25):
@@ -270,7 +270,7 @@ class _Drawing:
                         "leaky_relu(slope = 0.1)", "elu(alpha = 0.5)")  # fmt: skip
 
     def body(self, shape: Shape, kind: str) -> Sequence[str]:
-        """Layers that give back the shape they take."""
+        """Draws layers that keep the shape of their input."""
         bias, heads = self.one("true", "false"), self.one("1", "2", "2", "2", "2", "2", "3")
         options = {
             "image": (
@@ -363,7 +363,7 @@ class _Drawing:
     # -------------------------------------------------------------------------------------------------- the splitting
 
     def parallelism(self) -> tuple[dict[str, str], dict[str, str], int]:
-        """`devices`, `parallelism`, and the data ranks."""
+        """Draws `devices`, `parallelism`, and the data ranks."""
         rng = self.rng
         world = rng.choice((1, 2, 2, 2, 3, 4, 4, 4))
         devices = {"cpus": str(world)}

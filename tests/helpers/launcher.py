@@ -1,4 +1,4 @@
-"""Launches trainings for tests from a process that has torch loaded and nothing run.
+"""Launches trainings for tests from a process that has loaded torch and run nothing.
 
 `Launcher` is one such process for a whole test session. It forks itself for each training, so that a training begins in
 0.1 s instead of the 2 s of a fresh interpreter.
@@ -22,7 +22,7 @@ from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from helpers.paths import TESTS
 
-# What many trainings need and takes seconds to import.
+# Modules that many trainings need and that take seconds to import.
 PRELOADED = (
     "torch._dynamo",
     "torch.distributed.fsdp",
@@ -48,7 +48,7 @@ class Launcher:
 
     @property
     def process_id(self) -> int:
-        """Id of the process that forks the launchers, one at a time, which fork the ranks."""
+        """Returns the id of the process that forks the launchers, one at a time, which fork the ranks."""
         return self._server.pid
 
     def launch(self, program: JobProgram, places: tuple[RankPlace, ...], folder: Path) -> Any:
@@ -75,7 +75,7 @@ def serve() -> None:
 
     torch._C._set_print_stack_traces_on_fatal_signal(True)  # of a rank that crashes its log has the native stacks too
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what anything prints goes beside the answers
+    os.dup2(2, 1)  # printed output must not mix with the answers
     while True:
         try:
             program, places, folder = pickle.load(requests)
@@ -99,7 +99,7 @@ def serve() -> None:
 
 
 def write_program(program: JobProgram, places: tuple[RankPlace, ...], folder: Path) -> Path:
-    """Makes a run directory that `python -m dslc.runtime.launch` takes."""
+    """Creates a run directory that `python -m dslc.runtime.launch` takes."""
     folder.mkdir()
     (folder / "program.json").write_text(json.dumps({"job": to_json(program), "places": to_json(places)}))
     return folder
@@ -143,11 +143,11 @@ class Command:
         return self.process.returncode, output
 
     def left(self) -> list[str]:
-        """Returns what is left of it (Linux): processes that have inherited its environment."""
+        """Returns the processes left of it (Linux), which have inherited its environment."""
         return [f"{process} {command}" for process, command in self._left().items()]
 
     def wait_for_all(self) -> None:
-        """Waits until nothing of it is left."""
+        """Waits until no process of it is left."""
         while left := self._left():
             for process in left:
                 with contextlib.suppress(ProcessLookupError):

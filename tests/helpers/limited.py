@@ -1,4 +1,4 @@
-"""Commands of `dslc`, each in a process with little room; what each took and what is wrong with that.
+"""Commands of `dslc`, each in a process with little memory; measures what each took and finds faults.
 
     python limited.py FOLDER       reads lists of commands, a line of JSON each, and answers each with another
 
@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-START = 0.4  # seconds of CPU that the start of the command takes, of the 2 that it may
+START = 0.4  # seconds of CPU that the start of the command takes, of the 2 allowed
 SECONDS, MEGABYTES, TALK = 2.0 - START, 300, 150_000
 GOOD = """
 model { network = mlp(), loss = cross_entropy() }
@@ -56,7 +56,7 @@ def _measured(arguments: list[str], folder: Path) -> dict[str, Any]:
 
 
 def _become(arguments: list[str], folder: Path) -> None:
-    """The command, with little room, and what it says in a file."""
+    """Runs the command with little memory, its output in a file."""
     code = 70
     try:
         os.chdir(folder)

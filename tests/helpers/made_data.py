@@ -1,4 +1,4 @@
-"""Small files of data in the forms in which people have them, made from a fixed seed."""
+"""Small data files in common formats, made from a fixed seed."""
 
 from __future__ import annotations
 

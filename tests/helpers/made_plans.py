@@ -1,4 +1,6 @@
-"""Plans made by hand, for what reads plans: text and pictures. No job, no rules: numbers are round, not measured."""
+"""Plans made by hand, for the code that reads plans: text and pictures. No job, no rules: numbers are round, not
+measured.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Measured:
 
     @property
     def error(self) -> float:
-        """By how much the account's peak is off, as a share of what was measured."""
+        """Returns the error of the account's peak, as a share of the measured one."""
         return self.predicted.peak / self.peak - 1
 
     @property
@@ -65,7 +65,7 @@ NETWORKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A job, by what it differs in."""
+    """A job, by its differences from the others."""
 
     network: str = "gpt"
     ranks: int = 1
@@ -154,7 +154,7 @@ CASES = (
     Case(ranks=4, pipeline=2, tensor=2, microbatches=4, schedule="zbv"),
     Case(ranks=2, pipeline=2, microbatches=4, schedule="zero_bubble", recompute="full"),
 )
-# More plans of the tensor and the pipeline axis, which the rules of the account were not written with.
+# More plans of the tensor and the pipeline axis, unknown when the rules of the account were written.
 MORE = (
     Case(ranks=2, zero=1, microbatches=4, precision="bf16(level = O2)"),
     Case(ranks=2, tensor=2, sequence="false"),
@@ -179,7 +179,7 @@ MORE = (
 
 
 def measure(text: str) -> Measured:
-    """Runs the job of that text. AssertionError where it is at fault."""
+    """Runs the job of that text. Raises AssertionError if it has a mistake."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "made.plt"
         path.write_text(text)
@@ -262,7 +262,7 @@ def _zero() -> str:
     return "\n".join(lines)
 
 
-# What stays whole on each rank, and what is divided: parameters, gradients, optimizer state.
+# Bytes whole on each rank, and bytes divided: parameters, gradients, optimizer state.
 PAPER = (("pgo", ""), ("pg", "o"), ("p", "go"), ("", "pgo"))
 
 
@@ -281,7 +281,7 @@ def _numbers(case: Case) -> int:
 
 
 def write_page() -> None:
-    """Puts the tables between their marks."""
+    """Writes the tables between their marks."""
     text = PAGE.read_text(encoding="utf-8")
     for name, table in (("accuracy", _accuracy()), ("zero", _zero())):
         first, last = MARK.format(f"{name}, written"), MARK.format(f"end of {name}, written")

@@ -1,4 +1,4 @@
-"""Random networks that fit: hypothesis strategies for layer lists, and what torch itself says of a model."""
+"""Random networks that fit: hypothesis strategies for layer lists, and torch's own figures for a model."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def model_of(network: Any, loss: Call) -> ModelSpec:
 
 
 def built(network: Any, source: SourceFacts, loss: Call | None = None) -> ModelGraph:
-    """The graph of a network without mistakes; its output is not checked unless a loss is given."""
+    """Returns the graph of a network without mistakes; its output is not checked unless a loss is given."""
     report = Report()
     graph = build(model_of(network, loss or of(c.PythonLoss, function="a:b")), source, None, report)
     assert graph is not None, [d.message for d in report]
@@ -75,7 +75,7 @@ POINTWISE: tuple[Call, ...] = (
 
 @st.composite
 def networks(draw: Draw) -> tuple[tuple[Call, ...], SourceFacts]:
-    """A list of one to seven layers with a parameter at the end, and data that it takes."""
+    """Draws a list of one to seven layers with a parameter at the end, and data that it takes."""
     start = draw(st.sampled_from(["image", "signal", "sequence", "vector", "tokens"]))
     shape: Shape = {
         "image": (draw(st.integers(1, 4)), draw(st.integers(6, 14)), draw(st.integers(6, 14))),
@@ -99,7 +99,7 @@ def networks(draw: Draw) -> tuple[tuple[Call, ...], SourceFacts]:
 
 @st.composite
 def step(draw: Draw, shape: Shape, kind: str) -> Drawn:
-    """A layer (or some) that takes `shape`; what comes out, and of which kind it is."""
+    """Draws a layer (or some) that takes `shape`, with the shape and kind of its output."""
     choice = draw(st.integers(0, 9))
     if choice < 2:
         return (draw(st.sampled_from(POINTWISE)),), shape, kind
@@ -113,7 +113,7 @@ def step(draw: Draw, shape: Shape, kind: str) -> Drawn:
 
 @st.composite
 def body(draw: Draw, shape: Shape, kind: str) -> tuple[Call, ...]:
-    """Layers that give back the shape they take."""
+    """Draws layers that keep the shape of their input."""
     pointwise = draw(st.sampled_from(POINTWISE))
     if kind == "image":
         conv = of(s.Conv2d, channels=shape[0], kernel=3, padding=1, groups=shape[0] if draw(st.booleans()) else 1)
@@ -248,7 +248,7 @@ def batch(source: SourceFacts, size: int, device: str) -> Tensor:
 
 
 def counted(graph: ModelGraph, source: SourceFacts, size: int = 2) -> tuple[tuple[int, ...], float, float]:
-    """Output shape, forward and backward FLOPs of one sample, as torch counts them on the meta device."""
+    """Returns output shape, forward and backward FLOPs of one sample, as torch counts them on the meta device."""
     model = skeleton(step_of(graph))
     mapping = {torch.ops.aten.convolution_backward: _convolution_backward}
     with FlopCounterMode(display=False, custom_mapping=mapping) as forward:
@@ -272,13 +272,15 @@ def _convolution_backward(
     mask: Any,
     **_: Any,
 ) -> int:
-    """Each gradient is as much as the forward; torch takes a grouped one's for weights as if it were not grouped."""
+    """Each gradient costs as much as the forward pass; torch counts that of the weights of a grouped convolution as if
+    it were not grouped.
+    """
     each: int = conv_flop_count(list(x), list(w), list(grad), transposed=False)
     return each * (int(mask[0]) + int(mask[1]))
 
 
 def kept(graph: ModelGraph, source: SourceFacts, *, low: bool) -> float:
-    """Bytes that autograd keeps for one more sample, as hooks on the CPU see them."""
+    """Returns the bytes that autograd keeps for one more sample, as hooks on the CPU see them."""
     model = build_model(step_of(graph), "cpu")
     small, large = 3, 5
     return (_kept(model, batch(source, large, "cpu"), low) - _kept(model, batch(source, small, "cpu"), low)) / (

@@ -1,7 +1,8 @@
 """Networks, losses and data of a user's own, for tests of pipelines and for drawn jobs: `python("own_networks:…")`.
 
-What is not simple to cut into stages or shares: sequences within a sequence, parameters, buffers and tied weights that
-belong to no layer, skip connections that cross every cut, views, masks, and numbers that grow with the batch.
+They hold everything that is hard to cut into stages or shares: sequences within a sequence, parameters, buffers and
+tied weights that belong to no layer, skip connections that cross every cut, views, masks, and numbers that grow with
+the batch.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def noisy(mode: str = "train", p: float = 0.5) -> nn.Module:
 
 
 class Residual(nn.Module):
-    """A module that is no sequence, with a parameter of its own, a buffer and perhaps a tied weight."""
+    """A module that is not a sequence, with a parameter of its own, a buffer and perhaps a tied weight."""
 
     seen: Tensor
 
@@ -167,7 +168,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Blocks that hand a mask along; positions are a parameter of its own, and the head may be its table of tokens."""
+    """Blocks that pass a mask on; positions are a parameter of its own, and the head may be its table of tokens."""
 
     later: Tensor
     scale: Tensor
@@ -210,7 +211,7 @@ def data() -> tuple[TensorDataset, TensorDataset]:
 
 
 class Augmented(Dataset[tuple[Tensor, int]]):
-    """Samples to which noise is added, drawn from each generator there is, more of it for some than for others."""
+    """Samples with noise from each generator, more of it for some samples than for others."""
 
     def __init__(self, size: int, shift: int = 0) -> None:
         self.clean = torch.linspace(-1, 1, size)[:, None].repeat(1, 64).mul(torch.arange(64)).cos()
@@ -231,7 +232,7 @@ def augmented() -> tuple[Augmented, Augmented]:
 
 
 def padded(ignore: int = -100, kept: float = 0.4) -> tuple[TensorDataset, TensorDataset]:
-    """Sequences of 16 tokens of 32, of some of which most targets count, and of others few."""
+    """Sequences of 16 tokens of 32; in some most targets count, in others few."""
     random = torch.Generator().manual_seed(0)
     tokens = torch.randint(32, (40, 17), generator=random)
     counts = torch.rand(40, 16, generator=random) < 2 * kept * torch.rand(40, 1, generator=random)

@@ -77,7 +77,7 @@ def families(rng: random.Random, shape: tuple[int, ...], output: tuple[int, ...]
 
 
 def draw_plan(rng: random.Random, groups: Sequence[Plan]) -> str:
-    """An expression of `tensor_plan`; "" for none."""
+    """Returns an expression of `tensor_plan`; "" for none."""
     entries = [entry for group in rng.sample(groups, rng.randint(1, len(groups))) for entry in group] if groups else []
     if rng.random() < 0.15:
         entries = _spoilt(rng, entries or ["*.gate: column"])
@@ -85,7 +85,7 @@ def draw_plan(rng: random.Random, groups: Sequence[Plan]) -> str:
 
 
 def _spoilt(rng: random.Random, entries: list[str]) -> list[str]:
-    """One entry less, or in another style."""
+    """Removes one entry, or gives it another style."""
     n = rng.randrange(len(entries))
     style = rng.choice(("column", "row", "gathered", "row_of_whole", "vocabulary", "summed", ""))
     return [*entries[:n], *([f"{entries[n].partition(':')[0]}: {style}"] if style else []), *entries[n + 1 :]]

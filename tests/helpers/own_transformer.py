@@ -74,7 +74,7 @@ class Transformer(nn.Module):
 
 
 class Flat(nn.Module):
-    """Has no blocks: between its layers lie shares, what a row gives, and beside these the whole."""
+    """Has no blocks: between its layers are shares, outputs of rows, and whole tensors beside these."""
 
     def __init__(self, width: int, size: int) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def network(
 
 
 def plain() -> nn.Module:
-    """Layers of torch's own. It is not to be made with numbers."""
+    """Torch's own layers. It must only be built on the meta device."""
     made = torch.empty(0)
     assert made.is_meta or type(made) is not Tensor, "the network is made whole"
     return nn.Sequential(nn.Embedding(256, 32), nn.Linear(32, 512), nn.ReLU(), nn.Linear(512, 32), nn.Linear(32, 256))

@@ -1,4 +1,4 @@
-"""Few choices that together hold every pair: what tests of many independent settings need instead of the product."""
+"""Few choices that together hold every pair, for tests of many independent settings, instead of the product."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Choice = dict[str, str]
 def pairwise(
     factors: Mapping[str, Sequence[str]], allowed: Callable[[Choice], bool] = lambda _: True, seed: int = 0
 ) -> list[Choice]:
-    """Choices of one value for each factor, so that any two values of two factors that some allowed choice has stand
-    together in one of them. Greedy, so near the least number; a pure function of its arguments.
+    """Returns choices of one value for each factor, so that any two values of two factors that some allowed choice has
+    stand together in one of them. Greedy, so near the least number; a pure function of its arguments.
     """
     names = list(factors)
     whole = [dict(zip(names, values, strict=True)) for values in itertools.product(*factors.values())]

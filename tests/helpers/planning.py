@@ -15,7 +15,7 @@ JOBS = ROOT / "tests" / "compiler" / "jobs"
 
 
 def compiled(path: Path, *settings: str, facts: Facts = Facts()) -> Compiled:  # noqa: B008 - it is frozen
-    """The plan and its graph. AssertionError where the job is at fault."""
+    """Returns the plan and its graph. Raises AssertionError if the job has a mistake."""
     loaded = load(str(path), list(settings))
     assert loaded.job is not None, loaded.report.found
     report = Report()

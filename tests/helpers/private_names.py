@@ -47,7 +47,7 @@ def _found(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _own(tree: ast.AST) -> set[str]:
-    """The private names that a file defines itself."""
+    """Returns the private names that a file defines itself."""
     names = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
     attributes = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)]
     names |= {n.target.id for n in ast.walk(tree) if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}

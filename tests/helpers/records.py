@@ -1,4 +1,4 @@
-"""Records of a kind, drawn from what its fields are declared to hold."""
+"""Records of a kind, drawn from the declared types of its fields."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SCALARS: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def values(kind: Any, depth: int = 4) -> st.SearchStrategy[Any]:
-    """Values of a type, with records no more than `depth` deep in what may hold many or none of them."""
+    """Draws values of a type, with records at most `depth` deep in fields that may hold many or none of them."""
     arguments = typing.get_args(kind)
     match typing.get_origin(kind):
         case _ if is_dataclass(kind):

@@ -49,7 +49,7 @@ ROOMS = (
     "cli",
     "cli/commands",
 )
-# The files at the root of a floor, whose docstring speaks of all of it.
+# The files at the root of a floor; its docstring describes the whole floor.
 AT_THE_ROOT = {
     "dsl": "Sources, diagnostics, bounds and words, which every room uses.",
     "compiler": "The story in two pages: compile a job to a plan, and emit the programs of its ranks.",
@@ -76,7 +76,7 @@ class Import:
 
 
 def imports_of(source: str, package: str) -> list[Import]:
-    """Every import of a module in `package`, wherever it stands, with those by `importlib` of a literal name."""
+    """Returns every import of a module in `package`, anywhere in it, with those by `importlib` of a literal name."""
     return list(_imports(ast.parse(source), package, "module"))
 
 
@@ -109,13 +109,13 @@ def _imports(node: ast.AST, package: str, scope: Scope) -> Iterator[Import]:
 
 
 def room_of(module: str) -> str:
-    """The room of a module, by its path from the root."""
+    """Returns the room of a module, by its path from the root."""
     parts = module.split("/")
     return "/".join(parts[:2]) if len(parts) > 2 else parts[0]
 
 
 def modules() -> dict[str, str]:
-    """Each module's full name, by its path from the root."""
+    """Returns each module's full name, by its path from the root."""
     found = {}
     for floor, package in PACKAGES.items():
         for path in sorted((ROOT / floor).rglob("*.py")):
@@ -148,13 +148,13 @@ def imports_between() -> nx.DiGraph[str]:
 
 
 def page() -> str:
-    """The drawing and the table for CONTRIBUTING.md."""
+    """Returns the drawing and the table for CONTRIBUTING.md."""
     rooms = imports_between()
     return f"{BEGIN}{_drawing(rooms)}\n{_table(rooms)}{END}"
 
 
 def _drawing(rooms: nx.DiGraph[str]) -> str:
-    """A Mermaid flowchart. Of the imports those are drawn that do not follow from others."""
+    """Returns a Mermaid flowchart, without imports that follow from others."""
     lines = ["```mermaid", "flowchart BT"]
     for floor in PACKAGES:
         lines.append(f'  subgraph {floor}_["{floor}"]')

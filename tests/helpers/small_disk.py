@@ -14,7 +14,7 @@ import pytest
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A file system of its own at `folder`, gone afterwards; skips the test where that may not be made."""
+    """Mounts a file system of its own at `folder` during the test; skips the test if that is not allowed."""
     folder.mkdir()
     made = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
@@ -31,7 +31,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 
 
 def fill(folder: Path) -> Path:
-    """Leaves no room at all on the disk of `folder`; the file that has it."""
+    """Fills the disk of `folder`; returns the file that does."""
     path = folder / "filling"
     with open(path, "ab", buffering=0) as file:
         for piece in (1 << 20, 1 << 12, 1):

@@ -1,8 +1,8 @@
-"""Holds the first promise of the design against jobs drawn at random (jobs_drawn.py): what is accepted runs.
+"""Tests the first promise of the design on jobs drawn at random (jobs_drawn.py): accepted jobs run.
 
 Model: each job goes through the front end that `dslc run` uses. One that is accepted is trained by the real launcher
 and so is the same training in one process; both have `LIMIT` seconds. One that is rejected must have a code. `Tally`
-counts what became of them, and `forced` trains a rejected one all the same, without the rules that refused it.
+counts the results, and `forced` trains a rejected one nevertheless, without the rules that refused it.
 
 Tolerances are those of `dslc verify` (cli/verification.py), in one number or relative to it, whichever is more; in 16
 bits parameters are not compared. Where that fails in fp32, `dslc verify` has the last word, which trains one process
@@ -43,7 +43,7 @@ from helpers.jobs_drawn import Drawn, lay_out
 from helpers.launcher import PRELOADED, Launcher
 from helpers.trained import load_what_traces
 
-LIMIT = 100.0  # longer than ranks wait for one another, who then say where each of them stands
+LIMIT = 100.0  # longer than ranks wait for one another before they say where each of them is
 BY_NATURE = ("W0606", "W0607", "W0608", "W0609")
 
 
@@ -55,7 +55,7 @@ class Result:
     said: str  # agrees, differs, crashed, hung, rejected, broke the compiler
     codes: tuple[str, ...] = ()
     why: str = ""
-    rounded: bool = False  # it agrees as far as trainings in one process do that round otherwise
+    rounded: bool = False  # it agrees as closely as trainings in one process with other rounding
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Tally:
         return "\n".join(lines)
 
 
-# The rules that something can be run without. Where shapes, axes or names do not fit there is nothing to run.
+# Rules without which a job can still run; one whose shapes, axes or names do not fit cannot.
 FORCEABLE = re.compile(r"E0216|E030[12347]|E031[234]|E041[246789]|E0424|E043[012]|E0602|E0720")
 _EACH = 5  # rejected jobs of a code that are forced
 
@@ -116,7 +116,7 @@ class Trained:
 
 
 class Fault(Exception):
-    """A training that did not end well: `said`, and why."""
+    """A training that failed: `said`, and why."""
 
     def __init__(self, said: str, why: str) -> None:
         super().__init__(why)
@@ -124,7 +124,7 @@ class Fault(Exception):
 
 
 class Trainer:
-    """Takes jobs one after another. To be closed."""
+    """Runs jobs one after another. Must be closed."""
 
     def __init__(self, folder: Path) -> None:
         load_what_traces()
@@ -227,7 +227,7 @@ def _logs(folder: Path) -> str:
 
 @contextmanager
 def _left_out(codes: set[str]) -> Iterator[None]:
-    """Reports do not take diagnostics with these codes, and plans are not proved."""
+    """Makes reports ignore diagnostics with these codes, and skips the proof of plans."""
     extend = Report.extend
 
     def some(self: Report, diagnostics: Any) -> None:
@@ -241,7 +241,7 @@ def _left_out(codes: set[str]) -> Iterator[None]:
 
 
 def _alike(found: Trained, expected: Trained, ready: Ready, *, by_nature: bool) -> None:
-    """Raises `Fault` where the two are not the same training."""
+    """Raises `Fault` if the two are not the same training."""
     steps = [line["step"] for line in found.lines]
     if steps != [line["step"] for line in expected.lines]:
         raise Fault("differs", f"steps {steps}, in one process {[line['step'] for line in expected.lines]}")
@@ -260,7 +260,7 @@ def _line(found: dict[str, Any], expected: dict[str, Any], tolerance: float, rea
     if found.keys() != expected.keys():
         raise Fault("differs", f"{where}: {sorted(found)}, in one process {sorted(expected)}")
     if _unsteady(ready) and found["split"] == "validation":
-        tolerance = 2e-2  # running statistics do not yet follow what the biases before them do
+        tolerance = 2e-2  # running statistics do not yet follow the biases before them
     for name, one in expected.items():
         value = found[name]
         if isinstance(one, str) or name == "seconds":

@@ -1,9 +1,9 @@
-"""Random jobs, drawn from the registry: whatever a block, field or call is declared to take, these write it.
+"""Random jobs, drawn from the registry: they use everything that a block, field or call is declared to take.
 
     texts()   the text of a job file that loads without a mistake
     jobs()    the `JobSpec` that it is
 
-They are right by themselves and know nothing of each other: a batch need not be shared out evenly, layers need not fit.
+Each part is valid by itself and independent of the others: a batch need not divide evenly, layers need not fit.
 Networks are small (at most four layers, nested at most twice), numbers too.
 """
 
@@ -55,7 +55,7 @@ _words = st.from_regex(r"[a-z][a-z_]{0,6}", fullmatch=True).filter(
 
 
 def values(kind: Kind, depth: int = 0) -> st.SearchStrategy[str]:
-    """Texts that a field of this kind takes."""
+    """Draws texts that a field of this kind takes."""
     match kind:
         case Int():
             if kind.choices:
@@ -113,7 +113,7 @@ def _numbers(kind: Float | Measure) -> st.SearchStrategy[float]:
 
 @st.composite
 def _measured(draw: st.DrawFn, kind: Measure, dimension: Dimension) -> str:
-    """A quantity in some unit of its dimension."""
+    """Draws a quantity in some unit of its dimension."""
     if dimension in ("ratio",):
         return units.write(draw(_numbers(kind)), dimension)
     low = 0 if kind.min == 0 else 1
@@ -151,7 +151,7 @@ def _entry(field: Field, depth: int) -> st.SearchStrategy[str]:
 
 @st.composite
 def calls(draw: st.DrawFn, declaration: type[Call], depth: int = 0) -> str:
-    """A call, its first arguments by position or all by name."""
+    """Draws a call, its first arguments by position or all by name."""
     given = draw(entries(declaration, depth))
     names = [f.word for f in fields(declaration)]
     bare = 0
@@ -188,7 +188,7 @@ def texts(draw: st.DrawFn) -> str:
     if draw(st.booleans()):
         parts.append("expect {\n" + "".join(draw(st.lists(promises(), max_size=3))) + "}\n")
     text = "\n".join(draw(st.permutations(parts)))
-    # What no block can tell alone: Nesterov's momentum needs a momentum.
+    # A condition between two fields: Nesterov's momentum needs a momentum.
     assume("sgd(" not in text or _loads(text))
     return text
 

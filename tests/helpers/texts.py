@@ -242,7 +242,7 @@ def blocks(draw: DrawFn) -> str:
 
 @st.composite
 def job_texts(draw: DrawFn) -> str:
-    """Texts of the language, in any layout, meaningless."""
+    """Draws texts of the language, in any layout, without meaning."""
     text = draw(space(True))
     for _ in range(draw(st.integers(1, 5))):
         kind = draw(st.sampled_from(["block", "block", "param", "given", "import", "setting"]))
@@ -260,7 +260,7 @@ def job_texts(draw: DrawFn) -> str:
 
 
 def mutated(text: str) -> SearchStrategy[str]:
-    """The text with some characters removed, doubled or replaced."""
+    """Draws the text with some characters removed, doubled or replaced."""
     pieces = st.sampled_from(
         ["", "{", "}", "(", ")", "[", "]", ",", "=", '"', "'", "\n", " ", "#", ".", ":", "1", "a", "-"]
     )

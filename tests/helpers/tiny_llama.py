@@ -21,6 +21,6 @@ TINY_LLAMA = {
 
 
 def write_llama(folder: Path, **changed: Any) -> None:
-    """Makes `folder`; `changed` are values of the configuration."""
+    """Creates `folder`; `changed` are values of the configuration."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(TINY_LLAMA | changed))

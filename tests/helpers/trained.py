@@ -1,4 +1,4 @@
-"""Trainings of tests: a job or a program, launched to its end on real processes, and whether two are alike."""
+"""Trainings of tests: a job or a program, run to its end on real processes, and the comparison of two."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def load_what_traces() -> None:
 
 
 def filled(text: str, choice: Mapping[str, str]) -> str:
-    """`text` with what is chosen in the place of its names in capitals."""
-    for name in sorted(choice, key=len, reverse=True):  # of names within names the longer ones
+    """Returns `text` with the choices in place of its names in capitals."""
+    for name in sorted(choice, key=len, reverse=True):  # the longer of two names that begin alike
         text = text.replace(name.upper(), choice[name])
     return text
 
@@ -80,13 +80,13 @@ def beside_own_networks(folder: Path, text: str) -> Path:
 
 
 def staged(schedule: str, pipeline: int, data: int, microbatches: int, *settings: str) -> tuple[str, ...]:
-    """The `--set`s of a pipeline, `data` times beside itself, with further ones."""
+    """Returns the `--set`s of a pipeline with `data` replicas, and further ones."""
     axes = (f"parallelism.data={data}", f"parallelism.pipeline={pipeline}", f"devices.cpus={data * pipeline}")
     return (*axes, f"parallelism.schedule={schedule}", f"parallelism.microbatches={microbatches}", *settings)
 
 
 def ready(job: Path, *settings: str, profile: bool = False) -> Ready:
-    """The job with its `--set`s, as `dslc run` prepares it; AssertionError where it is rejected."""
+    """Returns the job with its `--set`s, as `dslc run` prepares it. Raises AssertionError if it is rejected."""
     loaded, report = load(str(job), list(settings)), Report()
     found = prepare(loaded, report, profile=profile) if loaded.job is not None else None
     assert found is not None, [d.message for d in (*loaded.report.errors, *report.errors)]
@@ -105,7 +105,7 @@ def train(
 
 
 def train_job(launcher: Launcher, job: Path, *settings: str, folder: Path | None = None) -> Trained:
-    """Trains a job; in a folder of its own beside it, where none is given."""
+    """Trains a job, in a folder of its own beside it if none is given."""
     made = ready(job, *settings)
     if folder is None:
         folder = job.parent / f"run{len(list(job.parent.iterdir()))}"
@@ -127,7 +127,9 @@ def exchanges_as_planned(launcher: Launcher, folder: Path, job: Path, *settings:
 
 
 def agree(one: Trained, other: Trained, losses: float = 1e-5, weights: float | None = 1e-5) -> None:
-    """The same records, with the same losses and metrics, and the same parameters; None: these are not compared."""
+    """Asserts the same records, with the same losses and metrics, and the same parameters; None: these are not
+    compared.
+    """
     expected, found = one.records, other.records
     assert expected and list(found) == list(expected)
     for key, record in expected.items():

@@ -1,4 +1,4 @@
-"""Processes begin and end as they should: no status but 0, and none of them left, however a training ends."""
+"""Processes begin and end as they should: with status 0 and no process left, however a training ends."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_hundred_runs_end_with_status_0_and_leave_no_process(tmp_path: Path) -
 
 
 def test_no_rank_begins_before_all_are_forked() -> None:
-    """Also where one of them ends at once."""
+    """Also if one of them ends at once."""
     gate, (reading, writing) = Gate(), os.pipe()
 
     def rank(number: int) -> None:
@@ -131,7 +131,7 @@ def test_workers_that_fetch_samples_end_as_well(tmp_path: Path, how: str) -> Non
 
 @pytest.mark.parametrize("model", ["conv", "gpt"])
 def test_a_training_that_compiles_nothing_loads_no_compiler(tmp_path: Path, model: str) -> None:
-    """torch._dynamo and sympy are loaded by the first optimizer, DDP or `backward` that is not kept from it."""
+    """The first optimizer, DDP or `backward` would load torch._dynamo and sympy, if not prevented."""
     launcher = Launcher()  # one that has launched nothing which needs more
     (tmp_path / "seen.py").write_text(
         "import sys, torch\n"

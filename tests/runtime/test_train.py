@@ -29,7 +29,7 @@ def train(launcher: Launcher, folder: Path, ranks: int, data: p.DataStep, **chan
 def over_ranks(
     launcher: Launcher, folder: Path, data: p.DataStep, ranks: tuple[int, ...] = (2, 4), **changed: Any
 ) -> tuple[Trained, list[Trained]]:
-    """The training in one process, and on each number of ranks."""
+    """Trains in one process, and on each number of ranks."""
     one = train(launcher, folder / "1", 1, data, **changed)
     return one, [train(launcher, folder / str(n), n, data, **changed) for n in ranks]
 
@@ -122,7 +122,7 @@ def test_what_is_logged(launcher: Launcher, tmp_path: Path) -> None:
 
 
 def test_evaluation_counts_every_sample_once(launcher: Launcher, tmp_path: Path) -> None:
-    """With a learning rate of nothing the validation metrics are those of the initial model over the whole split."""
+    """With a learning rate of 0 the validation metrics are those of the initial model over the whole split."""
     data = images(tmp_path, train=16, validation=13, split="tail", batch=16)
     still = optimizer_step("SGD", lr=0.0)
     model = _linear()

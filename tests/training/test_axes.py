@@ -32,7 +32,7 @@ data {
   validation = 1.7%
 }
 """
-# Norms, a dense pair and attention by itself in a list; what comes before and after works on the whole sequence.
+# Norms, a dense pair and attention by itself in a list; the layers before and after work on the whole sequence.
 LIST = """
 model {
   network = [
@@ -135,7 +135,7 @@ PLAIN = {
     "freeze": "[]",
     "compile": "false",
 }
-SAME = ("network", "optimizer", "precision", "clip", "setting", "freeze")  # what one process has alike
+SAME = ("network", "optimizer", "precision", "clip", "setting", "freeze")  # settings that one process shares
 ADAMW = "adamw(lr = 1e-3, weight_decay = 0.1)"
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "bf16(level = O2)": 2e-2, "fp16": 5e-3, "fp16(level = O2)": 5e-3}
 
@@ -192,7 +192,7 @@ MORE: list[Choice] = [
 
 
 class Trainer:
-    """Trains choices, and keeps what one process made of each kind."""
+    """Trains choices, and keeps the result of one process for each kind."""
 
     def __init__(self, launcher: Launcher, folder: Path) -> None:
         self._launcher, self._folder, self._runs = launcher, folder, itertools.count()

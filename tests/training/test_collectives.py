@@ -1,4 +1,4 @@
-"""A plan's predicted exchanges of a step are those that every rank really ran: kind, count and bytes."""
+"""The predicted exchanges of a step are those that every rank really ran: kind, count and bytes."""
 
 from __future__ import annotations
 

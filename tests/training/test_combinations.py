@@ -62,7 +62,7 @@ FACTORS = {
     "optimizer": tuple(OPTIMIZERS),
     "clip": ("none", "0.5"),
 }
-# What one process of another precision may differ by: (loss, share of the parameters' own movement).
+# Allowed differences from one process by precision: (loss, share of the parameters' own movement).
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "bf16(level = O2)": 2e-2, "fp16": 5e-3, "fp16(level = O2)": 5e-3}
 
 
@@ -98,11 +98,11 @@ log {{
 
 
 class Trainer:
-    """Trains choices, and keeps what came of each program: what has no effect on a CPU makes no other program."""
+    """Trains choices, and keeps the result of each program: choices without effect on a CPU give the same program."""
 
     def __init__(self, launcher: Launcher, folder: Path) -> None:
         self._launcher, self._folder = launcher, folder
-        self._folders = itertools.count()  # one for each training, so that what a failed one left stays there
+        self._folders = itertools.count()  # one for each training, so that the files of a failed one stay
         self.trained: dict[str, Trained] = {}
         self.plain = cache(self._plain)
 
@@ -117,7 +117,7 @@ class Trainer:
         return self.trained[program]
 
     def _plain(self, network: str, precision: str, optimizer: str, clip: str) -> Trained:
-        """The job of one process."""
+        """Returns the job of one process."""
         return self.train(
             {
                 **{name: values[0] for name, values in FACTORS.items()},
@@ -129,7 +129,7 @@ class Trainer:
         )
 
     def compare(self, choice: Choice) -> None:
-        """Raises AssertionError where the choice does not train as one process does."""
+        """Raises AssertionError if the choice does not train as one process does."""
         expected = self.plain(choice["network"], choice["precision"], choice["optimizer"], choice["clip"])
         bound = 1e-5 if choice["optimizer"] == "sgd" else 0.05 * 1e-3 * STEPS
         weights = bound if choice["precision"] == "fp32" else None

@@ -46,7 +46,7 @@ PLANS = {
 
 
 class Planned:
-    """A job of one process, in a folder, which was trained under a plan."""
+    """A job of one process, in a folder, that was trained under a plan."""
 
     def __init__(self, folder: Path, network: str, settings: tuple[str, ...]) -> None:
         self.folder, self.plan = folder, [word for setting in settings for word in ("--set", setting)]

@@ -59,7 +59,7 @@ checkpoint {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """With a job that was trained on two ranks, sharded, into `trained`, and the checkpoints in `runs`."""
+    """A folder with a job that was trained on two ranks, sharded, into `trained`, and its checkpoints in `runs`."""
     made = tmp_path_factory.mktemp("evaluate")
     (made / "job.plt").write_text(CONVNET)
     run = dslc("run", "job.plt", "--set", "devices.cpus=2", "--set", "parallelism.zero=3", cwd=made)
@@ -94,7 +94,7 @@ def test_an_evaluation_is_that_of_the_training(folder: Path, plan: tuple[str, ..
 
 
 def test_predictions_are_in_the_order_of_the_source(folder: Path) -> None:
-    """Every sample once, by two ranks with sharded parameters, as one process with plain torch has them."""
+    """Two ranks with sharded parameters return every sample once, with the outputs of plain torch in one process."""
     output, weights = folder / "all.npz", folder / "weights.pt"
     place = run_of(folder) / "checkpoints" / "step-00000015"
     settings = ("--set", "devices.cpus=2", "--set", "parallelism.zero=3")

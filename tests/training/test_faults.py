@@ -1,5 +1,5 @@
-"""Faults of every kind at any moment: each ends the training with its cause named, or the training goes on to the same
-curve; nothing hangs, and nothing is left.
+"""Faults of every kind at any moment: each ends the training with its cause named, or the training continues to the
+same curve; nothing hangs, and nothing is left.
 
 A fault is drawn from a seed: its kind, the moment (as in test_kill.py) and whom it hits.
 
@@ -41,7 +41,7 @@ SIGNALS = {"kill": signal.SIGKILL, "damaged file": signal.SIGKILL, "stop": signa
 
 
 class Fault:
-    """One fault, which comes over a training at its moment. `hit` says whom, "" if the training was faster."""
+    """One fault, which hits a training at its moment. `hit` says whom, "" if the training was faster."""
 
     def __init__(self, draw: random.Random, kind: str, launcher: Launcher, folder: Path) -> None:
         self.kind, self.hit = kind, ""
@@ -81,7 +81,7 @@ class Fault:
                 os.kill(victim, number)
 
     def end(self) -> None:
-        """After the training: every process of it is gone, and so are the ports at which they listened."""
+        """Asserts that every process of the training is gone, and so are the ports at which they listened."""
         self._events.stop()
         self._thread.join()
         self._events.close()
@@ -98,7 +98,7 @@ class Fault:
 
 
 def sockets() -> set[str]:
-    """The sockets of this machine at which someone listens."""
+    """Returns the listening sockets of this machine."""
     found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(FileNotFoundError):
@@ -108,7 +108,7 @@ def sockets() -> set[str]:
 
 
 def listening(process: int) -> set[str]:
-    """Those of them that a process has."""
+    """Returns the listening sockets of a process."""
     open_files = set()
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{process}/fd"):
@@ -118,7 +118,7 @@ def listening(process: int) -> set[str]:
 
 
 def left_of(session: int) -> list[int]:
-    """The processes of a session, but for the one that leads it."""
+    """Returns the processes of a session, except its leader."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != session:
@@ -160,7 +160,7 @@ def examine(folder: Path, damaged: set[str]) -> None:
 
 
 def damage(draw: random.Random, folder: Path) -> set[str]:
-    """Damages a file of the newest checkpoint; its path, nothing where there is none."""
+    """Damages a file of the newest checkpoint; returns the checkpoint's path, none if there is no checkpoint."""
     kept = files.checkpoints_in(str(folder / "checkpoints"))
     if not kept:
         return set()
@@ -178,13 +178,15 @@ def damage(draw: random.Random, folder: Path) -> set[str]:
 
 
 def prepare(folder: Path) -> None:
-    """A run directory, for the events in it to be watched; room for it."""
+    """Prepares a run directory whose events can be watched, with space for it."""
     (folder.parent / "filling").unlink(missing_ok=True)
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
 
 
 def faults(launcher: Launcher, tmp_path: Path, count: int, seed: int) -> list[str]:
-    """Trains again and again under so many faults, each training to its end; what they were and how they ended."""
+    """Trains repeatedly under so many faults, each training to its end; returns the faults and how the trainings
+    ended.
+    """
     draw, data, seen = random.Random(seed), tokens(tmp_path), list[str]()
     whole, folder, damaged = tmp_path / "whole", tmp_path / "disk" / "run", set[str]()
     launcher.launch(job(data, "one process", True), places(1), whole)
@@ -222,7 +224,7 @@ def faults(launcher: Launcher, tmp_path: Path, count: int, seed: int) -> list[st
 
 
 def compare(folder: Path, whole: Path) -> None:
-    """The curves are the same: each step and each evaluation once, in order, of the same samples."""
+    """Asserts equal curves: each step and each evaluation once, in order, of the same samples."""
     found, wanted = read_metrics(str(folder)), read_metrics(str(whole))
     assert records(folder) == records(whole)
     for name in ("loss", "lr"):

@@ -105,7 +105,9 @@ def analysed(job: JobSpec) -> tuple[Report, Analysis | None]:
 
 
 def planned(analysis: Analysis) -> None:
-    """Planned twice to the same bytes, read back, explained; `compile_plan` proves it after each pass."""
+    """Plans the job twice to the same bytes, reads it back and explains it; `compile_plan` proves it after each
+    pass.
+    """
     plan = compile_plan(analysis).plan
     assert compile_plan(analysis).plan.text() == plan.text()
     assert load_plan(plan.text()) == plan
@@ -162,7 +164,7 @@ def test_a_job_that_fits_is_planned_and_shares_out_every_sample_once(text: str) 
 
 @st.composite
 def damaged(draw: st.DrawFn) -> str:
-    """An example with pieces taken out, doubled, swapped or made up."""
+    """Draws an example with pieces removed, doubled, swapped or invented."""
     text = draw(st.sampled_from(EXAMPLES)).read_text()
     for _ in range(draw(st.integers(1, 4))):
         a, b = sorted((draw(st.integers(0, len(text))), draw(st.integers(0, len(text)))))

@@ -1,4 +1,5 @@
-"""kill -9 at any moment, saving included: the training goes on from the newest whole checkpoint as if nothing was.
+"""kill -9 at any moment, saving included: the training resumes from the newest whole checkpoint as if nothing had
+happened.
 
 A moment is the n-th event in the run directory, its checkpoints and the one that is being written (a line of
 metrics.jsonl, a file created, written to, closed, renamed, removed; by inotify), and a few instructions more; n, the
@@ -55,7 +56,7 @@ def job(data: p.DataStep, engine: str, asynchronous: bool) -> p.JobProgram:
 
 
 class Events:
-    """The events in some folders, one by one, without polling (Linux: inotify)."""
+    """Yields the events in some folders, one by one, without polling (Linux: inotify)."""
 
     _MASK = 0x2 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200  # modified, closed, moved from and to, created, removed
     _CREATED, _FOLDER = 0x100, 0x40000000
@@ -122,7 +123,9 @@ def children(parent: int) -> list[int]:
 
 
 class Killer:
-    """Ends one process of a training at a moment that `draw` determines; says whom, "" if the training was faster."""
+    """Kills one process of a training at a moment that `draw` determines. `killed` says which, "" if the training was
+    faster.
+    """
 
     def __init__(self, draw: random.Random, launcher: Launcher, folder: Path) -> None:
         self.killed = ""
@@ -147,7 +150,7 @@ class Killer:
         os.kill(victim, signal.SIGKILL)
 
     def end(self) -> None:
-        """After the training: every process of it is gone."""
+        """Asserts that every process of the training is gone."""
         self._events.stop()
         self._thread.join()
         self._events.close()
@@ -157,7 +160,7 @@ class Killer:
 
 
 def live(launcher: Launcher, draw: random.Random, made: p.JobProgram, folder: Path) -> tuple[Outcome | None, str]:
-    """One life of a training: how it ended, and who was killed."""
+    """Runs a training once; returns how it ended, and who was killed."""
     killer = Killer(draw, launcher, folder)
     try:
         outcome, _ = launcher.launch(made, places(made.world_size), folder)
@@ -179,7 +182,7 @@ def records(folder: Path) -> list[tuple[int, str, int]]:
 
 
 def kill(launcher: Launcher, tmp_path: Path, kills: int, seed: int) -> list[str]:
-    """Trains again and again, killing, until there were that many kills and the last training is done; who they hit."""
+    """Trains repeatedly, with that many kills, until the last training is done; returns whom they hit."""
     draw, data, hit = random.Random(seed), tokens(tmp_path), list[str]()
     whole = tmp_path / "whole"
     launcher.launch(job(data, "one process", True), places(1), whole)

@@ -62,7 +62,7 @@ TINY = Case(network="tiny", batch=4, recompute="full")
     ids=str,
 )
 def test_what_a_tiny_job_has_besides_its_tensors(case: Case) -> None:
-    """Of each block that draws random numbers and is computed again, where they had come to; the steps of Adam."""
+    """Checks the generator states of each block that is computed again, and the steps of Adam."""
     found = measure(case.text)
     assert found.rest == found.predicted.rest
     assert abs(found.error) <= 0.005, (found.predicted, found.at_peak, found.when)
@@ -71,7 +71,7 @@ def test_what_a_tiny_job_has_besides_its_tensors(case: Case) -> None:
 
 
 def _sees_what_is_made(rank: int) -> list[dict[str, int]]:
-    """A step that makes, beside its gradients, so many bytes of its own, and one that does not."""
+    """Runs steps that allocate so many bytes besides their gradients, and steps that do not."""
     import torch
 
     model = torch.nn.Linear(100, 100, bias=False)
@@ -98,7 +98,7 @@ def test_the_tracker_counts_every_byte() -> None:
 
 
 def _lets_go_in_another_thread(rank: int) -> dict[str, int]:
-    """Broadcasts a million bytes as DistributedDataParallel does its buckets, and then makes two million."""
+    """Broadcasts a million bytes as DistributedDataParallel does with its buckets, and then allocates two million."""
     import threading
 
     import torch

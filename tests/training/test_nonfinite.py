@@ -1,5 +1,6 @@
 """A loss that is not finite: the training ends with the step, the ranks and the module, and nothing of it is saved; or
-the update is left out, the same on all ranks; or it trains on. On one process and over each axis."""
+the update is skipped, the same on all ranks; or training continues. On one process and over each axis.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def write_job(folder: Path, bad: float = float("nan"), text: str = JOB, size: fl
 
 
 def end(launcher: Launcher, job: Path, folder: Path, *settings: str) -> tuple[Outcome, str]:
-    """The outcome of a training that fails, and the message."""
+    """Returns the outcome of a training that fails, and the message."""
     made = ready(job, *settings)
     outcome, shown = launcher.launch(made.program, made.places, folder)
     assert outcome is not None and outcome.failure is not None, shown
@@ -150,7 +151,7 @@ def test_a_checkpoint_is_gone_on_from_whether_it_counts_what_is_left_out_or_not(
 
 
 def test_a_step_that_is_left_out_is_as_if_it_had_not_been(launcher: Launcher, tmp_path: Path) -> None:
-    """Of a batch norm too, whose statistics its forward pass has spoilt; and it costs no other number."""
+    """The statistics of a batch norm, which the forward pass has spoilt, are restored; no other number changes."""
     norm = JOB.replace("relu(), linear(16)", "batch_norm(), relu(), linear(16)").replace("steps     = 10", "steps = 7")
     job = write_job(tmp_path, text=norm)
     found = goes_on(launcher, job, tmp_path / "run", "train.on_nonfinite=skip")

@@ -1,4 +1,4 @@
-"""A target that is no class ends a training with the sample's number, the target and how many classes there are."""
+"""A target that is not a class ends a training with the sample's number, the target and the number of classes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """A loss of a user's own and targets that do not count: the divisor, the accuracy and the ranks' shares are those of
-`cross_entropy`, which has it from torch."""
+`cross_entropy`, which has it from torch.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ def test_the_ranks_agree_on_the_count_as_planned(job: Path, launcher: Launcher, 
 
 @pytest.mark.parametrize("loss", ["own", OF_THE_LIBRARY])
 def test_where_nothing_counts_the_loss_is_none(job: Path, launcher: Launcher, loss: str) -> None:
-    """Neither 0, which would be a perfect one, nor a number that is no JSON; and nothing is learnt."""
+    """The accuracy is neither 0, which would be a result, nor a number that JSON lacks; and nothing is learnt."""
     found = train_job(launcher, job, "data.source.kept=0.0", *([loss] if loss != "own" else []), *TWO)
     lines = [json.loads(line) for line in (found.folder / "metrics.jsonl").read_text().splitlines()]
     assert {line["split"] for line in lines} == {"train", "validation"}

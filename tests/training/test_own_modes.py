@@ -67,7 +67,7 @@ def test_one_that_comes_in_evaluation_mode_trains_as_one_in_training_mode(
 
 
 def test_a_batch_norm_that_its_network_keeps_in_evaluation_mode_stays_in_it(job: Path, launcher: Launcher) -> None:
-    """By a `train` of its own, or by `eval` in its forward pass, as those who fine-tune do."""
+    """A module freezes its norm in its own `train`, or by `eval` in its forward pass, as is common in fine-tuning."""
     for mode in ("override", "forward"):
         kept = train_job(launcher, job, f"model.network.mode={mode}")
         assert set(statistics(kept)) == {0.0}, mode

@@ -1,8 +1,8 @@
 """Networks of a user's own and of the `transformers` library, cut into stages: they train as in one process.
 
-What is cut: sequences of blocks; a module whose skip connections cross every cut, which hands views of its input along
-and computes with numbers that grow with the batch; one with parameters and buffers of its own that belong to no layer;
-decoders, whose masks and tables of positions each stage computes for itself.
+Networks that are cut: sequences of blocks; a module whose skip connections cross every cut, which passes views of its
+input on and computes with numbers that grow with the batch; one with parameters and buffers of its own that belong to
+no layer; decoders, whose masks and tables of positions each stage computes for itself.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def test_a_frozen_table_and_blocks(trained: Run) -> None:
 def test_modules_of_a_stage_make_their_own_numbers(
     tmp_path: Path, job: Callable[[str], Path], launcher: Launcher
 ) -> None:
-    """Those that they would make in one process, also where the module itself is of another stage."""
+    """They start as in one process, also if the module itself belongs to another stage."""
     runs = []
     for name, plan in (("one", ()), ("two", staged("1f1b", 2, 1, 2))):
         made = ready(job("shifted"), *plan)

@@ -1,5 +1,6 @@
-"""A data set that draws random numbers gives the same samples however many ranks and workers there are, and wherever a
-training goes on: the noise of a sample follows from the seed, the epoch and the sample."""
+"""A data set that draws random numbers gives the same samples on any number of ranks and workers, and wherever a
+training resumes: the noise of a sample follows from the seed, the epoch and the sample.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ def test_it_goes_on_in_mid_epoch_with_the_very_next_sample(
 
 
 def test_what_the_rank_draws_is_left_alone(job: Path, launcher: Launcher) -> None:
-    """Dropout drops the same, to the bit, whether the rank makes its samples itself or has them made."""
+    """Dropout is equal to the bit whether the rank or its workers load the samples."""
     by_itself, by_others = train_job(launcher, job, DROPOUT), train_job(launcher, job, DROPOUT, WORKERS)
     agree(by_itself, by_others, losses=0, weights=0)
 

@@ -21,7 +21,7 @@ from dslc.runtime.model.build import build_model
 
 @pytest.fixture(scope="module")
 def launcher() -> Iterator[Launcher]:
-    """Has the library loaded, which would take seconds in each training."""
+    """Loads the library once, which would take seconds in each training."""
     load_what_traces()
     kinds = ("llama", "bert")
     made = Launcher(*PRELOADED, *(f"transformers.models.{kind}.modeling_{kind}" for kind in kinds))
@@ -86,7 +86,8 @@ def librarys(model: torch.nn.Module) -> Any:
 
 def alone(program: Any, network: str) -> float:
     """The loss of the first batch, sequence by sequence, each as long as it is and given to the library's own forward
-    pass without a mask."""
+    pass without a mask.
+    """
     model = build_model(program.model, "cpu")
     whole = librarys(model)
     total, number = 0.0, 0
@@ -123,7 +124,7 @@ def test_a_padded_batch_has_the_loss_of_its_sequences(
 
 
 def test_what_the_padding_is_made_of_does_not_matter(launcher: Launcher, tmp_path: Path) -> None:
-    """Two more columns of it change no number: and without `pad` they do."""
+    """Two more columns of padding change no number; without `pad` they do."""
     job = write_job(tmp_path, BERT)
     one = train_job(launcher, job)
     stored = np.load(tmp_path / "padded.npz")

@@ -1,4 +1,4 @@
-"""Jobs with a pipeline train as one process does, under every schedule and with what may stand beside it.
+"""Jobs with a pipeline train as one process does, under every schedule and with every setting that it allows.
 
 Each is compared with the same job in one process, without stages or micro-batches. In fp32 losses and weights agree to
 1e-5; in 16 bits the order of sums is seen.
@@ -88,7 +88,7 @@ def one(*settings: str) -> Settings:
     return (*SMALL, *alone, "parallelism.schedule=1f1b", *settings)
 
 
-# What is asked of each schedule: micro-batches, ranks and what else may be beside it.
+# The cases of each schedule: micro-batches, ranks and other settings.
 PLANS = [
     staged("gpipe", 4, 1, 2),
     staged("1f1b", 2, 2, 4, "parallelism.zero=0"),
@@ -158,7 +158,7 @@ def test_stages_recompute(launched: Run) -> None:
 def test_stages_whose_numbers_are_moved(
     plan: Settings, moved: list[str], launcher: Launcher, launched: Run, tmp_path: Path
 ) -> None:
-    """By the code of GPUs, which a job for CPUs has no use for."""
+    """Runs the code for GPUs, which a job for CPUs does not need."""
     made = ready(PIPELINE, *SMALL, *plan, "memory.offload=[optimizer, parameters]", EVERY)
     done = train(launcher, tmp_path, made.program, made.places, offload=tuple(moved))
     agree(done, launched(PIPELINE, *one(*[TIED] * (TIED in plan))))

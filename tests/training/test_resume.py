@@ -82,7 +82,7 @@ class Trainer:
         self._job.write_text(text)
 
     def until(self, step: int, plan: Sequence[str], *settings: str) -> str:
-        """Goes on to the end of `step`; returns the output."""
+        """Continues to the end of `step`; returns the output."""
         made = ready(self._job, *plan, "checkpoint.every=1000 steps", "checkpoint.resume=auto", *settings)
         return train(self._launcher, self.folder, made.program, made.places, steps=step).shown
 
@@ -116,7 +116,7 @@ def test_two_ranks_sharded_then_four_then_one(launcher: Launcher, tmp_path: Path
 
 
 def _walk(launcher: Launcher, folder: Path, text: str, names: Sequence[str], *settings: str) -> Path:
-    """One training of 20 steps, shared out over some plans, one after the other."""
+    """One training of 20 steps, under several plans in turn."""
     trainer = Trainer(launcher, folder, text)
     parts = len(names)
     for n, name in enumerate(names, 1):
@@ -125,7 +125,7 @@ def _walk(launcher: Launcher, folder: Path, text: str, names: Sequence[str], *se
 
 
 def _once_each(names: Sequence[str]) -> list[str]:
-    """A walk in which every ordered pair of different names follows one another once."""
+    """Returns a walk in which every ordered pair of different names follows one another once."""
     left = set(itertools.permutations(names, 2))
     path, walk = [names[0]], []
     while path:  # Hierholzer: the pairs are the edges of a complete graph, which has a circuit through all of them
@@ -162,7 +162,7 @@ def test_low_precision_keeps_its_full_weights_and_its_scale(
 @pytest.mark.long
 @pytest.mark.parametrize("network", ["gpt", "convnet"])
 def test_every_pair_of_plans(launcher: Launcher, tmp_path: Path, network: str) -> None:
-    """Forty-two hand-overs and thirty, two steps apart."""
+    """Forty-two changes of plan and thirty, two steps apart."""
     text, bound = (GPT, 0.05 * 1e-3 * 86) if network == "gpt" else (CONVNET, 2e-5)
     names = _once_each([name for name in PLANS if network == "gpt" or "pieces" not in name])
     steps = 2 * len(names)

@@ -46,9 +46,9 @@ def test_the_graph_does_not_grow_with_the_ranks() -> None:
 
 @pytest.mark.parametrize("arguments", [("plan",), ("render", "--view", "schedule", "-o", "plan.dot")])
 def test_it_takes_little_memory(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    """Load, check, plan, proof and drawing in one process, measured by the kernel."""
+    """Loads, checks, plans, proves and draws in one process, measured by the kernel."""
     command = [os.path.join(os.path.dirname(sys.executable), "dslc"), arguments[0], str(LARGE), *arguments[1:]]
-    # From a small process: what is forked counts the memory of the one it is forked from until it is a program itself.
+    # From a small process: a fork counts its parent's memory until it runs its own program.
     small = (
         "import resource, subprocess, sys; subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True); "
         "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"

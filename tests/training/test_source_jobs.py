@@ -1,4 +1,4 @@
-"""Jobs on data as people have it: each trains to the same losses on one rank and on two, and on with workers."""
+"""Jobs on data as people have it: each trains to the same losses on one rank, on two, and with workers."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_number_that_the_network_does_not_know_is_named_with_its_file(launcher
 
 
 def found(folder: Path, text: str, *, run: bool = False) -> list[tuple[str, str, str]]:
-    """(code, severity, message and help) of a job's diagnostics."""
+    """Returns (code, severity, message and help) of a job's diagnostics."""
     report = Report()
     inspect(load_text(text, folder=str(folder)), report, run=run)
     return [(d.code, d.severity, f"{d.message} | {d.help}") for d in report]
@@ -240,7 +240,7 @@ def test_a_test_set_of_its_own_leaves_nothing_for_validation(tmp_path: Path) -> 
 
 
 def test_a_library_that_is_not_installed_is_named_with_the_command(tmp_path: Path) -> None:
-    """A module of the same name that fails to load stands in for one that is absent."""
+    """A module of the same name that fails to load replaces one that is absent."""
     made_data.parquet(tmp_path)
     (tmp_path / "hidden").mkdir()
     for name in ("pyarrow", "datasets"):

@@ -185,7 +185,7 @@ def test_beside_a_pipeline_in_16_bits(jobs: Jobs, precision: str) -> None:
 
 @pytest.mark.long
 def test_stages_of_shares_go_on_in_one_process(jobs: Jobs, tmp_path: Path) -> None:
-    """A share of the features crosses a cut on each rank, and beside it the whole."""
+    """A share of the features crosses a cut on each rank, together with whole tensors."""
     kept = (f'checkpoint.dir="{tmp_path}"', "checkpoint.every=4 steps")
     plan = staged("zbv", 4, "parallelism.stages=[3, 2, 1, 2]", "train.steps=4")
     begun = jobs.train("flat", *plan, *kept)

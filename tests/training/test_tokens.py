@@ -1,4 +1,4 @@
-"""`dslc tokens`: what is in the file is the text, whatever the pieces, and a job can train on it as it stands."""
+"""`dslc tokens`: the file holds the text, however it is split, and a job can train on it directly."""
 
 from __future__ import annotations
 

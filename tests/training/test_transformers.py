@@ -140,7 +140,7 @@ def test_a_library_that_is_not_installed(written: Any, monkeypatch: pytest.Monke
 
 
 def test_without_trace_nothing_is_loaded(written: Any) -> None:
-    """`dslc check` knows neither torch nor the library, and says what it can."""
+    """`dslc check` loads neither torch nor the library, and reports what it can."""
     code = "import sys; from dslc.main import main; s = main(['check', sys.argv[1]]); print(s, *sys.modules)"
     run = subprocess.run([sys.executable, "-c", code, str(written(GPT2))], capture_output=True, text=True, check=True)
     status, *modules = run.stdout.splitlines()[-1].split()

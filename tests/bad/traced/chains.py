@@ -25,7 +25,7 @@ class Chain(nn.Module):
 
 
 class Halves(Chain):
-    """Depends on the number of samples, and not in proportion."""
+    """Computes with a size that is not a multiple of the number of samples."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.enter(x.flatten(1))
@@ -34,7 +34,7 @@ class Halves(Chain):
 
 
 class Around(Chain):
-    """It comes back to its first block."""
+    """Calls its first block a second time at the end."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.leave(self.enter(self.middle(self.enter(x.flatten(1)))))
@@ -86,7 +86,7 @@ class Shifted(nn.Module):
 
 
 class Counting(nn.Module):
-    """Counts its forward passes, writes a mean of what it was given anew, and leaves a third buffer as it is."""
+    """Counts its forward passes, overwrites a mean of its input, and leaves a third buffer as it is."""
 
     calls: Tensor
     mean: Tensor

@@ -1,4 +1,4 @@
-"""Data sets that draw random numbers: from a generator of their own, and from those that begin anew for each sample."""
+"""Data sets that draw random numbers: from a generator of their own, or from those seeded anew for each sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The account against the published formulas."""
+"""Compares the account with published formulas."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def analysis_of(
 )
 def test_zero_divides_the_state_that_stays(zero: int, parameters: float, gradients: int, optimizer: int) -> None:
     """Rajbhandari et al. 2019, figure 1, for float32 and what `fully_shard` does: parameters are in shards between two
-    steps also where ZeRO-2 has them whole in between, and gradients last as long as a step does."""
+    steps also where ZeRO-2 has them whole in between, and gradients last as long as a step does.
+    """
     found = analysis_of(zero=zero)
     assert found.model is not None
     count, memory = found.model.parameters, found.costs[0].memory
@@ -170,7 +171,9 @@ def test_a_stage_lets_go_of_nothing_in_a_backward_pass(staged: bool, there: tupl
 
 
 def test_beside_gradients_fewer_micro_batches_are_held() -> None:
-    """Of two, the first rank has both in flight before it has a gradient, and one with those of the other."""
+    """With two micro-batches, the first rank has both in flight before it has a gradient, and one beside the gradients
+    of the other.
+    """
     memory = analysis_of(pipeline=2, data=2, zero=3, microbatches=2).costs[0].memory
     assert memory.when.endswith("the backward pass of blocks.1") and memory.gradients == 0
 

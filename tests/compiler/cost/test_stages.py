@@ -1,4 +1,6 @@
-"""The cut into stages, against every cut there is; what torch cannot run, or a device not hold, is cut elsewhere."""
+"""The cut into stages, compared with every possible cut; cuts that torch cannot run, or a device cannot hold, are not
+taken.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of torch's engines that the predicted collectives rest on, held against torch itself."""
+"""The rules of torch's engines that predicted collectives depend on, compared with torch itself."""
 
 from __future__ import annotations
 

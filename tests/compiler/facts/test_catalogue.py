@@ -66,7 +66,7 @@ def test_a_job_is_planned_with_the_figures_of_the_file(tmp_path: Path) -> None:
     memory = analysis.costs[0].memory
     assert memory.framework - memory.workspace == framework_bytes("cuda", 2) > CUDA_CONTEXT
     assert memory.workspace == workspace_bytes("cuda", card) > workspace_bytes("cuda", CATALOGUE["a100_80g"]) > 0
-    # What a run leaves as its job is read from another folder.
+    # The job that a run leaves behind is read from another folder.
     again = load_text(write(loaded.job), folder=str(tmp_path / "elsewhere"))
     assert again.job is not None and again.job.devices.catalogue == str(tmp_path / "cards.toml")
 
@@ -132,7 +132,7 @@ def test_a_step_on_cpus_is_predicted_with_figures_of_the_users_own(
 
 
 def test_what_is_said_of_cpus_leads_to_a_prediction(tmp_path: Path) -> None:
-    """Each remedy in turn, from a job whose catalogue is about something else to one whose step time is known."""
+    """Follows each remedy in turn, from a job whose catalogue lacks its device to one whose step time is known."""
     _, report = analysed(tmp_path, CPU_JOB, CARDS, "expect.step_time<=1s")
     assert [(d.code, d.help) for d in report.found] == [
         ("W0423", "a table `[cpu]` in it, or the `kind` that it is about"),

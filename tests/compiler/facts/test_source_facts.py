@@ -24,7 +24,7 @@ from dslc.runtime.data.sources import open_source
 
 
 def opened(source: Call, facts: SourceFacts, context: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first samples, from the runtime, which refuses another number of samples than `facts` says."""
+    """Returns the first samples, from the runtime, which refuses another number of samples than `facts` says."""
     assert facts.samples is not None
     name, arguments = source_key(source)
     arguments |= facts.found

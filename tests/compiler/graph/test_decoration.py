@@ -1,5 +1,6 @@
-"""Nothing in a plan graph is decoration: an attribute that is changed alone fails a proposition by name, or changes the
-program of the ranks."""
+"""Nothing in a plan graph is decoration: changing any single attribute makes a proposition fail by name, or changes the
+program of the ranks.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ PLANS: dict[str, tuple[str, ...]] = {
 
 
 def changed(value: Any) -> Iterator[Any]:
-    """Values that differ from this one in one attribute. None and an empty tuple are attributes that are not there."""
+    """Yields values that differ from this one in one attribute. None and an empty tuple count as missing attributes."""
     match value:
         case bool():
             yield not value
@@ -67,8 +68,9 @@ def changed(value: Any) -> Iterator[Any]:
 
 
 def mutate(plan: PlanGraph, names: Iterable[str]) -> Iterator[str]:
-    """Changes one attribute of one of these nodes, or of an edge from it, after another: gives its name, and takes the
-    change back."""
+    """Changes each attribute of these nodes, and of the edges from them, in turn: yields its name, then undoes the
+    change.
+    """
     for name in names:
         record = plan.graph.nodes[name]["record"]
         for field in dataclasses.fields(record):
@@ -86,7 +88,7 @@ def mutate(plan: PlanGraph, names: Iterable[str]) -> Iterator[str]:
 
 
 def noticed(plan: PlanGraph, told: tuple[JobProgram, tuple[RankPlace, ...]]) -> str:
-    """The proposition that fails, or `program`; "" where a change is noticed by nothing."""
+    """Returns the proposition that fails, or `program`; "" if nothing notices the change."""
     try:
         verify(plan)
     except Unsound as found:
@@ -95,7 +97,7 @@ def noticed(plan: PlanGraph, told: tuple[JobProgram, tuple[RankPlace, ...]]) -> 
 
 
 def some(plan: PlanGraph) -> list[str]:
-    """All nodes, but of actions of a process that do alike the first alone."""
+    """Returns all nodes, but only the first of the actions of a process that do the same."""
     alike: dict[object, str] = {}
     record: Any
     for name, record in plan.graph.nodes(data="record"):

@@ -56,13 +56,13 @@ def reorder(plan: PlanGraph, process: int, change: Callable[[list[str]], list[st
 
 
 def drop(plan: PlanGraph, name: str) -> None:
-    """Takes an action out; those around it follow one another."""
+    """Removes an action; its neighbours then follow one another."""
     reorder(plan, process_of(plan, name), lambda line: [other for other in line if other != name])
     plan.graph.remove_node(name)
 
 
 def double(plan: PlanGraph, name: str) -> None:
-    """Puts the same action in again, right behind."""
+    """Inserts the same action again, right after it."""
 
     def change(line: list[str]) -> list[str]:
         at = line.index(name) + 1
@@ -249,7 +249,7 @@ def test_ranks_that_do_the_same_may_be_told_apart(pipeline: Compiled) -> None:
 
 
 def test_ranks_of_a_group_that_disagree_on_the_order_of_groups(pipeline: Compiled) -> None:
-    """One agrees on its gradients before it sends its last input on, the other after."""
+    """One process reduces its gradients before it sends its last input, the other after."""
 
     def change(plan: PlanGraph) -> None:
         split(plan)
@@ -324,7 +324,7 @@ def test_a_schedule_that_holds_too_much(pipeline: Compiled) -> None:
 @pytest.mark.parametrize("axes", [(), ("parallelism.tensor=2",), ("parallelism.context=2",)])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16(level = O2)"])
 def test_the_messages_are_those_of_the_program(axes: tuple[str, ...], precision: str) -> None:
-    """Shape and dtype, as each stage is told them."""
+    """Returns shape and dtype, as each stage is told them."""
     cpus = "devices.cpus=8" if axes else "devices.cpus=4"
     job = compiled(JOBS / "pipeline.plt", cpus, f"train.precision={precision}", *axes)
     told = job.program().pipeline
@@ -389,7 +389,7 @@ def mutations(plan: PlanGraph, pick: Callable[[list[Any]], Any]) -> dict[str, Ca
         plan.change(pick(names), **{key: value})
 
     def cross() -> None:
-        """Two messages of one connection change places at one end."""
+        """Swaps two messages of one connection at one end."""
         one = pick(messages)
         peers = [
             n for n in messages if peer(plan, n) == peer(plan, one) and process_of(plan, n) == process_of(plan, one)

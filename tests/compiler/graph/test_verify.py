@@ -1,6 +1,7 @@
 """The second gate: plan graphs broken on purpose are refused, each by the proposition it breaks; sound ones pass.
 
-What is proved of a step is in test_proof."""
+What is proved of a step is in test_proof.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def add(plan: PlanGraph, name: str, key: str, step: int) -> None:
 
 
 def broken(job: Compiled, change: Callable[[PlanGraph], None]) -> PlanGraph:
-    """The job's graph built anew, with a change."""
+    """Returns the job's graph, built anew with a change."""
     plan = build_graph(job.analysis)
     change(plan)
     return plan

@@ -1,4 +1,4 @@
-"""Records as JSON and back: all come back equal, and what is no such record is refused with its place."""
+"""Records as JSON and back: all come back equal, and anything else is refused with its place."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_plan_that_is_none_is_refused(text: str, message: str) -> None:
 
 
 def test_data_makes_nothing_but_the_records_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a tag says: it is looked up among the members of the union alone."""
+    """A tag is looked up only among the members of the union."""
     made: list[str] = []
     called: Callable[..., None] = lambda *_, **given: made.append(str(given))  # noqa: E731
     monkeypatch.setattr(Manifest, "__init__", called)

@@ -77,7 +77,7 @@ def test_kept_bytes_are_what_hooks_see(drawn: Drawn) -> None:
 IMAGES = SourceFacts(input=fact(2, 6, 6))
 SIGNALS = SourceFacts(input=fact(2, 6))
 STEPS = SourceFacts(input=fact(5, 4))
-# Each behind a layer that keeps its input alone, so that what it keeps itself decides.
+# Each comes after a layer that keeps only its input, so that its own kept bytes decide.
 ONE_OF_EACH: list[tuple[Call, SourceFacts]] = [
     *((layer, IMAGES) for layer in POINTWISE),
     (of(s.Linear, features=3), STEPS),

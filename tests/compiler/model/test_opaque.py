@@ -1,4 +1,4 @@
-"""Graphs of traced modules: layers, ties, units, recomputation, and what does not go with the data or the memory."""
+"""Graphs of traced modules: layers, ties, units, recomputation, and networks that do not fit the data or the memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_traced_module_is_the_list_of_its_layers() -> None:
     head = graph.layers[3].parameters[0]
     assert (head.tied_to, head.shape, head.count) == ("table.weight", (2**10, 2**8), 0)
     assert graph.layers[1].buffers[0].name == "blocks.0.mask"
-    # What takes and gives no tensor of its own stands where it stands.
+    # A module that takes and gives no tensor of its own keeps its place.
     assert graph.layers[4].input == graph.layers[4].output == fact(10)
 
 
@@ -75,7 +75,7 @@ def test_one_too_large_to_be_made_whole_is_made_by_parts() -> None:
     assert reset(FACTS) == (False, [])
     assert reset(FACTS, memory=MemorySpec(limit=whole)) == (False, [])
     assert reset(FACTS, memory=MemorySpec(limit=whole - 1)) == (True, ["W0701"])
-    # Every rank holds it whole anyway: the limit itself is the matter.
+    # Every rank holds it whole anyway: the limit itself is too low.
     assert reset(FACTS, memory=MemorySpec(limit=whole - 1), parallelism=ParallelismSpec()) == (False, [])
     cut = ParallelismSpec(tensor=2, tensor_plan=("table: vocabulary",))
     assert reset(FACTS, memory=MemorySpec(limit=whole - 1), parallelism=cut) == (True, ["W0701"])

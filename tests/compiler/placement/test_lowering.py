@@ -18,7 +18,7 @@ SIZES = [(2, 2), (2, 4), (2, 7), (3, 6), (4, 4), (4, 8), (4, 12), (8, 16)]
 
 
 def by_torch(name: str, ranks: int, microbatches: int, virtual_stages: int, folder: Path) -> dict[int, list[Any]]:
-    """The rows that `_PipelineScheduleRuntime` makes of our table, loaded as the runtime loads it."""
+    """Returns the rows that `_PipelineScheduleRuntime` makes from our table, loaded as the runtime loads it."""
     ours = table(name, ranks, microbatches, virtual_stages)
     path = folder / "schedule.csv"
     path.write_text(to_csv(ours), newline="")
@@ -38,7 +38,7 @@ WAITS = hasattr(torch_schedules, "WAIT_REDUCE_GRAD")
 
 
 def with_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has our rows wait for reductions."""
+    """Makes our rows wait for reductions."""
     reduced = lowering._reduced
 
     def waiting(row: list[Issue], microbatches: int) -> list[Issue]:
@@ -49,7 +49,7 @@ def with_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_sends_waits(row: list[str]) -> list[str]:
-    """A row without what waits for its sends, which is where nothing is left to wait for, or at the end."""
+    """Returns a row without its waits for sends, which come where nothing else is left to wait for, or at the end."""
     done: list[str] = []
     for at, action in enumerate(row):
         stage, wait, microbatch = action.partition("WAIT_SEND_F")

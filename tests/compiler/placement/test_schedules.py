@@ -52,7 +52,7 @@ def stand_in(ranks: int, virtual_stages: int, **more: Any) -> SimpleNamespace:
 
 
 def torch_schedule(name: str, ranks: int, microbatches: int, virtual_stages: int) -> Any:
-    """Torch's schedule, or None where torch refuses the numbers."""
+    """Returns torch's schedule, or None if torch refuses the numbers."""
     kind = torch_schedules.get_schedule_class(TORCH_NAMES[name])
     stages = [stand_in(ranks, virtual_stages) for _ in range(virtual_stages)]
     single = issubclass(kind, torch_schedules.PipelineScheduleSingle)
@@ -63,7 +63,9 @@ def torch_schedule(name: str, ranks: int, microbatches: int, virtual_stages: int
 
 
 def written(row: Any) -> list[str]:
-    """A row of either side in torch's notation, without the reductions that torch puts into some of its rows."""
+    """Returns a row of either side in torch's notation, without the reductions that torch puts into some of its
+    rows.
+    """
     return [text for text in ("" if a is None else str(a) for a in row) if not text.endswith("REDUCE_GRAD")]
 
 
@@ -85,7 +87,7 @@ def test_the_rows_and_the_refusals_are_those_of_torch(name: str, ranks: int) -> 
                 continue
             accepted += 1
             ours = table(name, ranks, microbatches, virtual_stages)
-            # The last row of torch's drawing of 1f1b is wrong; the test below takes what torch carries out instead.
+            # The last row of torch's drawing of 1f1b is wrong; the test below compares with the actions that torch runs.
             for rank in range(ranks - 1 if name == "1f1b" else ranks):
                 assert written(ours.rows[rank]) == written(theirs.pipeline_order[rank]), (microbatches, virtual_stages)
             if name not in ("gpipe", "1f1b"):
@@ -94,7 +96,7 @@ def test_the_rows_and_the_refusals_are_those_of_torch(name: str, ranks: int) -> 
 
 
 def test_torch_still_draws_the_last_rank_of_1f1b_one_forward_too_late() -> None:
-    """Should this fail, torch has mended its drawing, and the exception in the test above can go."""
+    """If this fails, torch has fixed its drawing, and the exception in the test above can go."""
     row = written(torch_schedule("1f1b", 2, 2, 1).pipeline_order[1])
     assert row == ["1F1", "1B0", "1F2", "1B1"]
 
@@ -145,7 +147,7 @@ def test_the_schedule_runtime_loads_the_csv(name: str, tmp_path: Path) -> None:
     runtime._load_csv(str(path), format="compute_only")
     assert [written(runtime.pipeline_order[rank]) for rank in range(4)] == [written(row) for row in ours.rows]
     assert runtime.stage_index_to_group_rank == dict(enumerate(ours.placement))
-    for rank in range(4):  # nothing of the work is lost when torch adds the transfers
+    for rank in range(4):  # no action is lost when torch adds the transfers
         loaded = [a for a in runtime.pipeline_order_with_comms[rank] if a.is_compute_op]
         assert written(loaded) == [text for text in written(ours.rows[rank]) if text]
 
@@ -209,7 +211,7 @@ def test_no_count_is_offered_where_something_else_is_wrong() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What holds of every table
+# Properties of every table
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -358,7 +360,7 @@ def test_a_table_that_waits_for_itself_is_found() -> None:
 
 
 def lines_run(work: Callable[[], object]) -> int:
-    """Lines of Python that are carried out."""
+    """Counts executed lines of Python."""
     count = 0
 
     def line(frame: FrameType, event: str, argument: object) -> Any:
@@ -391,7 +393,7 @@ def test_the_work_of_a_table_is_in_proportion_to_its_actions(name: str) -> None:
 
 
 def bound(schedule: ScheduleTable, rank: int) -> int:
-    """The most stage activations that theory lets a rank hold."""
+    """Returns the most stage activations that theory lets a rank hold."""
     p, m, v = schedule.ranks, schedule.microbatches, schedule.virtual_stages
     size = m // max(1, m // p)
     lead = {
@@ -423,7 +425,7 @@ def test_gpipe_holds_all_and_1f1b_the_depth_of_the_pipeline() -> None:
 @given(tables(), st.data())
 @settings(max_examples=40)
 def test_the_peak_is_that_of_the_spans(schedule: ScheduleTable, data: st.DataObject) -> None:
-    """Held bytes are a matter of order alone: the intervals of any timeline give the same peak."""
+    """Bytes held depend only on the order: the intervals of any timeline give the same peak."""
     size = data.draw(st.lists(st.integers(1, 9), min_size=schedule.stages, max_size=schedule.stages))
     for row, peak in zip(equal_costs(schedule).spans, peak_held(schedule, size), strict=True):
         opened = {(a.stage, a.microbatch): k for k, (a, _, _) in enumerate(row) if a.kind == "F"}

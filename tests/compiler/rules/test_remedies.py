@@ -38,7 +38,7 @@ def diagnostics(text: str, *changes: str) -> list[Diagnostic]:
 
 
 def remedies(text: str, found: Diagnostic) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """For each remedy the text so changed, and the `--set`s."""
+    """Yields for each remedy the changed text, and the `--set`s."""
     for numbers in re.findall(r"(?:^|, or )use (\d+(?: or \d+)?)\b", found.help):
         span, value = found.span, re.search(r"\d+", found.message)
         assert span is not None and value is not None
@@ -88,7 +88,7 @@ train {{ {length}, optimizer = sgd() }}
 
 @st.composite
 def jobs(draw: st.DrawFn) -> str:
-    """Jobs whose numbers do not fit one another, more often than not."""
+    """Draws jobs whose numbers usually do not fit one another."""
     number = st.integers(1, 24)
     data, pipeline, tensor = draw(st.integers(1, 5)), draw(st.sampled_from([1, 1, 2, 3])), draw(st.integers(1, 5))
     axes: dict[str, int | str] = {"data": data, "pipeline": pipeline, "tensor": tensor}
@@ -144,7 +144,7 @@ GPT = JOB.format(
 
 
 def test_remedies_are_found() -> None:
-    """Makes sure that the test above tries remedies."""
+    """Shows that the test above tries remedies."""
     assert [each.code for each in diagnostics(GPT)] == ["E0417", "E0417"], "heads with the width, the vocabulary once"
     assert [each.help for each in diagnostics(GPT)][1] == "use 260", "256 would not hold the data's"
     assert check(GPT) == 3

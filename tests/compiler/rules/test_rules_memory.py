@@ -79,7 +79,7 @@ def test_another_mistake_does_not_hide_what_makes_it_fit(tmp_path: Path) -> None
 
 
 def test_where_a_job_runs_the_memory_of_the_gpus_that_it_uses_is_the_limit(tmp_path: Path) -> None:
-    """Even if it does not name their kind, and if they have less memory than their kind."""
+    """Also if it does not name their kind, or if they have less memory than their kind."""
     _, whole = checked(tmp_path, GPT)
     small, large = int(0.9 * peak(whole)), 2 * peak(whole)
     for text in (GPT, GPT.replace("kind = h100", "")):

@@ -212,7 +212,7 @@ def test_what_can_be_moved_beside_a_pipeline(
     )
     assert [diagnostic.code for diagnostic in found if diagnostic.severity == "error"] == expected
     if offload == BOTH and not expected:
-        # Between the halves of a backward pass nothing is let go.
+        # Nothing is freed between the halves of a backward pass.
         assert analysis is not None
         assert sharding_of(analysis.job, analysis.layout).reshard == (parallelism["schedule"] == "1f1b")
 

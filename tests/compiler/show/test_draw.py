@@ -1,4 +1,4 @@
-"""The plan as a picture: its DOT text, held as it is, and what must be true of any of them."""
+"""The plan as a picture: its DOT text in golden files, and properties of every picture."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ ATTRIBUTE = re.compile(rf"(\w+)=({ID})")
 
 
 def bare(name: str) -> str:
-    """A name or value of DOT without its quotes."""
+    """Returns a name or value of DOT without its quotes."""
     return name[1:-1].replace('\\"', '"') if name.startswith('"') else name
 
 
 def nodes(dot: str) -> dict[str, dict[str, str]]:
-    """Every node that is drawn, and its attributes."""
+    """Returns every node that is drawn, and its attributes."""
     return {
         bare(name): {key: bare(value) for key, value in ATTRIBUTE.findall(attributes)}
         for name, attributes in NODE.findall(dot)
@@ -55,7 +55,7 @@ def edges(dot: str) -> list[tuple[str, str]]:
 
 
 def boxes(dot: str) -> dict[str, tuple[float, float, float, float]]:
-    """Left, low, right and high of every node that is drawn."""
+    """Returns the left, lower, right and upper edge of every node that is drawn."""
     found = {}
     for name, each in nodes(dot).items():
         x, y = map(float, each["pos"].split(","))
@@ -95,7 +95,7 @@ def test_lines_join_what_is_drawn_and_headings_tell_the_plan(make: Callable[[], 
 
 
 def overlaps(dot: str, pattern: str) -> list[tuple[str, str]]:
-    """Nodes of a name that lie over one another."""
+    """Returns nodes of a name that overlap."""
     places = boxes(dot)
     some = named(dot, pattern)
     return [

@@ -29,7 +29,7 @@ MADE: list[Callable[[], Plan]] = [
 
 
 def section(text: str, heading: str) -> list[str]:
-    """The lines under a heading."""
+    """Returns the lines under a heading."""
     lines = text.split("\n")
     start = lines.index(heading) + 1
     return [line.strip() for line in lines[start : lines.index("", start)]]

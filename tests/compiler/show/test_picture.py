@@ -96,7 +96,7 @@ def painted(body: str) -> Image.Image:
 
 
 def levels(image: Image.Image, x: int, y: int) -> tuple[int, int, int]:
-    """Red, green and blue of a pixel."""
+    """Returns red, green and blue of a pixel."""
     found = image.getpixel((x, y))
     assert isinstance(found, tuple)
     return found[0], found[1], found[2]

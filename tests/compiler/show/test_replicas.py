@@ -1,4 +1,4 @@
-"""Replicas in the text and the pictures of a plan: which ranks they are, and between whom each exchange goes."""
+"""Replicas in the text and the pictures of a plan: which ranks they are, and which ranks take part in each exchange."""
 
 from __future__ import annotations
 

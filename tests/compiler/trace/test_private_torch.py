@@ -200,5 +200,5 @@ assert outputs == 1 and graph.graph.find_nodes(op="placeholder")
 
 
 def test_the_compiler() -> None:
-    """In a process of its own, which has not loaded it."""
+    """Runs in a process of its own, which has not loaded it."""
     subprocess.run([sys.executable, "-c", COMPILER], check=True)

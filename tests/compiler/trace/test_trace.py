@@ -1,4 +1,4 @@
-"""Traced modules, layer by layer: against the arithmetic of the library's networks, and for how they are cut."""
+"""Traced modules, layer by layer: compared with the arithmetic of the library's networks, and cut into units."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def total(layers: Any, figure: str) -> int:
 
 
 def _highest(working: Working) -> tuple[int, int]:
-    """The most bytes of a sample in the backward pass, and numbers of gradients."""
+    """Returns the most bytes of a sample in the backward pass, and the numbers of gradients."""
     return max(moment.bytes for moment in working.backward), max(moment.made for moment in working.backward)
 
 
@@ -134,10 +134,10 @@ def test_blocks_and_what_is_around_them() -> None:
     assert layers["blocks.1"].input == layers["blocks.1"].output == fact(5, 8)
     assert layers["blocks.1"].forward_flops == 2 * 2 * 5 * 8 * 16
     assert layers["blocks.1"].backward_flops == 2 * layers["blocks.1"].forward_flops
-    # The input, what comes out of relu (which its derivative and the next product need), and nothing else.
+    # Only the input and the output of relu (which its derivative and the next product need).
     assert layers["blocks.1"].saved == 4 * (5 * 8 + 5 * 16)
     assert layers["blocks.1"].saved_selective == 4 * (5 * 8 + 5 * 16 + 5 * 8)
-    # What belongs to no module of its own, and what is never called, is the root's.
+    # Parameters of modules that are never called, and those outside of modules, are the root's.
     assert set(layers[""].parameters) == {"position", "spare.weight", "spare.bias"}
     assert facts.unused == ("spare.weight", "spare.bias")
     assert facts.ties == (("head.weight", "table.weight"),)
@@ -172,16 +172,16 @@ def test_what_counts_as_a_block() -> None:
     def pair(*modules: nn.Module) -> nn.Module:
         return nn.Sequential(*modules)
 
-    # Single layers are none: their inputs are all that they keep.
+    # Single layers are not units: they keep only their inputs.
     assert cut(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), 4) == (["0", "1", "2"], [])
-    # Plain containers alike are.
+    # Equal plain containers are units.
     alike = pair(pair(nn.Linear(4, 4), nn.ReLU()), pair(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2))
     assert cut(alike, 4) == (["0", "1", "2"], ["0", "1"])
     # Stages of blocks are lists of them; the finer cut is taken.
     encoder = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(4)]
     stages = pair(pair(*encoder[:2]), pair(*encoder[2:]))
     assert cut(stages, 5, 8)[1] == ["0.0", "0.1", "1.0", "1.1"]
-    # Of a user's own classes the outer.
+    # Of nested classes of a user's, the outer one is the unit.
     assert cut(nn.Sequential(Outer(), Outer()), 4)[1] == ["0", "1"]
     # A wrapper adds nothing.
     assert cut(Wrapper(alike), 4)[1] == ["inner.0", "inner.1"]
@@ -232,7 +232,9 @@ def test_recomputation_of_the_users_own_is_followed() -> None:
 
 
 class Gated(nn.Module):
-    """A block of which a compiler keeps less than autograd does: what the norm and the gate make is cheap."""
+    """A block of which a compiler keeps less than autograd does: the outputs of norm and gate are cheap to
+    recompute.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +260,7 @@ class Stack(nn.Module):
 
 @pytest.mark.parametrize("low", [False, True])
 def test_a_compiled_block_keeps_what_the_compiler_leaves(low: bool) -> None:
-    """Held against what torch's compiler does make of it."""
+    """Compares it with the result of torch's compiler."""
     kept = "saved_low" if low else "saved"
     plain, compiled = (trace_model(Stack, fact(4, 8), low=low, compile=each).layers for each in (False, True))
     gated, scale = Gated(), torch.ones(8)
@@ -271,7 +273,7 @@ def test_a_compiled_block_keeps_what_the_compiler_leaves(low: bool) -> None:
         there = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in made.saved_tensors}
         held.append(sum(size for pointer, size in there.items() if pointer not in own))
     expected = (held[1] - held[0]) // 2
-    # The first is given the model's own input, which is not its to keep.
+    # The first takes the model's own input, which it does not count as kept.
     assert [getattr(layer, kept) for layer in compiled] == [expected - 4 * 4 * 8, expected, expected]
     for one, other in zip(compiled[1:], plain[1:], strict=True):
         found, usual = (each.working_low if low else each.working for each in (one, other))

@@ -1,4 +1,4 @@
-"""Shares followed through operations are those that ranks really have, and a rank that does otherwise is found."""
+"""Shares followed through operations are those that ranks really have, and a rank that deviates is found."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dslc.compiler.trace.trace import trace_model
 SHAPE = (2, 4, 6, 8)
 RANKS = 2
 MASK = torch.arange(48).view(6, 8) % 3 == 0
-# By name what is done, and along which dims ranks may have shares of what it is given.
+# Operations by name, and the dims along which ranks may have shares of their inputs.
 FOLLOWED: dict[str, tuple[Callable[[Tensor], Tensor], set[int]]] = {
     "numbers": (lambda x: F.gelu(x * 3 + 1) / x.exp(), {0, 1, 2, 3}),
     "a mask": (lambda x: x.masked_fill(MASK, 0.0), {0, 1}),
@@ -94,7 +94,7 @@ def test_what_is_followed_is_what_ranks_have(name: str) -> None:
 
 
 class Net(nn.Module):
-    """Something between a column and a row."""
+    """A module between a column and a row."""
 
     def __init__(self, between: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

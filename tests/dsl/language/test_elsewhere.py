@@ -1,4 +1,4 @@
-"""Names of other tools: what each is called here is there, and is said wherever it is written."""
+"""Names of other tools: each suggested name exists, and is suggested wherever the other name is written."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_name_of_the_language_is_never_said_to_be_absent() -> None:
     ],
 )  # fmt: skip
 def test_each_block_answers_names_of_others(block: str, name: str) -> None:
-    """The place, or that there is none; never the list of what the block has."""
+    """Suggests the place, or says that there is none; never lists all fields of the block."""
     (found,) = [d for d in load_text(GOOD, settings=[f"{block}.{name}=1"]).report.found if d.code == "E0107"]
     place = elsewhere.FIELDS.get(name, ("", ""))[0].partition(" = ")[0]
     field = place.partition(".")[2]
@@ -135,7 +135,7 @@ def test_a_setting_of_an_arguments_name_alone_is_answered() -> None:
     ],
 )
 def test_what_is_misspelt_is_not_missing_too(text: str) -> None:
-    """One cause, one error; what stands in a misspelt block is read."""
+    """One cause gives one error; the entries of a misspelt block are read."""
     assert len(load_text(text).report.errors) == 1
 
 

@@ -1,4 +1,4 @@
-"""Imports, the file and `--set`, one over the other; sweeps; who set what."""
+"""Imports, the file and `--set`, in layers; sweeps; which source set each value."""
 
 from __future__ import annotations
 

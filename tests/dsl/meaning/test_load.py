@@ -1,7 +1,7 @@
 """Bad jobs with the codes they deserve beside the line, and their whole messages in a file beside them.
 
-A line `#! E0107` says what the line deserves; lines `#: NAME=VALUE` at the top are given as `--set`, and what they
-deserve is in the messages alone. `UPDATE_GOLDEN=1 pytest tests/dsl/meaning/test_load.py` writes the messages anew; read
+A line `#! E0107` says what the line deserves; lines `#: NAME=VALUE` at the top are given as `--set`, and what these
+deserve is only in the messages. `UPDATE_GOLDEN=1 pytest tests/dsl/meaning/test_load.py` writes the messages anew; read
 the difference.
 """
 
@@ -110,7 +110,7 @@ def test_another_version_of_the_language() -> None:
 
 
 def _mutated(rng: random.Random, text: str) -> str:
-    """The text with pieces of it cut, doubled, swapped and replaced."""
+    """Returns the text with pieces of it cut, doubled, swapped and replaced."""
     pieces = re.findall(r"\s+|\w+|[^\w\s]", text)
     odd = [*pieces, "none", "1f1b", "-1", "10 ** 99", "[", ")", "3GiB", "..", '"', "rate", "a.b", "é", "e = ", "param"]
     for _ in range(rng.randint(1, 6)):

@@ -27,7 +27,7 @@ train { epochs = 2, optimizer = sgd }
 
 
 def set_to(path: str, value: str, before: str = "") -> Loaded:
-    """The job with one more entry."""
+    """Returns the job with one more entry."""
     block, name = path.split(".")
     text = BASE
     for line in text.splitlines():
@@ -47,7 +47,7 @@ def value_of(path: str, value: str, before: str = "") -> Any:
 
 
 def mistake(path: str, value: str, before: str = "") -> tuple[str, str, str]:
-    """Code, message and help of the one mistake."""
+    """Returns code, message and help of the one mistake."""
     errors = set_to(path, value, before).report.errors
     assert len(errors) == 1, [d.message for d in errors]
     return errors[0].code, errors[0].message, errors[0].help

@@ -1,4 +1,6 @@
-"""The canonical layout: fixed points, what moves and what stays, and that it never changes what a job says."""
+"""The canonical layout: its fixed points, what it moves and what it leaves, and that it never changes the meaning of a
+job.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def read(text: str) -> tree.Document:
 
 
 def shape(node: object) -> Any:
-    """A tree without its places, as nested tuples."""
+    """Returns a tree without its places, as nested tuples."""
     if isinstance(node, tree.Node):
         apart = ("span", "source", "comments", "words")
         kept = [name for name in vars(node) if name not in apart and not name.endswith("_span")]

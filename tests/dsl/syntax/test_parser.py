@@ -1,4 +1,4 @@
-"""The parser: what the language allows, what is said of mistakes, and that lark reads the grammar as we do.
+"""The parser: the texts that it accepts, its messages for mistakes, and that lark reads the grammar as we do.
 
 `UPDATE_GOLDEN=1 pytest tests/dsl/syntax/test_parser.py` writes the messages beside the malformed snippets anew; read
 the difference before you commit it.
@@ -61,7 +61,7 @@ def value(text: str) -> Any:
 
 
 def shape(node: object) -> Any:
-    """A tree without its spans, as nested tuples."""
+    """Returns a tree without its spans, as nested tuples."""
     if isinstance(node, tree.Node):
         fields = {name: part for name, part in vars(node).items() if name not in ("span", "source", "comments")}
         parts = {name: shape(part) for name, part in fields.items() if not name.endswith("_span")}
@@ -214,7 +214,7 @@ def test_a_malformed_snippet_gets_the_message_it_deserves(snippet: Path) -> None
     assert shown == golden.read_text(encoding="utf-8")
 
 
-BOUNDS = {bound.code for bound in ALL} - {"E0028"}  # what is too much of anything: test_hostile.py
+BOUNDS = {bound.code for bound in ALL} - {"E0028"}  # for texts that are too large see test_hostile.py
 
 
 def test_every_code_is_shown_by_a_snippet_and_explained() -> None:
@@ -226,7 +226,7 @@ def test_every_code_is_shown_by_a_snippet_and_explained() -> None:
 
 
 def examples(code: str) -> tuple[str, str]:
-    """The wrong and the right example of a code's page."""
+    """Returns the wrong and the right example of a code's page."""
     page = explain(code) or ""
     parts = page.partition("\nWrong:\n")[2].partition("\nRight:\n")
     wrong, right = ("".join(f"{line[4:]}\n" for line in part.split("\n")) for part in (parts[0], parts[2]))
@@ -370,7 +370,7 @@ def test_entries_on_one_line_are_all_read() -> None:
 
 
 class OurTokens(LarkLexer):
-    """Hands our tokens to lark's own parser."""
+    """Passes our tokens to lark's own parser."""
 
     def __init__(self, conf: Any) -> None:
         pass
@@ -448,7 +448,7 @@ def test_a_damaged_cache_is_made_anew(tmp_path: Path) -> None:
 
 
 class Bomb:
-    """A pickle that makes a file where it is read."""
+    """Returns a pickle that creates a file when it is read."""
 
     def __init__(self, made: Path) -> None:
         self.made = made
@@ -479,7 +479,7 @@ def test_without_a_cache_it_works_too(tmp_path: Path) -> None:
     run_python(PARSED, tmp_path)
     other = tmp_path / "other"
     (other / "dslc").mkdir(parents=True)
-    (other / "dslc").chmod(0o777)  # others could write to it: not to be trusted
+    (other / "dslc").chmod(0o777)  # others could write to it, so it is not trusted
     run_python(PARSED, other)
     assert kept_in(other) == []
     run_python(PARSED, Path("/dev/null/nowhere"))
@@ -494,7 +494,7 @@ def test_a_folder_where_the_file_should_be_is_no_reason_to_fail(tmp_path: Path) 
 
 
 def test_texts_are_read_at_the_same_time() -> None:
-    """One parser of Lark serves all threads; what is read stays each text's own."""
+    """One Lark parser serves all threads, and each thread gets the tree of its own text."""
     texts = [f"a {{ x{n} = [{', '.join(['1'] * 200)}] b {n} }}" for n in range(40)]
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(lambda text: render(read(text)[1], color=False), texts))

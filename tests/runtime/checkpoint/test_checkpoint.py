@@ -31,7 +31,7 @@ def every(steps: int, **changed: Any) -> p.CheckpointStep:
 
 
 def made(ranks: int, data: p.DataStep, **changed: Any) -> p.JobProgram:
-    """A job of `STEPS` steps; `stop_after` cuts it, with the learning rate of the whole."""
+    """Returns a job of `STEPS` steps; `stop_after` cuts it, with the learning rate of the whole."""
     stop = changed.pop("stop_after", STEPS)
     rate = p.LearningRateStep(kind="cosine", steps=STEPS, warmup=2)
     return program(ranks, data, **({"learning_rate": rate} | changed | {"steps": stop}))
@@ -52,13 +52,13 @@ def fails(launcher: Launcher, folder: Path, ranks: int, data: p.DataStep, **chan
 
 
 def curve(folder: Path) -> list[tuple[int, float, int]]:
-    """Step, loss and samples of each record of the training."""
+    """Returns step, loss and samples of each record of the training."""
     lines = [line for line in read_metrics(str(folder)) if line["split"] == "train"]
     return [(line["step"], line["loss"], line["samples"]) for line in lines]
 
 
 def agree(folder: Path, other: Path, exactly: bool = False, weights: float = 1e-5) -> None:
-    """Every step once, with the same losses; the same weights at the end."""
+    """Asserts every step once, with the same losses, and the same weights at the end."""
     a, b = curve(folder), curve(other)
     assert [line[0] for line in a] == list(range(1, STEPS + 1)) == [line[0] for line in b]
     assert [line[2] for line in a] == [line[2] for line in b], "samples seen"
@@ -390,7 +390,7 @@ def net(at):
 def test_what_is_no_checkpoint_is_neither_removed_nor_written_over(
     launcher: Launcher, tmp_path: Path, name: str
 ) -> None:
-    """Even if another program names its own files so."""
+    """Also if another program gives its files such names."""
     theirs = tmp_path / "run" / "checkpoints" / name / "model.bin"
     theirs.parent.mkdir(parents=True)
     theirs.write_text("another program's")

@@ -1,4 +1,4 @@
-"""Files of tensors: what is written one by one is what the library and the reader of headers find."""
+"""Files of tensors: tensors written one by one are read back by the library and by the reader of headers."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def place(rank: int, ranks: int) -> RankPlace:
 
 
 def dealt(step: DataStep, ranks: int, microbatches: int, epoch: int, k: int) -> list[list[list[int]]]:
-    """By rank, by micro-batch, the samples of a global batch."""
+    """Returns the samples of a global batch by rank and micro-batch."""
     return [
         [piece.tolist() for piece in sampler.micro_batches(step, place(rank, ranks), microbatches, epoch, k)]
         for rank in range(ranks)

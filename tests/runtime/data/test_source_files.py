@@ -29,7 +29,7 @@ from dslc.runtime.data.sources_tables import ParquetFiles
 
 
 def step_for(call: Call, facts: Any = None, context: int = 10, **more: Any) -> DataStep:
-    """A step over all samples of a source."""
+    """Returns a step over all samples of a source."""
     name, arguments = source_key(call)
     facts = facts or source_facts(call, context)
     validation = facts.validation_samples or 0

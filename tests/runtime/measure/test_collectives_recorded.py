@@ -90,7 +90,7 @@ def _steps(rank: int) -> list[int]:
 
     watched = recorded(work, kept, 10)
     for _ in range(FIRST_STEP + STEPS + 1):
-        dist.broadcast(watched(torch.ones(2)), 0)  # what the loop does between steps is not the step's
+        dist.broadcast(watched(torch.ones(2)), 0)  # the loop's work between steps is not part of a step
     assert set(kept.values()) == {(Exchange(operation="all_reduce", ranks=2, count=1, bytes=8),)}
     return list(kept)
 

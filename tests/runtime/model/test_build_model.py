@@ -72,7 +72,7 @@ def test_layers_start_as_torch_starts_them(layers: tuple[Call, ...], source: Sou
         ours = made[f"0.{name}"]
         assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
         if theirs.numel() < 1000:
-            bound = theirs.abs().max() * 1.1  # few numbers: the range alone can be told
+            bound = theirs.abs().max() * 1.1  # few numbers: only the range can be tested
             assert ours.abs().max() <= bound
             continue
         assert ours.std().item() == pytest.approx(theirs.std().item(), rel=0.05)

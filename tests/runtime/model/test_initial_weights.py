@@ -1,4 +1,4 @@
-"""Weights from a file: what is put where, and what does not fit."""
+"""Weights from a file: where each tensor goes, and files that do not fit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dslc.runtime.process.records import read_metrics
 
 
 def other(model: p.ModelStep) -> nn.Module:
-    """The model with numbers of another seed, in its buffers too."""
+    """Returns the model with numbers of another seed, in its buffers too."""
     made = build_model(p.ModelStep(root=model.root, inits=model.inits, ties=model.ties, seed=99), "cpu")
     for number, buffer in enumerate(made.buffers()):
         buffer.add_(number + 1)

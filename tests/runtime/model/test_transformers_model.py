@@ -1,4 +1,4 @@
-"""Models of the `transformers` library, built from configurations alone: names, values, and what they give."""
+"""Models of the `transformers` library, built from configurations alone: names, values and outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sharded trainings on real processes are the training of one, whatever is sharded and however it is cut."""
+"""Sharded trainings on real processes are the training of one, however it is sharded."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def test_a_tied_gpt_with_ignored_tokens(
     launcher: Launcher, tmp_path: Path, ranks: int, zero: int, replicas: int, microbatches: int
 ) -> None:
     """33 rows over 4 ranks are cut unevenly, and the last batch of an epoch is short. Evaluation of 3 samples leaves a
-    rank of 4 without any."""
+    rank of 4 without any.
+    """
     data = tokens(tmp_path, train=42, batch=18, last=True, ignored=0.4, validation=3)
     adam = zero % 2
     changed: dict[str, Any] = {
@@ -70,7 +71,8 @@ def test_a_tied_gpt_with_ignored_tokens(
 @pytest.mark.parametrize(("ranks", "zero", "replicas"), [(4, 3, 1), (2, 2, 1)])
 def test_a_conv_net_with_batch_norm(launcher: Launcher, tmp_path: Path, ranks: int, zero: int, replicas: int) -> None:
     """Three channels over 4 ranks: the last holds no row of some parameters. Ranks have 3, 2, 2 and 2 batches of the
-    validation split."""
+    validation split.
+    """
     data = images(tmp_path, batch=6, validation=17)
     changed: dict[str, Any] = {"model": conv_model(3), "steps": 8}
     one = train(launcher, tmp_path / "one", 1, data, **changed)
@@ -126,7 +128,7 @@ def test_a_rank_keeps_its_rows_alone(tmp_path: Path) -> None:
 
 
 def one_infinity(rank: int, folder: str, clip: float | None, kind: str) -> list[Any]:
-    """A step in which one number of the gradient, on rank 1 alone, is infinite, and one in which none is."""
+    """Runs a step with an infinite number in the gradient of rank 1 only, and one without."""
     low = p.PrecisionStep(dtype="float16", scaled=True)
     optimizer = optimizer_step(kind, lr=0.01, shards=True)
     changed: dict[str, Any] = {"precision": low, "clip": clip, "optimizer": optimizer}

@@ -93,7 +93,7 @@ def test_a_tied_parameter_counts_once_and_a_frozen_one_not() -> None:
 
 
 def test_what_matches_a_pattern_does_not_decay() -> None:
-    """By any of its names; the rest decays, and every parameter is in one group."""
+    """A parameter is named by any of its names; the rest decays, and every parameter is in one group."""
     model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 3))
     model[2].weight = model[0].weight
     named = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -138,6 +138,6 @@ def test_the_registration_says_what_torch_keeps_and_makes(kind: str, arguments: 
 
 
 def test_a_registration_is_all_that_an_optimizer_needs() -> None:
-    """Nothing beyond it names NAdam, which was added by its registration alone."""
+    """NAdam was added by its registration alone: nothing else names it."""
     files = [path for floor in ("cli", "compiler", "runtime", "dsl") for path in (ROOT / floor).rglob("*.py")]
     assert [path.name for path in files if "nadam" in path.read_text().lower()] == ["optimizers.py"]

@@ -1,4 +1,6 @@
-"""Each rank of a tensor axis holds its share of the model and no more, and what all of them have stays the same."""
+"""Each rank of a tensor axis holds its share of the model and no more, and the tensors that all ranks have stay
+equal.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sharding the optimizer's state changes nothing but its place."""
+"""Sharding the optimizer's state changes only where it is kept."""
 
 from __future__ import annotations
 

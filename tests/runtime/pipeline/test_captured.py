@@ -60,7 +60,7 @@ class Sizes(Base):
 
 
 class Context(Base):
-    """Gradients and autocast that the module itself switches, and results that are no tensors alone."""
+    """The module itself switches gradients and autocast, and returns more than tensors."""
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -91,7 +91,7 @@ class Loose(Base):
 
 
 class Position(nn.Module):
-    """A table without parameters, made for the place and the dtype of what it is given."""
+    """A table without parameters, made for the device and dtype of its input."""
 
     steps: Tensor
 
@@ -105,7 +105,7 @@ class Position(nn.Module):
 
 
 class Tables(Base):
-    """Tables that each stage makes for itself; a mask that is left out where it would do nothing."""
+    """Each stage makes its tables itself; a mask that would have no effect is left out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Tables(Base):
 
 
 def stages(model: nn.Module, example: Tensor, layers: Sequence[str], precision: PrecisionStep = FP32) -> Any:
-    """The stages that all cuts at once leave."""
+    """Returns the stages of all cuts at once."""
     rest = [name for name, _ in model.named_parameters() if not any(name.startswith(f"{n}.") for n in layers if n)]
     names = [*layers, ""] if rest else list(layers)
     dtype = str(example.dtype).removeprefix("torch.")
@@ -200,7 +200,7 @@ def on_two_ranks(**styles: str) -> TensorParallelStep:
 
 
 class Gated(Base):
-    """The output of `gate` bypasses the blocks, by way of a size of its own."""
+    """The output of `gate` bypasses the blocks, with a size of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,7 +234,7 @@ def test_what_crosses_is_what_a_rank_of_a_tensor_axis_has(styles: dict[str, str]
 
 
 class Holder(nn.Module):
-    """Holds layers, between which it uses a parameter of its own."""
+    """Uses a parameter of its own between its layers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -136,7 +136,7 @@ def test_a_run_directory_that_is_removed(launcher: Launcher, tmp_path: Path, wha
 
 
 def test_the_launcher_itself_ends_where_its_run_directory_is_removed(tmp_path: Path) -> None:
-    """In a process of its own, which no thread keeps alive."""
+    """Runs in a process of its own, which no thread keeps alive."""
     run = tmp_path / "run"
     made = job(tmp_path, f"self.rank or shutil.rmtree({str(run)!r}); time.sleep(60)")
     with Command(write_program(made, places(2), run)) as command:
@@ -220,7 +220,7 @@ def test_exceptions_that_are_hard_to_print(launcher: Launcher, tmp_path: Path, t
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_signals_of_batch_systems_stop_a_training(tmp_path: Path, number: signal.Signals) -> None:
-    """Even if they are sent to all of its processes."""
+    """Also if they are sent to all of its processes."""
     made = job(tmp_path, "pass", steps=10**6, log_every=50)
     with Command(write_program(made, places(2), tmp_path / "run")) as command:
         command.wait_for("step       1/1000000")

@@ -1,4 +1,4 @@
-"""One rank's failure ends the whole training, and the message names it, and not its consequences."""
+"""One rank's failure ends the whole training, and the message names that failure, not its consequences."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_process_that_ends(launcher: Launcher, tmp_path: Path, trouble: str, w
 
 
 def test_the_last_words_of_a_process_that_a_signal_ends(launcher: Launcher, tmp_path: Path) -> None:
-    """Such as those of a library in C++, which throws where nobody catches."""
+    """For example those of a C++ library with an uncaught exception."""
     words = "terminate called after throwing an instance of 'gloo::EnforceNotMet'"
     _, message = fail(launcher, tmp_path, f'os.write(2, b"{words}\\n"); os.kill(os.getpid(), signal.SIGABRT)')
     assert "the process was ended by SIGABRT" in message
@@ -150,7 +150,7 @@ def test_a_lone_process_that_leaves_with_status_0(launcher: Launcher, tmp_path: 
 
 
 def test_a_rank_that_hangs(launcher: Launcher, tmp_path: Path) -> None:
-    """The line is the user's own, who waits within Python's library."""
+    """The line is the user's own, although it waits within Python's library."""
     _, message = fail(launcher, tmp_path, "threading.Event().wait()", timeout=3.0)
     assert message.startswith("training failed on rank 0 at step 3"), message
     assert "a collective waited longer than `launch.timeout` (3 s)" in message

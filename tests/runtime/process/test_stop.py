@@ -182,7 +182,9 @@ def test_the_board() -> None:
 
 
 def test_who_is_done_is_never_seen_with_words_and_not_done() -> None:
-    """Between any two writes of a rank the launcher may look; words of one that is not done are those of a failure."""
+    """The launcher may read between any two writes of a rank; the words of a rank that is not done are those of a
+    failure.
+    """
     board = Board(2)
     numbers, seen = board._numbers, []
 
@@ -206,7 +208,7 @@ def test_a_rank_that_is_done_between_two_questions_has_not_failed() -> None:
     numbers = board._numbers
 
     class Done:
-        """The numbers, and a rank that says it is done as soon as one was read."""
+        """Numbers of a board whose rank is done as soon as one of them was read."""
 
         def __getitem__(self, index: int) -> int:
             found = numbers[index]

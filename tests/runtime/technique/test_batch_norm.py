@@ -51,7 +51,7 @@ def data(form: str, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train(form: str, shares: list[int], rank: int | None) -> Arrays:
-    """The losses, parameters and buffers after some steps, and the last step's gradient of the inputs."""
+    """Returns losses, parameters and buffers after some steps, and the last step's gradient of the inputs."""
     model = network(form)
     if rank is not None:
         assert synchronise(model) == (1 if form == "dense" else 2)

@@ -1,4 +1,4 @@
-"""Offloading to the host's memory changes no number: here, where the host is the device, by the same code."""
+"""Offloading to the host's memory changes no number; here the host is the device, with the same code."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_activations_move_and_parameters_stay(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_comes_back_lies_in_memory_as_before() -> None:
-    """Compiled backward passes rely on the strides."""
+    """Strides are kept, as compiled backward passes rely on them."""
     whole = torch.randn(2, 3, 4, 6)
     for tensor in (
         whole,

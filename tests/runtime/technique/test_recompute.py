@@ -1,4 +1,4 @@
-"""Recomputation changes what is kept, and nothing else."""
+"""Recomputation changes only which tensors are kept."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_gradients_are_the_same_to_the_bit(kind: str, autocast: bool) -> None:
 
 
 class Shared(nn.Module):
-    """One block three times over, and one that has a weight of it."""
+    """Calls one block three times, and another that shares a weight with it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def test_batch_statistics_are_updated_once(kind: str, norm: str) -> None:
 
 
 class Counting(nn.Module):
-    """Writes a buffer by hand, and puts another in its place."""
+    """Writes one buffer in place, and replaces another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ def test_what_may_draw_random_numbers() -> None:
 
 
 class Alive(TorchDispatchMode):
-    """Counts those of the storages that operations made which are still alive."""
+    """Counts the storages made by operations that are still alive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class Alive(TorchDispatchMode):
 
 
 def block(network: Any, source: SourceFacts) -> tuple[LayerNode, nn.Module]:
-    """The middle one of the blocks of a network, as the account has it and as a module."""
+    """Returns the middle block of a network, as the account has it and as a module."""
     report = Report()
     graph = build(ModelSpec(network=network, loss=CrossEntropy()), source, None, report)
     assert graph is not None, report.errors
@@ -240,7 +240,7 @@ def test_a_block_keeps_what_the_account_says(name: str, autocast: bool) -> None:
         elif low:
             expected //= 2
         assert kept == pytest.approx(expected * samples, rel=0.03), (kind, kept / samples, expected)
-        output.float().sum().backward()  # what was kept is enough
+        output.float().sum().backward()  # the kept tensors are enough
 
 
 # --------------------------------------------------------------------------------------------- over real processes

@@ -1,4 +1,4 @@
-"""Other users of the machine, and folders that they may have written, run nothing with the rights of a training."""
+"""Other users of the machine, and folders that they may have written, cannot run code with the rights of a training."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOBODY = 65534
 
 
 class Intrusion:
-    """An object that makes a file as it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self._mark = mark
@@ -48,7 +48,7 @@ class Intrusion:
 
 
 def listening(processes: list[int]) -> list[tuple[str, int]]:
-    """Address and port of each TCP socket on which one of these processes listens (Linux)."""
+    """Returns address and port of each TCP socket on which one of these processes listens (Linux)."""
     sockets = set()
     for process in processes:
         for descriptor in Path(f"/proc/{process}/fd").iterdir():
@@ -85,7 +85,7 @@ def test_whoever_connects_to_a_run_has_nothing_run_by_it(tmp_path: Path) -> None
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="gives the machine another name")
 def test_ranks_listen_on_loopback_alone_whatever_the_machine_is_called(tmp_path: Path) -> None:
-    """Even if its name leads to an address of the network, on which gloo would listen."""
+    """Also if the host's name resolves to an address of the network, on which gloo would listen."""
     shown = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=False).stdout.split()
     if not shown:
         pytest.skip("this machine has no address but loopback")
@@ -108,7 +108,7 @@ def _attack_store(port: int, harm: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="becomes another user")
 def test_another_user_cannot_open_what_the_ranks_meet_in(tmp_path: Path) -> None:
-    """Neither the store of a run nor anything else that its processes have open."""
+    """Neither the store of a run nor any other socket of its processes is open to others."""
     job = program(2, images(tmp_path, train=32), steps=10**6)
     script = (
         "import os, sys\n"
@@ -313,7 +313,7 @@ def test_a_manifest_from_before_is_read(tmp_path: Path) -> None:
 
 
 def test_random_states_are_kept_as_tensors(trained: Path) -> None:
-    """None is bytes that something else could read as a pickle."""
+    """No state is bytes that other code could read as a pickle."""
     metadata = loads((trained / "run" / "checkpoints" / "step-00000004" / ".metadata").read_bytes())
     kept = {
         key: (tuple(value.size), value.properties.dtype)
@@ -349,7 +349,9 @@ def test_plain_values_and_tensors_are_unpickled(value: object) -> None:
 def test_nothing_that_calls_is_unpickled(tmp_path: Path, protocol: int) -> None:
     with pytest.raises(pickle.UnpicklingError, match=r"names \w+\.open, which could run code"):
         loads(pickle.dumps([Intrusion(tmp_path / "mark")], protocol))
-    with pytest.raises(pickle.UnpicklingError, match="could run code"):  # a dotted name reaches through what is allowed
+    with pytest.raises(
+        pickle.UnpicklingError, match="could run code"
+    ):  # a dotted name reaches through an allowed module
         loads(b"\x80\x04\x8c\x08builtins\x8c\x11OSError.__class__\x93.")
     assert not (tmp_path / "mark").exists()
 
