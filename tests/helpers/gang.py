@@ -1,7 +1,8 @@
 """Real processes over gloo for tests: `gang(ranks, work, …)` runs `work(rank, …)` in each and returns the results.
 
-The processes come from a fork server that has torch loaded: a process forked from the test's own would hang in torch's first
-parallel operation if the test has run one. A rank that fails, or gives nothing within `LIMIT` seconds, fails the test.
+The processes come from a fork server that has torch loaded: a process forked from the test's own would hang in torch's
+first parallel operation if the test has run one. A rank that fails, or gives nothing within `LIMIT` seconds, fails the
+test.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def test_the_rows_and_the_refusals_are_those_of_torch(name: str, ranks: int) -> 
                 continue
             accepted += 1
             ours = table(name, ranks, microbatches, virtual_stages)
-            # The last row of torch's drawing of 1f1b is wrong; the test below compares with the actions that torch runs.
+            # The last row of torch's drawing of 1f1b is wrong; the test below takes the actions that torch runs.
             for rank in range(ranks - 1 if name == "1f1b" else ranks):
                 assert written(ours.rows[rank]) == written(theirs.pipeline_order[rank]), (microbatches, virtual_stages)
             if name not in ("gpipe", "1f1b"):
