@@ -69,15 +69,15 @@ def _on_jobs(command: _Command) -> None:
 
     check = command("check", "find every reason to reject a job; start nothing", "dslc check *.plt --json")
     _job_arguments(check, many=True)
-    check.add_argument("--json", action="store_true", help="a list of objects, for machines")
+    check.add_argument("--json", action="store_true", help="print a list of objects, for machines")
     _trace_argument(check)
     check.add_argument("--resume", metavar="DIR", help="also check that the job can resume from the checkpoint in DIR")
 
     plan = command("plan", "show what every rank will do", "dslc plan cluster.plt --rank 5")
     _job_arguments(plan)
-    plan.add_argument("--json", action="store_true", help="the plan itself, as JSON")
-    plan.add_argument("--rank", metavar="N", type=int, help="what one rank does")
-    plan.add_argument("--origins", action="store_true", help="which file or --set gave each value")
+    plan.add_argument("--json", action="store_true", help="print the plan itself, as JSON")
+    plan.add_argument("--rank", metavar="N", type=int, help="show what one rank will do")
+    plan.add_argument("--origins", action="store_true", help="show which file or --set gave each value")
     _trace_argument(plan)
 
     render = command("render", "draw the plan as a picture", "dslc render cluster.plt -o cluster.svg")
@@ -98,20 +98,22 @@ def _on_jobs(command: _Command) -> None:
     )
     _job_arguments(verify)
     verify.add_argument("--steps", metavar="N", type=int, default=5, help="number of steps (default: 5)")
-    verify.add_argument("--shrink", action="store_true", help="a narrow copy of a library network, that fits a laptop")
     verify.add_argument(
-        "--noise", action="store_true", help="keep dropout on, which is off otherwise; compares coarsely"
+        "--shrink", action="store_true", help="train a narrow copy of a library network, which fits a laptop"
     )
+    verify.add_argument("--noise", action="store_true", help="keep dropout on (off by default); compares less exactly")
     verify.add_argument("--out", metavar="DIR", help="keep the run directories of the trainings here")
 
 
 def _on_checkpoints(command: _Command) -> None:
     evaluate = command(
-        "evaluate", "the metrics of a checkpoint over the whole validation split", "dslc evaluate digits.plt --json"
+        "evaluate",
+        "compute the metrics of a checkpoint over the whole validation split",
+        "dslc evaluate digits.plt --json",
     )
     _job_arguments(evaluate)
     _checkpoint_argument(evaluate)
-    evaluate.add_argument("--json", action="store_true", help="an object, for machines")
+    evaluate.add_argument("--json", action="store_true", help="print an object, for machines")
 
     predict = command(
         "predict", "write a checkpoint's output for every sample", "dslc predict digits.plt -o digits.npz"
@@ -139,7 +141,7 @@ def _on_text(command: _Command) -> None:
     fmt.add_argument("jobs", metavar="JOB", nargs="+", help="a .plt file, or - for standard input")
     fmt.add_argument("--check", action="store_true", help="change nothing; exit 1 if a file would change")
 
-    explain = command("explain", "the long form of a diagnostic", "dslc explain E0301")
+    explain = command("explain", "print the long form of a diagnostic", "dslc explain E0301")
     explain.add_argument("code", metavar="CODE", nargs="?", help="as in error[E0301]; without one, a list of all")
 
     new = command("new", "write a job to start from", "dslc new mnist --template gpt")
@@ -151,8 +153,8 @@ def _on_text(command: _Command) -> None:
     tokens.add_argument("-o", "--output", metavar="FILE", required=True, help="the file to write")
     tokens.add_argument("--tokenizer", metavar="JSON", help="a tokenizer.json of `tokenizers` (default: bytes)")
 
-    schema = command("schema", "the language as JSON schema, or as the reference page", "dslc schema --markdown")
-    schema.add_argument("--markdown", action="store_true", help="the reference page")
+    schema = command("schema", "print the language as JSON schema, or as the reference page", "dslc schema --markdown")
+    schema.add_argument("--markdown", action="store_true", help="print the reference page")
 
 
 def _job_arguments(made: argparse.ArgumentParser, many: bool = False) -> None:

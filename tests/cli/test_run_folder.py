@@ -113,7 +113,7 @@ def test_two_runs_never_write_into_one_folder(job: Path, tmp_path: Path, monkeyp
     command = ["run", "made.plt", *(word for setting in kept for word in ("--set", setting))]
     one = (*command, "--out", "grid/seed=1", "--set", "train.seed=1")
     with Command(tmp_path / "first", [str(DSLC), *one]) as first, open("gate", "w"):  # waits for a rank
-        held = rf"process {first.process.pid} on {re.escape(socket.gethostname())}, since 20\d\d-.*; wait for its end"
+        held = rf"process {first.process.pid} on {re.escape(socket.gethostname())}, since 20\d\d-.*; wait for it to end"
         again = dslc(*one, cwd=tmp_path)
         assert again.returncode == 2
         assert re.match(f"dslc: a run is writing into grid/seed=1 already: {held}.* --out\n", again.stderr)

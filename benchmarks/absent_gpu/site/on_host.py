@@ -356,7 +356,7 @@ _library = torch.library.Library("aten", "IMPL")
 
 
 def replace_kernels() -> None:
-    """Give every operation of torch that computes on CUDA a kernel that computes on the CPU."""
+    """Gives every operation of torch that computes on CUDA a kernel that computes on the CPU."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     for full in torch._C._dispatch_get_all_op_names():
         space, name = full.split("::")

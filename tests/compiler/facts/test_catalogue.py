@@ -89,7 +89,7 @@ def test_a_kind_of_dslcs_own_keeps_what_is_left_out(tmp_path: Path) -> None:
         ('[gpu]\nmemory = "1GB"\n', "E0422", 1, "stands for any GPU"),
         ('[a]\ndevice = "tpu"\n', "E0422", 2, "a CPU or a GPU"),
         ('[h100]\ndevice = "cpu"\n', "E0422", 2, "`h100` is one"),
-        ("[a\n", "E0421", 0, "is no TOML"),
+        ("[a\n", "E0421", 0, "is not TOML"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, code: str, line: int, words: str) -> None:

@@ -150,7 +150,7 @@ def test_a_length_that_is_unknown_leaves_the_samples_unknown() -> None:
         (c.Text, {"file": "."}, "is not a file"),
         (c.Tokens, {"files": "none*.bin"}, "no file matches"),
         (c.Arrays, {"file": "none.npz"}, "there is no"),
-        (c.Arrays, {"file": "t.txt"}, "no `.npz` file"),
+        (c.Arrays, {"file": "t.txt"}, "not a readable `.npz` file"),
         (c.Arrays, {"file": "a.npz", "input": "q"}, "has no array `q`"),
         (c.Arrays, {"file": "a.npz", "input": "s"}, "`s` has shape no shape"),
         (c.Arrays, {"file": "text.npz"}, "`y` of .* does not hold numbers"),
@@ -168,7 +168,7 @@ def test_a_cut_off_file_is_said(files: Path) -> None:
     for length in (0, 10, len(whole) // 2, len(whole) - 5):
         (files / "cut.npz").write_bytes(whole[:length])
         facts = source_facts(source(c.Arrays, files, {"file": "cut.npz"}), None)
-        assert "no `.npz` file that can be read" in facts.missing and facts.samples is None
+        assert "is not a readable `.npz` file" in facts.missing and facts.samples is None
 
 
 @pytest.mark.parametrize("call", [c.PythonSource(function="a:b"), c.Parquet(files="*.parquet"), c.Datasets(path="x")])
@@ -266,7 +266,7 @@ def test_batches_of_cifar10_that_are_not_right(files: Path) -> None:
     assert "there is no" in said(c.CIFAR10, files, "E0309", dir="cifar")
     binary = files / "archive" / "cifar-10-batches-bin" / "test_batch.bin"
     binary.write_bytes(bytes(3074))
-    assert "no whole number of images" in said(c.CIFAR10, files, dir="archive")
+    assert "not a whole number of images" in said(c.CIFAR10, files, dir="archive")
 
 
 def test_looking_loads_neither_numpy_nor_torch(files: Path) -> None:

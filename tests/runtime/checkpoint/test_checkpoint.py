@@ -395,7 +395,7 @@ def test_what_is_no_checkpoint_is_neither_removed_nor_written_over(
     theirs.parent.mkdir(parents=True)
     theirs.write_text("another program's")
     message = fails(launcher, tmp_path / "run", 1, images(tmp_path), checkpoint=every(4, resume="auto"))
-    assert message.startswith(f"{theirs.parent} holds something else than a checkpoint")
+    assert message.startswith(f"{theirs.parent} holds something other than a checkpoint")
     assert theirs.read_text() == "another program's"
 
 
