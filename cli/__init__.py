@@ -26,7 +26,8 @@ __all__ = ["__version__", "check", "compile", "run"]
 
 
 def check(path: str, settings: Sequence[str] = (), *, trace: bool = False) -> tuple[Diagnostic, ...]:
-    """Every mistake and warning of a job, as `dslc check` finds them; none of them an error if the job is good.
+    """Returns every mistake and warning of a job, as `dslc check` finds them; none of them is an error if the job is
+    valid.
 
     `settings` are what follows `--set` on the command line. With `trace`, functions that the job names as `python(…)`
     are called, in a process of their own.
@@ -37,7 +38,7 @@ def check(path: str, settings: Sequence[str] = (), *, trace: bool = False) -> tu
 
 
 def compile(path: str, settings: Sequence[str] = (), *, trace: bool = False) -> Compiled:
-    """The plan of a job. Raises `dslc.dsl.diagnostics.JobError`, which holds all mistakes and prints them."""
+    """Returns the plan of a job. Raises `dslc.dsl.diagnostics.JobError`, which holds all mistakes and prints them."""
     from dslc import api
 
     return api.compile(path, settings, trace=trace)

@@ -44,7 +44,7 @@ def presented(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
 def check_one(
     path: str, settings: list[str], *, trace: bool = False, then: Callable[[Analysis, Report], None] | None = None
 ) -> tuple[Report, Analysis | None]:
-    """All diagnostics of one job, every combination of its sweep included; `then` looks further at each."""
+    """Returns all diagnostics of one job, every combination of its sweep included; `then` looks further at each."""
     loaded, combinations = load_each(path, settings)
     report, analysis, reuse = Report(), None, Reuse()
     report.extend(loaded.report.found)

@@ -1,8 +1,8 @@
 """Diagnostics: the mistakes of a job, worded so that the reader can correct them.
 
 A `Diagnostic` has a code, a span, a message with numbers, and a remedy. Mistakes are collected, not raised: each is
-added to a `Report`, and the work goes on, so that all mistakes of a file come at once. Consequences of another mistake
-are not reported: a value that could not be resolved is simply absent, and later checks ignore it.
+added to a `Report`, and the work continues, so that all mistakes of a file come at once. Consequences of another
+mistake are not reported: a value that could not be resolved is simply absent, and later checks ignore it.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class Diagnostic(Record):
         return "warning" if self.code.startswith("W") else "error"
 
     def for_run(self) -> Diagnostic:
-        """The same as `run` sees it: a blocking warning is an error."""
+        """Returns the diagnostic as `run` sees it: a blocking warning is an error."""
         return replace(self, code=f"E{self.code[1:]}") if self.code in BLOCKING else self
 
     def as_warning(self) -> Diagnostic:
-        """The same as a warning, whose code has the same number."""
+        """Returns the diagnostic as a warning, whose code has the same number."""
         return replace(self, code=f"W{self.code[1:]}")
 
     def said(self) -> Hashable:
-        """The text that a reader sees: two diagnostics with the same text at the same place are one."""
+        """Returns the text that a reader sees: two diagnostics with the same text at the same place are one."""
         place = (self.span.source.name, self.span.start, self.span.end) if self.span else None
         return (self.code, self.severity, self.message, place, self.label, self.help)
 
@@ -125,7 +125,7 @@ _FULL = Diagnostic(
 
 
 class JobError(Exception):
-    """A job that cannot be used, with all its mistakes. Raised by the public Python API alone."""
+    """A job that cannot be used, with all its mistakes. Raised only by the public Python API."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic], shown: str) -> None:
         """`shown` is the text of all of them, as the command prints them (show.py)."""

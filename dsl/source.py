@@ -19,7 +19,7 @@ class Source:
     _starts: list[int] = field(default_factory=list, repr=False)
 
     def starts(self) -> list[int]:
-        """The offset at which each line begins."""
+        """Returns the offset at which each line begins."""
         if not self._starts:
             self._starts.append(0)
             self._starts.extend(i + 1 for i, char in enumerate(self.text) if char == "\n")

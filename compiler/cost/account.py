@@ -108,7 +108,7 @@ def _kept(job: JobSpec, layer: LayerNode, again: bool) -> int:
 
 
 def layer_bytes(job: JobSpec, layer: LayerNode, again: bool, samples: float) -> LayerBytes:
-    """The layer's bytes for so many samples; `again`: it is recomputed."""
+    """Returns the layer's bytes for so many samples; `again`: it is recomputed."""
     found = _without_masks(job, layer, again, samples)
     if not layer.masks:
         return found

@@ -105,7 +105,7 @@ def _simulate(table: ScheduleTable, cost: dict[str, Sequence[float]], send: floa
 
 
 class _Edges:
-    """The inputs of all forwards, then of all backwards, by stage and micro-batch: the time of arrival, and the waiting
+    """Inputs of all forwards, then of all backwards, by stage and micro-batch: the time of arrival, and the waiting
     rank.
     """
 

@@ -4,7 +4,7 @@
 FLOPs, forward and backward). Stages are runs of consecutive layers, none empty. A stage that torch could not run (it
 sends tokens, or nothing in it trains) or that does not fit the device is chosen only if every cut has such a stage.
 
-The account (account.py) decides if a cut fits. If it does not, the search goes on among cuts whose stages need less:
+The account (account.py) decides if a cut fits. If it does not, the search continues among cuts whose stages need less:
 their own state and the activations of as many micro-batches as the schedule has in flight there, and the memory that
 the account had for that stage besides in the cuts before. If a rank has several stages each may take its share of the
 device: the search leaves out cuts in which one stage makes up for another.

@@ -19,7 +19,7 @@ There is no backward exchange if nothing before the module trains. The loss over
 all-reduces of one float32 for each target: the largest score, the sum, and the score of the target. If a block is
 recomputed, so are its collectives, up to the last module that saves something: there torch stops.
 
-Contract: kind, count and bytes are those of torch 2.13, which tests/training/test_collectives.py holds.
+Contract: kind, count and bytes are those of torch 2.13, which tests/training/test_collectives.py checks.
 
 Limits: in a user's own module under autocast, the input of a cut module is counted in float32, and a recomputed block
 is assumed to have no module after the last that is cut. If a schedule splits the backward pass (`zero_bubble`, `zbv`,

@@ -161,8 +161,8 @@ class _Run:
         return [*path[path.index(name) :], name]
 
     def _waits_for(self, name: str) -> int:
-        """Returns a process that must go on before this action can complete. It is stuck too, else it would have gone
-        on.
+        """Returns a process that must continue before this action can complete. It is stuck too, else it would have
+        continued.
         """
         late = [other for other in self.view.handed.get(name, ()) if other not in self.done]
         if not late:

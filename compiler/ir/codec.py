@@ -3,9 +3,9 @@
 A record is a frozen dataclass of numbers, text, tuples, mappings and other records. An object of JSON has the names of
 its fields. Where a field may hold one of several records, the object also has the name of its class, under `record`.
 
-Contract: `from_json(kind, to_json(value))` is equal to a `value` of `kind`, also after `json.dumps` and `parse`. What
-is read need not be trusted: it makes nothing but `kind` and the records that its fields name, converts no value to
-another kind, and refuses missing and unknown fields. Whatever is wrong with it is a `DecodeError`, which says where.
+Contract: `from_json(kind, to_json(value))` is equal to a `value` of `kind`, also after `json.dumps` and `parse`. The
+JSON need not be trusted: reading it creates only `kind` and the records that its fields name, converts no value to
+another kind, and refuses missing and unknown fields. Every fault is a `DecodeError`, which says where it is.
 
 msgspec is quicker, but reads no union of dataclasses and passes over fields that a dataclass does not have. cattrs is
 imported at the first use, since `dslc check` needs none of this.
@@ -52,7 +52,7 @@ def from_json(kind: type[T], data: object) -> T:
 
 
 def parse(text: str) -> Any:
-    """The data in a text of JSON, for `from_json`. Raises DecodeError."""
+    """Returns the data in a text of JSON, for `from_json`. Raises DecodeError."""
     try:
         return json.loads(text)
     except RecursionError:

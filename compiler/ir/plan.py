@@ -191,18 +191,18 @@ class Plan(Record):
         return made | {"hash": self.hash}
 
     def text(self) -> str:
-        """The plan's bytes: JSON, sorted keys, one level of indentation."""
+        """Returns the plan's bytes: JSON, sorted keys, one level of indentation."""
         return json.dumps(self.to_json(), sort_keys=True, indent=1) + "\n"
 
     @property
     def hash(self) -> str:
-        """The first 16 hexadecimal digits of SHA-256 over the plan without its hash."""
+        """Returns the first 16 hexadecimal digits of SHA-256 over the plan without its hash."""
         canonical = json.dumps(to_json(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def load_plan(text: str) -> Plan:
-    """A plan back from its JSON. Raises DecodeError."""
+    """Returns a plan from its JSON. Raises DecodeError."""
     data = parse(text)
     if isinstance(data, dict):
         data.pop("hash", None)

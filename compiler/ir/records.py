@@ -116,11 +116,11 @@ class Share(Record):
 
 @record
 class Action(Record):
-    """One thing that a process does in a step. By what it is, `what`:
+    """One action of a process in a step. Its kind, `what`, is one of:
 
     F, B, I, W                      a stage's forward, its backward, or the two halves of it, on one micro-batch
     SEND_F, RECV_F, SEND_B, RECV_B  a message between stages: `count` tensors of `shapes` and `dtypes`, `bytes` in all
-    UNSHARD, REDUCE_GRAD            where a pipeline gathers a stage's parameters, and agrees on its gradients
+    UNSHARD, REDUCE_GRAD            where a pipeline gathers a stage's parameters, and reduces its gradients
     all_reduce, all_gather, …       `count` collectives along an `axis`, of `bytes` in all
     send, receive                   the same of gradients of weights that two stages share
     update                          the optimizer's step

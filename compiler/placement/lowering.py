@@ -13,7 +13,7 @@ that makes an output appends both ends of its message: the send to its own row, 
 together have one common order in which both ends of every message are neighbours: this is why no such plan hangs, even
 if a send waits for its receive. `verify` proves it again for each plan, from the rows alone.
 
-Contract. `lowered` gives the very rows that torch makes of the same table (a test holds that). Stages of one rank pass
+Contract. `lowered` gives the very rows that torch makes of the same table (a test checks that). Stages of one rank pass
 values without a message.
 
 Limits. Torch's own sends do not wait: they are finished at the end of a step. Torch 2.15 also finishes one when its

@@ -16,7 +16,7 @@ stage before waits, and the gradient of the weights (W), for which nobody waits 
 | `dualpipev`        | DualPipe, DeepSeek-V3 2024, arXiv:2412.19437, cut in half to a V: forwards overlap backwards  |
 
 Contract. `demands` is complete: if it is empty, torch 2.13's schedule class and schedule runtime accept the same
-numbers, and `table` gives the very rows that torch builds, idle slots included (a test holds both). That runtime loads
+numbers, and `table` gives the very rows that torch builds, idle slots included (a test checks both). That runtime loads
 the text of `to_csv`. Costs and memory of a table are in compiler/cost/schedule_cost.py.
 
 Limits. One rank needs no schedule, and is refused. Idle slots are the schedule's own, drawn for unit costs; they say

@@ -121,7 +121,7 @@ def recomputed(job: JobSpec, model: ModelGraph) -> tuple[str, ...]:
 
 
 def fused_on(job: JobSpec, layout: Layout, sharding: Sharding) -> tuple[Device, ...]:
-    """The devices on which the optimizer takes torch's fused kernel in this job."""
+    """Returns the devices on which the optimizer takes torch's fused kernel in this job."""
     shards = sharding.engine == "fsdp" or layout.sizes["tensor"] > 1
     return job.train.optimizer.fused_on(shards=shards, skipping=leaves_out_steps(job))
 

@@ -16,7 +16,7 @@ CODE = re.compile(r"[EW][0-9]{4}")
 
 
 def explain(code: str) -> str | None:
-    """The page of a code (`E0301`, `e0301`), or None where there is no such code."""
+    """Returns the page of a code (`E0301`, `e0301`), or None if there is no such code."""
     code = code.upper()
     if code in BLOCKING | PASSED_OVER:
         code = f"E{code[1:]}"
@@ -28,7 +28,7 @@ def explain(code: str) -> str | None:
 
 
 def titles() -> dict[str, str]:
-    """The title of each code, in order."""
+    """Returns the title of each code, in order."""
     own = {name.removesuffix(".md") for name in os.listdir(FOLDER) if name.endswith(".md")}
     codes = sorted(own | BLOCKING | PASSED_OVER)
     pages = {code: explain(code) for code in codes}

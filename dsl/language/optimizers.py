@@ -1,8 +1,9 @@
 """The optimizers. One class says everything that dslc has to know of one.
 
-Its fields are its arguments, with torch's defaults. The class variables and properties say how `torch.optim` carries it
-out: the name of its class, the state that it keeps, its fused kernels, and the memory of an update without one. The
-account of memory, the programs of the ranks, checkpoints and `dslc verify` all ask here, and name no optimizer.
+Its fields are its arguments, with torch's defaults. The class variables and properties describe its class in
+`torch.optim`: the name of its class, the state that it keeps, its fused kernels, and the memory of an update without
+one. The account of memory, the programs of the ranks, checkpoints and `dslc verify` all read these, and name no
+optimizer.
 """
 
 from __future__ import annotations

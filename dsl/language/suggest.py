@@ -78,7 +78,7 @@ def words_of(declaration: type[Node]) -> list[str]:
 
 
 class Meant(NamedTuple):
-    """The advice for an unknown name; `path` is the block or the field (`data.batch`) that is suggested, if one is."""
+    """Advice for an unknown name; `path` is the block or the field (`data.batch`) that is suggested, if one is."""
 
     said: str
     path: str = ""

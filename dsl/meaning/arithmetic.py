@@ -1,7 +1,8 @@
 """Arithmetic of numbers and quantities, with dimensions.
 
-A number scales a quantity; like adds to like; like over like is a number. `/` of integers stays an integer where it is
-exact. An impossible computation raises `Impossible` with the reason; nothing else is ever raised, whatever the numbers.
+A quantity can be multiplied by a number; quantities of one dimension can be added; their quotient is a number. `/` of
+integers stays an integer where it is exact. An impossible computation raises `Impossible` with the reason; nothing else
+is ever raised, whatever the numbers.
 """
 
 from __future__ import annotations

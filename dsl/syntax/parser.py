@@ -1,4 +1,4 @@
-"""Parses text to a tree: Lark parses the tokens of lexer.py and brackets.py, and recovery.py goes on after a mistake.
+"""Parses text to a tree: Lark parses the tokens of lexer.py and brackets.py, and recovery.py continues after a mistake.
 
     parse               a job file
     parse_expression    the text of one value

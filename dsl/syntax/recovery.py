@@ -1,4 +1,4 @@
-"""Goes on reading after a syntax mistake.
+"""Continues after a syntax mistake.
 
 When Lark cannot go on, the mistake is explained, and its unit (one entry or statement) is completed: Lark's interactive
 parser gets the tokens missing for `name = <broken>`, and reading goes on after the unit. A unit without a name is left
@@ -70,7 +70,7 @@ class Recovery:
             parser.feed_token(lark_token(end))
 
     def last_of(self, unit: Unit, finished: bool) -> int:
-        """Returns the last token of a unit and of the part that is left out with it; Lark goes on with the next."""
+        """Returns the last token of a unit and of the part that is left out with it; Lark continues with the next."""
         tokens, last = self.laid.tokens, unit.end
         if tokens[last].kind == "LBRACE":
             while tokens[last].kind != "RBRACE":

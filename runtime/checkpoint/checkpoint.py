@@ -1,10 +1,10 @@
 """Decides when a training's state is saved, by which rank and into which folder; and resumes from it.
 
-Model: all ranks save after the same step. Each copies the tensors that it has to write (state.py) and goes on training;
-a thread of each rank writes the copies, over a process group of its own, and rank 0 publishes the folder when all of it
-is on the disk (files.py). With `asynchronous = false` the training waits instead, and nothing is copied. To resume,
-rank 0 lists the checkpoints, the ranks check the candidates' files for damage, each its share, and all load the one
-chosen.
+Model: all ranks save after the same step. Each copies the tensors that it has to write (state.py) and continues
+training; a thread of each rank writes the copies, over a process group of its own, and rank 0 publishes the folder when
+all of it is on the disk (files.py). With `asynchronous = false` the training waits instead, and nothing is copied. To
+resume, rank 0 lists the checkpoints, the ranks check the candidates' files for damage, each its share, and all load the
+one chosen.
 
 Contract: a checkpoint is complete or not there. A save waits for the one before it, and `finish` for the last. An error
 in a thread is raised in the training, at the next step at the latest, and ends it. Publishing a checkpoint removes

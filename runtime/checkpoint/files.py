@@ -8,8 +8,8 @@ finds later damage: a file that is gone, cut off or changed. The manifest has a 
 
 Contract: nothing here needs torch. Only folders of checkpoints are ever removed: of a link only the link, never its
 target; a folder that holds other files is refused before the first step. `choose` takes the newest undamaged checkpoint
-that fits, and lists those passed over with the reasons. Reading a checkpoint returns the numbers that were written, or
-raises `Damaged`.
+that fits, and lists those that it skipped with the reasons. Reading a checkpoint returns the numbers that were written,
+or raises `Damaged`.
 
 Limits: checksums find accidents, not forgery. A forged checkpoint can have wrong numbers, and nothing more: it is read
 without running anything (transport/unpickling.py).

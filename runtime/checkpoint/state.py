@@ -7,15 +7,15 @@
 
 Model: parameters and optimizer state are plain tensors that every rank holds (DistributedDataParallel), parts of one
 tensor (`fully_shard`), or held by one rank alone (ZeroRedundancyOptimizer). Plain tensors, and the copies of
-`replicas`, are dealt out, so that each is written once and every rank writes about as much. A load reads the tensors
-that this rank needs, whatever the ranks held that wrote them. The names in the checkpoint decide which optimizer state
-is made, so that no step has to be done first.
+`replicas`, are divided among the ranks, so that each is written once and every rank writes about as much. A load reads
+the tensors that this rank needs, whatever the ranks held that wrote them. The names in the checkpoint decide which
+optimizer state is made, so that no step has to be done first.
 
-Contract: `load` leaves model, optimizer and scaler as they were on the ranks that saved. Random generators go on from
-their states if there are as many ranks as then; else each rank begins a new sequence, seeded by this step.
+Contract: `load` leaves model, optimizer and scaler as they were on the ranks that saved. Random generators continue
+from their states if the number of ranks is the same; else each rank begins a new sequence, seeded by this step.
 
 Limits: if copies differ (statistics of a batch norm that is not synchronised) rank 0's are kept, with which
-DistributedDataParallel goes on too. A plain tensor is taken to be the same on all ranks. Extra state that a user's
+DistributedDataParallel continues too. A plain tensor is taken to be the same on all ranks. Extra state that a user's
 module keeps outside its tensors is not written.
 """
 

@@ -1,4 +1,4 @@
-"""Explains, after the failure, why a user's own loss failed on targets that are no classes.
+"""Explains, after the failure, why a user's own loss failed on targets that are not classes.
 
 Model: targets of `cross_entropy` are checked against the classes as they are fetched (data/samples.py). A user's loss
 may use whole numbers in any way, so nothing is refused beforehand. If it fails with an index error, the targets of this
@@ -28,7 +28,7 @@ _INDEX = re.compile(r"out of (bounds|range)|device-side assert|[Cc]lass values",
 
 
 def explain(error: BaseException, job: JobProgram, place: RankPlace, splits: Splits, step: int) -> None:
-    """Adds to `error`, which ended `step` (from 1), the first target that is no class, if it is an error of that
+    """Adds to `error`, which ended `step` (from 1), the first target that is not a class, if it is an error of that
     kind.
     """
     evaluated = any(frame.f_globals is vars(evaluate) for frame, _ in traceback.walk_tb(error.__traceback__))
