@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dslc.compiler.cost.account import kept_bytes
+from dslc.compiler.cost.layer_bytes import kept_bytes
 from dslc.compiler.cost.stages import equal_counts
 from dslc.compiler.emit import emit, places
 from dslc.compiler.graph.constants import scaled_lr, short_line

@@ -35,17 +35,26 @@ from itertools import pairwise
 from math import prod
 
 from dslc.compiler.cost.gathers import Sharded, Whole
+from dslc.compiler.cost.layer_bytes import (
+    LayerBytes,
+    buffer_bytes,
+    copy_bytes,
+    halves_bytes,
+    layer_bytes,
+    loss_bytes,
+    mask_bytes,
+    saved_bytes,
+    sent_bytes,
+)
 from dslc.compiler.cost.schedule_cost import peak_in_w, peaks_held
 from dslc.compiler.facts.hardware import framework_bytes, workspace_bytes
 from dslc.compiler.ir.memory import LayerShare, MemoryNode
-from dslc.compiler.ir.nodes import LayerNode, ModelGraph, ParameterNode
-from dslc.compiler.ir.tensors import DTYPE_BYTES
-from dslc.compiler.ir.working import Halves, Moment, Working
+from dslc.compiler.ir.nodes import LayerNode, ParameterNode
+from dslc.compiler.ir.working import Moment
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD, ScheduleTable
 from dslc.compiler.placement.sharding import (
     fused_on,
     low_copy,
-    low_precision,
     offloaded,
     optimizer_groups,
     recomputed,
@@ -53,172 +62,9 @@ from dslc.compiler.placement.sharding import (
     zero1_partition,
 )
 from dslc.compiler.placement.staging import Staging
-from dslc.dsl.language import calls as c
-from dslc.dsl.language.job import JobSpec
-from dslc.dsl.record import Record, record
 
 MOST_LAYERS = 3  # layers named at the peak, at most
 RANDOM_STATE = 5056  # bytes of the CPU generator's state, as torch keeps it
-
-
-@record
-class LayerBytes(Record):
-    """One layer of a micro-batch: its saved activations, and its working memory forward, in recomputation, and
-    backward.
-    """
-
-    kept: int
-    forward: int
-    again: int  # 0 if nothing is recomputed
-    backward: tuple[Moment, ...]
-    copies: int  # autocast's copies of weights
-    input: int
-    output: int
-
-
-# --------------------------------------------------------------------------------------------- one layer by itself
-
-
-def kept_bytes(job: JobSpec, layer: LayerNode, model: ModelGraph) -> int:
-    """Returns the bytes that the layer keeps for the backward pass, of one sample."""
-    return _kept(job, layer, layer.name in recomputed(job, model))
-
-
-def _given(job: JobSpec, model: ModelGraph, layer: int) -> int:
-    """Returns the bytes that a stage ending with this layer sends, of one sample on a rank: all tensors that cross the
-    cut. An upper bound for a traced module: a layer may keep some of them too.
-    """
-    if layer + 1 == len(model.layers):
-        return prod(model.shared_output or model.output.shape) * (2 if low_precision(job) else 4)
-    if model.traced is not None:
-        return sum(fact.bytes for fact in model.traced.seams[layer].sent)
-    node = model.of_a_rank[layer]
-    return node.output.bytes // (2 if low_precision(job) and (node.low or low_copy(job)) else 1)
-
-
-def _kept(job: JobSpec, layer: LayerNode, again: bool) -> int:
-    low, half = low_precision(job), low_copy(job)
-    if again and job.memory.recompute == "selective":
-        full, short = layer.saved_selective, layer.saved_selective_low
-    elif again:
-        full = short = layer.input.bytes
-    else:
-        full, short = layer.saved, layer.saved_low
-    return full // 2 if half else short if low else full
-
-
-def layer_bytes(job: JobSpec, layer: LayerNode, again: bool, samples: float) -> LayerBytes:
-    """Returns the layer's bytes for so many samples; `again`: it is recomputed."""
-    found = _without_masks(job, layer, again, samples)
-    if not layer.masks:
-        return found
-    masks = _masks(job, layer)
-    return replace(
-        found,
-        kept=found.kept + (0 if again else masks),
-        forward=found.forward + masks,
-        again=found.again + masks if found.again else 0,
-        backward=tuple(replace(moment, bytes=moment.bytes + masks) for moment in found.backward),
-    )
-
-
-def _masks(job: JobSpec, layer: LayerNode) -> int:
-    """Returns the bytes of dropout masks, whatever the samples."""
-    return layer.masks * (2 if low_precision(job) else 4)
-
-
-def _copies(job: JobSpec, layer: LayerNode) -> int:
-    """Returns the bytes of autocast's copies of weights, whatever the samples."""
-    if not low_precision(job) or low_copy(job):
-        return 0
-    return 2 * (layer.working_low or _unknown(layer, True)).copied
-
-
-def _without_masks(job: JobSpec, layer: LayerNode, again: bool, samples: float) -> LayerBytes:
-    low, half = low_precision(job), low_copy(job)
-    work = (layer.working_low if low and not half else layer.working) or _unknown(layer, low and not half)
-    factor = samples * (0.5 if half else 1.0)
-    moments = tuple(Moment(int(factor * m.bytes), m.weights, m.copies, m.made) for m in work.backward)
-    kept = int(samples * _kept(job, layer, again))
-    forward = int(factor * work.forward)
-    output = int(factor * layer.output.bytes)
-    working = max(int(factor * work.dropping), kept + output) if again else forward
-    return LayerBytes(
-        kept=kept,
-        forward=working,
-        again=forward + output if again else 0,
-        backward=moments,
-        copies=_copies(job, layer),
-        input=int(factor * layer.input.bytes),
-        output=output,
-    )
-
-
-def _unknown(layer: LayerNode, low: bool) -> Working:
-    """Estimates a layer whose operations are unknown: its output is made beside its saved tensors, and so are two
-    gradients.
-    """
-    saved = layer.saved_low if low else layer.saved
-    numbers = sum(q.count for q in layer.parameters)
-    ends = layer.input.bytes + layer.output.bytes
-    return Working(
-        forward=saved + layer.output.bytes,
-        dropping=ends,
-        copied=sum(q.count for q in layer.parameters if len(q.shape) > 1) if low else 0,
-        backward=(Moment(saved + ends, max((q.count for q in layer.parameters), default=0), 0, numbers),),
-    )
-
-
-def halves_bytes(job: JobSpec, layer: LayerNode, samples: float) -> Halves:
-    """Returns the layer's bytes for so many samples if a schedule splits the backward pass: all in bytes."""
-    low, half = low_precision(job), low_copy(job)
-    work = layer.working_low if low and not half else layer.working
-    found = (work and work.halves) or _unknown_halves(layer, low and not half)
-    factor = samples * (0.5 if half else 1.0)
-    copied = 2 * found.copied if low and not half else 0
-    return Halves(
-        gradients=int(factor * found.gradients),
-        most=int(factor * found.most) + copied,
-        left=int(factor * found.left),
-        copied=copied,
-    )
-
-
-def _unknown_halves(layer: LayerNode, low: bool) -> Halves:
-    """Estimates a layer whose operations are unknown, by the figures of a transformer block."""
-    saved = layer.saved_low if low else layer.saved
-    modules = len({q.name.rpartition(".")[0] for q in layer.parameters})
-    gradients = int(0.7 * saved)
-    return Halves(
-        gradients=gradients,
-        most=int((0.75 * (modules - 1) + 0.3) * saved) if modules else 0,
-        left=int(0.5 * modules * saved) - gradients,
-        copied=modules * sum(q.count for q in layer.parameters if len(q.shape) > 1) if low else 0,
-    )
-
-
-def buffer_bytes(layer: LayerNode) -> int:
-    return sum(DTYPE_BYTES[b.dtype] * prod(b.shape) for b in layer.buffers)
-
-
-def _loss_bytes(job: JobSpec, model: ModelGraph) -> tuple[int, int, int]:
-    """Returns (forward, kept, backward) of the loss beside the model's activations, of one sample.
-
-    Cross entropy makes log-probabilities in float32 beside the output, keeps them, and returns their gradient and the
-    output's; over shares of the classes torch makes two more, one forward and one backward. An elementwise loss makes
-    one value, and one gradient, for each number.
-    """
-    numbers, low = prod(model.shared_output or model.output.shape), low_precision(job)
-    output = (2 if low else 4) * numbers
-    wide = 4 * numbers if low else 0  # the output again, in float32
-    if model.shared_output and model.shared_output != model.output.shape:
-        return output + wide + 8 * numbers, 4 * numbers, 4 * numbers + 12 * numbers
-    if isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss):
-        return output + wide + 4 * numbers, 4 * numbers, 4 * numbers + 8 * numbers
-    return output + wide + 4 * numbers, wide or output, (wide or output) + 4 * numbers + (output if low else 0)
-
-
-# ----------------------------------------------------------------------------------------------------- the account
 
 
 def account(staging: Staging, pipeline: int) -> MemoryNode:
@@ -283,11 +129,11 @@ class _Account:
         job, layers, mine = self._job, self._model.of_a_rank, staging.stages_of(pipeline)
         # Each micro-batch has its own masks and copies of weights, and a stage keeps its output.
         each = {
-            n: self._samples * _kept(job, layers[n], layers[n].name in again)
+            n: self._samples * saved_bytes(job, layers[n], layers[n].name in again)
             + (
                 self._state_of_noise(True)
                 if layers[n].name in again
-                else _masks(job, layers[n]) + _copies(job, layers[n])
+                else mask_bytes(job, layers[n]) + copy_bytes(job, layers[n])
             )
             for n in self._mine
         }
@@ -319,7 +165,7 @@ class _Account:
 
     def _given(self, layer: int) -> int:
         """Returns the bytes of a micro-batch that a stage ending with this layer sends."""
-        return int(self._samples * _given(self._job, self._model, layer))
+        return int(self._samples * sent_bytes(self._job, self._model, layer))
 
     # ---------------------------------------------------------------------------------------------------- the state
 
@@ -476,7 +322,7 @@ class _Account:
                 self._stop(when, n, gradients, engine.communication + engine.passing, held)
 
     def _loss(self, gradients: int, communication: int, kept: int) -> None:
-        forward, stays, backward = (int(self._samples * size) for size in _loss_bytes(self._job, self._model))
+        forward, stays, backward = (int(self._samples * size) for size in loss_bytes(self._job, self._model))
         self._stop("loss", None, gradients, communication, kept + forward)
         held = kept + max(stays, backward)
         self._stop("backward pass of the loss", None, gradients, communication, held)

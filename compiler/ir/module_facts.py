@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.ir.working import Working
+from dslc.compiler.ir.working import LayerMemory
 from dslc.dsl.record import Record, record
 
 
@@ -24,12 +24,8 @@ class LayerFacts(Record):
     output: TensorFact | None
     forward_flops: int  # of one sample, like all that follows
     backward_flops: int
-    saved: int
-    saved_low: int
-    saved_selective: int
-    saved_selective_low: int
-    working: Working | None = None
-    working_low: Working | None = None
+    float32: LayerMemory
+    autocast: LayerMemory
 
 
 @record

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dslc.compiler.ir.steps import InitStep, ModuleStep
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.ir.working import Working
+from dslc.compiler.ir.working import LayerMemory
 from dslc.dsl.record import Record, record
 from dslc.dsl.source import Span
 
@@ -66,10 +66,8 @@ class LayerNode(Record):
 
     FLOPs are two for each multiply-add of matrix products, convolutions and attention (full, even if it is causal), as
     in torch's FlopCounterMode; `backward_flops` leaves out the gradient of an input that needs none because no
-    parameter comes before it. `saved` counts each piece of memory once, at the first layer that keeps it, without
-    parameters, the model's own input and memory that does not grow with the batch; `_low` under bf16 or fp16 autocast.
-    `saved_selective` is the input of a recomputable layer and its results of products and attention. `masks` are the
-    numbers of the mask that tells, along the context axis, the positions that a piece of the sequence sees.
+    parameter comes before it. `masks` are the numbers of the mask that tells, along the context axis, the positions
+    that a piece of the sequence sees.
     """
 
     name: str
@@ -81,13 +79,9 @@ class LayerNode(Record):
     buffers: tuple[BufferNode, ...]
     forward_flops: int
     backward_flops: int
-    saved: int
-    saved_low: int
-    saved_selective: int
-    saved_selective_low: int
+    float32: LayerMemory
+    autocast: LayerMemory  # in bf16 or fp16
     recomputable: bool
-    working: Working | None = None  # None if no operation is known one by one
-    working_low: Working | None = None
     low: bool = False  # under autocast its output has 16 bits
     parts: tuple[PartNode, ...] = ()  # of a library layer, in the order of their calls
     masks: int = 0
@@ -140,11 +134,3 @@ class ModelGraph(Record):
     @property
     def backward_flops(self) -> int:
         return sum(layer.backward_flops for layer in self.layers)
-
-    @property
-    def saved(self) -> int:
-        return sum(layer.saved for layer in self.layers)
-
-    @property
-    def saved_low(self) -> int:
-        return sum(layer.saved_low for layer in self.layers)

@@ -1,4 +1,4 @@
-"""Working memory of a layer, beside its saved activations: in bytes of one sample (compiler/model/replay.py)."""
+"""Memory of a layer: its saved activations, and its working memory beside them (compiler/model/replay.py)."""
 
 from __future__ import annotations
 
@@ -54,3 +54,17 @@ class Working(Record):
     copied: int
     backward: tuple[Moment, ...]
     halves: Halves | None = None
+
+
+@record
+class LayerMemory(Record):
+    """Memory of a layer in one precision, in bytes of one sample.
+
+    `saved` are the tensors that autograd keeps, each piece of memory once, at the first layer that keeps it, without
+    parameters, the model's own input and memory that does not grow with the batch. `selective` is the same under
+    selective recomputation: of a layer that is recomputed, its input and its results of products and attention.
+    """
+
+    saved: int
+    selective: int
+    working: Working | None = None  # None if no operation is known one by one

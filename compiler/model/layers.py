@@ -257,7 +257,7 @@ def rms_norm(spec: s.RMSNorm, x: Value, t: Tape) -> Value:
     t.parameter("weight", (width,), "constant", 1.0)
     rows = 4 * (x.count // width)
     if x.grad:
-        in_float32 = replace(x, low=False, low_store=Store(4 * x.count)) if x.low else x
+        in_float32 = replace(x, low=False, autocast=Store(4 * x.count)) if x.low else x
         t.keep(in_float32)
         t.keep_bytes(rows, rows)
     t.keep_bytes(4 * x.count, 4 * x.count)  # the normalised input, for the weight

@@ -21,7 +21,7 @@ from dslc.compiler.ir.nodes import BufferNode, LayerNode, ModelGraph, ParameterN
 from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.ir.working import Halves, Moment, Working
+from dslc.compiler.ir.working import Halves, LayerMemory, Moment, Working
 from dslc.compiler.model.networks import Expansion, expand
 from dslc.compiler.model.outputs import check_output
 from dslc.compiler.model.tape import Misfit, Surroundings, record, too_many, unroll
@@ -140,9 +140,12 @@ def share_out_traced(graph: ModelGraph, plan: TensorPlan, ranks: int) -> ModelGr
         parameters = tuple(replace(q, shape=shape(q)) for q in layer.parameters)
         count, whole = sum(q.count for q in parameters), sum(q.count for q in layer.parameters)
         forward = work.get(layer.name, layer.forward_flops)
+        kept, weights = max(1 / ranks, 1 - less / max(1, layer.float32.saved)), count / max(1, whole)
         layers.append(
             replace(
-                _scaled(layer, max(1 / ranks, 1 - less / max(1, layer.saved)), count / max(1, whole)),
+                layer,
+                float32=_scaled(layer.float32, kept, weights),
+                autocast=_scaled(layer.autocast, kept, weights),
                 parameters=parameters,
                 forward_flops=forward,
                 backward_flops=layer.backward_flops * forward // max(1, layer.forward_flops),
@@ -156,25 +159,21 @@ def share_out_traced(graph: ModelGraph, plan: TensorPlan, ranks: int) -> ModelGr
     )
 
 
-def _scaled(layer: LayerNode, kept: float, weights: float) -> LayerNode:
-    def work(found: Working | None) -> Working | None:
-        return found and Working(
-            forward=int(kept * found.forward),
-            dropping=int(kept * found.dropping),
-            copied=int(weights * found.copied),
-            backward=tuple(
-                Moment(int(kept * m.bytes), *(int(weights * n) for n in (m.weights, m.copies, m.made)))
-                for m in found.backward
-            ),
-            halves=found.halves and _scaled_halves(found.halves, kept, weights),
-        )
+def _scaled(found: LayerMemory, kept: float, weights: float) -> LayerMemory:
+    working = found.working and _scaled_working(found.working, kept, weights)
+    return replace(found, saved=int(kept * found.saved), working=working)
 
-    return replace(
-        layer,
-        saved=int(kept * layer.saved),
-        saved_low=int(kept * layer.saved_low),
-        working=work(layer.working),
-        working_low=work(layer.working_low),
+
+def _scaled_working(found: Working, kept: float, weights: float) -> Working:
+    return Working(
+        forward=int(kept * found.forward),
+        dropping=int(kept * found.dropping),
+        copied=int(weights * found.copied),
+        backward=tuple(
+            Moment(int(kept * m.bytes), *(int(weights * n) for n in (m.weights, m.copies, m.made)))
+            for m in found.backward
+        ),
+        halves=found.halves and _scaled_halves(found.halves, kept, weights),
     )
 
 

@@ -122,13 +122,9 @@ def _layers(facts: ModelFacts, input: TensorFact, span: Span | None) -> tuple[La
                 buffers=tuple(buffers[name] for name in layer.buffers),
                 forward_flops=layer.forward_flops,
                 backward_flops=layer.backward_flops,
-                saved=layer.saved,
-                saved_low=layer.saved_low,
-                saved_selective=layer.saved_selective,
-                saved_selective_low=layer.saved_selective_low,
+                float32=layer.float32,
+                autocast=layer.autocast,
                 recomputable=layer.block,
-                working=layer.working,
-                working_low=layer.working_low,
             )
         )
         before = after

@@ -101,8 +101,8 @@ def attention(spec: s.Attention, x: Value, t: Tape) -> Value:
     rows = 4 * length * (own // head)  # the logarithm of each softmax's sum
     t.keep_bytes(rows, rows)
     t.operation(*taken, gives=result)
-    t.products += rows
-    t.products_low += rows
+    t.float32.products += rows
+    t.autocast.products += rows
     y = t.child("output", s.Linear(features=width, bias=spec.bias, **at(spec)), result)
     return t.child("dropout", s.Dropout(p=spec.dropout, **at(spec)), y) if spec.dropout else y
 

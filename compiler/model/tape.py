@@ -21,6 +21,7 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import BufferNode, LayerNode, ParameterNode, PartNode
 from dslc.compiler.ir.steps import InitStep, ModuleStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
+from dslc.compiler.ir.working import LayerMemory
 from dslc.compiler.model import tensor_tape
 from dslc.compiler.model.replay import Operation, Store, working
 from dslc.compiler.model.value import Shape, Value
@@ -100,6 +101,35 @@ def layer(*specs: type[Call], recomputable: bool = False) -> Callable[[F], F]:
     return declare
 
 
+class Kept:
+    """The memory of a layer in one precision, as its operations are recorded."""
+
+    def __init__(self) -> None:
+        self.saved = 0
+        self.products = 0  # bytes of results of products and attention
+        self.operations: list[Operation] = []
+        self._new: list[Store] = []  # kept since the last operation
+
+    def keep(self, store: Store) -> None:
+        if not store.kept:
+            store.kept = True
+            self.saved += store.bytes
+            self._new.append(store)
+
+    def since(self) -> tuple[Store, ...]:
+        """Returns what was kept since the last operation, for this one."""
+        kept, self._new = tuple(self._new), []
+        return kept
+
+    def memory(self, entered: int, again: bool) -> LayerMemory:
+        """Returns the layer's memory, given the bytes of its input; `again`: it is worth recomputing."""
+        return LayerMemory(
+            saved=self.saved,
+            selective=entered + self.products if again else self.saved,
+            working=working(self.operations),
+        )
+
+
 class Tape:
     """Records one `LayerNode`."""
 
@@ -107,15 +137,11 @@ class Tape:
         self.around = around
         self.name = name
         self.forward = self.backward = 0
-        self.saved = self.saved_low = 0
-        self.products = self.products_low = 0  # bytes of results of products and attention
+        self.float32, self.autocast = Kept(), Kept()
         self.masks = 0  # numbers
         self.parameters: list[ParameterNode] = []
         self.buffers: list[BufferNode] = []
         self.parts: list[PartNode] = []
-        self.operations: list[Operation] = []
-        self.operations_low: list[Operation] = []
-        self._kept: tuple[list[Store], list[Store]] = ([], [])  # since the last operation
         self._weighed = 0  # parameters assigned to operations so far
         self._taken: Value | None = None  # the input of the current product
         self._frame = _Frame("")
@@ -140,8 +166,9 @@ class Tape:
     def product(self, x: Value, multiply_adds: int, *shape: int) -> Value:
         """Returns the result of x and a weight; keeps x, for the weight's gradient."""
         taken = self.cast(x)
-        if taken.low_store is not x.low_store:
-            self.operations_low.append(Operation(takes=(x.low_store,), gives=taken.low_store, differentiates=x.grad))
+        if taken.autocast is not x.autocast:
+            copy = Operation(takes=(x.autocast,), gives=taken.autocast, differentiates=x.grad)
+            self.autocast.operations.append(copy)
         self._taken = taken
         self.keep(taken)
         self.forward += 2 * multiply_adds
@@ -150,31 +177,23 @@ class Tape:
 
     def computed(self, result: Value) -> Value:
         """Records a result that selective recomputation keeps."""
-        self.products += result.full_store.bytes
-        self.products_low += result.low_store.bytes
+        self.float32.products += result.float32.bytes
+        self.autocast.products += result.autocast.bytes
         return result
 
     def cast(self, x: Value) -> Value:
         """Returns x as autocast passes it to a product."""
-        return x if x.low else replace(x, low=True, low_store=Store(2 * x.count))
+        return x if x.low else replace(x, low=True, autocast=Store(2 * x.count))
 
     def keep(self, x: Value) -> None:
         """Records that the backward pass needs x."""
-        if not x.full_store.kept:
-            x.full_store.kept = True
-            self.saved += x.full_store.bytes
-            self._kept[0].append(x.full_store)
-        if not x.low_store.kept:
-            x.low_store.kept = True
-            self.saved_low += x.low_store.bytes
-            self._kept[1].append(x.low_store)
+        self.float32.keep(x.float32)
+        self.autocast.keep(x.autocast)
 
-    def keep_bytes(self, full: int, low: int) -> None:
+    def keep_bytes(self, float32: int, autocast: int) -> None:
         """Records other bytes that the backward pass needs."""
-        self.saved += full
-        self.saved_low += low
-        self._kept[0].append(Store(full, kept=True))
-        self._kept[1].append(Store(low, kept=True))
+        self.float32.keep(Store(float32))
+        self.autocast.keep(Store(autocast))
 
     def operation(
         self,
@@ -189,29 +208,26 @@ class Tape:
         without parts is one operation by itself. `scratch`: temporary bytes of its backward pass; `rounds`: the copies
         of its weights' gradients.
         """
-        mine = self.parameters[self._weighed :]
+        weights = sum(parameter.count for parameter in self.parameters[self._weighed :])
         self._weighed = len(self.parameters)
-        weights = sum(parameter.count for parameter in mine)
-        for operations, kept, full in (
-            (self.operations, self._kept[0], True),
-            (self.operations_low, self._kept[1], False),
+        for kept, stores, given, extra in (
+            (self.float32, tuple(x.float32 for x in takes), gives.float32, scratch[0]),
+            (self.autocast, tuple(x.autocast for x in takes), gives.autocast, scratch[1]),
         ):
-            given = gives.full_store if full else gives.low_store
-            operations.append(
+            kept.operations.append(
                 Operation(
-                    takes=tuple(x.full_store if full else x.low_store for x in takes),
+                    takes=stores,
                     gives=given,
-                    kept=tuple(kept),
+                    kept=kept.since(),
                     weights=weights,
                     copied=weights if self._taken is not None else 0,
                     differentiates=any(x.grad for x in takes),
                     adds=adds,
                     view=view,
-                    scratch=scratch[0 if full else 1],
+                    scratch=extra,
                     rounds=rounds,
                 )
             )
-            kept.clear()
         self._taken = None
         return gives
 
@@ -261,25 +277,25 @@ class Tape:
         self._frame = _Frame(f"{outer.prefix}{name}." if name else outer.prefix)
         styles, ranks = self.around.styles.get(outer.prefix + name, ()), self.around.ranks
         spec, x = tensor_tape.before(styles, ranks, spec, x, self.operation)
-        before, self._taken = len(self.operations), None
+        before, self._taken = len(self.float32.operations), None
         y = LAYERS[type(spec)](spec, x, self)
         if TensorStyle.VOCABULARY in styles:
             table = self.parameters[-1]
             self.parameters[-1] = replace(table, shape=(table.shape[0] // ranks, *table.shape[1:]))
-        if len(self.operations) == before and y is not x:
+        if len(self.float32.operations) == before and y is not x:
             taken = self._taken or x
             # torch's kernels on CPUs: a batch norm's gradient, and a convolution's weight gradient, are made in steps.
             # A gradient that comes through a flattening has other strides: pooling copies all its tensors to that
             # layout.
             scratch = (0, 0)
             if spec.word == "batch_norm":
-                scratch = (y.full_store.bytes, y.low_store.bytes)
+                scratch = (y.float32.bytes, y.autocast.bytes)
             elif spec.word == "flatten" and x.pooled:
                 scratch = (8 * x.pooled + 8 * x.count, (4 if x.low else 8) * x.pooled + 8 * x.count)
             self.operation(
                 taken,
                 gives=y,
-                view=y.full_store is taken.full_store,
+                view=y.float32 is taken.float32,
                 scratch=scratch,
                 rounds=2 if spec.word in ("conv1d", "conv2d") else 0,
             )
@@ -347,7 +363,7 @@ class _Recorded:
         return self.spec == spec and self.spec.span == spec.span and self.styles == styles
 
     def again(self, around: Surroundings, name: str, x: Value) -> Value:
-        x.full_store.kept, x.low_store.kept = self.left
+        x.float32.kept, x.autocast.kept = self.left
         whole = len(self.name)
         inits = [replace(init, parameter=name + init.parameter[whole:]) for init in self.inits]
         node = self.node
@@ -367,13 +383,13 @@ class _Recorded:
         )
         around.steps.append((name, replace(self.step, name=name.rpartition(".")[2])))
         y = self.gives
-        return replace(y, full_store=Store(y.full_store.bytes), low_store=Store(y.low_store.bytes))
+        return replace(y, float32=Store(y.float32.bytes), autocast=Store(y.autocast.bytes))
 
 
 def _like(x: Value) -> tuple[object, ...]:
     """Returns all properties of a value that a layer depends on."""
-    stores = (x.full_store.bytes, x.full_store.kept, x.low_store.bytes, x.low_store.kept)
-    return (x.shape, x.tokens, x.low, x.grad, x.sequence, x.pooled, x.full_store is x.low_store, stores)
+    stores = (x.float32.bytes, x.float32.kept, x.autocast.bytes, x.autocast.kept)
+    return (x.shape, x.tokens, x.low, x.grad, x.sequence, x.pooled, x.float32 is x.autocast, stores)
 
 
 def record(around: Surroundings, name: str, spec: Call, x: Value) -> Value:
@@ -386,7 +402,6 @@ def record(around: Surroundings, name: str, spec: Call, x: Value) -> Value:
         return before.again(around, name, x)
     told, made = (len(around.warnings), len(around.suspects)), len(around.inits)
     tape = Tape(around, name)
-    full, low = x.full_store.bytes, x.low_store.bytes
     path, _, last = name.rpartition(".")
     tape._frame.prefix = f"{path}." if path else ""
     y = tape.child(last, spec, x)
@@ -401,13 +416,9 @@ def record(around: Surroundings, name: str, spec: Call, x: Value) -> Value:
         buffers=tuple(tape.buffers),
         forward_flops=tape.forward,
         backward_flops=tape.backward,
-        saved=tape.saved,
-        saved_low=tape.saved_low,
-        saved_selective=full + tape.products if again else tape.saved,
-        saved_selective_low=low + tape.products_low if again else tape.saved_low,
+        float32=tape.float32.memory(x.float32.bytes, again),
+        autocast=tape.autocast.memory(x.autocast.bytes, again),
         recomputable=again,
-        working=working(tape.operations),
-        working_low=working(tape.operations_low),
         low=y.low,
         parts=tuple(tape.parts),
         masks=tape.masks,
@@ -416,10 +427,10 @@ def record(around: Surroundings, name: str, spec: Call, x: Value) -> Value:
     around.nodes.append(node)
     around.steps.append((name, step))
     around.recorded = None
-    plain = y.full_store is not x.full_store and y.low_store is not x.low_store and y.full_store is not y.low_store
-    left, inits = (x.full_store.kept, x.low_store.kept), around.inits[made:]
+    plain = y.float32 is not x.float32 and y.autocast is not x.autocast and y.float32 is not y.autocast
+    left, inits = (x.float32.kept, x.autocast.kept), around.inits[made:]
     silent = told == (len(around.warnings), len(around.suspects))
-    if again and plain and silent and not y.full_store.kept and len(inits) == len(node.parameters):
+    if again and plain and silent and not y.float32.kept and len(inits) == len(node.parameters):
         around.recorded = _Recorded(name, spec, given, around.styles_in.get(name, {}), left, y, node, step, inits)
     return y
 

@@ -13,15 +13,17 @@ Shape = tuple[int, ...]
 
 @dataclass(slots=True, eq=False, repr=False)
 class Value:
-    """A tensor between layers. `low`: 16 bits under autocast; `grad`: a parameter comes before it."""
+    """A tensor between layers, and its memory in either precision. `low`: 16 bits under autocast; `grad`: a parameter
+    comes before it.
+    """
 
     shape: Shape
     tokens: bool
     low: bool
     grad: bool
     sequence: bool  # (length, width) rather than (channels, length)
-    full_store: Store
-    low_store: Store
+    float32: Store
+    autocast: Store
     pooled: int = 0  # numbers before pooling, of which these are the maxima
 
     @property
@@ -47,8 +49,8 @@ class Value:
             low=is_low,
             grad=self.grad if grad is None else grad,
             sequence=self.sequence if sequence is None else sequence,
-            full_store=Store(4 * count),
-            low_store=Store((2 if is_low else 4) * count),
+            float32=Store(4 * count),
+            autocast=Store((2 if is_low else 4) * count),
         )
 
     def __str__(self) -> str:

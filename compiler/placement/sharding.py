@@ -145,6 +145,11 @@ def low_copy(job: JobSpec) -> bool:
     return getattr(job.train.precision, "level", "O1") == "O2"
 
 
+def autocasts(job: JobSpec) -> bool:
+    """True under O1: `torch.autocast` picks the precision of each operation, and copies weights for it."""
+    return low_precision(job) and not low_copy(job)
+
+
 def with_copies(layers: list[LayerNode]) -> list[LayerNode]:
     """Returns a rank's layers; a tied weight whose own layer is on another rank counts as their own, as there is a
     copy.

@@ -4,7 +4,7 @@ Model: torch's compiler recomputes cheap activations in the backward pass (`min_
 so keeps less than autograd does. Each kind of block goes through the part of the compiler that decides this, without
 memory; the compiled code is dropped.
 
-Contract: bytes of a sample by block, as in `LayerFacts.saved`.
+Contract: bytes of a sample by block, as in `LayerMemory.saved`.
 
 Limits: if the compiler cannot trace a block, the figure without a compiler stands, which is an upper bound; the same
 goes for layers outside of blocks. Patterns that the compiler replaces beforehand, such as hand-written attention, are

@@ -19,11 +19,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
 from dslc.compiler.ir.tensors import DType, TensorFact
-from dslc.compiler.ir.working import Working
+from dslc.compiler.ir.working import LayerMemory, Working
 from dslc.compiler.trace.compiled import kept_by_blocks
 from dslc.compiler.trace.cut import Cut
 from dslc.compiler.trace.flops import formulas
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+_NOTHING = LayerMemory(saved=0, selective=0)
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "linear")
 
 
@@ -92,14 +93,14 @@ def trace_model(
     unused = tuple(name for name, p in model.named_parameters() if p.requires_grad and p.grad is None)
     for parameter in model.parameters():
         parameter.grad = None
-    bytes = _bytes(first, _forward(model, cut, fake, input, LARGE), compile)
+    float32 = _memory(first, _forward(model, cut, fake, input, LARGE), compile)
     try:
         one, other = (_forward(model, cut, fake, input, samples, low=True) for samples in (SMALL, LARGE))
-        bytes_low = _bytes(one, other, compile)
+        autocast = _memory(one, other, compile)
     except RuntimeError as error:
         if low:
             raise TraceError(f"under autocast its forward fails: {str(error).strip().split(chr(10))[0]}") from error
-        bytes_low = bytes
+        autocast = {path: replace(memory, working=None) for path, memory in float32.items()}
     named = list(model.named_parameters())
     # After a forward pass, which may itself put some of them into evaluation mode.
     norms = {path: m for path, m in model.named_modules() if isinstance(m, AnyBatchNorm)}
@@ -107,7 +108,7 @@ def trace_model(
         parameters=tuple((name, tuple(p.shape), p.requires_grad) for name, p in named),
         buffers=tuple((name, tuple(b.shape), _name(b.dtype)) for name, b in model.named_buffers()),
         ties=_ties(model),
-        layers=_layers(cut, first, bytes, bytes_low),
+        layers=_layers(cut, first, float32, autocast),
         output=fact(output, SMALL),
         batch_norm=any(module.training for module in norms.values()),
         still=tuple(path for path, module in norms.items() if not module.training),
@@ -393,28 +394,22 @@ def _check(output: Any) -> None:
         raise TraceError(f"{SMALL} samples go in, and the output's shape is {tuple(output.shape)}")
 
 
-class _Bytes(NamedTuple):
-    """The bytes per sample, by layer: saved, saved under selective recomputation, and working memory."""
-
-    saved: dict[str, int]
-    selective: dict[str, int]
-    working: dict[str, Working]
-
-
 def _forward(model: nn.Module, cut: Cut, fake: Any, input: TensorFact, samples: int, low: bool = False) -> _Count:
     made = _Count(model, cut, fake, input, samples, low)
     made.forward()
     return made
 
 
-def _bytes(small: _Count, large: _Count, compile: bool) -> _Bytes:
+def _memory(small: _Count, large: _Count, compile: bool) -> dict[str, LayerMemory]:
+    """Returns the memory of each layer in the precision of two runs, with few samples and with more."""
+
     def grown(name: str) -> dict[str, int]:
         one, other = getattr(small, name), getattr(large, name)
         return {path: (other[path] - one[path]) // (LARGE - SMALL) for path in large.order}
 
     saved, given, products = grown("saved"), grown("given"), grown("products")
     working = measure(large, saved, given)
-    selective = {path: given[path] + products[path] for path in saved}
+    selective = {path: given[path] + products[path] if path in large.cut.blocks else saved[path] for path in saved}
     if compile:
         one, other = (kept_by_blocks(run, run.saved) for run in (small, large))
         for path in one.keys() & other.keys() & saved.keys():
@@ -422,7 +417,9 @@ def _bytes(small: _Count, large: _Count, compile: bool) -> _Bytes:
             if path in working:
                 working[path] = _keeping(working[path], kept - saved[path])
             saved[path] = kept
-    return _Bytes(saved, selective, working)
+    return {
+        path: LayerMemory(saved=saved[path], selective=selective[path], working=working.get(path)) for path in saved
+    }
 
 
 def _keeping(working: Working, more: int) -> Working:
@@ -431,7 +428,9 @@ def _keeping(working: Working, more: int) -> Working:
     return replace(working, forward=max(0, working.forward + more), backward=moments)
 
 
-def _layers(cut: Cut, run: _Count, bytes: _Bytes, bytes_low: _Bytes) -> tuple[LayerFacts, ...]:
+def _layers(
+    cut: Cut, run: _Count, float32: dict[str, LayerMemory], autocast: dict[str, LayerMemory]
+) -> tuple[LayerFacts, ...]:
     parameters: dict[str, list[str]] = defaultdict(list)
     for name, _ in run.model.named_parameters(remove_duplicate=False):
         parameters[_place(cut, run, name)].append(name)
@@ -441,27 +440,21 @@ def _layers(cut: Cut, run: _Count, bytes: _Bytes, bytes_low: _Bytes) -> tuple[La
     order = run.order if "" in run.order or not (parameters[""] or buffers[""]) else [*run.order, ""]
     made = []
     for path in order:
-        block = path in cut.blocks
-        saved, saved_low = bytes.saved.get(path, 0), bytes_low.saved.get(path, 0)
         layer = LayerFacts(
             name=path,
             kind=type(cut.layers[path] if path else run.model).__name__,
-            block=block,
+            block=path in cut.blocks,
             parameters=tuple(parameters[path]),
             buffers=tuple(buffers[path]),
             input=run.inputs.get(path),
             output=run.outputs.get(path),
             forward_flops=run.flops[path] // SMALL,
             backward_flops=run.flops_back[path] // SMALL,
-            saved=saved,
-            saved_low=saved_low,
-            saved_selective=bytes.selective.get(path, 0) if block else saved,
-            saved_selective_low=bytes_low.selective.get(path, 0) if block else saved_low,
-            working=bytes.working.get(path),
-            working_low=bytes_low.working.get(path) if bytes_low is not bytes else None,
+            float32=float32.get(path, _NOTHING),
+            autocast=autocast.get(path, _NOTHING),
         )
-        nothing = not (layer.parameters or layer.buffers or layer.forward_flops or layer.saved or layer.saved_low)
-        if path or not nothing:
+        saved = layer.float32.saved or layer.autocast.saved
+        if path or layer.parameters or layer.buffers or layer.forward_flops or saved:
             made.append(layer)
     return tuple(made)
 

@@ -3,7 +3,7 @@
 Model: the module's `forward` is replaced, on the instance, by one that goes through `torch.utils.checkpoint` (Chen et
 al. 2016, arXiv:1604.06174). `full` keeps the module's inputs. `selective` also keeps the results of matrix products,
 convolutions and attention, and computes the rest again, which is cheap (Korthikanti et al. 2022, arXiv:2205.05198): the
-account's `saved_selective` (`compiler/model/tape.py`).
+account's `LayerMemory.selective` (`compiler/model/tape.py`).
 
 Contract: names, parameters and hooks stay as they are; hooks (gathering parameters, casting inputs) run outside and are
 not repeated. Gradients are those of the plain module to the bit, with one exception: if a weight is used several times

@@ -6,6 +6,7 @@ from typing import Any
 
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
+from dslc.compiler.ir.working import LayerMemory
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
@@ -17,16 +18,16 @@ from helpers.networks_drawn import fact, of
 
 
 def layer(name: str, kind: str, *parameters: str, **more: Any) -> LayerFacts:
-    figures = {"forward_flops": 100, "backward_flops": 200, "saved": 64, "saved_low": 32}
     values: dict[str, Any] = {
         "block": kind == "Block",
         "parameters": parameters,
         "buffers": (),
         "input": fact(4),
         "output": fact(4),
-        **figures,
-        "saved_selective": 40,
-        "saved_selective_low": 20,
+        "forward_flops": 100,
+        "backward_flops": 200,
+        "float32": LayerMemory(saved=64, selective=40),
+        "autocast": LayerMemory(saved=32, selective=20),
     }
     return LayerFacts(name=name, kind=kind, **(values | more))
 

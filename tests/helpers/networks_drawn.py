@@ -279,6 +279,11 @@ def _convolution_backward(
     return each * (int(mask[0]) + int(mask[1]))
 
 
+def saved(graph: ModelGraph, *, low: bool) -> int:
+    """Bytes that autograd keeps of one sample, as the graph has it."""
+    return sum((layer.autocast if low else layer.float32).saved for layer in graph.layers)
+
+
 def kept(graph: ModelGraph, source: SourceFacts, *, low: bool) -> float:
     """Returns the bytes that autograd keeps for one more sample, as hooks on the CPU see them."""
     model = build_model(step_of(graph), "cpu")

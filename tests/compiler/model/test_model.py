@@ -23,6 +23,7 @@ from helpers.networks_drawn import (
     model_of,
     networks,
     of,
+    saved,
     step_of,
     tokens,
 )
@@ -70,8 +71,8 @@ def test_kept_bytes_are_what_hooks_see(drawn: Drawn) -> None:
     if any(isinstance(layer, s.LSTM) for layer in network):
         return  # below, in sizes for which the padding of its work space does not decide
     graph = built(network, source)
-    assert graph.saved == kept(graph, source, low=False)
-    assert graph.saved_low == kept(graph, source, low=True)
+    assert saved(graph, low=False) == kept(graph, source, low=False)
+    assert saved(graph, low=True) == kept(graph, source, low=True)
 
 
 IMAGES = SourceFacts(input=fact(2, 6, 6))
@@ -123,8 +124,8 @@ def test_each_layer_alone_is_torchs(layer: Call, source: SourceFacts) -> None:
     for network in ((layer, of(s.Linear, features=2)), (*before, layer, *after, of(s.Linear, features=2))):
         graph = built(network, source)
         assert counted(graph, source) == (graph.output.shape, graph.forward_flops, graph.backward_flops)
-        assert graph.saved == kept(graph, source, low=False)
-        assert graph.saved_low == kept(graph, source, low=True)
+        assert saved(graph, low=False) == kept(graph, source, low=False)
+        assert saved(graph, low=True) == kept(graph, source, low=True)
         x = batch(source, 3, "cpu")
         for part in build_model(step_of(graph), "cpu").children():
             x = part(x)
@@ -138,9 +139,9 @@ def test_an_lstm_keeps_what_its_kernel_does(length: int, width: int, state: int,
     graph = built((of(s.Embedding, width=width), of(s.LSTM, width=state, **more), of(s.Linear, features=2)), source)
     model = build_model(step_of(graph), "cpu")
     assert model.get_submodule("1")(torch.rand(3, length, width)).is_contiguous()
-    assert graph.saved == pytest.approx(kept(graph, source, low=False), rel=0.1)
+    assert saved(graph, low=False) == pytest.approx(kept(graph, source, low=False), rel=0.1)
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        assert graph.saved_low == pytest.approx(kept(graph, source, low=True), rel=0.1)
+        assert saved(graph, low=True) == pytest.approx(kept(graph, source, low=True), rel=0.1)
 
 
 class Products(TorchDispatchMode):
@@ -180,13 +181,13 @@ def test_selective_recomputation_keeps_the_input_and_the_products(layer: Call, s
         seen.append(products.bytes + x.nbytes)
     node = graph.layers[1]
     assert node.recomputable
-    assert (node.saved_selective_low if low else node.saved_selective) == (seen[1] - seen[0]) / 2
+    assert (node.autocast if low else node.float32).selective == (seen[1] - seen[0]) / 2
 
 
 def test_layers_that_are_not_worth_it_are_not_recomputed() -> None:
     graph = built((of(s.Flatten), of(s.Linear, features=3), of(s.ReLU), of(s.Linear, features=2)), classes(2, 1, 4, 4))
     assert not any(layer.recomputable for layer in graph.layers)
-    assert all(layer.saved_selective == layer.saved for layer in graph.layers)
+    assert all(layer.float32.selective == layer.float32.saved for layer in graph.layers)
 
 
 def test_the_gpt_of_two_nodes_is_built_with_few_calls() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import sqrt
 
 import pytest
-from helpers.networks_drawn import built, classes, counted, kept, of, step_of, tokens
+from helpers.networks_drawn import built, classes, counted, kept, of, saved, step_of, tokens
 from helpers.small_networks import SIZES
 
 from dslc.compiler.ir.facts import SourceFacts
@@ -22,8 +22,8 @@ def test_the_arithmetic_is_torchs(name: str) -> None:
     own = [(p.name, p.shape) for layer in graph.layers for p in layer.parameters if not p.tied_to]
     assert own == [(n, tuple(p.shape)) for n, p in skeleton(step_of(graph)).named_parameters()]
     assert counted(graph, source) == (graph.output.shape, graph.forward_flops, graph.backward_flops)
-    assert graph.saved == kept(graph, source, low=False)
-    assert graph.saved_low == kept(graph, source, low=True)
+    assert saved(graph, low=False) == kept(graph, source, low=False)
+    assert saved(graph, low=True) == kept(graph, source, low=True)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers.made_jobs import make_job
 from helpers.module_facts import FACTS, IMAGES, analysed
-from helpers.networks_drawn import fact, of
+from helpers.networks_drawn import fact, of, saved
 
 from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
 from dslc.compiler.ir.module_facts import ModelFacts
@@ -27,7 +27,8 @@ def test_a_traced_module_is_the_list_of_its_layers() -> None:
     assert graph is not None
     assert [node.name for node in graph.layers] == ["table", "blocks.0", "blocks.1", "head", ""]
     assert (graph.root, graph.inits, graph.unused, graph.reset) == (None, (), ("scale",), False)
-    assert (graph.forward_flops, graph.backward_flops, graph.saved, graph.saved_low) == (500, 1000, 320, 160)
+    assert (graph.forward_flops, graph.backward_flops) == (500, 1000)
+    assert (saved(graph, low=False), saved(graph, low=True)) == (320, 160)
     assert graph.parameters == 2**18 + 64 + 64 + 8 == sum(q.count for node in graph.layers for q in node.parameters)
     assert graph.ties == (("head.weight", "table.weight"),)
     head = graph.layers[3].parameters[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -23,11 +24,11 @@ from dslc.dsl.language.registry import Call
 from dslc.runtime.model.model import skeleton
 
 DRAWN = settings(max_examples=12, suppress_health_check=list(HealthCheck))
-FIGURES = ("forward_flops", "backward_flops", "saved", "saved_low")
+FIGURES = ("forward_flops", "backward_flops", "float32.saved", "autocast.saved")
 
 
 def total(layers: Any, figure: str) -> int:
-    return sum(getattr(layer, figure) for layer in layers)
+    return sum(attrgetter(figure)(layer) for layer in layers)
 
 
 def _highest(working: Working) -> tuple[int, int]:
@@ -61,9 +62,12 @@ def test_a_library_network_traced_is_its_arithmetic(name: str) -> None:
         one, other = traced[name], blocks[name]
         assert one.parameters == tuple(q.name for q in other.parameters)
         assert (one.input, one.output) == (other.input, other.output)
-        for figure in (*FIGURES, "saved_selective", "saved_selective_low"):
-            assert getattr(one, figure) == getattr(other, figure), (name, figure)
-        for mine, theirs in ((one.working, other.working), (one.working_low, other.working_low)):
+        for figure in (*FIGURES, "float32.selective", "autocast.selective"):
+            assert attrgetter(figure)(one) == attrgetter(figure)(other), (name, figure)
+        for mine, theirs in (
+            (one.float32.working, other.float32.working),
+            (one.autocast.working, other.autocast.working),
+        ):
             assert mine is not None and theirs is not None
             assert mine.forward == pytest.approx(theirs.forward, rel=0.2)
             assert _highest(mine) == pytest.approx(_highest(theirs), rel=0.2)
@@ -135,8 +139,8 @@ def test_blocks_and_what_is_around_them() -> None:
     assert layers["blocks.1"].forward_flops == 2 * 2 * 5 * 8 * 16
     assert layers["blocks.1"].backward_flops == 2 * layers["blocks.1"].forward_flops
     # Only the input and the output of relu (which its derivative and the next product need).
-    assert layers["blocks.1"].saved == 4 * (5 * 8 + 5 * 16)
-    assert layers["blocks.1"].saved_selective == 4 * (5 * 8 + 5 * 16 + 5 * 8)
+    assert layers["blocks.1"].float32.saved == 4 * (5 * 8 + 5 * 16)
+    assert layers["blocks.1"].float32.selective == 4 * (5 * 8 + 5 * 16 + 5 * 8)
     # Parameters of modules that are never called, and those outside of modules, are the root's.
     assert set(layers[""].parameters) == {"position", "spare.weight", "spare.bias"}
     assert facts.unused == ("spare.weight", "spare.bias")
@@ -150,7 +154,7 @@ def test_a_block_that_is_called_twice_costs_twice() -> None:
     assert list(once) == list(twice)
     assert twice["blocks.0"].forward_flops == 2 * once["blocks.0"].forward_flops
     assert twice["blocks.2"].backward_flops == 2 * once["blocks.2"].backward_flops
-    assert twice["blocks.2"].saved == 2 * once["blocks.2"].saved
+    assert twice["blocks.2"].float32.saved == 2 * once["blocks.2"].float32.saved
 
 
 def test_parameters_used_elsewhere_are_the_roots() -> None:
@@ -228,7 +232,7 @@ def test_recomputation_of_the_users_own_is_followed() -> None:
     # The second product runs again no more: nothing needs its result.
     again = plain["blocks.1"].forward_flops // 2
     assert saving["blocks.1"].backward_flops == plain["blocks.1"].backward_flops + again
-    assert saving["blocks.1"].saved < plain["blocks.1"].saved
+    assert saving["blocks.1"].float32.saved < plain["blocks.1"].float32.saved
 
 
 class Gated(nn.Module):
@@ -261,7 +265,7 @@ class Stack(nn.Module):
 @pytest.mark.parametrize("low", [False, True])
 def test_a_compiled_block_keeps_what_the_compiler_leaves(low: bool) -> None:
     """Compares it with the result of torch's compiler."""
-    kept = "saved_low" if low else "saved"
+    memory = attrgetter("autocast" if low else "float32")
     plain, compiled = (trace_model(Stack, fact(4, 8), low=low, compile=each).layers for each in (False, True))
     gated, scale = Gated(), torch.ones(8)
     block, own = torch.compile(gated, dynamic=False), {p.untyped_storage().data_ptr() for p in gated.parameters()}
@@ -274,11 +278,11 @@ def test_a_compiled_block_keeps_what_the_compiler_leaves(low: bool) -> None:
         held.append(sum(size for pointer, size in there.items() if pointer not in own))
     expected = (held[1] - held[0]) // 2
     # The first takes the model's own input, which it does not count as kept.
-    assert [getattr(layer, kept) for layer in compiled] == [expected - 4 * 4 * 8, expected, expected]
+    assert [memory(layer).saved for layer in compiled] == [expected - 4 * 4 * 8, expected, expected]
     for one, other in zip(compiled[1:], plain[1:], strict=True):
-        found, usual = (each.working_low if low else each.working for each in (one, other))
+        found, usual = (memory(each).working for each in (one, other))
         assert found is not None and usual is not None
-        less = getattr(other, kept) - expected
+        less = memory(other).saved - expected
         assert less > 0
         assert (found.dropping, found.forward) == (usual.dropping, usual.forward - less)
         assert _highest(found)[0] == _highest(usual)[0] - less
@@ -382,6 +386,6 @@ def test_failing_under_autocast_matters_to_jobs_that_use_it() -> None:
         return Strict(nn.Linear(4, 4))
 
     layer = trace_model(made, fact(4)).layers[0]
-    assert layer.saved_low == layer.saved
+    assert layer.autocast.saved == layer.float32.saved
     with pytest.raises(TraceError, match="under autocast its forward fails: only float32"):
         trace_model(made, fact(4), low=True)

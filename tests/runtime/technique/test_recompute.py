@@ -228,15 +228,15 @@ def test_a_block_keeps_what_the_account_says(name: str, autocast: bool) -> None:
         made = nn.Sequential(copy.deepcopy(module))
         recompute.apply(p.RecomputeStep(kind=kind, modules=("0",)), made)  # type: ignore[arg-type]
         # As it comes from a block before: in 16 bits only where a block ends in a product.
-        low = autocast and node.saved_selective_low < node.saved_selective / 2 + 1
+        low = autocast and node.autocast.selective < node.float32.selective / 2 + 1
         input = torch.randn(samples, *node.input.shape, dtype=torch.bfloat16 if low else torch.float32)
         input.requires_grad_()
         with Alive() as alive, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             output = made(input)
         kept = alive.bytes(output, *made.parameters()) + input.nbytes
-        expected = node.input.bytes if kind == "full" else node.saved_selective
+        expected = node.input.bytes if kind == "full" else node.float32.selective
         if autocast and kind == "selective":
-            expected = node.saved_selective_low
+            expected = node.autocast.selective
         elif low:
             expected //= 2
         assert kept == pytest.approx(expected * samples, rel=0.03), (kind, kept / samples, expected)

@@ -1,0 +1,184 @@
+"""Memory of one layer in a job, in bytes: what it keeps and what it works in, by itself.
+
+Model: a layer has its figures for float32 and under autocast (`LayerMemory`), of which the job's precision picks one.
+Under O2 all computations have 16 bits, and take half of what they do in float32. Contract: arithmetic over one layer of
+the model graph; the account (compiler/cost/account.py) walks a step over these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from dslc.compiler.ir.nodes import LayerNode, ModelGraph
+from dslc.compiler.ir.tensors import DTYPE_BYTES
+from dslc.compiler.ir.working import Halves, LayerMemory, Moment, Working
+from dslc.compiler.placement.sharding import autocasts, low_copy, low_precision, recomputed
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.record import Record, record
+
+
+@record
+class LayerBytes(Record):
+    """One layer of a micro-batch: its saved activations, and its working memory forward, in recomputation, and
+    backward.
+    """
+
+    kept: int
+    forward: int
+    again: int  # 0 if nothing is recomputed
+    backward: tuple[Moment, ...]
+    copies: int  # autocast's copies of weights
+    input: int
+    output: int
+
+
+def _memory(job: JobSpec, layer: LayerNode) -> LayerMemory:
+    """Returns the layer's memory in the job's precision; under O2 that in float32, of which `_scale` is left."""
+    return layer.autocast if autocasts(job) else layer.float32
+
+
+def _scale(job: JobSpec) -> float:
+    return 0.5 if low_copy(job) else 1.0
+
+
+def kept_bytes(job: JobSpec, layer: LayerNode, model: ModelGraph) -> int:
+    """Returns the bytes that the layer keeps for the backward pass, of one sample."""
+    return saved_bytes(job, layer, layer.name in recomputed(job, model))
+
+
+def saved_bytes(job: JobSpec, layer: LayerNode, again: bool) -> int:
+    """Returns the same for a layer of which it is known that it is recomputed (`again`), or not."""
+    memory = _memory(job, layer)
+    if not again:
+        found = memory.saved
+    elif job.memory.recompute == "selective":
+        found = memory.selective
+    else:
+        found = layer.input.bytes
+    return found // 2 if low_copy(job) else found
+
+
+def sent_bytes(job: JobSpec, model: ModelGraph, layer: int) -> int:
+    """Returns the bytes that a stage ending with this layer sends, of one sample on a rank: all tensors that cross the
+    cut. An upper bound for a traced module: a layer may keep some of them too.
+    """
+    if layer + 1 == len(model.layers):
+        return prod(model.shared_output or model.output.shape) * (2 if low_precision(job) else 4)
+    if model.traced is not None:
+        return sum(fact.bytes for fact in model.traced.seams[layer].sent)
+    node = model.of_a_rank[layer]
+    return node.output.bytes // (2 if low_precision(job) and (node.low or low_copy(job)) else 1)
+
+
+def layer_bytes(job: JobSpec, layer: LayerNode, again: bool, samples: float) -> LayerBytes:
+    """Returns the layer's bytes for so many samples; `again`: it is recomputed."""
+    found = _without_masks(job, layer, again, samples)
+    if not layer.masks:
+        return found
+    masks = mask_bytes(job, layer)
+    return replace(
+        found,
+        kept=found.kept + (0 if again else masks),
+        forward=found.forward + masks,
+        again=found.again + masks if found.again else 0,
+        backward=tuple(replace(moment, bytes=moment.bytes + masks) for moment in found.backward),
+    )
+
+
+def mask_bytes(job: JobSpec, layer: LayerNode) -> int:
+    """Returns the bytes of dropout masks, whatever the samples."""
+    return layer.masks * (2 if low_precision(job) else 4)
+
+
+def copy_bytes(job: JobSpec, layer: LayerNode) -> int:
+    """Returns the bytes of autocast's copies of weights, whatever the samples."""
+    return 2 * _working(job, layer).copied if autocasts(job) else 0
+
+
+def _without_masks(job: JobSpec, layer: LayerNode, again: bool, samples: float) -> LayerBytes:
+    work, factor = _working(job, layer), samples * _scale(job)
+    moments = tuple(Moment(int(factor * m.bytes), m.weights, m.copies, m.made) for m in work.backward)
+    saved = int(samples * saved_bytes(job, layer, again))
+    forward = int(factor * work.forward)
+    output = int(factor * layer.output.bytes)
+    return LayerBytes(
+        kept=saved,
+        forward=max(int(factor * work.dropping), saved + output) if again else forward,
+        again=forward + output if again else 0,
+        backward=moments,
+        copies=copy_bytes(job, layer),
+        input=int(factor * layer.input.bytes),
+        output=output,
+    )
+
+
+def _working(job: JobSpec, layer: LayerNode) -> Working:
+    memory = _memory(job, layer)
+    return memory.working or _unknown(layer, memory.saved, autocasts(job))
+
+
+def _unknown(layer: LayerNode, saved: int, autocast: bool) -> Working:
+    """Estimates a layer whose operations are unknown: its output is made beside its saved tensors, and so are two
+    gradients.
+    """
+    ends = layer.input.bytes + layer.output.bytes
+    most, numbers = max((q.count for q in layer.parameters), default=0), sum(q.count for q in layer.parameters)
+    return Working(
+        forward=saved + layer.output.bytes,
+        dropping=ends,
+        copied=_copied(layer) if autocast else 0,
+        backward=(Moment(saved + ends, most, 0, numbers),),
+    )
+
+
+def _copied(layer: LayerNode) -> int:
+    """Returns the numbers of weights that autocast copies, of a layer whose operations are unknown."""
+    return sum(q.count for q in layer.parameters if len(q.shape) > 1)
+
+
+def halves_bytes(job: JobSpec, layer: LayerNode, samples: float) -> Halves:
+    """Returns the layer's bytes for so many samples if a schedule splits the backward pass: all in bytes."""
+    memory, factor = _memory(job, layer), samples * _scale(job)
+    found = (memory.working and memory.working.halves) or _unknown_halves(layer, memory.saved)
+    copied = 2 * found.copied if autocasts(job) else 0
+    return Halves(
+        gradients=int(factor * found.gradients),
+        most=int(factor * found.most) + copied,
+        left=int(factor * found.left),
+        copied=copied,
+    )
+
+
+def _unknown_halves(layer: LayerNode, saved: int) -> Halves:
+    """Estimates a layer whose operations are unknown, by the figures of a transformer block."""
+    modules = len({q.name.rpartition(".")[0] for q in layer.parameters})
+    gradients = int(0.7 * saved)
+    return Halves(
+        gradients=gradients,
+        most=int((0.75 * (modules - 1) + 0.3) * saved) if modules else 0,
+        left=int(0.5 * modules * saved) - gradients,
+        copied=modules * _copied(layer),
+    )
+
+
+def buffer_bytes(layer: LayerNode) -> int:
+    return sum(DTYPE_BYTES[b.dtype] * prod(b.shape) for b in layer.buffers)
+
+
+def loss_bytes(job: JobSpec, model: ModelGraph) -> tuple[int, int, int]:
+    """Returns (forward, kept, backward) of the loss beside the model's activations, of one sample.
+
+    Cross entropy makes log-probabilities in float32 beside the output, keeps them, and returns their gradient and the
+    output's; over shares of the classes torch makes two more, one forward and one backward. An elementwise loss makes
+    one value, and one gradient, for each number.
+    """
+    numbers, low = prod(model.shared_output or model.output.shape), low_precision(job)
+    output = (2 if low else 4) * numbers
+    wide = 4 * numbers if low else 0  # the output again, in float32
+    if model.shared_output and model.shared_output != model.output.shape:
+        return output + wide + 8 * numbers, 4 * numbers, 4 * numbers + 12 * numbers
+    if isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss):
+        return output + wide + 4 * numbers, 4 * numbers, 4 * numbers + 8 * numbers
+    return output + wide + 4 * numbers, wide or output, (wide or output) + 4 * numbers + (output if low else 0)
