@@ -9,7 +9,7 @@ from dslc.compiler.cost.stages import equal_counts
 from dslc.compiler.emit import emit, places
 from dslc.compiler.graph.constants import scaled_lr, short_line
 from dslc.compiler.graph.graph import PlanGraph
-from dslc.compiler.graph.passes import build_graph, shares
+from dslc.compiler.graph.passes import build_graph
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.plan import (
@@ -27,6 +27,7 @@ from dslc.compiler.ir.plan import (
     TrainingNode,
 )
 from dslc.compiler.ir.records import Placed, Process, Stage
+from dslc.compiler.ir.shares import alike
 from dslc.compiler.placement.layout import AXES
 from dslc.compiler.placement.seams import unsendable
 from dslc.compiler.placement.sharding import offloaded
@@ -202,7 +203,7 @@ def _data(analysis: Analysis) -> DataNode:
     job, workload, ranks = analysis.job, analysis.workload, analysis.layout.sizes["data"]
 
     def dealt(samples: int) -> tuple[ShareNode, ...]:
-        return tuple(ShareNode(first_rank=a, ranks=n, samples=size) for a, n, size in shares(samples, ranks))
+        return tuple(ShareNode(first_rank=a, ranks=n, samples=size) for a, n, size in alike(samples, ranks))
 
     return DataNode(
         source=job.data.source.word,

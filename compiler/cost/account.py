@@ -50,6 +50,7 @@ from dslc.compiler.cost.schedule_cost import peak_in_w, peaks_held
 from dslc.compiler.facts.hardware import framework_bytes, workspace_bytes
 from dslc.compiler.ir.memory import LayerShare, MemoryNode
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
+from dslc.compiler.ir.shares import largest
 from dslc.compiler.ir.working import Moment
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD, ScheduleTable
 from dslc.compiler.placement.sharding import (
@@ -379,4 +380,4 @@ def _share(parameter: ParameterNode, shards: int) -> int:
     if shards == 1:
         return whole
     rows = parameter.shape[0] if parameter.shape else 1
-    return -(-rows // shards) * (whole // max(1, rows)) if rows else whole
+    return largest(rows, shards) * (whole // max(1, rows)) if rows else whole

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from dslc.compiler.cost.account import account
 from dslc.compiler.cost.layer_bytes import kept_bytes
 from dslc.compiler.cost.schedule_cost import held
+from dslc.compiler.ir.shares import pieces
 from dslc.compiler.model.model import LayerNode, ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import ScheduleTable
@@ -99,9 +100,7 @@ def _counted(model: ModelGraph) -> str:
 
 def equal_counts(layers: int, stages: int) -> Cut:
     """Returns a cut with equal counts of layers, or one more in the first stages: the baseline for a balanced cut."""
-    size, more = divmod(layers, stages)
-    bounds = [n * size + min(n, more) for n in range(stages + 1)]
-    return tuple(range(a, b) for a, b in itertools.pairwise(bounds))
+    return tuple(range(first, end) for first, end in pieces(layers, stages))
 
 
 def work(layer: LayerNode) -> int:

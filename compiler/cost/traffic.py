@@ -28,6 +28,7 @@ from math import prod
 
 from dslc.compiler.cost.tensor_traffic import Exchanged, TensorTraffic
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph, ParameterNode
+from dslc.compiler.ir.shares import largest
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
 from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.placement.lowering import Issue, row_of
@@ -331,7 +332,7 @@ def _gathered_again(place: Coordinate, stage: int, units_: Sequence[Unit]) -> se
 def _padded(parameter: ParameterNode, place: Coordinate) -> int:
     """Returns the numbers of a parameter, as the tensor axis leaves it, padded to equal rows on all shards."""
     shape, shards = place.shape(parameter), place.sharding.shards
-    return -(-shape[0] // shards) * shards * prod(shape[1:]) if shape else 0
+    return largest(shape[0], shards) * shards * prod(shape[1:]) if shape else 0
 
 
 # ------------------------------------------------------------------------------------------------ the other axes

@@ -27,6 +27,7 @@ from dslc.compiler.ir.records import (
     Share,
     Stage,
 )
+from dslc.compiler.ir.shares import alike
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.layout import AXES
 from dslc.compiler.placement.lowering import Issue, lowered
@@ -92,16 +93,10 @@ def deal_samples(plan: PlanGraph, analysis: Analysis) -> None:
     enters = analysis.staging.placement[0] if analysis.staging else 0
     plan.put("batches", Batches(full=workload.batch, last=last, microbatches=analysis.layout.microbatches))
     for batch, samples in (("full", workload.batch), ("last", last)):
-        for first, ranks, size in shares(samples, analysis.layout.sizes["data"]):
+        for first, ranks, size in alike(samples, analysis.layout.sizes["data"]):
             name = f"share {batch} {first}"
             plan.put(name, Share(batch=batch, first_rank=first, ranks=ranks, samples=size))
             plan.relate(name, f"process {enters}", Placed())
-
-
-def shares(samples: int, ranks: int) -> list[tuple[int, int, int]]:
-    """Splits `samples` in order, sizes differing by at most one, the larger first: (first rank, ranks, size)."""
-    size, rest = divmod(samples, ranks)
-    return [run for run in ((0, rest, size + 1), (rest, ranks - rest, size)) if run[1] and run[2]]
 
 
 def order_actions(plan: PlanGraph, analysis: Analysis) -> None:

@@ -26,6 +26,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.nodes import ModelGraph, ParameterNode
+from dslc.compiler.ir.shares import largest
 from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.placement.tensor_patterns import chosen
@@ -140,7 +141,7 @@ def shape_on_a_rank(plan: TensorPlan, ranks: int) -> Callable[[ParameterNode], t
         module, _, name = parameter.name.rpartition(".")
         dim = 0 if module in rows else 1 if module in columns and name == "weight" else None
         found = parameter.shape
-        return found if dim is None else (*found[:dim], -(-found[dim] // ranks), *found[dim + 1 :])
+        return found if dim is None else (*found[:dim], largest(found[dim], ranks), *found[dim + 1 :])
 
     return shape
 

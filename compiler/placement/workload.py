@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Literal
 
 from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.shares import largest
 from dslc.compiler.placement.epochs import Epoch, either, near_divisors
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import demands
@@ -87,7 +88,7 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts, report: Repor
         split=split,
         batch=data.batch,
         share=share,
-        microbatch=-(-share // layout.microbatches),
+        microbatch=largest(share, layout.microbatches),
         last=last,
         steps_per_epoch=per_epoch,
         steps=steps,

@@ -2,9 +2,9 @@
 
 Model: epoch `e` visits the training samples 0 … train_samples - 1 in the order `permutation(step, e)`. Its global batch
 `k` is the entries `k * batch` to `(k + 1) * batch` of that order. A data rank takes a contiguous share of the batch,
-and the share is cut into micro-batches; `deal` makes both cuts. If samples can only be read a block at a time (row
-groups of Parquet files), the blocks are shuffled, and then the samples within each `window` of consecutive blocks: a
-block is read once an epoch, and few are held.
+and the share is cut into micro-batches, both by compiler/ir/shares.py. If samples can only be read a block at a time
+(row groups of Parquet files), the blocks are shuffled, and then the samples within each `window` of consecutive blocks:
+a block is read once an epoch, and few are held.
 
 Contract: everything is a pure function of (seed, epoch, k) and the rank's place, the same on any machine, in any
 process and from any first step. The ranks' shares of a global batch are disjoint and their union is the batch, whatever
@@ -16,13 +16,13 @@ Limits: an order takes 8 bytes a sample, held for the last two epochs asked for.
 from __future__ import annotations
 
 import hashlib
-import itertools
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep, RankPlace
+from dslc.compiler.ir.shares import piece, pieces
 
 
 def permutation(step: DataStep, epoch: int) -> Tensor:
@@ -73,13 +73,6 @@ def generator(seed: int, stream: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
 
 
-def deal(count: int, parts: int) -> tuple[tuple[int, int], ...]:
-    """Cuts 0 … count - 1 into `parts` contiguous pieces [start, stop), sizes differing by at most one, larger first."""
-    size, larger = divmod(count, parts)
-    starts = [part * size + min(part, larger) for part in range(parts + 1)]
-    return tuple(itertools.pairwise(starts))
-
-
 def steps_per_epoch(step: DataStep) -> int:
     """Returns the number of global batches of an epoch, including the partial one if it is kept."""
     return step.train_samples // step.batch + (1 if step.last else 0)
@@ -98,9 +91,9 @@ def sizes_of(step: DataStep, place: RankPlace, microbatches: int, k: int) -> tup
     partial last batch of an epoch has min(microbatches, last // data_ranks) of them.
     """
     samples = batch_samples(step, k)
-    start, stop = deal(samples, place.data_ranks)[place.data_rank]
-    pieces = deal(stop - start, max(1, min(microbatches, samples // place.data_ranks)))
-    return start, stop, [b - a for a, b in pieces]
+    start, stop = piece(samples, place.data_ranks, place.data_rank)
+    cut = pieces(stop - start, max(1, min(microbatches, samples // place.data_ranks)))
+    return start, stop, [b - a for a, b in cut]
 
 
 def shares(step: DataStep, place: RankPlace, epoch: int, k: int, count: int = 1) -> Tensor:
@@ -109,7 +102,7 @@ def shares(step: DataStep, place: RankPlace, epoch: int, k: int, count: int = 1)
     All of them have to be full, or `count` 1.
     """
     size = batch_samples(step, k)
-    start, stop = deal(size, place.data_ranks)[place.data_rank]
+    start, stop = piece(size, place.data_ranks, place.data_rank)
     entries = permutation(step, epoch).narrow(0, k * step.batch, count * size)
     return entries.view(count, size)[:, start:stop].reshape(-1)
 
@@ -123,7 +116,7 @@ def validation_indices(step: DataStep, place: RankPlace) -> Tensor:
     """Returns this rank's contiguous share of the validation samples (int64); empty if there are more ranks than
     samples.
     """
-    start, stop = deal(step.validation_samples, place.data_ranks)[place.data_rank]
+    start, stop = piece(step.validation_samples, place.data_ranks, place.data_rank)
     return torch.arange(start, stop)
 
 

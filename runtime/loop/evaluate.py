@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dslc.compiler.ir.program import JobProgram, MetricStep, RankPlace
+from dslc.compiler.ir.shares import largest
 from dslc.runtime.data.batches import validation_batches
 from dslc.runtime.data.sources import Splits
 from dslc.runtime.loop.metrics import Metrics
@@ -83,8 +84,7 @@ def _batches(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits) ->
         yield *pair, True
     if not parts.engine.lockstep:
         return
-    share = -(-job.data.validation_samples // place.data_ranks)  # the largest share, rank 0's
-    for _ in range(-(-share // size) - own):
+    for _ in range(most_batches(job.data.validation_samples, place, size) - own):
         if pair is None:
             first = dataclasses.replace(place, data_rank=0)
             pair = next(iter(validation_batches(job.data, splits, first, size, parts.device)))
@@ -93,4 +93,9 @@ def _batches(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits) ->
 
 def batch_size(job: JobProgram, place: RankPlace) -> int:
     """Returns the samples of a batch: two micro-batches of the training, as nothing is kept for a backward pass."""
-    return 2 * -(-job.data.batch // (place.data_ranks * job.microbatches))
+    return 2 * largest(job.data.batch, place.data_ranks * job.microbatches)
+
+
+def most_batches(samples: int, place: RankPlace, size: int) -> int:
+    """Returns the batches of `size` of the rank with the most samples: as many passes as ranks in lockstep make."""
+    return -(-largest(samples, place.data_ranks) // size)

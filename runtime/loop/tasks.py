@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace
+from dslc.compiler.ir.shares import piece
 from dslc.runtime.checkpoint import files as checkpoint_files
 from dslc.runtime.checkpoint.state import load_model
-from dslc.runtime.data.sampler import deal, held_out
+from dslc.runtime.data.sampler import held_out
 from dslc.runtime.data.samples import Joined, Samples
 from dslc.runtime.data.sources import Splits
-from dslc.runtime.loop.evaluate import batch_size, evaluate, evaluating, forward
+from dslc.runtime.loop.evaluate import batch_size, evaluate, evaluating, forward, most_batches
 from dslc.runtime.loop.predictions import Part
 from dslc.runtime.model import initial_weights
 from dslc.runtime.parallel import context_parallel
@@ -102,12 +103,11 @@ def _batches(job: JobProgram, place: RankPlace, parts: Parts, count: int) -> Ite
     """Yields this rank's samples, some at a time, and whether they count: if a pass needs all ranks, a rank that is
     done repeats its first sample as often as others need.
     """
-    size, shares = batch_size(job, place), deal(count, place.data_ranks)
-    start, stop = shares[place.data_rank]
+    size = batch_size(job, place)
+    start, stop = piece(count, place.data_ranks, place.data_rank)
     own = list(torch.arange(start, stop).split(size)) if stop > start else []
     for indices in own:
         yield indices, True
     if parts.engine.lockstep:
-        most = max(-(-(b - a) // size) for a, b in shares)
-        for _ in range(most - len(own)):
+        for _ in range(most_batches(count, place, size) - len(own)):
             yield torch.tensor([0]), False

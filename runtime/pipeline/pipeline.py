@@ -32,6 +32,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram, PipelineStep, TensorParallelStep
+from dslc.compiler.ir.shares import largest
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.trace.private_torch import (
     local_part,
@@ -461,7 +462,7 @@ def _with_all_rows(own: Tensor, parameter: Any) -> Tensor:
     for dim, placement in enumerate(getattr(parameter, "placements", ())):
         shares *= parameter.device_mesh.size(dim) if getattr(placement, "dim", None) == 0 else 1
     if shares > 1:
-        missing = -(-parameter.shape[0] // shares) - len(own)
+        missing = largest(parameter.shape[0], shares) - len(own)
     return torch.cat([own, own.new_zeros(missing, *own.shape[1:])]) if missing else own.contiguous()
 
 
