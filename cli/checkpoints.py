@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from dslc.compiler.facts.weights_file import NAME as WEIGHTS
 from dslc.compiler.facts.weights_file import Unreadable, entries
+from dslc.compiler.ir.units import path_text
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.language.job import JobSpec
@@ -48,8 +49,7 @@ class Taken:
     manifest: Manifest | None
 
     def __str__(self) -> str:
-        shown = os.path.relpath(self.path)
-        shown = self.path if shown.startswith("..") else shown
+        shown = path_text(self.path)
         return f"{shown} (step {self.manifest.step:,})" if self.manifest else shown
 
 

@@ -15,8 +15,9 @@ from dataclasses import replace
 from typing import Any
 
 from dslc.compiler.facts.sources import source_facts
+from dslc.compiler.ir.axes import AXES
 from dslc.compiler.ir.facts import SourceFacts
-from dslc.compiler.placement.layout import AXES, Layout
+from dslc.compiler.placement.layout import Layout
 from dslc.compiler.rules.analyse import context_of
 from dslc.dsl.language import calls as c
 from dslc.dsl.language import layers as n

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from dslc.checkpoints import tensors_of
 from dslc.compiler.graph.constants import optimizer_step
+from dslc.compiler.ir.units import path_text
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.source import Span
@@ -57,8 +58,8 @@ def check_resume(analysis: Analysis, place: str, report: Report) -> str:
         if not found.damage and not found.misfits:
             report.extend(each.as_warning() for other in seen for each in _reasons(other, analysis))
             assert found.manifest is not None
-            tell_of_checkpoint(analysis, _short(path), report)
-            return f"it would resume after step {found.manifest.step:,}, from {_short(path)}"
+            tell_of_checkpoint(analysis, path_text(path), report)
+            return f"it would resume after step {found.manifest.step:,}, from {path_text(path)}"
         seen.append(found)
     whole = [each for each in seen if not each.damage]
     for each in whole[:1] or seen:
@@ -87,7 +88,7 @@ def _reasons(candidate: _Candidate, analysis: Analysis) -> Sequence[Diagnostic]:
     return [
         Diagnostic(
             code="E0902",
-            message=f"{_short(candidate.path)} is damaged: {candidate.damage}",
+            message=f"{path_text(candidate.path)} is damaged: {candidate.damage}",
             span=analysis.job.checkpoint.at("resume"),
             help="it cannot be repaired: resume from an older one, or copy it again from an intact copy",
         )
@@ -96,7 +97,7 @@ def _reasons(candidate: _Candidate, analysis: Analysis) -> Sequence[Diagnostic]:
 
 def _misfits(path: str, manifest: Manifest, analysis: Analysis) -> Iterator[Diagnostic]:
     """Yields the reasons why a checkpoint is not one of this job's."""
-    job, fit, workload, name = analysis.job, manifest.fit, analysis.workload, _short(path)
+    job, fit, workload, name = analysis.job, manifest.fit, analysis.workload, path_text(path)
 
     def wrong(code: str, what: str, span: Span | None, help: str, notes: Sequence[Note] = ()) -> Diagnostic:
         return Diagnostic(code=code, message=f"{name} does not fit: {what}", span=span, help=help, notes=tuple(notes))
@@ -144,8 +145,3 @@ def _misfits(path: str, manifest: Manifest, analysis: Analysis) -> Iterator[Diag
 
 def _text(value: int | bool) -> str:
     return ("off", "on")[value] if isinstance(value, bool) else f"{value:,}"
-
-
-def _short(path: str) -> str:
-    short = os.path.relpath(path)
-    return path if short.startswith("..") else short

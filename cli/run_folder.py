@@ -28,6 +28,7 @@ import time
 from collections.abc import Iterator
 
 from dslc.compiler.ir.program import JobProgram
+from dslc.compiler.ir.units import path_text
 from dslc.dsl.plain import plain
 from dslc.runtime.checkpoint.files import checkpoints_in
 from dslc.runtime.process.records import naming
@@ -84,9 +85,8 @@ def refuse_run(folder: str, program: JobProgram) -> None:
     """Raises Occupied instead of overwriting a run; a job that says `resume = auto` resumes it."""
     if program.checkpoint.resume != "auto" and os.path.exists(os.path.join(folder, "plan.json")):
         raise Occupied(
-            f"{_short(folder)} holds a run already: `--set checkpoint.resume=auto` continues it; otherwise name "
-            "another "
-            "folder with --out, or remove it"
+            f"{path_text(folder)} holds a run already: `--set checkpoint.resume=auto` continues it; otherwise "
+            "name another folder with --out, or remove it"
         )
 
 
@@ -142,7 +142,7 @@ def _lock(descriptor: int, path: str, named: str) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise Occupied(
-            f"a run is writing into {_short(os.path.dirname(path))} already: {_holder(descriptor)}; wait for it to "
+            f"a run is writing into {path_text(os.path.dirname(path))} already: {_holder(descriptor)}; wait for it to "
             f"end, or stop it (`kill` with that number), or name another folder with {named}"
         ) from None
     except OSError as error:
@@ -173,8 +173,3 @@ def _let_go() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go)
-
-
-def _short(path: str) -> str:
-    short = os.path.relpath(path)
-    return path if short.startswith("..") else short

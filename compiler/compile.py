@@ -11,6 +11,7 @@ from dslc.compiler.graph.constants import scaled_lr, short_line
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.passes import build_graph
 from dslc.compiler.ir import program as p
+from dslc.compiler.ir.axes import AXES
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.plan import (
     PLAN_VERSION,
@@ -28,7 +29,6 @@ from dslc.compiler.ir.plan import (
 )
 from dslc.compiler.ir.records import Placed, Process, Stage
 from dslc.compiler.ir.shares import alike
-from dslc.compiler.placement.layout import AXES
 from dslc.compiler.placement.seams import unsendable
 from dslc.compiler.placement.sharding import offloaded
 from dslc.compiler.rules.analyse import played

@@ -17,12 +17,12 @@ Errors name their place in the file: E0421 if it cannot be read or is not TOML, 
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
 from typing import Any
 
 from dslc.compiler.facts.hardware import CATALOGUE, Hardware
+from dslc.compiler.ir.units import path_text
 from dslc.dsl.bounds import CATALOGUE as CATALOGUE_BYTES
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.files import read_bytes
@@ -49,7 +49,7 @@ def read_catalogue(path: str | None, where: Span | None, report: Report) -> dict
         return CATALOGUE
     import tomllib  # here: few jobs have a catalogue of their own
 
-    name = os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path
+    name = path_text(path)
     try:
         text = read_bytes(path, CATALOGUE_BYTES.most).decode()
         tables = tomllib.loads(text)

@@ -18,13 +18,13 @@ import glob
 import os
 import struct
 import zlib
-from collections.abc import Iterator
 from itertools import islice
 from math import prod
 from typing import Any
 
 from dslc.compiler.facts.source_look import Absent, Broken, folders_in, size_of
 from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.images import SUFFIXES, images_in
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.dsl.files import open_file
 from dslc.dsl.language import calls as c
@@ -141,7 +141,6 @@ def said_of(absent: Absent | None) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------------------- images
 
-SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _HELD_OUT = ("val", "validation", "valid", "test")  # the first of these beside `train` is the validation split
 _LAYOUT = "a folder for each class, as in `cats/1.jpg`, or `train` and `val` with such folders in them"
 
@@ -185,16 +184,6 @@ def _count(folder: str, classes: list[str]) -> int:
             raise Broken(f"{os.path.join(folder, name)} holds no image", f"files that end in {', '.join(SUFFIXES)}")
         total += held
     return total
-
-
-def images_in(folder: str) -> Iterator[str]:
-    """Yields the paths of the images in a folder and its subfolders, in no order."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.lower().endswith(SUFFIXES):
-                yield entry.path
-            elif entry.is_dir():
-                yield from images_in(entry.path)
 
 
 # -------------------------------------------------------------------------------------------------------- MNIST

@@ -13,6 +13,7 @@ from dslc.compiler.graph.constants import constants, stage_ends
 from dslc.compiler.graph.exchanges import exchanges
 from dslc.compiler.graph.graph import MESSAGES, PlanGraph, unknown
 from dslc.compiler.graph.verify import verify
+from dslc.compiler.ir.axes import AXES
 from dslc.compiler.ir.records import (
     Action,
     Axis,
@@ -29,7 +30,6 @@ from dslc.compiler.ir.records import (
 )
 from dslc.compiler.ir.shares import alike
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.placement.layout import AXES
 from dslc.compiler.placement.lowering import Issue, lowered
 from dslc.compiler.rules.analysis import Analysis
 

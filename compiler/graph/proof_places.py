@@ -9,8 +9,8 @@ from math import prod
 
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.proof_view import View
+from dslc.compiler.ir.axes import AXES
 from dslc.compiler.ir.records import Batches, Devices, Machines, Network, Placed, Process, Share, Stage
-from dslc.compiler.placement.layout import AXES
 
 
 def devices(view: View) -> str:

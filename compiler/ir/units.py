@@ -1,6 +1,8 @@
-"""Formats numbers: bytes in powers of 1024, shares in percent, times in a suitable unit."""
+"""Formats numbers and paths: bytes in powers of 1024, shares in percent, times in a suitable unit."""
 
 from __future__ import annotations
+
+import os
 
 
 def byte_text(count: float) -> str:
@@ -41,3 +43,9 @@ def time_text(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds * 1e6:.3g} us"
+
+
+def path_text(path: str) -> str:
+    """Returns a path relative to the current folder, or as it is if it does not lie below that."""
+    short = os.path.relpath(path)
+    return path if short.startswith("..") else short

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from dslc.compiler.facts.catalogue import read_catalogue
 from dslc.compiler.facts.hardware import CATALOGUE, Hardware
+from dslc.compiler.ir.axes import AXES, coordinates
 from dslc.compiler.ir.facts import MachineFacts
 from dslc.compiler.placement.schedules import default_microbatches, default_virtual_stages
 from dslc.dsl.bounds import DEVICES
@@ -22,8 +23,6 @@ from dslc.dsl.language.registry import Call, Range
 from dslc.dsl.language.suggest import near
 from dslc.dsl.record import Record, record
 from dslc.dsl.words import listed, plural
-
-AXES = ("pipeline", "data", "context", "tensor")  # outermost first
 
 
 @record
@@ -59,10 +58,7 @@ class Layout(Record):
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Returns the rank's place on each axis."""
-        found = {}
-        for axis in reversed(AXES):
-            rank, found[axis] = divmod(rank, self.sizes[axis])
-        return {axis: found[axis] for axis in AXES}
+        return coordinates(self.sizes, rank)
 
     def stride(self, axis: str) -> int:
         """Returns the difference in rank between two neighbours on an axis."""

@@ -31,6 +31,7 @@ import torch.distributed as dist
 
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.ir.units import path_text
 from dslc.runtime.checkpoint import files
 from dslc.runtime.checkpoint.state import CheckpointError, Copies, State, TrainingState, write
 from dslc.runtime.parallel.tensor_parallel import noise_rank
@@ -106,7 +107,7 @@ class Checkpoints:
                 raise CheckpointError(_none_to_take(choice, asked))
             return Start()
         self._keep(taken.manifest.step, found, asked)
-        self.newest = _short(taken.path)
+        self.newest = path_text(taken.path)
         self._state.load(taken.path, taken.manifest, self._job.seed)
         self._remove_older()  # a training killed after publishing may have left them
         return Start(step=taken.manifest.step, samples=taken.manifest.samples, seconds=taken.manifest.seconds)
@@ -158,12 +159,12 @@ class Checkpoints:
         if self._rank != 0:
             return
         for each in choice.passed_over:
-            note(self._run_dir, f"skipped {_short(each.path)}: {each.reason}")
+            note(self._run_dir, f"skipped {path_text(each.path)}: {each.reason}")
         if choice.taken is not None and choice.taken.manifest is not None:
             manifest = choice.taken.manifest
-            note(self._run_dir, f"resumes after step {manifest.step}, from {_short(choice.taken.path)}")
+            note(self._run_dir, f"resumes after step {manifest.step}, from {path_text(choice.taken.path)}")
         elif self._step.resume == "auto" and not choice.whole:
-            note(self._run_dir, f"starts at the first step: no checkpoint to resume from in {_short(asked)}")
+            note(self._run_dir, f"starts at the first step: no checkpoint to resume from in {path_text(asked)}")
 
     def _of_rank_0(self, found: list[files.Found]) -> list[files.Found]:
         if self._group is None:
@@ -194,7 +195,7 @@ class Checkpoints:
         self.stalls.append(self._last - began)
 
     def _begin(self, step: int, samples: int, seconds: float) -> None:
-        self.newest = _short(os.path.join(self._folder, files.name_of(step)))
+        self.newest = path_text(os.path.join(self._folder, files.name_of(step)))
         tensors = self._state.mine()
         manifest = files.Manifest(
             format=files.FORMAT,
@@ -273,8 +274,3 @@ def _none_to_take(choice: files.Choice, asked: str) -> str:
     if not reasons:
         return f"there is no checkpoint in {asked}"
     return f"no checkpoint in {asked} can be resumed{reasons}"
-
-
-def _short(path: str) -> str:
-    short = os.path.relpath(path)
-    return path if short.startswith("..") else short

@@ -11,18 +11,16 @@ augmentation.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dslc.compiler.ir.images import images_in
 from dslc.compiler.ir.program import DataStep
 from dslc.runtime.data.pictures import decoded
 from dslc.runtime.data.samples import SourceError
-
-SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
 class ImageSamples:
@@ -35,7 +33,7 @@ class ImageSamples:
         names: list[bytes] = []
         labels: list[np.ndarray[Any, np.dtype[np.int64]]] = []
         for label, name in enumerate(classes):
-            found = sorted(os.fsencode(path) for path in _images_in(os.path.join(folder, name)))
+            found = sorted(os.fsencode(path) for path in images_in(os.path.join(folder, name)))
             names += found
             labels.append(np.full(len(found), label))
         self._labels = torch.from_numpy(np.concatenate(labels)) if labels else torch.empty(0, dtype=torch.int64)
@@ -59,15 +57,6 @@ class ImageSamples:
             except Exception as error:  # Pillow raises any exception for a damaged file
                 raise SourceError(f"{self.line}: {path} cannot be decoded: {error}") from error
         return torch.from_numpy(pixels), self._labels[indices]
-
-
-def _images_in(folder: str) -> Iterator[str]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.lower().endswith(SUFFIXES):
-                yield entry.path
-            elif entry.is_dir():
-                yield from _images_in(entry.path)
 
 
 def images(step: DataStep) -> ImageSamples | tuple[ImageSamples, ImageSamples]:

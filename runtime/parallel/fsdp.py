@@ -29,13 +29,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from dslc.compiler.ir.axes import AXES
 from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.trace.private_torch import import_compiler, spec_of
 from dslc.runtime.model.blank import where
 from dslc.runtime.model.initial_weights import part_of
 from dslc.runtime.model.model_error import ModelError
 from dslc.runtime.parallel.engine import Engine, all_count, buffers_of_rank_0, nothing
-from dslc.runtime.parallel.mesh import AXES, Mesh, mesh_of
+from dslc.runtime.parallel.mesh import Mesh, mesh_of
 from dslc.runtime.technique import offload
 
 if TYPE_CHECKING:

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from dslc.compiler.ir.axes import AXES, coordinates
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.private_torch import flattened, unflattened
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-AXES = ("pipeline", "data", "context", "tensor")  # outermost first
 _MADE: dict[tuple[int, ...], Mesh] = {}  # the meshes of this process, by the sizes of the axes: groups are never closed
 
 
@@ -92,10 +92,7 @@ def several_axes(job: JobProgram) -> bool:
 
 def coordinates_of(job: JobProgram, rank: int) -> dict[str, int]:
     """Returns a rank's coordinate on each axis."""
-    found, sizes = {}, sizes_of(job)
-    for axis in reversed(AXES):
-        rank, found[axis] = divmod(rank, sizes[axis])
-    return {axis: found[axis] for axis in AXES}
+    return coordinates(sizes_of(job), rank)
 
 
 def mesh_of(job: JobProgram, place: RankPlace | None = None) -> Mesh:

@@ -31,12 +31,13 @@ from typing import TYPE_CHECKING, Any, assert_never
 import torch
 from torch import Tensor, nn
 
+from dslc.compiler.ir.axes import AXES
 from dslc.compiler.ir.program import JobProgram, TensorParallelStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.trace.private_torch import is_on_its_way, own_parameters
 from dslc.runtime.model.model import tie
 from dslc.runtime.parallel.engine import Engine
-from dslc.runtime.parallel.mesh import AXES, mesh_of
+from dslc.runtime.parallel.mesh import mesh_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

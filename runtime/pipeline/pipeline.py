@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dslc.compiler.ir.axes import AXES
 from dslc.compiler.ir.program import JobProgram, PipelineStep, TensorParallelStep
 from dslc.compiler.ir.shares import largest
 from dslc.compiler.ir.tensor_styles import TensorStyle
@@ -46,7 +47,7 @@ from dslc.compiler.trace.private_torch import (
 from dslc.runtime.model.blank import Blank, Spot
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.parallel.engine import Engine
-from dslc.runtime.parallel.mesh import AXES, Mesh
+from dslc.runtime.parallel.mesh import Mesh
 from dslc.runtime.pipeline.stage import CapturedStage, Part, Stage
 from dslc.runtime.technique import compiling, offload
 from dslc.runtime.technique.precision import autocast

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol, TextIO
 
 from dslc.compiler.ir.program import JobProgram
+from dslc.compiler.ir.units import path_text
 from dslc.runtime.process.failure import Outcome
 from dslc.runtime.process.records import NAME, NOTES, Follower, Record, TensorBoard
 from dslc.runtime.process.screen import drop, readable
@@ -149,8 +150,7 @@ class Watch:
 
     def _summary(self, outcome: Outcome) -> str:
         train, validation = self._last.get("train"), self._last.get("validation")
-        folder = os.path.relpath(self._run_dir)
-        folder = readable(folder if not folder.startswith("..") else self._run_dir)
+        folder = readable(path_text(self._run_dir))
         if outcome.stopped_at == 0:
             return f"ended at once, without weights; the logs are in {folder}/logs"
         seconds = max((record["seconds"] for record in self._last.values()), default=0.0)

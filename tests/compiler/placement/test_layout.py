@@ -6,8 +6,9 @@ from helpers.made_jobs import make_job
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from dslc.compiler.ir.axes import AXES
 from dslc.compiler.ir.facts import MachineFacts
-from dslc.compiler.placement.layout import AXES, Layout, lay_out
+from dslc.compiler.placement.layout import Layout, lay_out
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.blocks import DevicesSpec, ParallelismSpec
 

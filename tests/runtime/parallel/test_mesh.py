@@ -13,10 +13,11 @@ from helpers.gang import gang
 from helpers.made_programs import program, tokens
 
 from dslc.compiler.ir import program as p
+from dslc.compiler.ir.axes import AXES
 from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
-from dslc.runtime.parallel.mesh import AXES, coordinates_of, mesh_of, sizes_of
+from dslc.runtime.parallel.mesh import coordinates_of, mesh_of, sizes_of
 
 CPU = torch.device("cpu")
 

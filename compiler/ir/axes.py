@@ -1,0 +1,15 @@
+"""The axes along which ranks lie, and the place of a rank on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+AXES = ("pipeline", "data", "context", "tensor")  # outermost first: neighbours on the last one have adjacent ranks
+
+
+def coordinates(sizes: Mapping[str, int], rank: int) -> dict[str, int]:
+    """Returns a rank's place on each axis, of the axes' sizes."""
+    found = {}
+    for axis in reversed(AXES):
+        rank, found[axis] = divmod(rank, sizes[axis])
+    return {axis: found[axis] for axis in AXES}
