@@ -11,8 +11,8 @@ from dslc.dsl.diagnostics import Diagnostic, JobError, Report
 from dslc.dsl.meaning.load import load
 from dslc.dsl.show import render
 from dslc.front import inspect
-from dslc.run_folder import claimed, make_folder
-from dslc.runs import prepare, report_on, train
+from dslc.run_folder import make_folder
+from dslc.runs import prepare, train
 
 if TYPE_CHECKING:
     import torch
@@ -68,13 +68,11 @@ def run(path: str, settings: Sequence[str] = (), *, out: str | None = None) -> R
     if loaded.combinations:
         raise ValueError("a job with a sweep is several runs: `dslc run`, or one call for each with `settings`")
     folder = make_folder(ready.program, out)
-    with claimed(folder, ready.program):
-        outcome = train(ready, folder, run_in_subprocess)
+    outcome, _ = train(ready, folder, run_in_subprocess)
     if outcome.failure is not None:
         raise TrainingError(describe(outcome))
     if outcome.stopped_at == 0:  # asked twice: ended at once, without weights
         raise KeyboardInterrupt
-    report_on(ready, folder, outcome.steps)
     module = build_model(ready.program.model, "cpu")
     load_weights(module, folder)
     return RunResult(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -12,13 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.compile import Compiled, compile_plan
-from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import Loaded
 from dslc.dsl.meaning.write import anchored, write
-from dslc.dsl.plain import plain
+from dslc.dsl.plain import plain, plain_lines
 from dslc.front import inspect
+from dslc.run_folder import claimed
+from dslc.runtime.process.program_file import write_program
 from dslc.runtime.process.records import naming
 
 if TYPE_CHECKING:
@@ -56,21 +56,58 @@ def lay_down(ready: Ready, folder: str) -> None:
     for name, text in (
         ("job.plt", write(anchored(ready.loaded.job))),
         ("plan.json", ready.compiled.plan.text()),
-        ("program.json", json.dumps({"job": to_json(ready.program), "places": to_json(ready.places)})),
     ):
         path = os.path.join(folder, name)
         with naming(path), open(path, "w", encoding="utf-8") as file:
             file.write(text)
+    write_program(folder, ready.program, ready.places)
 
 
-def train(ready: Ready, folder: str, launch: Callable[[JobProgram, tuple[RankPlace, ...], str], Outcome]) -> Outcome:
-    """Trains in a folder that is claimed: writes the files, launches, and draws the plan meanwhile."""
-    lay_down(ready, folder)
-    drawing = _start_drawing(folder)
-    try:
-        return launch(ready.program, ready.places, folder)
-    finally:
-        _finish_drawing(drawing, folder)
+def train(
+    ready: Ready, folder: str, launch: Callable[[JobProgram, tuple[RankPlace, ...], str], Outcome]
+) -> tuple[Outcome, dict[str, Any] | None]:
+    """Trains in a folder, from its claim to its report: writes the files, launches, and draws the plan meanwhile.
+
+    Returns the outcome and the contents of report.json; None if the training failed, or was ended at once and left no
+    records. Raises Occupied.
+    """
+    with claimed(folder, ready.program):
+        lay_down(ready, folder)
+        drawing = _start_drawing(folder)
+        try:
+            outcome = launch(ready.program, ready.places, folder)
+        finally:
+            _finish_drawing(drawing, folder)
+        cut_off = outcome.failure is not None or outcome.stopped_at == 0
+        return outcome, None if cut_off else report_on(ready, folder, outcome.steps)
+
+
+def launch(program: JobProgram, places: tuple[RankPlace, ...], folder: str) -> Outcome:
+    """Launches ranks from this process. torch is imported only now, when the folder is known to be free."""
+    from dslc.runtime.launch import launch
+
+    return launch(program, places, folder)
+
+
+def launch_quietly(program: JobProgram, places: tuple[RankPlace, ...], folder: str) -> Outcome:
+    """Launches ranks for a command's own ends, without progress on the screen. Raises KeyboardInterrupt if they are
+    stopped.
+    """
+    from dslc.runtime.launch import launch
+
+    with open(os.devnull, "w", encoding="utf-8") as screen:
+        outcome = launch(program, places, folder, screen=screen)
+    if outcome.stopped_at is not None:
+        raise KeyboardInterrupt
+    return outcome
+
+
+def show_failure(outcome: Outcome, *, what: str = "training", before: str = "") -> None:
+    """Shows how ranks failed, after the words `before`; `what` they were launched for."""
+    from dslc.runtime.process.failure import describe
+
+    said = describe(outcome).replace("training failed", f"{what} failed", 1)
+    print(plain_lines(f"{before}{said}".expandtabs()), file=sys.stderr)
 
 
 def _start_drawing(folder: str) -> subprocess.Popen[bytes]:

@@ -20,7 +20,7 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.meaning.load import Loaded
 from dslc.dsl.plain import plain_lines
 from dslc.front import show
-from dslc.runs import Ready, prepare
+from dslc.runs import Ready, launch_quietly, prepare, show_failure
 from dslc.status import JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 
 _UNLIMITED = 2**62
@@ -87,23 +87,17 @@ def _without_training(job: JobSpec) -> JobSpec:
 @contextlib.contextmanager
 def launched(made: Ready, beside: str | None = None) -> Iterator[str]:
     """Yields the folder with the results of the ranks, which exists while the context lasts. Raises Refused."""
-    from dslc.runtime.launch import launch
-    from dslc.runtime.process.failure import describe
-
-    folder = tempfile.mkdtemp(prefix=f".dslc-{made.program.task}-", dir=beside)
-    with open(os.devnull, "w", encoding="utf-8") as screen:
-        outcome = launch(made.program, made.places, folder, screen=screen)
-    if outcome.failure is not None:  # the folder holds the logs
-        said = describe(outcome).replace("training failed", f"`{made.program.task}` failed")
-        print(plain_lines(said.expandtabs()), file=sys.stderr)
-        raise Refused(TRAINING_FAILED)
-    if not outcome.done:
-        shutil.rmtree(folder)
-        raise KeyboardInterrupt
+    folder, failed = tempfile.mkdtemp(prefix=f".dslc-{made.program.task}-", dir=beside), False
     try:
+        outcome = launch_quietly(made.program, made.places, folder)
+        failed = outcome.failure is not None
+        if failed:
+            show_failure(outcome, what=f"`{made.program.task}`")
+            raise Refused(TRAINING_FAILED)
         yield folder
     finally:
-        shutil.rmtree(folder)
+        if not failed:  # its logs are to be read
+            shutil.rmtree(folder)
 
 
 def metrics(made: Ready) -> dict[str, float]:

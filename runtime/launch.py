@@ -50,8 +50,8 @@ from dslc.runtime.pipeline import pipeline
 from dslc.runtime.process import failure
 from dslc.runtime.process.failure import Ends, Outcome
 from dslc.runtime.process.lifetime import Adopted, Pauses, end_with, ending, is_stopped
+from dslc.runtime.process.program_file import read_program, write_program
 from dslc.runtime.process.progress import Watch
-from dslc.runtime.process.records import naming
 from dslc.runtime.process.screen import prepare
 from dslc.runtime.process.stop import Board, listening
 from dslc.runtime.train import End
@@ -60,7 +60,7 @@ from dslc.runtime.transport.rendezvous import OneNode, shared_file
 
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 PATIENCE = 5.0  # seconds that processes get to end when they have nothing more to do
-_PROGRAM, _FUNCTIONS = "program.json", "functions.pkl"
+_FUNCTIONS = "functions.pkl"
 # As `python -m dslc.runtime.launch`, except that Ctrl-C during torch's import ends it without a traceback.
 _START = """
 import signal, sys
@@ -341,9 +341,7 @@ def run_in_subprocess(program: JobProgram, places: tuple[RankPlace, ...], run_di
     RuntimeError if that interpreter ends without an outcome.
     """
     os.makedirs(run_dir, exist_ok=True)
-    path = os.path.join(run_dir, _PROGRAM)
-    with naming(path), open(path, "w", encoding="utf-8") as file:
-        json.dump({"job": to_json(program), "places": to_json(places)}, file)
+    write_program(run_dir, program, places)
     _hand_over(program, os.path.join(run_dir, _FUNCTIONS))
     reading, writing = os.pipe()
     # -P: no module of the current folder hides those of Python and torch.
@@ -433,10 +431,7 @@ def main(arguments: list[str] | None = None) -> int:
     prepare()
     if options.parent is not None:
         end_with(options.parent)
-    with open(os.path.join(options.run_dir, _PROGRAM), encoding="utf-8") as file:
-        told = json.load(file)
-    program = from_json(JobProgram, told["job"])
-    places = tuple(from_json(RankPlace, place) for place in told["places"])
+    program, places = read_program(options.run_dir)
     functions = os.path.join(options.run_dir, _FUNCTIONS)
     before = (lambda: _take_over(functions)) if os.path.exists(functions) else None
     outcome = launch(program, places, options.run_dir, before=before)

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load_each
-from dslc.dsl.plain import plain, plain_lines
+from dslc.dsl.plain import plain
 from dslc.front import over, show
 from dslc.run_folder import Occupied, claimed, make_folder, refuse_others, refuse_run
-from dslc.runs import Ready, folders_of, prepare, report_on, train
+from dslc.runs import Ready, folders_of, launch, prepare, show_failure, train
 from dslc.status import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
@@ -57,27 +57,17 @@ def run_one(ready: Ready, folder: str, again: Sequence[str]) -> int:
     """Runs one training, from its run directory to its exit status; `again`: its job and the settings that change it.
     Raises Occupied.
     """
-    with claimed(folder, ready.program):
-        return _run_one(ready, folder, again)
-
-
-def _run_one(ready: Ready, folder: str, again: Sequence[str]) -> int:
     from dslc.measured import show_report
-    from dslc.runtime.launch import launch
-    from dslc.runtime.process.failure import describe
 
-    outcome = train(ready, folder, launch)
+    outcome, report = train(ready, folder, launch)
     if outcome.failure is not None:
-        print(plain_lines(describe(outcome).expandtabs()), file=sys.stderr)
-        _show_how_to_go_on(ready, folder, again)
-        return TRAINING_FAILED
-    if outcome.stopped_at != 0:  # 0: ended at once, without records
-        report = report_on(ready, folder, outcome.steps)
-        if ready.program.profile:
-            show_report(report)
-    if outcome.stopped_at is not None:
-        _show_how_to_go_on(ready, folder, again)
-    return GOOD if outcome.stopped_at is None else INTERRUPTED
+        show_failure(outcome)
+    if report and ready.program.profile:
+        show_report(report)
+    if outcome.done:
+        return GOOD
+    _show_how_to_go_on(ready, folder, again)
+    return INTERRUPTED if outcome.failure is None else TRAINING_FAILED
 
 
 def _show_how_to_go_on(ready: Ready, folder: str, again: Sequence[str]) -> None:

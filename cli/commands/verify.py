@@ -19,7 +19,7 @@ from dslc.front import show
 from dslc.probe.gather import gpus_here
 from dslc.reference import CannotShrink, observed, one_process, shrunk
 from dslc.run_folder import LOCK, Occupied, claimed
-from dslc.runs import Ready, prepare
+from dslc.runs import Ready, launch_quietly, prepare, show_failure
 from dslc.status import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 
 if TYPE_CHECKING:
@@ -235,22 +235,16 @@ def _observed(program: JobProgram, steps: int, checkpoint: CheckpointStep | None
 
 def _train(ready: Ready, program: JobProgram, folder: str, what: str, *, quiet: bool = False) -> Observation | None:
     """Returns the observations of its ranks; None if the training failed, which is shown unless `quiet`."""
-    from dslc.runtime.launch import launch
     from dslc.runtime.measure.observe import Observation
-    from dslc.runtime.process.failure import describe
 
     if sys.stderr.isatty():
         print(f"trains {what} …", file=sys.stderr)
-    with open(os.devnull, "w", encoding="utf-8") as screen:
-        outcome = launch(program, ready.places, folder, screen=screen)
-    if outcome.failure is not None:
-        if quiet:
-            return None
-        print(plain_lines(f"{what}: {describe(outcome)}".expandtabs()), file=sys.stderr)
-        return None
-    if not outcome.done:
-        raise KeyboardInterrupt
-    return Observation(folder, program.world_size)
+    outcome = launch_quietly(program, ready.places, folder)
+    if outcome.failure is None:
+        return Observation(folder, program.world_size)
+    if not quiet:
+        show_failure(outcome, before=f"{what}: ")
+    return None
 
 
 def _shown(ready: Ready) -> str:

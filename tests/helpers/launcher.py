@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import pickle
 import select
@@ -18,8 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.runtime.process import program_file
 from helpers.paths import TESTS
 
 # Modules that many trainings need and that take seconds to import.
@@ -101,7 +100,7 @@ def serve() -> None:
 def write_program(program: JobProgram, places: tuple[RankPlace, ...], folder: Path) -> Path:
     """Creates a run directory that `python -m dslc.runtime.launch` takes."""
     folder.mkdir()
-    (folder / "program.json").write_text(json.dumps({"job": to_json(program), "places": to_json(places)}))
+    program_file.write_program(str(folder), program, places)
     return folder
 
 

@@ -1,0 +1,25 @@
+"""`program.json` in a run directory: the job's program and the places of its ranks, as the launcher takes them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+
+from dslc.compiler.ir.codec import from_json, to_json
+from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.runtime.process.records import naming
+
+_NAME = "program.json"
+
+
+def write_program(run_dir: str, program: JobProgram, places: Sequence[RankPlace]) -> None:
+    path = os.path.join(run_dir, _NAME)
+    with naming(path), open(path, "w", encoding="utf-8") as file:
+        json.dump({"job": to_json(program), "places": to_json(tuple(places))}, file)
+
+
+def read_program(run_dir: str) -> tuple[JobProgram, tuple[RankPlace, ...]]:
+    with open(os.path.join(run_dir, _NAME), encoding="utf-8") as file:
+        told = json.load(file)
+    return from_json(JobProgram, told["job"]), tuple(from_json(RankPlace, place) for place in told["places"])
