@@ -21,22 +21,17 @@ from dslc.runtime.model.names import named_tensors
 from dslc.runtime.parallel.context_parallel import piece_of
 from dslc.runtime.pipeline.pipeline import Schedule
 from dslc.runtime.step.assemble import Parts
-from dslc.runtime.step.stepper import UNSEEN, Done, Looks, clipped, global_count, share_of_mean
-from dslc.runtime.technique import dynamo
+from dslc.runtime.step.stepper import UNSEEN, Done, Looks, global_count, share_of_mean, updater
 from dslc.runtime.technique.precision import autocast
 
 
 def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSEEN) -> Callable[[StepBatch], Done]:
     """Returns the function that does one step."""
-    axis, engine, loss_sum, optimizer, scaler = parts.pipeline, parts.engine, parts.loss, parts.optimizer, parts.scaler
+    axis, engine, loss_sum, scaler = parts.pipeline, parts.engine, parts.loss, parts.scaler
     assert axis is not None
-    precision, device, clip, scaled = job.precision, parts.device, job.clip, scaler.is_enabled()
-    update = dynamo.plain_step(optimizer)
+    precision, device, update = job.precision, parts.device, updater(job, parts, looks)
     tensors = named_tensors(parts.plain)
-    parameters = [parameter for parameter in parts.plain.parameters() if parameter.requires_grad]
-    counted = [engine.counts(parameter) for parameter in parameters]
     cut = piece_of(job)
-    measured = clip is not None or job.observe
     scaler.scale(torch.zeros((), device=device))  # gives a rank that never scales a loss its scale
 
     agreed: Callable[[], None]
@@ -64,16 +59,6 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
         axis.add_up_shared(tensors)
         total = torch.stack(totals).sum() if totals else torch.zeros((), device=device)
         looks.between(batch, total, number)
-        norm = None
-        if measured:
-            scaler.unscale_(optimizer)
-            norm = clipped(parameters, counted, clip, engine.shards, looks.norm)
-        if scaled:
-            scaler.step(optimizer)
-            scaler.update()
-        else:
-            update()
-        optimizer.zero_grad(set_to_none=True)
-        return Done(total, number, norm)
+        return Done(total, number, update())
 
     return step

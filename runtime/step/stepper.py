@@ -64,14 +64,10 @@ UNSEEN = Looks()
 
 def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSEEN) -> Callable[[StepBatch], Done]:
     """Returns the function that does one step."""
-    engine, loss_sum, optimizer, scaler = parts.engine, parts.loss, parts.optimizer, parts.scaler
+    engine, loss_sum, scaler = parts.engine, parts.loss, parts.scaler
     model, held, ranks = engine.model, engine.held, engine.scale
-    precision, device, clip, scaled = job.precision, parts.device, job.clip, scaler.is_enabled()
-    update = dynamo.plain_step(optimizer)
-    parameters = [parameter for parameter in parts.plain.parameters() if parameter.requires_grad]
-    counted = [engine.counts(parameter) for parameter in parameters]
+    precision, device, update = job.precision, parts.device, updater(job, parts, looks)
     cut = context_parallel.piece_of(job)
-    measured = clip is not None or job.observe
     aside = offload.activations(job, device)
 
     def forward(input: Tensor, target: Tensor) -> Tensor:
@@ -98,6 +94,22 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
         total = _sum(total, backward(loss, number))
         engine.complete()
         looks.between(batch, total, number)
+        return Done(total, number, update())
+
+    return step
+
+
+def updater(job: JobProgram, parts: Parts, looks: Looks) -> Callable[[], Tensor | None]:
+    """Returns the function that closes a step: it clips the gradient, changes the parameters by it and drops it, and
+    returns its norm if that was asked for.
+    """
+    engine, optimizer, scaler, clip = parts.engine, parts.optimizer, parts.scaler, job.clip
+    parameters = [parameter for parameter in parts.plain.parameters() if parameter.requires_grad]
+    counted = [engine.counts(parameter) for parameter in parameters]
+    measured, scaled = clip is not None or job.observe, scaler.is_enabled()
+    plain_step = dynamo.plain_step(optimizer)
+
+    def update() -> Tensor | None:
         norm = None
         if measured:
             scaler.unscale_(optimizer)
@@ -106,11 +118,11 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
             scaler.step(optimizer)
             scaler.update()
         else:
-            update()
+            plain_step()
         optimizer.zero_grad(set_to_none=True)
-        return Done(total, number, norm)
+        return norm
 
-    return step
+    return update
 
 
 @torch.no_grad()
