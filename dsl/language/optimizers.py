@@ -116,23 +116,12 @@ class Adam(Optimizer):
 
 
 @call("optimizer", "adamw")
-class AdamW(Optimizer):
+class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv:1711.05101)."""
 
     torch_class: ClassVar = "AdamW"
-    fused: ClassVar = ("cpu", "cuda")
-    fused_takes_shards: ClassVar = True
-    rounding: ClassVar = 0.05
 
-    lr: float = arg(_LR, _LR_DOC, default=1e-3)
-    betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, default=(0.9, 0.999))
-    eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
     weight_decay: float = arg(_DECAY, _DECAY_DOC, default=1e-2)
-    amsgrad: bool = arg(Bool(), "the AMSGrad variant", default=False)
-
-    @property
-    def state(self) -> tuple[str, ...]:
-        return (*_MOMENTS, "max_exp_avg_sq") if self.amsgrad else _MOMENTS
 
 
 @call("optimizer", "nadam")
@@ -206,8 +195,21 @@ class Rmsprop(Optimizer):
 # Torch has none of the following: a job with one of them is checked and planned, and does not run.
 
 
+@record
+class _Compressed(Optimizer):
+    """Adam whose momentum is exchanged in fewer bits."""
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        return _MOMENTS
+
+    @property
+    def scratch(self) -> int:
+        return 0
+
+
 @call("optimizer", "qadam")
-class QAdam(Optimizer):
+class QAdam(_Compressed):
     """Adam whose momentum is exchanged in 8 bits after a warm-up (Bagua)."""
 
     lr: float = arg(_LR, _LR_DOC, default=1e-3)
@@ -216,17 +218,9 @@ class QAdam(Optimizer):
     eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
     weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
 
-    @property
-    def state(self) -> tuple[str, ...]:
-        return _MOMENTS
-
-    @property
-    def scratch(self) -> int:
-        return 0
-
 
 @call("optimizer")
-class OnebitAdam(Optimizer):
+class OnebitAdam(_Compressed):
     """Adam whose momentum is exchanged as signs after a warm-up (Tang et al. 2021, arXiv:2102.02888)."""
 
     lr: float = arg(_LR, _LR_DOC, default=1e-3)
@@ -234,11 +228,3 @@ class OnebitAdam(Optimizer):
     betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, default=(0.9, 0.999))
     eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
     weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
-
-    @property
-    def state(self) -> tuple[str, ...]:
-        return _MOMENTS
-
-    @property
-    def scratch(self) -> int:
-        return 0

@@ -345,14 +345,19 @@ class Evaluator:
             help=f"did you mean `{meant}`?" if meant else f"the units are {', '.join(units.UNITS)}",
         )  # fmt: skip
 
+    def amount_for(self, expr: tree.Expr, kind: Kind, path: str) -> Amount | Bad:
+        """Returns the number or quantity of a field that takes one."""
+        return self.amount(expr) if numeric(expr) else self.mismatch(expr, kind, path)
+
+    def number_for(self, expr: tree.Expr, kind: Int | Float, path: str) -> int | float | Bad:
+        """Returns the number of a field that takes one without a unit."""
+        found = self.amount_for(expr, kind, path)
+        return self.wrong_dimension(expr, found, kind, path) if isinstance(found, Quantity) else found
+
     def whole(self, expr: tree.Expr, kind: Int, path: str) -> int | Bad:
-        if not numeric(expr):
-            return self.mismatch(expr, kind, path)
-        found = self.amount(expr)
+        found = self.number_for(expr, kind, path)
         if isinstance(found, Bad):
             return BAD
-        if isinstance(found, Quantity):
-            return self.wrong_dimension(expr, found, kind, path)
         if isinstance(found, float):
             if found != int(found) or not isinstance(inside(expr), tree.Binary):
                 return self.fail(
@@ -367,19 +372,13 @@ class Evaluator:
         return self.within(expr, found, kind.min, kind.max, None, None, units.number(found), path)
 
     def real(self, expr: tree.Expr, kind: Float, path: str) -> float | Bad:
-        if not numeric(expr):
-            return self.mismatch(expr, kind, path)
-        found = self.amount(expr)
+        found = self.number_for(expr, kind, path)
         if isinstance(found, Bad):
             return BAD
-        if isinstance(found, Quantity):
-            return self.wrong_dimension(expr, found, kind, path)
         return self.within(expr, float(found), kind.min, kind.max, kind.above, kind.below, units.number(found), path)
 
     def measure(self, expr: tree.Expr, kind: Measure, path: str) -> Any:
-        if not numeric(expr):
-            return self.mismatch(expr, kind, path)
-        found = self.amount(expr)
+        found = self.amount_for(expr, kind, path)
         if isinstance(found, Bad):
             return BAD
         first = kind.dimensions[0]
