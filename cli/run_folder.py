@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.ir.units import path_text
 from dslc.dsl.plain import plain
+from dslc.dsl.words import first_of
 from dslc.runtime.checkpoint.files import checkpoints_in
 from dslc.runtime.process.records import naming
 
@@ -99,9 +100,8 @@ def refuse_others(folder: str, shown: str, *, goes_on: bool) -> None:
     if goes_on and names == ["checkpoints"] and checkpoints_in(os.path.join(folder, "checkpoints")):
         return
     if names:
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         raise Occupied(
-            f"{shown} is not a run directory and holds other files ({', '.join(names[:_SHOWN])}{more}), which a run "
+            f"{shown} is not a run directory and holds other files ({first_of(names, _SHOWN)}), which a run "
             f"could overwrite: name a new or an empty folder, as `--out {os.path.join(shown, 'run')}`"
         )
 

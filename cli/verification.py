@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dslc.compiler.ir.program import JobProgram
 from dslc.dsl.language.optimizers import torch_optimizer
-from dslc.dsl.words import plural
+from dslc.dsl.words import first_of, plural
 
 if TYPE_CHECKING:
     from dslc.runtime.measure.observe import Observation, Seen
@@ -335,9 +335,7 @@ def _content(ours: Seen, theirs: Sequence[Seen], finding: Finding) -> None:
 
 
 def _numbers(samples: Sequence[int]) -> str:
-    shown = ", ".join(map(str, sorted(samples)[:_NAMED]))
-    more = f" and {len(samples) - _NAMED} more" if len(samples) > _NAMED else ""
-    return f"sample{'s' if len(samples) > 1 else ''} {shown}{more}"
+    return f"sample{'s' if len(samples) > 1 else ''} {first_of(list(map(str, sorted(samples))), _NAMED)}"
 
 
 def _ranks(ranks: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def article(noun: str) -> str:
@@ -23,5 +23,11 @@ def listed(choices: Iterable[str], limit: int = 16) -> str:
     """Joins choices: `a`, `b` or `c`."""
     quoted = [f"`{choice}`" for choice in choices]
     if len(quoted) > limit:
-        return ", ".join(quoted[:limit]) + f" and {len(quoted) - limit} more"
+        return first_of(quoted, limit)
     return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
+
+
+def first_of(texts: Sequence[str], most: int = 3) -> str:
+    """Joins texts, of many the first alone: `a, b, c and 2 more`."""
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more

@@ -74,9 +74,9 @@ def _show_how_to_go_on(ready: Ready, folder: str, again: Sequence[str]) -> None:
     """Shows, after a training that ended early, the command that resumes from its newest checkpoint, if there is
     one.
     """
-    from dslc.runtime.checkpoint.files import checkpoints_in
+    from dslc.runtime.checkpoint.files import checkpoints_in, folder_of
 
-    if checkpoints_in(ready.program.checkpoint.folder or os.path.join(folder, "checkpoints")):
+    if checkpoints_in(folder_of(ready.program, folder)):
         job, *settings = again
         kept = [setting for setting in settings if not setting.startswith("checkpoint.resume")]
         words = ["dslc", "run", os.path.relpath(job), "--out", os.path.relpath(folder)]

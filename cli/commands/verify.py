@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dslc.compiler.ir.checkpoint_names import name_of
 from dslc.compiler.ir.program import CheckpointStep, JobProgram
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.meaning.load import Loaded, load_each
@@ -153,7 +154,7 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
     while True:
         verdict = compare(plan.program, under_plan, alone, by_nature, rounding or Rounding())
         if verdict.findings[3].status == "holds" and saved:
-            taken = os.path.join(folder, "plan", "checkpoints", f"step-{saved:08d}")
+            taken = os.path.join(folder, "plan", "checkpoints", name_of(saved))
             gone_on = _observed(one.program, steps, CheckpointStep(resume=taken))
             what = f"in one process from step {saved} on"
             resumed = resumed or _train(one, gone_on, os.path.join(folder, "resumed"), what)

@@ -7,12 +7,10 @@ undamaged and fits is found when it is read.
 from __future__ import annotations
 
 import os
-import re
 
-from dslc.dsl.diagnostics import Diagnostic, Report
+from dslc.compiler.ir.checkpoint_names import MANIFEST, names_in
+from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.job import JobSpec
-
-_CHECKPOINT = re.compile(r"step-\d{8,}")  # names from runtime/checkpoint/files.py
 
 
 def check_checkpoints(job: JobSpec, report: Report) -> None:
@@ -21,29 +19,21 @@ def check_checkpoints(job: JobSpec, report: Report) -> None:
     if checkpoint.resume is None and checkpoint.dir is not None and checkpoint.every is not None:
         there = _checkpoints_in(checkpoint.dir)
         if there:
-            report.extend(
-                [
-                    Diagnostic(
-                        code="W0811",
-                        message=f"{checkpoint.dir} holds checkpoints already",
-                        span=checkpoint.at("dir"),
-                        label=f"the newest is {there[-1]}",
-                        help="`resume = auto` continues from them; otherwise name another folder, or remove them",
-                    )
-                ]
+            report.add(
+                "W0811",
+                f"{checkpoint.dir} holds checkpoints already",
+                checkpoint.at("dir"),
+                label=f"the newest is {there[-1]}",
+                help="`resume = auto` continues from them; otherwise name another folder, or remove them",
             )
     if checkpoint.resume not in (None, "auto"):
         missing = _missing(checkpoint.resume)
         if missing:
-            report.extend(
-                [
-                    Diagnostic(
-                        code="W0812",
-                        message=f"there is no checkpoint to resume from: {missing}",
-                        span=checkpoint.at("resume"),
-                        help="a checkpoint (`step-00000050`), a folder that holds some, or `auto`",
-                    )
-                ]
+            report.add(
+                "W0812",
+                f"there is no checkpoint to resume from: {missing}",
+                checkpoint.at("resume"),
+                help="a checkpoint (`step-00000050`), a folder that holds some, or `auto`",
             )
 
 
@@ -52,14 +42,13 @@ def _missing(path: str) -> str:
         return f"{path} does not exist"
     if not os.path.isdir(path):
         return f"{path} is not a folder"
-    if not os.path.exists(os.path.join(path, "manifest.json")) and not _checkpoints_in(path):
+    if not os.path.exists(os.path.join(path, MANIFEST)) and not _checkpoints_in(path):
         return f"{path} holds none"
     return ""
 
 
 def _checkpoints_in(folder: str) -> list[str]:
-    """Returns the checkpoints' names, the oldest first."""
     try:
-        return sorted((name for name in os.listdir(folder) if _CHECKPOINT.fullmatch(name)), key=lambda n: int(n[5:]))
+        return names_in(folder)
     except OSError:
         return []

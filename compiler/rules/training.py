@@ -15,7 +15,7 @@ from dslc.compiler.facts.weights_file import TensorEntry, Unreadable, entries, f
 from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
-from dslc.compiler.placement.sharding import offloaded, recomputed, sharding_of, splits_backward, trained
+from dslc.compiler.placement.sharding import autocasts, offloaded, recomputed, sharding_of, splits_backward, trained
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
@@ -23,7 +23,7 @@ from dslc.dsl.language.layers import TransformersNetwork
 from dslc.dsl.language.registry import Block
 from dslc.dsl.language.suggest import near
 from dslc.dsl.source import Span
-from dslc.dsl.words import plural
+from dslc.dsl.words import first_of, plural
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _SHOWN = 3  # names of a kind that a message lists, at most
@@ -78,7 +78,7 @@ def _unmatched(field: str, block: Block, patterns: Sequence[str], names: Sequenc
             "E0710",
             f"`{type(block).word}.{field}`: no parameter is called `{pattern}`",
             entry_at(block.at(field), pattern),
-            help=f"did you mean `{meant}`?" if meant else f"the parameters are called {_listed(_quoted(names))}",
+            help=f"did you mean `{meant}`?" if meant else f"the parameters are called {first_of(_quoted(names))}",
         )
     return found
 
@@ -181,7 +181,7 @@ def _check_fit(found: dict[str, TensorEntry], file: str, model: ModelGraph, span
     ]
     unlike += [f"`{name}` is {found[name].dtype}" for name in parameters if name in found if not _float(found[name])]
     kinds = (("lacks", _quoted(missing)), ("has besides", _quoted(over)), ("has unlike tensors:", unlike))
-    notes = [Note(message=f"the file {what} {_listed(said)}") for what, said in kinds if said]
+    notes = [Note(message=f"the file {what} {first_of(said)}") for what, said in kinds if said]
     if notes:
         report.add(
             "E0713",
@@ -210,10 +210,6 @@ def _renamed(missing: Sequence[str], over: Sequence[str]) -> str:
 
 def _quoted(names: Iterable[str]) -> list[str]:
     return [f"`{name}`" for name in names]
-
-
-def _listed(said: Sequence[str]) -> str:
-    return ", ".join(said[:_SHOWN]) + (f" and {len(said) - _SHOWN} more" if len(said) > _SHOWN else "")
 
 
 # ------------------------------------------------------------------------------------------- recomputation, offload
@@ -276,9 +272,7 @@ def _check_half_precision(job: JobSpec, layout: Layout, model: ModelGraph, repor
     """Reports an LSTM under autocast: torch passes it to oneDNN, which has none in 16 bits for CPUs without such
     arithmetic.
     """
-    precision = job.train.precision
-    low = isinstance(precision, c.Bf16 | c.Fp16) and precision.level == "O1"
-    if not low or layout.device != "cpu" or model.root is None:
+    if not autocasts(job) or layout.device != "cpu" or model.root is None:
         return
     if any(step.kind == ".LSTM" for step in _all_steps(model.root)):
         report.add(

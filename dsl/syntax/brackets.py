@@ -255,23 +255,9 @@ class _Layout:
     def unclosed(self, entries: list[Open], at: int, noticed: Token | None) -> int:
         """Reports openers that are never closed, skips their value, and returns the index to continue at."""
         for entry in entries:
-            note = (
-                Note(
-                    message=f"this `{self.written(noticed)}` comes first",
-                    span=self.mistakes.span(noticed.start, noticed.end),
-                )
-                if noticed
-                else None
-            )
-            self.mistakes.add(
-                "E0010",
-                f"this `{entry.token.text}` is never closed",
-                entry.token.start,
-                entry.token.end,
-                label="opened here",
-                notes=[note] if note else [],
-                help=f"write `{_sign(PAIRS[entry.token.kind])}` where it ends",
-            )
+            said = f"this `{self.written(noticed)}` comes first" if noticed else ""
+            where = f"write `{_sign(PAIRS[entry.token.kind])}` where it ends"
+            self.never_closed(entry.token, noticed, said, where)
         self.ended_early = self.ended_early or (noticed is not None and noticed.kind == "RBRACE")
         first = entries[0]
         stop = self.value_end(first.read, at)
@@ -422,25 +408,22 @@ class _Layout:
         self.complete = False
         return len(self.read)
 
-    def unclosed_brace(self, noticed: Token | None) -> None:
-        opener = self.open.pop().token
-        note = (
-            Note(
-                message=f"`{self.written(noticed)}` begins here, still inside of it",
-                span=self.mistakes.span(noticed.start, noticed.end),
-            )
-            if noticed
-            else None
-        )
+    def never_closed(self, opener: Token, noticed: Token | None, said: str, help: str) -> None:
+        """Reports an opener, and what is `said` of the token at which that was noticed."""
         self.mistakes.add(
             "E0010",
-            "this `{` is never closed",
+            f"this `{opener.text}` is never closed",
             opener.start,
             opener.end,
             label="opened here",
-            notes=[note] if note else [],
-            help="write `}` after the last entry of the block",
+            notes=[Note(message=said, span=self.mistakes.span(noticed.start, noticed.end))] if noticed else [],
+            help=help,
         )
+
+    def unclosed_brace(self, noticed: Token | None) -> None:
+        opener = self.open.pop().token
+        said = f"`{self.written(noticed)}` begins here, still inside of it" if noticed else ""
+        self.never_closed(opener, noticed, said, "write `}` after the last entry of the block")
         where = noticed.start if noticed else self.end
         if self.kept and self.kept[-1].kind not in ("_NL", "LBRACE"):
             self.kept.append(Token("_NL", "", where, where))

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dslc.compiler.ir.checkpoint_names import name_of
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.ir.units import path_text
@@ -195,7 +196,7 @@ class Checkpoints:
         self.stalls.append(self._last - began)
 
     def _begin(self, step: int, samples: int, seconds: float) -> None:
-        self.newest = path_text(os.path.join(self._folder, files.name_of(step)))
+        self.newest = path_text(os.path.join(self._folder, name_of(step)))
         tensors = self._state.mine()
         manifest = files.Manifest(
             format=files.FORMAT,
@@ -242,7 +243,7 @@ class Checkpoints:
             self._failed = error
 
     def _write(self, tensors: State, manifest: files.Manifest) -> None:
-        part = os.path.join(self._folder, files.name_of(manifest.step) + ".part")
+        part = os.path.join(self._folder, name_of(manifest.step) + ".part")
         write(part, tensors, self._group)
         names = [name for name in os.listdir(part) if name.startswith(f"__{self._rank}_")]
         names += [files.METADATA] if self._rank == 0 else []

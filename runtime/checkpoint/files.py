@@ -26,14 +26,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dslc.compiler.ir.checkpoint_names import MANIFEST, NAME, name_of, names_in
 from dslc.compiler.ir.codec import DecodeError, from_json, parse, to_json
 from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.process.records import naming
 
 FORMAT = 2
-MANIFEST = "manifest.json"
 METADATA = ".metadata"  # torch's index: the file of each part of each tensor
-_NAME = re.compile(r"step-(\d{8,})")
 _LEFT = re.compile(r"step-\d{8,}\.(part|gone)")
 _FILES = re.compile(r"__\d+_\d+\.distcp|\.metadata.*|manifest\.json")  # the files in a checkpoint's folder
 _PIECE = 1 << 22  # bytes read at once
@@ -179,13 +178,9 @@ def folder_of(job: JobProgram, run_dir: str) -> str:
     return job.checkpoint.folder or os.path.join(run_dir, "checkpoints")
 
 
-def name_of(step: int) -> str:
-    return f"step-{step:08d}"
-
-
 def is_checkpoint(path: str) -> bool:
     """True if a path is one checkpoint, rather than a folder of them."""
-    return bool(_NAME.fullmatch(os.path.basename(os.path.normpath(path)))) or os.path.exists(
+    return bool(NAME.fullmatch(os.path.basename(os.path.normpath(path)))) or os.path.exists(
         os.path.join(path, MANIFEST)
     )
 
@@ -195,16 +190,9 @@ def checkpoints_in(place: str) -> list[str]:
     if is_checkpoint(place):
         return [place] if os.path.isdir(place) else []
     try:
-        names = [name for name in os.listdir(place) if _NAME.fullmatch(name)]
+        return [os.path.join(place, name) for name in reversed(names_in(place))]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [os.path.join(place, name) for name in sorted(names, key=_step, reverse=True)]
-
-
-def _step(name: str) -> int:
-    found = _NAME.fullmatch(name)
-    assert found is not None
-    return int(found[1])
 
 
 def look(path: str) -> Found:
@@ -340,7 +328,7 @@ def foreign(folder: str) -> str:
     """
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
-        if (_NAME.fullmatch(name) or _LEFT.fullmatch(name)) and not _ours(path):
+        if (NAME.fullmatch(name) or _LEFT.fullmatch(name)) and not _ours(path):
             return path
     return ""
 

@@ -1,0 +1,19 @@
+"""The names of checkpoints in a folder, by which the rules, the command and the runtime know them."""
+
+from __future__ import annotations
+
+import os
+import re
+
+MANIFEST = "manifest.json"  # a file in every checkpoint
+NAME = re.compile(r"step-(\d{8,})")
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def names_in(folder: str) -> list[str]:
+    """Returns the names of the checkpoints in a folder, the oldest first. Raises OSError if it cannot be listed."""
+    found = (NAME.fullmatch(name) for name in os.listdir(folder))
+    return [each[0] for each in sorted(filter(None, found), key=lambda each: int(each[1]))]
