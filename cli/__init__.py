@@ -13,6 +13,8 @@ Importing this package costs next to nothing: torch and networkx are imported by
 
 from __future__ import annotations
 
+from dslc.version import __version__
+
 TYPE_CHECKING = False  # that of `typing`, which takes milliseconds: a Ctrl-C is answered only after this file
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from dslc.compiler.compile import Compiled
     from dslc.dsl.diagnostics import Diagnostic
 
-__version__ = "0.1.0"
 __all__ = ["__version__", "check", "compile", "run"]
 
 

@@ -20,6 +20,7 @@ EXAMPLE = """example:
 exit status: 0 good, 1 the job file is at fault, 2 wrong usage, 3 the training failed
 """
 
+PLAN_HELP = "a .plt file; or a plan.json, beside its job, which `dslc plan JOB --json` or a run has made"
 SET_HELP = "override a param, a block.field or a block.field.argument; may be repeated"
 
 
@@ -61,7 +62,7 @@ class _Command:
 
 def _on_jobs(command: _Command) -> None:
     run = command("run", "compile, launch and train", "dslc run digits.plt --set train.epochs=2 --out runs/first")
-    _job_arguments(run)
+    _job_arguments(run, PLAN_HELP)
     run.add_argument("--out", metavar="DIR", help="the run directory (default: runs/<job>/<time>)")
     run.add_argument(
         "--profile", action="store_true", help="measure memory and collectives of some steps, beside the predictions"
@@ -74,14 +75,14 @@ def _on_jobs(command: _Command) -> None:
     check.add_argument("--resume", metavar="DIR", help="also check that the job can resume from the checkpoint in DIR")
 
     plan = command("plan", "show what every rank will do", "dslc plan cluster.plt --rank 5")
-    _job_arguments(plan)
-    plan.add_argument("--json", action="store_true", help="print the plan itself, as JSON")
+    _job_arguments(plan, PLAN_HELP)
+    plan.add_argument("--json", action="store_true", help="print the plan itself, as JSON: keep it beside the job")
     plan.add_argument("--rank", metavar="N", type=int, help="show what one rank will do")
     plan.add_argument("--origins", action="store_true", help="show which file or --set gave each value")
     _trace_argument(plan)
 
     render = command("render", "draw the plan as a picture", "dslc render cluster.plt -o cluster.svg")
-    _job_arguments(render)
+    _job_arguments(render, PLAN_HELP)
     render.add_argument("-o", "--output", metavar="FILE", required=True, help=".svg, .png, .dot or .html")
     render.add_argument(
         "--view",
@@ -157,8 +158,8 @@ def _on_text(command: _Command) -> None:
     schema.add_argument("--markdown", action="store_true", help="print the reference page")
 
 
-def _job_arguments(made: argparse.ArgumentParser, many: bool = False) -> None:
-    made.add_argument("jobs" if many else "job", metavar="JOB", nargs="+" if many else None, help="a .plt file")
+def _job_arguments(made: argparse.ArgumentParser, help: str = "a .plt file", many: bool = False) -> None:
+    made.add_argument("jobs" if many else "job", metavar="JOB", nargs="+" if many else None, help=help)
     made.add_argument("--set", dest="settings", metavar="PATH=VALUE", action="append", default=[], help=SET_HELP)
 
 
@@ -188,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return WRONG_USAGE
         command = chosen.command or ""
         if chosen.version:
-            from dslc import __version__
+            from dslc.version import __version__
 
             print(f"dslc {__version__}")
             return GOOD

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.compile import Compiled, compile_plan
 from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.plan_facts import facts_of
+from dslc.compiler.plan_file import JobText, PlanFile
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import Loaded
 from dslc.dsl.meaning.write import anchored, write
@@ -20,6 +22,7 @@ from dslc.front import inspect
 from dslc.run_folder import claimed
 from dslc.runtime.process.program_file import write_program
 from dslc.runtime.process.records import naming
+from dslc.version import __version__
 
 if TYPE_CHECKING:
     from dslc.runtime.process.failure import Outcome
@@ -49,13 +52,29 @@ def prepare(loaded: Loaded, report: Report, *, profile: bool = False) -> Ready |
     return Ready(loaded=loaded, compiled=compiled, program=program, places=compiled.places())
 
 
+def file_of(compiled: Compiled, loaded: Loaded) -> PlanFile:
+    """Returns the plan file of a job. That of a sweep is of its first combination."""
+    job, settings = compiled.analysis.job, list(loaded.settings)
+    for combination in loaded.combinations[:1]:
+        settings += [f"{path}={text}" for path, text in combination]
+    source = JobText(
+        files=tuple(loaded.texts.items()),
+        settings=tuple(settings),
+        beside=os.path.relpath(loaded.beside, job.folder) if settings else ".",
+    )
+    facts = facts_of(compiled.analysis)
+    return PlanFile(plan=compiled.plan, graph=compiled.graph, source=source, facts=facts, dslc=__version__)
+
+
 def lay_down(ready: Ready, folder: str) -> None:
     """Writes the files known before the start: the job as resolved, the plan, the program."""
     assert ready.loaded.job is not None
     os.makedirs(os.path.join(folder, "logs"), exist_ok=True)
+    plan = file_of(ready.compiled, ready.loaded)
+    plan = dataclasses.replace(plan, folder=os.path.relpath(ready.loaded.job.folder, folder))
     for name, text in (
         ("job.plt", write(anchored(ready.loaded.job))),
-        ("plan.json", ready.compiled.plan.text()),
+        ("plan.json", plan.text()),
     ):
         path = os.path.join(folder, name)
         with naming(path), open(path, "w", encoding="utf-8") as file:

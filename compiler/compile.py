@@ -6,7 +6,7 @@ from typing import Any
 
 from dslc.compiler.cost.layer_bytes import kept_bytes
 from dslc.compiler.cost.stages import equal_counts
-from dslc.compiler.emit import emit, places
+from dslc.compiler.emit import emit, located, places
 from dslc.compiler.graph.constants import scaled_lr, short_line
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.passes import build_graph
@@ -46,7 +46,8 @@ class Compiled(Record):
     plan: Plan
 
     def program(self) -> p.JobProgram:
-        return emit(self.graph, self.plan.hash)
+        job = self.analysis.job
+        return located(emit(self.graph, self.plan.hash), job.folder, job.source.name)
 
     def places(self) -> tuple[p.RankPlace, ...]:
         return places(self.graph)

@@ -1,14 +1,20 @@
 """Projects a plan graph to rank programs. The graph has everything that the runtime needs.
 
-All ranks of a job share one `JobProgram`; each has a `RankPlace` of its own.
+All ranks of a job share one `JobProgram`; each has a `RankPlace` of its own. Paths on the graph start in the job's
+folder; `located` makes them absolute, where the ranks are about to be launched.
 """
 
 from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
 
 from dslc.compiler.graph.graph import COMPUTE, PlanGraph
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.records import Action, Batches, Devices, Placed, Process, Schedule, Stage, Training
+from dslc.dsl.paths import is_path, resolved
 
 
 def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
@@ -53,6 +59,44 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
         tensorboard=training.tensorboard,
         deterministic=training.deterministic,
         seed=training.seed,
+    )
+
+
+def located(program: p.JobProgram, folder: str, file: str) -> p.JobProgram:
+    """Returns the program of a job in `folder`, whose file messages call `file`. What it reads lies there; what it
+    writes starts in the current folder, as the language says.
+    """
+
+    def function(named: p.PythonFunction | None) -> p.PythonFunction | None:
+        return replace(named, folder=resolved(named.folder, folder)) if named else None
+
+    def there(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(there, value))
+        return resolved(value, folder) if value and is_path(value) else value
+
+    model, data, checkpoint = program.model, program.data, program.checkpoint
+    network = model.transformers
+    return replace(
+        program,
+        file=file,
+        model=replace(
+            model,
+            python=function(model.python),
+            transformers=replace(network, folder=resolved(network.folder, folder)) if network else None,
+            weights=resolved(model.weights, folder),
+        ),
+        loss=replace(program.loss, python=function(program.loss.python)),
+        data=replace(
+            data,
+            arguments={**data.arguments, **{name: there(data.arguments[name]) for name in data.paths}},
+            python=function(data.python),
+        ),
+        checkpoint=replace(
+            checkpoint,
+            folder=resolved(checkpoint.folder, os.getcwd()),
+            resume=checkpoint.resume if checkpoint.resume in ("none", "auto") else resolved(checkpoint.resume, folder),
+        ),
     )
 
 

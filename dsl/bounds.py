@@ -38,6 +38,7 @@ WORK = Bound(5_000, "W0614", "layers of the network, over all combinations and c
 TRIED = Bound(4_000, "E0501", "layers of the network, over all changes that are tried where its memory does not fit")
 PATTERNS = Bound(200, "E0136", "patterns of one field (`freeze`, `no_decay`, `tensor_plan`)")
 PATTERN = Bound(200, "E0135", "characters of a pattern")
+PLAN = Bound(2**26, "E1001", "bytes of a plan file")
 HEADER = Bound(8 * 2**20, "E0712", "bytes in the header of a `.safetensors` file of weights")
 CATALOGUE = Bound(2**20, "E0421", "bytes in a hardware catalogue")
 

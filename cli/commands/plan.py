@@ -5,36 +5,55 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from collections.abc import Callable
 
-from dslc.compiler.compile import Compiled, compile_plan
+from dslc.compiler.compile import compile_plan
+from dslc.compiler.ir.plan import Plan
 from dslc.compiler.show.explain import explain, explain_rank
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.meaning.load import load
+from dslc.dsl.meaning.load import Loaded, load
 from dslc.dsl.plain import plain, plain_lines
 from dslc.front import inspect, show
+from dslc.planned import is_plan_file, job_of, open_plan
+from dslc.runs import file_of
 from dslc.status import GOOD, JOB_AT_FAULT, WRONG_USAGE
 
 
-def compiled_or_shown(path: str, settings: list[str], *, trace: bool) -> Compiled | None:
-    """Returns the plan, or shows the job's mistakes and returns None."""
+def planned_or_shown(arguments: argparse.Namespace) -> tuple[Plan, Callable[[], str]] | None:
+    """Returns the plan of a job or of a plan file, and what makes the contents of its file; or shows the mistakes and
+    returns None.
+    """
     report = Report()
-    analysis = inspect(load(path, settings), report, trace=trace)
+    if is_plan_file(arguments.job):
+        made = open_plan(arguments.job, report, _changes(arguments))
+        show(report)
+        return (made.plan, made.text) if made is not None else None
+    loaded = load(arguments.job, arguments.settings)
+    analysis = inspect(loaded, report, trace=arguments.trace)
     show(report)
-    return None if report.errors or analysis is None else compile_plan(analysis)
+    if report.errors or analysis is None:
+        return None
+    compiled = compile_plan(analysis)
+    return compiled.plan, lambda: file_of(compiled, loaded).text()
+
+
+def _changes(arguments: argparse.Namespace) -> list[str]:
+    """Returns the options of a command line that would change a plan."""
+    return [*(f"--set {each}" for each in arguments.settings), *(["--trace"] if arguments.trace else [])]
 
 
 def main(arguments: argparse.Namespace) -> int:
     if arguments.origins:
         return _origins(arguments)
-    compiled = compiled_or_shown(arguments.job, arguments.settings, trace=arguments.trace)
-    if compiled is None:
+    planned = planned_or_shown(arguments)
+    if planned is None:
         return JOB_AT_FAULT
-    plan = compiled.plan
+    plan, text = planned
     if arguments.rank is not None and not 0 <= arguments.rank < plan.world_size:
         print(f"dslc: there is no rank {arguments.rank}: ranks are 0 to {plan.world_size - 1}", file=sys.stderr)
         return WRONG_USAGE
     if arguments.json:
-        sys.stdout.write(plan.text())
+        sys.stdout.write(text())
     elif arguments.rank is not None:
         print(plain_lines(explain_rank(plan, arguments.rank, _width()).rstrip()))
     else:
@@ -47,10 +66,22 @@ def _width() -> int | None:
     return max(100, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
 
 
+def _loaded(arguments: argparse.Namespace) -> Loaded | None:
+    """Loads a job, or that of a plan file; shows its mistakes and returns None."""
+    report = Report()
+    if is_plan_file(arguments.job):
+        made = open_plan(arguments.job, report, _changes(arguments))
+        loaded = job_of(made, arguments.job) if made else None
+    else:
+        loaded = load(arguments.job, arguments.settings)
+        report.extend(loaded.report)
+    show(report)
+    return None if report.errors else loaded
+
+
 def _origins(arguments: argparse.Namespace) -> int:
-    loaded = load(arguments.job, arguments.settings)
-    show(loaded.report)
-    if loaded.report.errors:
+    loaded = _loaded(arguments)
+    if loaded is None:
         return JOB_AT_FAULT
     width = max(map(len, loaded.origins), default=0)
     for path, origin in sorted(loaded.origins.items()):

@@ -14,15 +14,15 @@ from dslc.status import GOOD, JOB_AT_FAULT, WRONG_USAGE
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from dslc.commands.plan import compiled_or_shown
+    from dslc.commands.plan import planned_or_shown
 
     if os.path.splitext(arguments.output)[1] not in (".svg", ".png", ".dot", ".html"):
         print(f"dslc: {plain(arguments.output)}: a picture is .svg, .png, .dot or .html", file=sys.stderr)
         return WRONG_USAGE
-    compiled = compiled_or_shown(arguments.job, arguments.settings, trace=arguments.trace)
-    if compiled is None:
+    planned = planned_or_shown(arguments)
+    if planned is None:
         return JOB_AT_FAULT
-    write(draw(compiled.plan, arguments.view), arguments.output)
+    write(draw(planned[0], arguments.view), arguments.output)
     print(plain(f"{arguments.output} written"), file=sys.stderr)
     return GOOD
 

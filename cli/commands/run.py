@@ -12,6 +12,7 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain
 from dslc.front import over, show
+from dslc.planned import is_plan_file, prepare_plan
 from dslc.run_folder import Occupied, claimed, make_folder, refuse_others, refuse_run
 from dslc.runs import Ready, folders_of, launch, prepare, show_failure, train
 from dslc.status import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
@@ -20,6 +21,8 @@ INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 def main(arguments: argparse.Namespace) -> int:
+    if is_plan_file(arguments.job):
+        return _run_plan(arguments)
     loaded, combinations = load_each(arguments.job, arguments.settings)
     report = Report()
     ready = [prepare(chosen, report, profile=arguments.profile) for chosen in combinations if not over(report)]
@@ -34,6 +37,21 @@ def main(arguments: argparse.Namespace) -> int:
             return run_one(runs[0], places[0], [arguments.job, *arguments.settings])
         with claimed(folder, None):
             return _run_each(runs, places)
+    except Occupied as reason:
+        print(plain(f"dslc: {reason}"), file=sys.stderr)
+        return WRONG_USAGE
+
+
+def _run_plan(arguments: argparse.Namespace) -> int:
+    report = Report()
+    ready = prepare_plan(arguments.job, arguments.settings, report, profile=arguments.profile)
+    show(report)
+    if ready is None:
+        return JOB_AT_FAULT
+    try:
+        folder = make_folder(ready.program, arguments.out)
+        # A plan takes no settings: the job in the run directory does.
+        return run_one(ready, folder, [os.path.join(folder, "job.plt")])
     except Occupied as reason:
         print(plain(f"dslc: {reason}"), file=sys.stderr)
         return WRONG_USAGE

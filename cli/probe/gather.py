@@ -152,7 +152,7 @@ def _try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, model: ModelF
 
             layout = lay_out(job, Report())
             ranks = layout.world_size if layout else 1
-            try_out(loss_step(job, source), output.shape, target.shape, target.dtype, ranks)
+            try_out(loss_step(job, source, job.folder), output.shape, target.shape, target.dtype, ranks)
 
     _used(job, call, "loss", use, report)
 

@@ -28,6 +28,7 @@ from dslc.dsl.language.registry import Call, fields
 
 DIGITS = 1797
 BYTES = 256  # the vocabulary of text
+FOUND_PATHS = frozenset({"files", "train", "validation"})  # names under which `found` has paths
 NPY_HEADER = 10_000  # bytes; numpy's own limit
 CLASSES = 2  # of `synthetic(shape = …)` without `classes`
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from dslc.compiler.facts.sources import source_key
+from dslc.compiler.facts.sources import FOUND_PATHS, source_key
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import ModelGraph
@@ -26,8 +26,10 @@ from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.registry import Call, Quantity, fields
+from dslc.dsl.paths import Located, portable
 from dslc.dsl.source import Span
 
+HERE = "."  # the job's folder, from which paths in a plan start
 Ends = tuple[tuple[tuple[Shape, str], ...], tuple[tuple[Shape, str], ...]]  # inputs and outputs of a stage
 
 
@@ -40,7 +42,7 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, object]]:
         return
     yield "training", _training(analysis, workload.steps, workload.steps_per_epoch)
     yield "model", _model(analysis)
-    yield "loss", loss_step(job, analysis.source)
+    yield "loss", loss_step(job, analysis.source, HERE)
     yield "data", _data(analysis)
     yield "optimizer", optimizer_step(analysis)
     yield "learning rate", _learning_rate(analysis)
@@ -58,7 +60,7 @@ def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> Training:
     every = job.evaluate.every
     return Training(
         job=job.name,
-        file=job.source.name,
+        file=os.path.basename(job.source.name),
         timeout=job.launch.timeout,
         steps=steps,
         steps_per_epoch=steps_per_epoch,
@@ -163,8 +165,8 @@ def _checkpoint(analysis: Analysis) -> p.CheckpointStep:
         seconds=float(every.value) if every and timed else 0.0,
         keep=checkpoint.keep,
         asynchronous=checkpoint.asynchronous,
-        folder=checkpoint.dir or "",
-        resume=checkpoint.resume or "none",
+        folder=portable(checkpoint.dir, os.getcwd()) if checkpoint.dir else "",
+        resume=portable(checkpoint.resume, analysis.job.folder) if checkpoint.resume else "none",
         line=short_line(checkpoint.at("every") if checkpoint.is_set("every") else None),
     )
 
@@ -197,15 +199,15 @@ def _model(analysis: Analysis) -> p.ModelStep:
     network, seed = job.model.network, job.train.seed
     common: dict[str, Any] = {
         "seed": seed,
-        "weights": job.model.weights or "",
+        "weights": portable(job.model.weights, job.folder) if job.model.weights else "",
         "weights_line": short_line(job.model.at("weights")) if job.model.weights else "",
         "frozen": job.model.freeze,
     }
     own = common | ({"ties": model.ties, "reset": model.reset} if model else {})
     if isinstance(network, PythonNetwork):
-        return p.ModelStep(python=python_function(network, job.folder), **own)
+        return p.ModelStep(python=python_function(network, HERE), **own)
     if isinstance(network, TransformersNetwork):
-        return p.ModelStep(transformers=transformers_step(network, analysis.source, job.folder, job.data.pad), **own)
+        return p.ModelStep(transformers=transformers_step(network, analysis.source, HERE, job.data.pad), **own)
     assert model is not None and model.root is not None
     image = len(model.input.shape) == 3 and any(layer.kind in ("conv2d", "residual") for layer in model.layers)
     # `fully_shard` cuts rows of contiguous tensors, ZeRO-1 puts whole ones into a bucket, and stages send contiguous
@@ -237,14 +239,15 @@ def transformers_step(
     )
 
 
-def loss_step(job: JobSpec, source: SourceFacts) -> p.LossStep:
+def loss_step(job: JobSpec, source: SourceFacts, folder: str) -> p.LossStep:
+    """Returns the step of the loss; a user's own function lies in `folder`."""
     loss = job.model.loss
     return p.LossStep(
         kind=loss.word,  # type: ignore[arg-type]
         arguments={"label_smoothing": loss.label_smoothing} if isinstance(loss, c.CrossEntropy) else {},
         counts=counted(job, source),
         ignore=ignored(job, source),
-        python=python_function(loss, job.folder) if isinstance(loss, c.PythonLoss) else None,
+        python=python_function(loss, folder) if isinstance(loss, c.PythonLoss) else None,
         line=short_line(job.model.at("loss")),
     )
 
@@ -257,10 +260,16 @@ def _data(analysis: Analysis) -> p.DataStep:
     context = context_of(job)
     if name in ("stdlib", "text", "tokens") or (name == "synthetic" and arguments.get("vocab")):
         arguments = arguments | {"context": context}
+    named = {name: value for name, value in arguments.items() if _origin(value)}
+    found = dict(analysis.source.found)
+    paths = named.keys() | {name for name in FOUND_PATHS & found.keys() if found[name]}
+    for values, origin in ((arguments, None), (found, next(map(_origin, named.values()), None))):
+        values |= {name: _portable(values[name], job.folder, origin) for name in paths & values.keys()}
     return p.DataStep(
         source=name,
-        arguments=arguments | dict(analysis.source.found) | _limits(analysis),
-        python=python_function(source, job.folder) if isinstance(source, c.PythonSource) else None,
+        arguments=arguments | found | _limits(analysis),
+        paths=tuple(sorted(paths)),
+        python=python_function(source, HERE) if isinstance(source, c.PythonSource) else None,
         train_samples=workload.train,
         validation_samples=workload.validation or 0,
         split=workload.split,  # type: ignore[arg-type]
@@ -273,6 +282,19 @@ def _data(analysis: Analysis) -> p.DataStep:
         workers=job.data.workers,
         line=short_line(job.data.at("source")),
     )
+
+
+def _origin(value: object) -> Located | None:
+    """Returns the path that an argument of a source is, or the first of several."""
+    first = value[0] if isinstance(value, tuple) and value else value
+    return first if isinstance(first, Located) else None
+
+
+def _portable(value: Any, folder: str, origin: Located | None) -> Any:
+    """Returns one path, or several, for the plan."""
+    if isinstance(value, tuple):
+        return tuple(_portable(each, folder, origin) for each in value)
+    return portable(value, folder, origin) if value and isinstance(origin or value, Located) else value
 
 
 def _limits(analysis: Analysis) -> dict[str, Any]:

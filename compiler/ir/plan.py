@@ -19,6 +19,7 @@ from dslc.compiler.ir.traffic import TrafficNode
 from dslc.dsl.record import Record, record
 
 PLAN_VERSION = 1
+BESIDE = ("hash", "checksum", "format", "dslc", "folder", "source", "facts", "graph")  # of a plan file (plan_file.py)
 
 
 @record
@@ -205,5 +206,5 @@ def load_plan(text: str) -> Plan:
     """Returns a plan from its JSON. Raises DecodeError."""
     data = parse(text)
     if isinstance(data, dict):
-        data.pop("hash", None)
+        data = {name: value for name, value in data.items() if name not in BESIDE}
     return from_json(Plan, data)

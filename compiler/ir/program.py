@@ -97,6 +97,7 @@ class DataStep(Record):
 
     source: str  # digits, stdlib, text, tokens, images, mnist, cifar10, arrays, parquet, datasets, synthetic, python
     arguments: Arguments = field(default_factory=dict)
+    paths: tuple[str, ...] = ()  # the arguments that are paths, or several
     python: PythonFunction | None = None
     train_samples: int
     validation_samples: int

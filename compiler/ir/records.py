@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from dslc.compiler.ir import program as p
 from dslc.compiler.ir.memory import MemoryNode
-from dslc.compiler.ir.program import MetricStep
 from dslc.compiler.ir.traffic import TrafficNode
 from dslc.dsl.record import Record, positional, record
 
@@ -156,7 +156,7 @@ class Training(Record):
     offload: tuple[str, ...]
     compiled: tuple[str, ...]
     evaluate_every: int
-    metrics: tuple[MetricStep, ...]
+    metrics: tuple[p.MetricStep, ...]
     log_every: int
     tensorboard: bool
     deterministic: bool
@@ -181,3 +181,25 @@ class Hands(Record):
 
 
 Relation: TypeAlias = Placed | Follows | Hands
+NodeRecord: TypeAlias = (
+    Machines
+    | Devices
+    | Process
+    | Network
+    | Stage
+    | Schedule
+    | Batches
+    | Share
+    | Action
+    | Training
+    | p.ModelStep
+    | p.LossStep
+    | p.DataStep
+    | p.OptimizerStep
+    | p.LearningRateStep
+    | p.PrecisionStep
+    | p.GradientStep
+    | p.RecomputeStep
+    | p.CheckpointStep
+    | p.TensorParallelStep
+)

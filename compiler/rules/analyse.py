@@ -108,6 +108,7 @@ def analyse(
         costs=costs,
         estimate=estimated,
         staging=staging,
+        facts=facts,
     )
     if not broken and limits:
         again = _Trials(replace(facts, source=source), reuse, len(model.layers) if model else 1)

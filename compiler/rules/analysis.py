@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from functools import cached_property
 
 from dslc.compiler.cost.cost import RankCost
 from dslc.compiler.cost.estimate import Estimate
 from dslc.compiler.cost.schedule_cost import Timeline
-from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import ScheduleTable
@@ -43,6 +44,7 @@ class Analysis(Record):
     costs: tuple[RankCost, ...]  # by pipeline coordinate
     estimate: Estimate | None
     staging: Staging | None  # None without a model
+    facts: Facts = field(default_factory=Facts)  # those that were gathered
 
     @cached_property
     def sharding(self) -> Sharding:

@@ -54,6 +54,7 @@ from dslc.dsl.meaning.forms import (
     words_in,
 )
 from dslc.dsl.meaning.layering import Merged, Setting, names_in
+from dslc.dsl.paths import Located, is_path
 from dslc.dsl.source import Span
 from dslc.dsl.syntax import tree
 from dslc.dsl.words import listed
@@ -466,10 +467,11 @@ class Evaluator:
             return self.mismatch(expr, kind, path)
         if not expr.value.strip() or "\0" in expr.value:
             return self.fail("E0135", f"`{path}` takes the path of a file or folder", expr.span, label="names nothing")
-        if kind.name and not expr.value.startswith(("./", "../", "/", "~")):
+        if kind.name and not is_path(expr.value):
             return expr.value
         folder = self.merged.folders.get(id(expr.span.source), "") if kind.use == "read" else ""
-        found = os.path.normpath(os.path.join(folder or os.getcwd(), os.path.expanduser(expr.value)))
+        full = os.path.normpath(os.path.join(folder or os.getcwd(), os.path.expanduser(expr.value)))
+        found = Located(full, expr.value)
         self.paths[expr.span] = found
         return found
 

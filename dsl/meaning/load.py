@@ -42,8 +42,9 @@ class Loaded(Record):
     `origins` maps every field (`data.batch`), every written argument (`train.optimizer.lr`) and every param to its
     origin: `digits.plt:14`, `<--set 1>` or `default`. `combinations` are those of a sweep, each as settings (path,
     text) to be laid over the job with `--set`; the job itself is the first of them. `files` are those read, absolute,
-    the main one last. `looks` is the number of jobs of its kind that are analysed together: the combinations of its
-    sweep.
+    the main one last; `texts` are the same by their paths from the job's folder, and `settings` what was laid over
+    them, with paths relative to the folder `beside`. `looks` is the number of jobs of its kind that are analysed
+    together: the combinations of its sweep.
     """
 
     report: Report
@@ -53,6 +54,9 @@ class Loaded(Record):
     combinations: tuple[Combination, ...] = ()
     broken: frozenset[str] = frozenset()
     files: tuple[str, ...] = ()
+    texts: Mapping[str, str] = field(default_factory=dict)
+    settings: tuple[str, ...] = ()
+    beside: str = ""
     looks: int = 1
 
 
@@ -77,6 +81,17 @@ def load_text(text: str, name: str = "job.plt", folder: str = "", settings: Sequ
     return _laid(_read(Source(name, text), full, Report()), settings)
 
 
+def load_kept(texts: Mapping[str, str], path: str, settings: Sequence[str], folder: str) -> Loaded:
+    """Loads a job from the `texts` of a `Loaded`, as if its file were at `path`; nothing is read from the disk.
+
+    Paths in `settings` are relative to `folder`.
+    """
+    full = os.path.abspath(path)
+    kept = dict(texts)
+    source = Source(path, kept.pop(os.path.basename(path)))
+    return _laid(_read(source, full, Report(), kept), settings, folder)
+
+
 @record
 class _Read(Record):
     """A job file and its imports, read once; `merged` is None if they cannot be used."""
@@ -86,6 +101,7 @@ class _Read(Record):
     document: tree.Document | None = None
     merged: Merged | None = None
     files: tuple[str, ...] = ()
+    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 def _file(path: str) -> _Read:
@@ -95,31 +111,42 @@ def _file(path: str) -> _Read:
     return _Read(report=report) if source is None else _read(source, full, report)
 
 
-def _read(source: Source, full: str, report: Report) -> _Read:
-    reader = _Reader(report)
+def _read(source: Source, full: str, report: Report, kept: Mapping[str, str] | None = None) -> _Read:
+    reader = _Reader(report, kept)
     document: tree.Document | None = None
     merged: Merged | None = None
     try:
-        document = reader.take(source, full, [])
+        document = reader.take(source, full, os.path.basename(full), [])
         if document is not None:
             merged = merge(reader.documents, document, reader.folders, report)
             merged.complete = reader.complete
     except Full:
         merged = None
-    return _Read(report=report, full=full, document=document, merged=merged, files=tuple(reader.files))
+    files = tuple(reader.files)
+    return _Read(report=report, full=full, document=document, merged=merged, files=files, texts=reader.texts)
 
 
-def _laid(read: _Read, settings: Sequence[str]) -> Loaded:
-    """Lays `settings` over the files that were read."""
+def _laid(read: _Read, settings: Sequence[str], folder: str = "") -> Loaded:
+    """Lays `settings` over the files that were read; their paths are relative to `folder`, or the current one."""
     report = Report()
-    nothing = Loaded(report=report, document=read.document, files=read.files)
+    nothing = Loaded(
+        report=report,
+        document=read.document,
+        files=read.files,
+        texts=read.texts,
+        settings=tuple(settings),
+        beside=folder or os.getcwd(),
+    )
     try:
         report.extend(read.report.found)
         if read.merged is None or not _few(settings, report):
             return nothing
         merged = read.merged.copy()
         for number, text in enumerate(settings, 1):
-            _set(merged, Source(f"<--set {number}>", text), report)
+            source = Source(f"<--set {number}>", text)
+            if folder:
+                merged.folders[id(source)] = folder
+            _set(merged, source, report)
         name = os.path.basename(read.full).removesuffix(".plt")
         found = resolve(merged, report, name, os.path.dirname(read.full))
     except Full:
@@ -135,8 +162,11 @@ def _laid(read: _Read, settings: Sequence[str]) -> Loaded:
 class _Reader:
     """Reads files and their imports, each once, in order of increasing precedence."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, kept: Mapping[str, str] | None = None) -> None:
+        """`kept` are the texts of all imports, by their names from the main file's folder; None: they are on disk."""
         self.report = report
+        self.kept = kept
+        self.texts: dict[str, str] = {}  # by the same names, the main file last
         self.documents: list[tree.Document] = []
         self.folders: dict[int, str] = {}
         self.files: list[str] = []
@@ -144,9 +174,11 @@ class _Reader:
         self.bytes = self.words = 0  # of all files so far
         self.complete = True  # false if something could not be read, and so may only seem to be missing
 
-    def take(self, source: Source, full: str, chain: list[tuple[str, Span]]) -> tree.Document | None:
-        """Parses a text and all it imports. `chain` holds the files that led here, each with its import."""
-        self.read.add(os.path.realpath(full))
+    def take(self, source: Source, full: str, key: str, chain: list[tuple[str, Span]]) -> tree.Document | None:
+        """Parses a text and all it imports. `key` is its name from the main file's folder; `chain` holds the files that
+        led here, each with its import.
+        """
+        self.read.add(self.real(full))
         self.folders[id(source)] = os.path.dirname(full)
         self.bytes += len(source.text)
         document = parse(source, self.report, WORDS.most - self.words)
@@ -161,7 +193,7 @@ class _Reader:
                 if not early:
                     self.report.add("E0103", "imports come first", statement.span,
                                     help="move it to the beginning of the file")  # fmt: skip
-                self.follow(statement, source, full, chain)
+                self.follow(statement, source, full, key, chain)
             elif isinstance(statement, tree.Language):
                 _language(statement, self.report)
             else:
@@ -169,14 +201,23 @@ class _Reader:
         _languages(document, self.report)
         self.documents.append(document)
         self.files.append(full)
+        self.texts[key] = source.text
         return document
 
-    def follow(self, statement: tree.Import, source: Source, full: str, chain: list[tuple[str, Span]]) -> None:
+    def real(self, full: str) -> str:
+        """Returns the name by which a file is known, whatever links lead to it."""
+        return os.path.realpath(full) if self.kept is None else full
+
+    def follow(
+        self, statement: tree.Import, source: Source, full: str, key: str, chain: list[tuple[str, Span]]
+    ) -> None:
         given = os.path.expanduser(statement.path)
         target = os.path.normpath(os.path.join(os.path.dirname(full), given))
-        real = os.path.realpath(target)
+        named = statement.path if given != statement.path else os.path.join(os.path.dirname(key), given)
+        key = os.path.normpath(named)
+        real = self.real(target)
         here = [*chain, (full, statement.path_span)]
-        names = [os.path.realpath(file) for file, _ in here]
+        names = [self.real(file) for file, _ in here]
         if real in names:
             start = names.index(real)
             notes = [
@@ -185,17 +226,20 @@ class _Reader:
             shown = " -> ".join(f"`{os.path.basename(file)}`" for file in [*(f for f, _ in here[start:]), target])
             self.report.add("E0102", f"imports go in a circle: {shown}", statement.path_span, notes=notes)
             return
-        if real in self.read:
+        if real in self.read or (self.kept is not None and key not in self.kept):  # it was read by another name
             return
         found: Source | None = None
         if self.may_follow(statement, here):
             shown = given if os.path.isabs(given) else os.path.join(os.path.dirname(source.name), given)
             name, left = os.path.normpath(shown), BYTES.most - self.bytes
-            found = read_source(target, name, statement.path, statement.path_span, self.report, left)
+            if self.kept is not None:
+                found = Source(name, self.kept[key])
+            else:
+                found = read_source(target, name, statement.path, statement.path_span, self.report, left)
         if found is None:
             self.complete = False
         else:
-            self.take(found, target, here)
+            self.take(found, target, key, here)
 
     def may_follow(self, statement: tree.Import, chain: list[tuple[str, Span]]) -> bool:
         """True if a job may import so deep, and so many files."""

@@ -52,7 +52,7 @@ ROOMS = (
 # The files at the root of a floor; its docstring describes the whole floor.
 AT_THE_ROOT = {
     "dsl": "Sources, diagnostics, bounds and words, which every room uses.",
-    "compiler": "The story in two pages: compile a job to a plan, and emit the programs of its ranks.",
+    "compiler": "The story: compile a job to a plan, emit the programs of its ranks, write and read plan files.",
     "runtime": "The story: launch the ranks, one rank's life, the training loop.",
     "cli": "From a path to a plan or a run: what the commands and the Python API share.",
 }

@@ -1,0 +1,129 @@
+"""Plan files: written beside a job or in a run directory, and taken in place of a job.
+
+`plan` and `render` show a plan file from its contents alone. `run` first finds out what this machine has of the facts
+that the plan rests on, and refuses to train if they differ; the programs of the ranks come from the graph in the file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+
+from dslc.compiler.compile import Compiled
+from dslc.compiler.plan_facts import differences, facts_of
+from dslc.compiler.plan_file import PlanFile, Refused, read_plan
+from dslc.dsl.bounds import PLAN
+from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.files import TooLarge, read_bytes
+from dslc.dsl.meaning.load import Loaded, load_kept
+from dslc.dsl.words import plural
+from dslc.front import inspect
+from dslc.runs import Ready
+from dslc.version import __version__
+
+ANEW = "`dslc plan JOB --json` makes the plan anew"
+_SHOWN = 5  # facts that differ, at most
+
+
+def is_plan_file(path: str) -> bool:
+    """True for a path that names a plan, and no job."""
+    return path.lower().endswith(".json")
+
+
+def open_plan(path: str, report: Report, changes: Sequence[str] = ()) -> PlanFile | None:
+    """Returns the plan in a file, or None with the reason in the report. `changes` are the options given beside it that
+    would change a plan.
+    """
+    if changes:
+        report.add(
+            "E1006",
+            f"`{changes[0]}` would change the plan in {path}, which is made already",
+            None,
+            help=f"give it to the job: `dslc plan JOB {changes[0]} --json`",
+        )
+        return None
+    try:
+        return read_plan(read_bytes(path, PLAN.most).decode())
+    except Refused as refused:
+        report.add(refused.code, f"{path}: {refused}", None, help=refused.help)
+    except TooLarge:
+        report.add(PLAN.code, f"{path}: it is no plan: {PLAN.most:,} bytes are the most", None, help=ANEW)
+    except (OSError, ValueError) as error:
+        reason = (getattr(error, "strerror", None) or "it is not text in UTF-8").lower()
+        report.add("E0101", f"`{path}` cannot be read: {reason}", None)
+    return None
+
+
+def job_of(made: PlanFile, path: str) -> Loaded:
+    """Loads the job of the plan that was read from `path`, from the texts in the file."""
+    folder = os.path.normpath(os.path.join(os.path.dirname(path), made.folder))
+    name = os.path.normpath(os.path.join(folder, made.source.name))
+    beside = os.path.abspath(os.path.join(folder, made.source.beside))
+    return load_kept(dict(made.source.files), name, made.source.settings, beside)
+
+
+def prepare_plan(path: str, settings: Sequence[str], report: Report, *, profile: bool = False) -> Ready | None:
+    """Returns the training of a plan file, if this machine has the facts that it rests on; else None, with the reasons
+    in the report.
+    """
+    made = open_plan(path, report, [f"--set {setting}" for setting in settings])
+    if made is None or not _fits(made, path, report):
+        return None
+    loaded, found = job_of(made, path), Report()
+    analysis = inspect(loaded, found, run=True)
+    report.extend(diagnostic.for_run() for diagnostic in found)
+    if analysis is None:
+        return None
+    here = facts_of(analysis)
+    if made.facts.model is None and here.model is not None:
+        _untraced(path, report)
+    else:
+        _compare(path, list(differences(made.facts, here)), report)
+    if report.errors:
+        return None
+    program = made.program(analysis.job.folder, analysis.job.source.name)
+    return Ready(
+        loaded=loaded,
+        compiled=Compiled(analysis=analysis, graph=made.graph, plan=made.plan),
+        program=dataclasses.replace(program, profile=profile),
+        places=made.places(),
+    )
+
+
+def _fits(made: PlanFile, path: str, report: Report) -> bool:
+    """True if this dslc made the plan, and all of it."""
+    if made.dslc != __version__:
+        report.add(
+            "E1003",
+            f"{path} was made by dslc {made.dslc}, and this is dslc {__version__}",
+            None,
+            help=f"run it with that version; or {ANEW}",
+        )
+        return False
+    if not made.complete:
+        _untraced(path, report)
+        return False
+    return True
+
+
+def _untraced(path: str, report: Report) -> None:
+    report.add(
+        "E1005",
+        f"{path} leaves open what only a look at the data and at the user's own functions tells",
+        None,
+        help="make it with `dslc plan JOB --trace --json`, where the data is",
+    )
+
+
+def _compare(path: str, told: Sequence[str], report: Report) -> None:
+    if not told:
+        return
+    more = [f"and {plural(len(told) - _SHOWN, 'other')}"] if len(told) > _SHOWN else []
+    report.add(
+        "E1004",
+        f"{path} was made for other facts than there are here: {plural(len(told), 'difference')}",
+        None,
+        notes=[Note(message=each) for each in (*told[:_SHOWN], *more)],
+        help=f"put back what it was made for; or {ANEW}",
+    )

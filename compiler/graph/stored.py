@@ -1,0 +1,53 @@
+"""The plan graph as plain data, and back: every node with its record, every edge with its relation, in order.
+
+Fields that have their default are left out: most of a graph are actions, which have few of theirs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dslc.compiler.graph.graph import PlanGraph
+from dslc.compiler.ir.codec import TAG, DecodeError, from_json, to_json
+from dslc.compiler.ir.records import NodeRecord, Relation
+from dslc.dsl.record import Record, record
+
+
+@record
+class StoredGraph(Record):
+    """Nodes as (name, record), edges as (from, to, relation)."""
+
+    done: tuple[str, ...]
+    nodes: tuple[tuple[str, NodeRecord], ...]
+    edges: tuple[tuple[str, str, Relation], ...]
+
+
+def store(plan: PlanGraph) -> dict[str, Any]:
+    """Returns the graph for `json.dumps`."""
+    return {
+        "done": plan.done,
+        "nodes": [(name, _brief(node["record"])) for name, node in plan.graph.nodes.items()],
+        "edges": [(one, other, _brief(edge["relation"])) for (one, other), edge in plan.graph.edges.items()],
+    }
+
+
+def _brief(value: Record) -> dict[str, Any]:
+    made = {TAG: type(value).__name__} | to_json(value)
+    for name, default in value.record_defaults.items():
+        given = getattr(value, name)
+        if type(given) is type(default) and given == default:
+            del made[name]
+    return made
+
+
+def restore(data: object) -> PlanGraph:
+    """Returns the graph that `store` wrote. Raises DecodeError."""
+    kept = from_json(StoredGraph, data)
+    made = PlanGraph(done=kept.done)
+    for name, node in kept.nodes:
+        made.put(name, node)
+    for one, other, relation in kept.edges:
+        if one not in made.graph or other not in made.graph:
+            raise DecodeError(f"an edge from {one} to {other}, one of which is no node")
+        made.relate(one, other, relation)
+    return made

@@ -1,0 +1,148 @@
+"""The facts that a plan rests on, and those in which another machine differs.
+
+They are found out anew where a plan file is run. Paths are as on the graph, so that a plan and its files may move
+together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from dslc.compiler.facts.fingerprint import FileFact, fingerprints
+from dslc.compiler.facts.hardware import Hardware
+from dslc.compiler.facts.sources import FOUND_PATHS
+from dslc.compiler.facts.weights_file import file_of
+from dslc.compiler.ir.codec import to_json
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.module_facts import ModelFacts
+from dslc.compiler.rules.analysis import Analysis
+from dslc.compiler.rules.training import configuration_file
+from dslc.dsl.language.calls import PythonLoss, PythonSource
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
+from dslc.dsl.language.registry import fields
+from dslc.dsl.paths import Located, portable, resolved
+from dslc.dsl.record import Record, record
+
+
+@record
+class PlanFacts(Record):
+    """The facts that a plan rests on. `hardware` is of one device; `measured`: its memory is that of the machine.
+    `model` is None if the user's own module was not traced. `by_parts`: it is too large for the machine to be made
+    whole. `files` are those that the ranks read, with paths as on the graph.
+    """
+
+    source: SourceFacts
+    model: ModelFacts | None
+    hardware: Hardware
+    measured: bool
+    processes: int
+    by_parts: bool
+    files: tuple[FileFact, ...]
+
+
+def facts_of(analysis: Analysis) -> PlanFacts:
+    """Returns the facts that the plan of a job rests on, and looks at its files."""
+    job, layout, model = analysis.job, analysis.layout, analysis.model
+    found = {name: value for name, value in analysis.source.found.items() if name not in FOUND_PATHS}
+    origins = dict(_files(job, analysis.source))
+    files = []
+    for fact in fingerprints(origins):
+        origin = origins.get(fact.path, next((each for each in origins.values() if each), None))
+        files.append(replace(fact, path=portable(fact.path, job.folder, origin)))
+    machine = analysis.facts.machine
+    return PlanFacts(
+        source=replace(analysis.source, found=found, missing="", help="", code="E0309"),
+        model=analysis.facts.model,
+        hardware=layout.hardware,
+        measured=bool(machine and machine.gpus and layout.device == "cuda"),
+        processes=layout.processes,
+        by_parts=bool(model and model.reset),
+        files=tuple(sorted(files, key=lambda fact: fact.path)),
+    )
+
+
+def _files(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, Located | None]]:
+    """Yields the files and folders that the ranks read, each with the path of the job that led to it."""
+    call, network = job.data.source, job.model.network
+    named: list[Any] = (
+        [] if isinstance(call, PythonSource) else [getattr(call, field.name) for field in fields(type(call))]
+    )
+    paths = [path for path in _flat(named) if isinstance(path, Located)]
+    found = [path for name in sorted(FOUND_PATHS & source.found.keys()) for path in _flat(source.found[name]) if path]
+    for path in found or paths:
+        yield path, path if isinstance(path, Located) else next(iter(paths), None)
+    if job.model.weights:
+        weights = file_of(job.model.weights)
+        yield weights, job.model.weights if isinstance(job.model.weights, Located) else None
+    for own in (call, network, job.model.loss):
+        if isinstance(own, PythonSource | PythonNetwork | PythonLoss):
+            yield from _module(own.function, job.folder)
+    if isinstance(job.model.network, TransformersNetwork) and (
+        path := configuration_file(job.model.network, job.folder)
+    ):
+        yield path, Located(path, job.model.network.path)
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, Located)
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple | list):
+        for each in value:
+            yield from _flat(each)
+    else:
+        yield value
+
+
+def _module(function: str, folder: str) -> Iterator[tuple[str, Located]]:
+    """Yields the file of the module in which a user's function is, if it lies in the job's folder or the named one."""
+    inside, _, named = function.rpartition("/")
+    stem = os.path.join(resolved(inside, folder) or folder, *named.partition(":")[0].split("."))
+    for path in (f"{stem}.py", os.path.join(stem, "__init__.py")):
+        if os.path.isfile(path):
+            yield path, Located(path, inside or ".")
+            return
+
+
+def differences(planned: PlanFacts, here: PlanFacts) -> Iterator[str]:
+    """Yields the facts in which this machine differs from the one that the plan was made on, in words."""
+    before, now = ({fact.path: fact for fact in facts.files} for facts in (planned, here))
+    for path in sorted(before.keys() | now.keys()):
+        if path not in now:
+            yield f"{path} is not here"
+        elif path not in before:
+            yield f"{path} was not there when the plan was made"
+        elif before[path].size != now[path].size:
+            yield f"{path} had {before[path].size:,} bytes or files, and has {now[path].size:,}"
+        elif before[path] != now[path]:
+            yield f"{path} has other contents"
+    if here.measured and not planned.measured:
+        here = replace(here, hardware=replace(here.hardware, memory=planned.hardware.memory))
+    ones, others = (to_json(replace(facts, files=(), measured=True)) for facts in (planned, here))
+    yield from _told(ones, others, "")
+
+
+_SHOWN = 60  # characters of a value
+
+
+def _told(one: Any, other: Any, path: str) -> Iterator[str]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in sorted(one.keys() | other.keys()):
+            yield from _told(one.get(name), other.get(name), f"{path}.{name}" if path else name)
+    elif isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
+        for n, (a, b) in enumerate(zip(one, other, strict=True)):
+            yield from _told(a, b, f"{path}[{n}]")
+    elif one != other:
+        yield f"{path} was {_short(one)}, and is {_short(other)}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True)
+    text = "unknown" if value is None else text
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
