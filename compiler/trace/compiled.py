@@ -13,22 +13,24 @@ left as they are.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dslc.compiler.trace.run import Run, storage, tensors_of
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from torch.fx import GraphModule
 
 
 @dataclass
 class _Call:
     """The first call of a block."""
 
-    given: Any
+    given: object
     output: list[torch.Tensor] = field(default_factory=list)
 
 
@@ -57,7 +59,7 @@ def kept_by_blocks(run: Run, saved: dict[str, int]) -> dict[str, int]:
         around.enter_context(torch.autocast("cpu", dtype=torch.bfloat16, enabled=run.low))
         run.model(run.input)
     held, found = set(run.own), {}
-    known: dict[Any, _Kept | None] = {}
+    known: dict[Hashable, _Kept | None] = {}
     for path, call in calls.items():
         module, given = run.cut.layers[path], tensors_of(call.given)
         alike = (type(module), saved.get(path), *((t.shape, t.dtype) for t in (*module.parameters(), *given)))
@@ -74,21 +76,21 @@ def kept_by_blocks(run: Run, saved: dict[str, int]) -> dict[str, int]:
     return found
 
 
-def _entering(calls: dict[str, _Call], path: str) -> Any:
-    def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+def _entering(calls: dict[str, _Call], path: str) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         calls.setdefault(path, _Call((args, kwargs)))
 
     return hook
 
 
-def _leaving(calls: dict[str, _Call], path: str) -> Any:
-    def hook(module: nn.Module, args: Any, output: Any) -> None:
+def _leaving(calls: dict[str, _Call], path: str) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
         calls[path].output = calls[path].output or tensors_of(output)
 
     return hook
 
 
-def _partition(module: nn.Module, given: Any) -> _Kept | None:
+def _partition(module: nn.Module, given: object) -> _Kept | None:
     """Partitions the block's work into forward and backward pass by the compiler; returns None if it cannot trace the
     block.
     """
@@ -117,7 +119,7 @@ def _partition(module: nn.Module, given: Any) -> _Kept | None:
     return found[0] if found else None
 
 
-def _read(forward: Any, outputs: int, parameters: int) -> _Kept:
+def _read(forward: GraphModule, outputs: int, parameters: int) -> _Kept:
     import torch
 
     nodes = forward.graph.find_nodes(op="output")[0].args[0]

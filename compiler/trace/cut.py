@@ -8,7 +8,7 @@ are layers as far up the tree as they contain no block.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import nn
@@ -80,7 +80,7 @@ def _blocks(model: nn.Module) -> set[str]:
 
 def _repeated(modules: list[tuple[str, nn.Module]]) -> list[str]:
     """Returns the modules with parameters and submodules of whose kind there are two or more."""
-    kinds: dict[Any, list[str]] = defaultdict(list)
+    kinds: dict[object, list[str]] = defaultdict(list)
     for path, module in modules:
         composed = any(True for _ in module.children()) or not type(module).__module__.startswith("torch.nn")
         if composed and any(True for _ in module.parameters()):
@@ -88,7 +88,7 @@ def _repeated(modules: list[tuple[str, nn.Module]]) -> list[str]:
     return [path for paths in kinds.values() if len(paths) > 1 for path in paths]
 
 
-def _kind(module: nn.Module) -> Any:
+def _kind(module: nn.Module) -> object:
     """Returns a module's class; for a plain container, also those of its parts."""
     return (type(module), *(_kind(child) for child in module.children())) if _is_plain(module) else type(module)
 

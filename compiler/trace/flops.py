@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def formulas() -> dict[Any, Callable[..., int]]:
@@ -15,24 +18,24 @@ def formulas() -> dict[Any, Callable[..., int]]:
 
     from dslc.compiler.trace.private_torch import attention_on_cpu
 
-    def attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    def attention(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> int:
         return int(sdpa_flop_count(query.shape, key.shape, value.shape))
 
-    def attention_back(_grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    def attention_back(_grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> int:
         return 2 * attention(query, key, value)
 
-    def convolution_back(grad: Any, x: Any, w: Any, *rest: Any, **_: Any) -> int:
+    def convolution_back(grad: Tensor, x: Tensor, w: Tensor, *rest: Any, **_: object) -> int:
         # Each gradient takes as many FLOPs as the forward; for a grouped convolution's weights torch counts as if
         # ungrouped.
         transposed, wanted = rest[4], rest[7]
         each = conv_flop_count(list(x.shape), list(w.shape), list(grad.shape), transposed=transposed)
         return int(each) * (int(wanted[0]) + int(wanted[1]))
 
-    def recurrent(x: Any, w: Any, u: Any, *_: Any, **__: Any) -> int:
+    def recurrent(x: Tensor, w: Tensor, u: Tensor, *_: object, **__: object) -> int:
         return 2 * int(x.shape[0] * x.shape[1]) * int(w.numel() + u.numel())
 
-    def recurrent_back(*args: Any, **kwargs: Any) -> int:
-        return 2 * recurrent(*args)
+    def recurrent_back(x: Tensor, w: Tensor, u: Tensor, *_: object, **__: object) -> int:
+        return 2 * recurrent(x, w, u)
 
     aten, (attend, attend_back) = torch.ops.aten, attention_on_cpu()
     return flop_registry | {

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dslc.compiler.ir.working import Moment, Working
 from dslc.compiler.trace.run import LARGE, SMALL, Run, storage, tensors_of
+
+if TYPE_CHECKING:
+    from dslc.compiler.trace.private_torch import Operator
 
 
 class Step(NamedTuple):
@@ -60,7 +64,7 @@ class Walk(Run):
         super().moved()
         self._entry = self._live
 
-    def operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def operation(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object], result: object) -> None:
         from dslc.compiler.trace.private_torch import is_cast
 
         made = []
@@ -84,8 +88,8 @@ class Walk(Run):
                 self._copied.add(key)
                 self.copied[self.now] += self._weights[key]
 
-    def _gone(self, key: int, size: int) -> Any:
-        def gone(_: Any) -> None:
+    def _gone(self, key: int, size: int) -> Callable[[object], None]:
+        def gone(_: object) -> None:
             self._alive.pop(key, None)
             self._live -= size
 

@@ -16,7 +16,7 @@ depends on anything else may take other paths in training. Memory that a module 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from dslc.compiler.trace.private_torch import FakeTensorMode, Operator
+
 
 _NOTHING = LayerMemory(saved=0, selective=0)
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "linear")
@@ -51,7 +53,7 @@ class TraceError(Exception):
 
 
 def trace_model(
-    make: Callable[[], Any],
+    make: Callable[[], object],
     input: TensorFact,
     *,
     low: bool = False,
@@ -128,7 +130,7 @@ def trace_model(
     return facts if tensor == 1 else with_shares(facts, model, cut, fake, input, tensor, tensor_plan)
 
 
-def try_to_make(make: Callable[[], Any]) -> None:
+def try_to_make(make: Callable[[], object]) -> None:
     """Makes the module, without memory, and drops it. Raises TraceError if that fails."""
     from dslc.compiler.trace.private_torch import FakeTensorMode
 
@@ -146,7 +148,13 @@ def try_low_copy(model: nn.Module, input: TensorFact, dtype: str, units: Sequenc
     class OneDtype(TorchDispatchMode):
         """Raises for products of two dtypes, which fail with real numbers; without memory torch accepts them."""
 
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self,
+            func: Operator,
+            types: Sequence[type],
+            args: tuple[object, ...] = (),
+            kwargs: Mapping[str, object] | None = None,
+        ) -> object:
             dtypes = sorted({str(tensor.dtype) for tensor in tensors_of((args, kwargs))})
             if len(dtypes) > 1 and func.overloadpacket.__name__ in _PRODUCTS:
                 raise RuntimeError(
@@ -161,7 +169,7 @@ def try_low_copy(model: nn.Module, input: TensorFact, dtype: str, units: Sequenc
             torch.Tensor, lambda tensor: tensor.to(low) if tensor.is_floating_point() else tensor, value
         )
 
-    def given(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def given(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
         return cast(args), cast(kwargs)
 
     if fake is None:
@@ -192,7 +200,7 @@ def _normalised(model: nn.Module) -> Iterator[list[int]]:
 
     found: list[int] = []
 
-    def note(module: nn.Module, args: Any) -> None:
+    def note(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         if module.training:
             found.append(args[0].numel() // args[0].shape[1] // SMALL)
 
@@ -238,7 +246,7 @@ def fact(tensor: torch.Tensor, samples: int) -> TensorFact:
 # --------------------------------------------------------------------------------------------------- the module
 
 
-def _made(make: Callable[[], Any], fake: Any) -> nn.Module:
+def _made(make: Callable[[], object], fake: FakeTensorMode) -> nn.Module:
     """Returns the module without memory; one that cannot be built so is built on the CPU and emptied."""
     import torch
 
@@ -255,7 +263,7 @@ def _made(make: Callable[[], Any], fake: Any) -> nn.Module:
     return made.train()  # as the runtime does: a training step is traced
 
 
-def _empty(model: nn.Module, fake: Any) -> None:
+def _empty(model: nn.Module, fake: FakeTensorMode) -> None:
     """Replaces real tensors, and those on other devices, by tensors of the fake CPU; tied ones stay tied."""
     import torch
 
@@ -315,7 +323,7 @@ class _Count(Run):
         with self.running(), torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
             return self.model(self.input)
 
-    def entered(self, path: str, given: Any) -> None:
+    def entered(self, path: str, given: object) -> None:
         tensors = tensors_of(given)
         self._note(path)
         if tensors:
@@ -327,11 +335,11 @@ class _Count(Run):
                 self._alive.append(tensor)
                 self.given[path] += tensor.untyped_storage().nbytes()
 
-    def left(self, path: str, output: Any) -> None:
+    def left(self, path: str, output: object) -> None:
         if tensors := tensors_of(output):
             self.outputs.setdefault(path, fact(tensors[0], self.samples))
 
-    def operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def operation(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object], result: object) -> None:
         from dslc.compiler.trace.private_torch import overloads_of
 
         formula = self._formulas.get(overloads_of(func))
@@ -358,7 +366,7 @@ class _Count(Run):
             self.saved[self.now] += tensor.untyped_storage().nbytes()
         return tensor
 
-    def _look(self, func: Any, args: Any) -> None:
+    def _look(self, func: Operator, args: Sequence[Any]) -> None:
         """Notes random operations, and embeddings that look up the input's own numbers."""
         import torch
 
@@ -369,7 +377,7 @@ class _Count(Run):
             rows = args[0].shape[0]
             self.vocab = rows if self.vocab is None else min(self.vocab, rows)
 
-    def _note_written(self, func: Any, args: Any, kwargs: Any) -> None:
+    def _note_written(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         from dslc.compiler.trace.private_torch import schema_of
 
         for n, argument in enumerate(schema_of(func).arguments):
@@ -385,7 +393,7 @@ class _Count(Run):
 # ------------------------------------------------------------------------------------------------------ the facts
 
 
-def _check(output: Any) -> None:
+def _check(output: object) -> None:
     import torch
 
     if not isinstance(output, torch.Tensor):
@@ -394,7 +402,9 @@ def _check(output: Any) -> None:
         raise TraceError(f"{SMALL} samples go in, and the output's shape is {tuple(output.shape)}")
 
 
-def _forward(model: nn.Module, cut: Cut, fake: Any, input: TensorFact, samples: int, low: bool = False) -> _Count:
+def _forward(
+    model: nn.Module, cut: Cut, fake: FakeTensorMode, input: TensorFact, samples: int, low: bool = False
+) -> _Count:
     made = _Count(model, cut, fake, input, samples, low)
     made.forward()
     return made

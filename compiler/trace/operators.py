@@ -12,12 +12,14 @@ for an operation that works across the pieces, or is not known. The shapes are t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
+
+    from dslc.compiler.trace.private_torch import Operator
 
 
 class Share(NamedTuple):
@@ -39,14 +41,16 @@ class Refused(Exception):
 class Operation:
     """A call of one of torch's operations, its arguments by name, and the shares among them."""
 
-    def __init__(self, func: Any, args: Any, kwargs: Any, shared: Mapping[int, Share]) -> None:
+    def __init__(
+        self, func: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], shared: Mapping[int, Share]
+    ) -> None:
         import torch
 
         from dslc.compiler.trace.private_torch import schema_of, tree_leaves
 
         self.name = schema_of(func).name.removeprefix("aten::")
         self.pointwise = torch.Tag.pointwise in func.tags
-        self.arguments = {a.name: v for a, v in zip(schema_of(func).arguments, args, strict=False)} | kwargs
+        self.arguments = {a.name: v for a, v in zip(schema_of(func).arguments, args, strict=False)} | dict(kwargs)
         self._shared = shared
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         self.shares = [(t, shared[id(t)]) for t in tensors if id(t) in shared]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
+from torch._ops import OpOverload as Operator
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -32,6 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = [  # of what is not defined here
@@ -40,6 +42,7 @@ __all__ = [  # of what is not defined here
     "DataDependentOutputException",  # the value of a fake tensor is asked for
     "DynamicOutputShapeException",  # a shape depends on the values of a fake tensor
     "FakeTensorMode",  # makes tensors without memory
+    "Operator",  # an operation as a dispatch mode sees it, such as `aten.add.Tensor`
     "TorchDispatchMode",  # sees every operation
     "detect_fake_mode",  # the fake mode that tensors belong to
     "tree_flatten",  # nested lists, tuples and mappings as their leaves and their form
@@ -156,7 +159,7 @@ def attention_on_cpu() -> tuple[Any, Any]:
     return aten._scaled_dot_product_flash_attention_for_cpu, aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def schema_of(operator: Any) -> Any:
+def schema_of(operator: Operator) -> Any:
     """Returns an operator's name and arguments."""
     return operator._schema
 
@@ -166,7 +169,7 @@ def overloads_of(operator: Any) -> Any:
     return getattr(operator, "_overloadpacket", operator)
 
 
-def is_cast(operator: Any) -> bool:
+def is_cast(operator: Operator) -> bool:
     """Returns True for the operator by which tensors change their dtype."""
     name: str = operator._overloadpacket.__name__
     return name == "_to_copy"
@@ -215,7 +218,7 @@ def group_named(name: str) -> torch.distributed.ProcessGroup:
     return _resolve_process_group(name)  # type: ignore[arg-type]  # a NewType since 2.13
 
 
-def gather_with_gradient(tensor: Tensor, dim: int, group: Any) -> Tensor:
+def gather_with_gradient(tensor: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """Gathers the tensors of a group along a dim; the gradient is scattered back."""
     from torch.distributed._functional_collectives import all_gather_tensor_autograd
 

@@ -8,9 +8,9 @@ layer that was running when its autograd node was made.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.cut import Cut
@@ -18,6 +18,8 @@ from dslc.compiler.trace.cut import Cut
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from dslc.compiler.trace.private_torch import FakeTensorMode, Operator
 
 SMALL, LARGE = 2, 4  # samples; a single one would make batch norm fail
 _NO_ORDER = 2**64 - 1  # sequence number of nodes that accumulate gradients
@@ -27,7 +29,7 @@ class Run:
     """A run. `now` is the path of the running layer, "" between layers; subclasses observe the operations."""
 
     def __init__(
-        self, model: nn.Module, cut: Cut, fake: Any, input: TensorFact, samples: int, low: bool = False
+        self, model: nn.Module, cut: Cut, fake: FakeTensorMode, input: TensorFact, samples: int, low: bool = False
     ) -> None:
         import torch
 
@@ -40,13 +42,13 @@ class Run:
         self._inside: list[str] = []
         self._marks: list[tuple[int, str]] = []  # autograd's first sequence number in a layer
 
-    def operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def operation(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object], result: object) -> None:
         """Called after an operation."""
 
-    def entered(self, path: str, given: Any) -> None:
+    def entered(self, path: str, given: object) -> None:
         """Called when a layer begins, with its inputs."""
 
-    def left(self, path: str, output: Any) -> None:
+    def left(self, path: str, output: object) -> None:
         """Called when a layer ends, with its output."""
 
     def moved(self) -> None:
@@ -91,7 +93,7 @@ class Run:
         return self._marks[max(0, bisect_right(self._marks, number, key=lambda mark: mark[0]) - 1)][1]
 
     def _enter(self, path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+        def hook(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
             self._inside.append(path)
             if len(self._inside) == 1:
                 self.entered(path, (args, kwargs))
@@ -100,7 +102,7 @@ class Run:
         return hook
 
     def _leave(self, path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
+        def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
             self._inside.pop()
             if not self._inside:
                 self.left(path, output)
@@ -115,7 +117,13 @@ class Run:
         from dslc.compiler.trace.private_torch import TorchDispatchMode
 
         class Watch(TorchDispatchMode):
-            def __torch_dispatch__(_, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            def __torch_dispatch__(
+                _,
+                func: Operator,
+                types: Sequence[type],
+                args: tuple[object, ...] = (),
+                kwargs: Mapping[str, object] | None = None,
+            ) -> object:
                 result = func(*args, **(kwargs or {}))
                 if func is not torch.ops.prim.device.default:
                     self.operation(func, args, kwargs or {}, result)
@@ -132,7 +140,7 @@ def storage(tensor: torch.Tensor) -> int:
     return storage_identity(tensor)
 
 
-def tensors_of(value: Any) -> list[torch.Tensor]:
+def tensors_of(value: object) -> list[torch.Tensor]:
     import torch
 
     from dslc.compiler.trace.private_torch import tree_leaves

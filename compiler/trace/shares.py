@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from dslc.compiler.trace.private_torch import FakeTensorMode, Operator
+
 _COUNTED = ("num_attention_heads", "num_key_value_heads", "vocab_size", "intermediate_size", "hidden_size")
 _VIEWS = ("view", "_unsafe_view", "reshape", "_reshape_alias")
 _SAME = ("clone", "detach", "alias", "contiguous", "lift_fresh")  # operations that depend on strides alone
@@ -46,7 +48,13 @@ _FREE = "sizes that follow from the tensor's, as in `view(batch, length, -1, hea
 
 
 def with_shares(
-    facts: ModelFacts, model: nn.Module, cut: Cut, fake: Any, input: TensorFact, ranks: int, plan: Sequence[str] | None
+    facts: ModelFacts,
+    model: nn.Module,
+    cut: Cut,
+    fake: FakeTensorMode,
+    input: TensorFact,
+    ranks: int,
+    plan: Sequence[str] | None,
 ) -> ModelFacts:
     """Returns the facts of `model`, which has no memory, on a tensor axis of `ranks` ranks; `plan` is the job's."""
     facts = replace(facts, modules=_modules(model), published=_published(model), counts=_counts(model))
@@ -123,7 +131,7 @@ class _Watched(Run):
     """A run that records each operation outside of cut modules."""
 
     def __init__(
-        self, model: nn.Module, cut: Cut, fake: Any, input: TensorFact, styles: Mapping[str, TensorStyle]
+        self, model: nn.Module, cut: Cut, fake: FakeTensorMode, input: TensorFact, styles: Mapping[str, TensorStyle]
     ) -> None:
         super().__init__(model, cut, fake, input, SMALL)
         self.styles = styles
@@ -148,7 +156,7 @@ class _Watched(Run):
             yield
 
     def _before(self, path: str) -> Callable[..., Any]:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
             self.path.append(path)
             style = self.styles.get(path)
             if style is TensorStyle.SUMMED:
@@ -180,7 +188,7 @@ class _Watched(Run):
         """Called with the output of a cut module."""
         return output
 
-    def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def note(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object], result: object) -> None:
         from dslc.compiler.trace.private_torch import schema_of
 
         name = schema_of(func).name.removeprefix("aten::")
@@ -202,7 +210,7 @@ class _Whole(_Watched):
         super().__init__(*arguments)
         self.calls: list[CutCall] = []
         self.head = ""
-        self._last: tuple[str, Any] = ("", None)  # the cut module that was called last, and its output
+        self._last: tuple[str, object] = ("", None)  # the cut module that was called last, and its output
         self._names = {storage(p): name for name, p in self.model.named_parameters()}
         self._summed = {  # parameters whose gradients their module sums, and by identity the tensors made of them alone
             storage(parameter): path
@@ -244,7 +252,7 @@ class _Whole(_Watched):
         self.alive.append(output)
         return output
 
-    def operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def operation(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object], result: object) -> None:
         if self.cutting:
             return
         given = tensors_of((args, kwargs))
@@ -305,7 +313,15 @@ class _Whole(_Watched):
 class _Part(_Watched):
     """The second run, with the parameters of one rank."""
 
-    def __init__(self, model: nn.Module, cut: Cut, fake: Any, input: TensorFact, styles: Any, ranks: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        cut: Cut,
+        fake: FakeTensorMode,
+        input: TensorFact,
+        styles: Mapping[str, TensorStyle],
+        ranks: int,
+    ) -> None:
         super().__init__(model, cut, fake, input, styles)
         self.ranks = ranks
         self.flops: dict[str, int] = defaultdict(int)  # by layer
@@ -332,7 +348,7 @@ class _Part(_Watched):
 
         return torch.cat([output] * self.ranks, -1) if style is TensorStyle.GATHERED else output
 
-    def operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def operation(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object], result: object) -> None:
         from dslc.compiler.trace.private_torch import overloads_of
 
         formula = self._formulas.get(overloads_of(func))
@@ -398,7 +414,7 @@ def _part(shape: tuple[int, ...], share: Share | None, ranks: int) -> tuple[int,
     return (*shape[: share.dim], shape[share.dim] // ranks, *shape[share.dim + 1 :])
 
 
-def _numbers(args: Any, kwargs: Any) -> tuple[str, ...]:
+def _numbers(args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[str, ...]:
     import torch
 
     from dslc.compiler.trace.private_torch import tree_leaves

@@ -19,7 +19,7 @@ __all__ = ["TraceError", "trace_model", "trace_source", "try_low_copy", "try_to_
 TWICE = 4  # samples that are fetched twice
 
 
-def trace_source(make: Callable[[], Any], begin: Callable[[int], None]) -> SourceFacts:
+def trace_source(make: Callable[[], object], begin: Callable[[int], None]) -> SourceFacts:
     """Returns the facts of the result of `make()`: a map-style data set, or a pair (train, validation). Samples are
     pairs (input, target).
 
@@ -56,7 +56,7 @@ def _changes(samples: Any, index: int, begin: Callable[[int], None]) -> bool:
     return not all(torch.equal(one, other) for one, other in zip(ask(), ask(), strict=True))
 
 
-def _fact(value: Any, what: str) -> TensorFact:
+def _fact(value: object, what: str) -> TensorFact:
     import torch
 
     try:

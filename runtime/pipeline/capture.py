@@ -39,6 +39,7 @@ from dslc.compiler.trace.private_torch import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
+    Operator,
     TorchDispatchMode,
     detect_fake_mode,
     own_buffers,
@@ -124,7 +125,7 @@ def capture(
 
 
 @contextlib.contextmanager
-def _pretending(model: nn.Module, fake: Any, low: torch.dtype | None) -> Iterator[None]:
+def _pretending(model: nn.Module, fake: FakeTensorMode, low: torch.dtype | None) -> Iterator[None]:
     """Replaces the module's tensors by CPU tensors without memory, all of which could train; tied ones stay tied."""
     kept: list[tuple[Any, str, Tensor]] = []
     made: dict[int, Tensor] = {}
@@ -162,7 +163,7 @@ class _Recorder(TorchFunctionMode):
         model: nn.Module,
         layers: Mapping[str, nn.Module],
         opened: frozenset[str],
-        fake: Any,
+        fake: FakeTensorMode,
         low: torch.dtype | None,
         summed: Sequence[str],
     ) -> None:
@@ -171,7 +172,7 @@ class _Recorder(TorchFunctionMode):
         self.without_gradient: set[str] = set()
         self._model, self._layers, self._opened, self._fake, self._low = model, layers, opened, fake, low
         self._inside: list[str] = []
-        self._before: tuple[Any, Any, dict[int, int]] = ((), {}, {})
+        self._before: tuple[tuple[object, ...], Mapping[str, object], dict[int, int]] = ((), {}, {})
         self._random = False
         self._known: dict[int, Value | Held] = {}
         self._nodes: dict[int, str] = {}  # autograd nodes, by value
@@ -218,7 +219,13 @@ class _Recorder(TorchFunctionMode):
 
     # ------------------------------------------------------------------------------------------------- watching
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         if self._inside:
             return func(*args, **kwargs)
@@ -235,7 +242,7 @@ class _Recorder(TorchFunctionMode):
         return result
 
     def _enter(self, path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+        def hook(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
             if not self._inside:
                 self.recording.starts.setdefault(path, len(self.recording.calls))
                 if path in self._opened:
@@ -248,7 +255,7 @@ class _Recorder(TorchFunctionMode):
         return hook
 
     def _leave(self, path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        def hook(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> None:
             if not self._inside or path in self._opened:
                 return
             self._inside.pop()
@@ -268,7 +275,13 @@ class _Recorder(TorchFunctionMode):
         recorder = self
 
         class Watch(TorchDispatchMode):
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            def __torch_dispatch__(
+                self,
+                func: Operator,
+                types: Sequence[type],
+                args: tuple[object, ...] = (),
+                kwargs: Mapping[str, object] | None = None,
+            ) -> object:
                 if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):
                     recorder._random = True
                 if recorder._inside:
@@ -278,7 +291,7 @@ class _Recorder(TorchFunctionMode):
         with Watch():
             yield
 
-    def _look(self, args: Any, kwargs: Any) -> None:
+    def _look(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Notes parameters that the running layer takes from elsewhere."""
         for tensor in tensors_of((args, kwargs)):
             held = self._storages.get(_memory(tensor))
@@ -292,7 +305,15 @@ class _Recorder(TorchFunctionMode):
 
     # ---------------------------------------------------------------------------------------------- writing down
 
-    def _note(self, what: Any, layer: bool, args: Any, kwargs: Any, result: Any, versions: dict[int, int]) -> None:
+    def _note(
+        self,
+        what: Any,
+        layer: bool,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        result: object,
+        versions: dict[int, int],
+    ) -> None:
         changed = {key for key, version in _versions((args, kwargs)).items() if versions.get(key, version) != version}
         tensors = tensors_of(result)
         if not tensors and not changed and not layer:
@@ -413,7 +434,7 @@ def _memory(tensor: Tensor) -> int:
     return storage_identity(tensor)
 
 
-def _versions(value: Any) -> dict[int, int]:
+def _versions(value: object) -> dict[int, int]:
     return {id(tensor): times_written(tensor) for tensor in tensors_of(value)}
 
 

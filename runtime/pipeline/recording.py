@@ -140,7 +140,7 @@ def filled(
             return value
 
 
-def tensors_of(value: Any) -> list[Tensor]:
+def tensors_of(value: object) -> list[Tensor]:
     """Returns the tensors within a value, in the order in which calls number them."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
