@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
-def decoded(stream: Any, mode: str, size: int | None) -> np.ndarray[Any, np.dtype[np.float32]]:
+def decoded(stream: str | os.PathLike[str] | IO[bytes], mode: str, size: int | None) -> NDArray[np.float32]:
     """Returns an image (a file, or its path) as numbers 0 … 1, channels first, in a mode of Pillow: `L` or `RGB`.
 
     `size` scales the shorter side to so many pixels (bilinear, with antialiasing) and crops the other around the
@@ -19,11 +24,11 @@ def decoded(stream: Any, mode: str, size: int | None) -> np.ndarray[Any, np.dtyp
         image = opened.convert(mode)
     if size is not None:
         image = _fitted(image, size)
-    pixels: np.ndarray[Any, np.dtype[np.float32]] = np.asarray(image, np.float32) / np.float32(255)
+    pixels: NDArray[np.float32] = np.asarray(image, np.float32) / np.float32(255)
     return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def _fitted(image: Any, size: int) -> Any:
+def _fitted(image: Image.Image, size: int) -> Image.Image:
     from PIL import Image
 
     width, height = image.size

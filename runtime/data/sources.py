@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep
@@ -138,18 +139,18 @@ def digits() -> TensorSamples:
     return TensorSamples(images.to(torch.float32).div_(16), raw[count * 64 :].to(torch.int64))
 
 
-def stdlib_bytes() -> np.ndarray[Any, np.dtype[np.uint8]]:
+def stdlib_bytes() -> NDArray[np.uint8]:
     """Returns the modules (not packages) of Python's standard library, `*.py` sorted by name, one after another."""
     files = sorted(Path(os.__file__).parent.glob("*.py"))
     return np.frombuffer(bytearray(b"".join(file.read_bytes() for file in files if file.is_file())), np.uint8)
 
 
-def mapped_bytes(file: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def mapped_bytes(file: str) -> NDArray[np.uint8]:
     """Returns the bytes of a file, mapped copy-on-write."""
     return np.memmap(file, np.uint8, "c") if os.path.getsize(file) else np.empty(0, np.uint8)
 
 
-def text(stream: np.ndarray[Any, np.dtype[np.uint8]], context: int) -> TensorSamples:
+def text(stream: NDArray[np.uint8], context: int) -> TensorSamples:
     """Cuts a stream of n bytes into (n - 1) // context sequences without overlap; targets are the bytes that follow."""
     tokens = torch.from_numpy(stream)
     used = max(0, tokens.numel() - 1) // context * context
@@ -199,14 +200,14 @@ def _mapped(file: str, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Tens
     return torch.from_numpy(np.memmap(file, dtype, "c", offset, shape))
 
 
-def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
+def _tensor(array: NDArray[np.generic]) -> Tensor:
     if _unknown_to_torch(array.dtype):
         # Other byte orders, and the unsigned integers for which torch has few operations.
         array = array.astype(np.int64 if array.dtype.kind == "u" else array.dtype.newbyteorder("="))
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def _unknown_to_torch(dtype: np.dtype[Any]) -> bool:
+def _unknown_to_torch(dtype: np.dtype[np.generic]) -> bool:
     return not dtype.isnative or dtype.name in ("uint16", "uint32", "uint64")
 
 
@@ -236,7 +237,7 @@ def _dataset(step: DataStep, made: Any, part: str) -> Samples:
     return FetchedSamples(made, step.line, step.seed, part)
 
 
-def is_pair_of_arrays(made: Any) -> bool:
+def is_pair_of_arrays(made: object) -> bool:
     """True if `made` is (inputs, targets) rather than a pair of data sets."""
     kinds = (Tensor, np.ndarray)
     return isinstance(made, tuple | list) and len(made) == 2 and all(isinstance(i, kinds) and i.ndim for i in made)

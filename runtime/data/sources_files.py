@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep
@@ -33,7 +34,7 @@ from dslc.runtime.data.token_files import MAGIC
 class TokenSamples:
     """One file as (n - 1) // context sequences without overlap; targets are the tokens that follow."""
 
-    stream: np.ndarray[Any, Any]
+    stream: NDArray[np.generic]
     context: int
     by_process: ClassVar[bool] = False
 
@@ -72,7 +73,7 @@ def tokens(step: DataStep) -> TokenFiles:
     return TokenFiles(step)
 
 
-def token_stream(file: str, item: str, offset: int, held: int, line: str) -> np.ndarray[Any, Any]:
+def token_stream(file: str, item: str, offset: int, held: int, line: str) -> NDArray[np.generic]:
     """Returns the tokens of a file, mapped. Raises SourceError if its header differs from the one the plan was made
     for.
     """
@@ -99,8 +100,8 @@ def _hold_size(step: DataStep, file: str, planned: int) -> None:
 class PixelSamples:
     """Images (n, channels, height, width) and labels (n,) in bytes; batches have pixels 0 … 1 and classes."""
 
-    images: np.ndarray[Any, np.dtype[np.uint8]]
-    labels: np.ndarray[Any, np.dtype[np.uint8]]
+    images: NDArray[np.uint8]
+    labels: NDArray[np.uint8]
     by_process: ClassVar[bool] = False
 
     def __len__(self) -> int:
@@ -121,7 +122,7 @@ def mnist(step: DataStep) -> tuple[PixelSamples, PixelSamples]:
     return train, validation
 
 
-def _idx(file: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _idx(file: str) -> NDArray[np.uint8]:
     """Returns the bytes of an IDX file in the shape of its header: big-endian 32-bit numbers after the magic."""
     packed = file.endswith(".gz")
     with gzip.open(file) if packed else open(file, "rb") as stream:
@@ -164,7 +165,7 @@ def _of(made: dict[Any, Any], name: str) -> Any:
     return made[name.encode()] if name.encode() in made else made[name]
 
 
-def _mapped(file: str, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _mapped(file: str, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Returns the same pixels mapped from their place in the file; unchanged if they are not in the file."""
     with open(file, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as whole:
         at = whole.find(pixels.data if pixels.flags.c_contiguous else pixels.tobytes())
@@ -185,7 +186,7 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
-def _empty_array(kind: Any, shape: Any, code: Any) -> np.ndarray[Any, Any]:
+def _empty_array(kind: object, shape: object, code: object) -> NDArray[np.generic]:
     """Stands in for numpy's own `_reconstruct`: returns an array whose state comes next."""
     return np.ndarray.__new__(np.ndarray, (0,), "b")
 

@@ -11,10 +11,10 @@ augmentation.
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dslc.compiler.ir.images import images_in
@@ -31,7 +31,7 @@ class ImageSamples:
     def __init__(self, folder: str, classes: tuple[str, ...], size: int, line: str) -> None:
         self.size, self.line = size, line
         names: list[bytes] = []
-        labels: list[np.ndarray[Any, np.dtype[np.int64]]] = []
+        labels: list[NDArray[np.int64]] = []
         for label, name in enumerate(classes):
             found = sorted(os.fsencode(path) for path in images_in(os.path.join(folder, name)))
             names += found

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep
@@ -26,7 +27,7 @@ from dslc.compiler.ir.program import DataStep
 KEPT = 1 << 28  # bytes
 FEATURES = 256
 
-Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
+Words: TypeAlias = NDArray[np.uint64]
 
 _AT_ONCE = 1 << 15  # words that fit into the cache: three times as fast as all of a large batch at once
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -48,7 +49,7 @@ def _mix(z: Words) -> Words:
     return mixed
 
 
-def whole_normals(seed: int, stream: int, positions: Words) -> np.ndarray[Any, np.dtype[np.int32]]:
+def whole_normals(seed: int, stream: int, positions: Words) -> NDArray[np.int32]:
     """Returns whole numbers, nearly normal, with mean 0 and standard deviation `_DEVIATION`."""
     made = np.empty(positions.shape, np.int32)
     flat, places = made.reshape(-1), positions.reshape(-1)
@@ -82,7 +83,7 @@ class Numbers:
         inputs = torch.from_numpy(whole).to(torch.float32).mul_(1 / _DEVIATION)
         return inputs.view(-1, *self.shape), self._targets(whole)
 
-    def _targets(self, whole: np.ndarray[Any, np.dtype[np.int32]]) -> Tensor:
+    def _targets(self, whole: NDArray[np.int32]) -> Tensor:
         rows, size = whole.shape
         folded = -(-size // FEATURES)
         padded = np.pad(whole, ((0, 0), (0, -size % folded))).reshape(rows, -1, folded).sum(2, dtype=np.int64)

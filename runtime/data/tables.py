@@ -132,7 +132,7 @@ def _pictures(column: Any, mode: str, shape: tuple[int, ...], size: int | None) 
     made = np.empty((len(column), *shape), np.float32)
     for n, value in enumerate(column.to_pylist()):
         data, path = (value["bytes"], value.get("path")) if isinstance(value, dict) else (value, None)
-        pixels = decoded(io.BytesIO(data) if data is not None else path, mode, size)
+        pixels = decoded(io.BytesIO(data) if data is not None else path, mode, size)  # type: ignore[arg-type]
         if pixels.shape != shape:
             raise ValueError(f"a picture of {_by(pixels.shape)}, and the first is {_by(shape)}: `size = …` fits them")
         made[n] = pixels

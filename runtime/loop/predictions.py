@@ -16,9 +16,10 @@ import os
 import shutil
 import zipfile
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dslc.runtime.checkpoint.tensor_file import Entry, writing
 
@@ -38,7 +39,7 @@ class Part:
         self._files = {name: open(f"{self._stem}.{name}", "wb") for name in _NAMES}  # noqa: SIM115
         return self
 
-    def add(self, output: np.ndarray[Any, Any], index: np.ndarray[Any, Any]) -> None:
+    def add(self, output: NDArray[np.generic], index: NDArray[np.generic]) -> None:
         """Appends one row of `output` for each of `index`. Raises ValueError if a row's shape differs from the earlier
         ones.
         """
