@@ -13,9 +13,9 @@ width and combining class, which is right for everything but some emoji sequence
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from dslc.dsl.diagnostics import Diagnostic, Note
+from dslc.dsl.json_value import Json
 from dslc.dsl.plain import escaped, is_shown, plain
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
@@ -53,7 +53,7 @@ def render(diagnostics: Iterable[Diagnostic], *, color: bool) -> str:
     return "\n\n".join([*told, _count(found) + left]) + "\n"
 
 
-def to_json(diagnostics: Iterable[Diagnostic]) -> list[dict[str, Any]]:
+def to_json(diagnostics: Iterable[Diagnostic]) -> list[dict[str, Json]]:
     """Returns plain data. Lines and columns count from 1; `end_column` is the one after the last character. A
     diagnostic without a place has null there.
     """
@@ -71,12 +71,12 @@ def to_json(diagnostics: Iterable[Diagnostic]) -> list[dict[str, Any]]:
     ]
 
 
-def _start(span: Span | None) -> dict[str, Any]:
+def _start(span: Span | None) -> dict[str, Json]:
     line, column = span.source.position(span.start) if span else (None, None)
     return {"file": span.source.name if span else None, "line": line, "column": column}
 
 
-def _end(span: Span | None) -> dict[str, Any]:
+def _end(span: Span | None) -> dict[str, Json]:
     line, column = span.source.position(span.end) if span else (None, None)
     return {"end_line": line, "end_column": column}
 

@@ -10,9 +10,9 @@ docs/reference.md is the output of `reference`; a test compares the two.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from dslc.dsl.bounds import ALL
+from dslc.dsl.json_value import Json
 from dslc.dsl.language import blocks, units  # noqa: F401  (`blocks` fills the registry)
 from dslc.dsl.language.registry import (
     BLOCKS,
@@ -44,9 +44,9 @@ from dslc.dsl.meaning.write import written
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
-def schema() -> dict[str, Any]:
+def schema() -> dict[str, Json]:
     """Returns the JSON schema (draft 2020-12) of a job."""
-    properties: dict[str, Any] = {"language": {"const": 1, "description": "the version of the language"}}
+    properties: dict[str, Json] = {"language": {"const": 1, "description": "the version of the language"}}
     for word, declaration in BLOCKS.items():
         made = _object(declaration)
         properties[word] = {"anyOf": [{"const": declaration.whole}, made]} if declaration.whole else made
@@ -72,9 +72,9 @@ def schema() -> dict[str, Any]:
     }
 
 
-def _object(declaration: type[Node]) -> dict[str, Any]:
+def _object(declaration: type[Node]) -> dict[str, Json]:
     shown = _shown(declaration)
-    made: dict[str, Any] = {
+    made: dict[str, Json] = {
         "type": "object",
         "description": declaration.doc,
         "properties": {f.word: {**fragment(f.kind), "description": f.doc} for f in shown},
@@ -90,18 +90,19 @@ def _object(declaration: type[Node]) -> dict[str, Any]:
     return made
 
 
-def _call(call: type[Call]) -> dict[str, Any]:
-    whole: dict[str, Any] = {
+def _call(call: type[Call]) -> dict[str, Json]:
+    required = any(f.required for f in _shown(call)) or bool(call.one_of)
+    whole: dict[str, Json] = {
         "type": "object",
         "description": call.doc,
         "properties": {"call": {"const": call.word}, "arguments": _object(call)},
-        "required": ["call", "arguments"] if any(f.required for f in _shown(call)) or call.one_of else ["call"],
+        "required": ["call", "arguments"] if required else ["call"],
         "additionalProperties": False,
     }
-    return whole if "arguments" in whole["required"] else {"anyOf": [{"const": call.word}, whole]}
+    return whole if required else {"anyOf": [{"const": call.word}, whole]}
 
 
-def fragment(kind: Kind) -> dict[str, Any]:
+def fragment(kind: Kind) -> dict[str, Json]:
     """Returns the schema of the values that a kind takes."""
     match kind:
         case Int():
@@ -113,7 +114,7 @@ def fragment(kind: Kind) -> dict[str, Any]:
         case Bool():
             return {"type": "boolean"}
         case Str():
-            text: dict[str, Any] = {"type": "string"}
+            text: dict[str, Json] = {"type": "string"}
             if kind.pattern:
                 text["pattern"] = f"^({kind.pattern})$"
             return text if kind.max_length is None else text | {"maxLength": kind.max_length}
@@ -126,7 +127,7 @@ def fragment(kind: Kind) -> dict[str, Any]:
         case Span1():
             return {"type": "string", "pattern": r"^\d+\.\.\d+$"}
         case ListOf():
-            sized: dict[str, Any] = {"type": "array", "items": fragment(kind.item)}
+            sized: dict[str, Json] = {"type": "array", "items": fragment(kind.item)}
             if kind.length is not None:
                 sized |= {"minItems": kind.length, "maxItems": kind.length}
             elif kind.min_length:
@@ -135,7 +136,7 @@ def fragment(kind: Kind) -> dict[str, Any]:
                 sized["maxItems"] = kind.max_length
             return {"anyOf": [sized, fragment(kind.item)]} if kind.single else sized
         case CallOf():
-            found = [{"$ref": f"#/$defs/{category}"} for category in kind.categories]
+            found: list[dict[str, Json]] = [{"$ref": f"#/$defs/{category}"} for category in kind.categories]
             return found[0] if len(found) == 1 else {"anyOf": found}
         case Either():
             return {"anyOf": [fragment(inner) for inner in kind.kinds]}
@@ -144,16 +145,18 @@ def fragment(kind: Kind) -> dict[str, Any]:
     raise AssertionError(kind)
 
 
-def _limited(made: dict[str, Any], low: Any, high: Any, above: Any, below: Any) -> dict[str, Any]:
+def _limited(
+    made: dict[str, Json], low: float | None, high: float | None, above: float | None, below: float | None
+) -> dict[str, Json]:
     limits = {"minimum": low, "maximum": high, "exclusiveMinimum": above, "exclusiveMaximum": below}
     return made | {name: limit for name, limit in limits.items() if limit is not None}
 
 
-def _quantity(kind: Measure) -> dict[str, Any]:
+def _quantity(kind: Measure) -> dict[str, Json]:
     known = [unit for unit, (dimension, _, _) in units.UNITS.items() if dimension in kind.dimensions]
-    measured = {"type": "string", "pattern": rf"^[0-9._eE+-]+ ?({'|'.join(known)})$"}
+    measured: dict[str, Json] = {"type": "string", "pattern": rf"^[0-9._eE+-]+ ?({'|'.join(known)})$"}
     if len(kind.dimensions) == 1 and kind.dimensions[0] in units.BARE:
-        whole = {"type": "number" if kind.dimensions[0] == "ratio" else "integer"}
+        whole: dict[str, Json] = {"type": "number" if kind.dimensions[0] == "ratio" else "integer"}
         return {"anyOf": [_limited(whole, kind.min, kind.max, kind.above, kind.below), measured]}
     return measured
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -140,8 +141,8 @@ def test_any_span_of_any_text_is_shown(text: str, data: st.DataObject) -> None:
     end = data.draw(st.integers(start, len(text)))
     lines = shown(found(text, start, end, label="here")).split("\n")
     assert any("^ here" in line for line in lines)
-    (entry,) = to_json([found(text, start, end)])
-    assert 1 <= entry["line"] <= entry["end_line"]
+    entries: list[Any] = to_json([found(text, start, end)])
+    assert 1 <= entries[0]["line"] <= entries[0]["end_line"]
 
 
 def test_json_has_the_keys_of_the_language_page() -> None:

@@ -52,7 +52,7 @@ def test_the_schema_is_plain_data_that_names_only_what_it_defines() -> None:
 
 
 def test_the_schema_knows_kinds_limits_and_exclusive_fields() -> None:
-    properties = schema()["properties"]
+    properties: Any = schema()["properties"]
     assert properties["data"]["properties"]["batch"] == {
         "type": "integer", "minimum": 1, "description": BLOCKS["data"].__dataclass_fields__["batch"].metadata["doc"],
     }  # fmt: skip
