@@ -115,7 +115,7 @@ def tell_of_work(seen: str, job: JobSpec, report: Report) -> None:
     """Reports how much of a sweep or a range of nodes was analysed, if all of it would take too long."""
     report.add(
         "W0614",
-        f"{seen} looked at: all of them would take long for a job of this size",
+        f"{seen} checked: all of them would take long for a job of this size",
         job.model.at("network"),
-        help="`--set` chooses one to be looked at",
+        help="`--set` chooses one to check",
     )

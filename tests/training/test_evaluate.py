@@ -202,7 +202,7 @@ def test_whether_it_would_be_gone_on_from(folder: Path) -> None:
     other = ("--resume", run_of(folder), "--set", 'model.network=python("net:network")')
     run = dslc("check", "job.plt", *other, cwd=folder)
     assert run.returncode == 0, "what was not looked at is said, and is no error"
-    assert "warning[W0439]: whether the tensors of " in run.stderr and "`--trace` calls the function" in run.stderr
+    assert "warning[W0439]: the tensors of " in run.stderr and "`--trace` calls the function" in run.stderr
     assert "good as far as can be seen without its network (`--trace` looks at it)" in run.stdout
     run = dslc("check", "job.plt", "--trace", *other, cwd=folder)
     assert run.returncode == 1 and "error[E0903]" in run.stderr and "W0439" not in run.stderr

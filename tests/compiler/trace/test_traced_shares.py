@@ -133,7 +133,7 @@ def test_a_plan_without_a_fault() -> None:
         (lambda x: x.view(-1, 4, 4).transpose(1, 2).reshape(len(x), -1), "is not one of the features"),
         (lambda x: x.view(len(x), 4, -1).flip(-1).flatten(1), "which is not a share of"),
         (lambda x: x.view(len(x), 4, 4).flatten(1), "fails on a rank's share"),
-        (lambda x: x.scatter(1, torch.zeros(len(x), 1, dtype=torch.int64), 0.0), "not known what `scatter"),
+        (lambda x: x.scatter(1, torch.zeros(len(x), 1, dtype=torch.int64), 0.0), "the result of `scatter`"),
     ],
 )
 def test_what_a_rank_would_do_otherwise(between: Callable[[Tensor], Tensor], fault: str) -> None:
