@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import dslc
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 CONVNET = """
@@ -234,3 +234,48 @@ def test_whether_it_would_be_gone_on_from(folder: Path) -> None:
     assert run.returncode == 1
     assert "error[E0902]" in run.stderr
     assert "error[E0901]" in dslc("check", "job.plt", "--resume", folder, cwd=folder).stderr
+
+
+BROKEN = """
+import torch
+
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, number):
+        if number == 15:
+            raise OSError("the disk is gone")
+        return torch.ones(4), torch.tensor(number % 2)
+"""
+OWN_DATA = """
+model {
+  network = [linear(2)]
+  loss    = cross_entropy()
+}
+data {
+  source = python("broken:Data")
+  batch  = 4
+}
+train {
+  steps     = 1
+  optimizer = sgd(lr = 0.1)
+}
+"""
+
+
+def test_a_prediction_that_fails_is_named_and_leaves_its_logs(tmp_path: Path) -> None:
+    (tmp_path / "job.plt").write_text(OWN_DATA)
+    (tmp_path / "broken.py").write_text(BROKEN)
+    save_file({"0.weight": torch.ones(2, 4), "0.bias": torch.zeros(2)}, tmp_path / "some.safetensors")
+    words = ("predict", "job.plt", "-o", "all.npz", "--split", "all", "--checkpoint", "some.safetensors")
+    run = dslc(*words, cwd=tmp_path)
+    assert run.returncode == 3, run.stdout + run.stderr
+    assert run.stderr.startswith("`predict` failed on rank 0") and "the disk is gone" in run.stderr
+    (left,) = tmp_path.glob(".dslc-predict-*")
+    assert (left / "logs" / "rank-0.log").exists()
+    shutil.rmtree(left)
+    (tmp_path / "broken.py").write_text(BROKEN.replace("number == 15", "number == 20"))
+    assert dslc(*words, cwd=tmp_path).returncode == 0
+    assert not list(tmp_path.glob(".dslc-predict-*"))
