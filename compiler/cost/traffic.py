@@ -47,7 +47,6 @@ from dslc.compiler.placement.sharding import (
 )
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.tensor_plan import shape_on_a_rank
-from dslc.dsl.language.job import JobSpec
 from dslc.dsl.record import record
 
 FIRST_BUCKET_BYTES = 2**20  # DistributedDataParallel's first bucket is small, so that it is sent early
@@ -145,22 +144,32 @@ def _over_all(place: Coordinate) -> Iterator[TrafficNode]:
 
 
 def _ddp(place: Coordinate) -> Iterator[TrafficNode]:
-    model, names, layers = place.model, place.whole.trained, place.layers  # buckets have room for every gradient
-    order = [q for layer in layers for q in layer.parameters if q.name in names]
-    searched = model.root is None and bool(model.unused)  # for parameters that a step does not use
-    if not searched:
-        # Laid out again after the first steps, in the order in which gradients came.
-        order = [q for q in ready(layers, autocast=low_precision(place.job)) if q.name in names]
+    model, layers = place.model, place.layers
+    order = in_buckets(place)
     if not order:
         return
     yield _data("all_reduce", "gradients", buckets(4 * q.count for q in order))
-    if searched:
+    if _searches(model):
         yield _data("all_reduce", "which parameters were used", [4 * len(order)], "int32")
     if not model.batch_norm:  # else the buffers are equal, or each rank's own
         for dtype, sizes in _buffers(layers).items():
             yield _data("broadcast", "buffers", sizes, dtype)
     if place.sharding.engine == "zero1":
-        yield _data("broadcast", "parameters", _updated(place.job, model, names, place.sharding.shards))
+        yield _data("broadcast", "parameters", [4 * numbers or 4 for numbers in updated(place)])
+
+
+def in_buckets(place: Coordinate) -> list[ParameterNode]:
+    """Returns the parameters in DistributedDataParallel's buckets, in order; they have room for every gradient."""
+    names, layers = place.whole.trained, place.layers
+    if _searches(place.model):
+        return [q for layer in layers for q in layer.parameters if q.name in names]
+    # Laid out again after the first steps, in the order in which gradients came.
+    return [q for q in ready(layers, autocast=low_precision(place.job)) if q.name in names]
+
+
+def _searches(model: ModelGraph) -> bool:
+    """True if DistributedDataParallel looks for parameters that a step does not use."""
+    return model.root is None and bool(model.unused)
 
 
 def buckets(sizes: Iterable[int], first: int = FIRST_BUCKET_BYTES, most: int = BUCKET_BYTES) -> list[int]:
@@ -209,14 +218,15 @@ def _buffers(layers: Iterable[LayerNode]) -> dict[str, list[int]]:
     return {dtype: buckets(sizes, limit, limit) for dtype, sizes in by_dtype.items()}
 
 
-def _updated(job: JobSpec, model: ModelGraph, names: frozenset[str], ranks: int) -> list[int]:
-    """Returns the bytes of the parameters that each rank updates; torch sends one number for a rank that has none."""
-    groups = [[q.count for q in group] for group in optimizer_groups(job, model, names)]
-    held = [0] * ranks
-    for sizes, owners in zip(groups, zero1_partition(groups, ranks), strict=True):
+def updated(place: Coordinate) -> list[int]:
+    """Returns the numbers that each rank updates under ZeRO-1; torch sends one number for a rank that has none."""
+    parameters = optimizer_groups(place.job, place.model, place.whole.trained)
+    groups = [[q.count for q in group] for group in parameters]
+    held = [0] * place.sharding.shards
+    for sizes, owners in zip(groups, zero1_partition(groups, len(held)), strict=True):
         for size, owner in zip(sizes, owners, strict=True):
-            held[owner] += 4 * size
-    return [size or 4 for size in held]
+            held[owner] += size
+    return held
 
 
 def _statistics(place: Coordinate) -> list[int]:
@@ -252,16 +262,16 @@ def _fsdp(place: Coordinate) -> Iterator[TrafficNode]:
     gathered: Counter[int] = Counter()  # count by bytes
     scattered: list[int] = []
     row = [part for entry in row_of(place.schedule, place.pipeline) for part in entry.parts] if place.schedule else []
-    for stage, units_ in _units(place):
-        sizes = [kept * sum(_padded(q, place) for q in unit.parameters) // shards for unit in units_]
-        again = _gathered_again(place, stage, units_) if sharding.reshard else set()
+    for stage, units_ in units_by_stage(place):
+        sizes = [kept * sum(padded(q, place) for q in unit.parameters) // shards for unit in units_]
+        again = gathered_again(place, stage, units_) if sharding.reshard else set()
         if place.schedule is not None:
             gathered += _gathered_by_row(place, row, stage, sizes, [unit.name in again for unit in units_])
         else:
             often = microbatches if sharding.reshard else 1
             for unit, size in zip(units_, sizes, strict=True):
                 gathered[size] += often * (1 + (unit.name in again))
-        trains = [4 * sum(_padded(q, place) for q in unit.parameters if q.name in names) for unit in units_]
+        trains = [4 * sum(padded(q, place) for q in unit.parameters if q.name in names) for unit in units_]
         scattered += [size for size in trains if size]
     if shards > 1:
         dtype = low_dtype(place.job) if low_copy(place.job) else "float32"
@@ -272,7 +282,7 @@ def _fsdp(place: Coordinate) -> Iterator[TrafficNode]:
         yield _data("all_reduce", "gradients", [size // shards for size in scattered])
 
 
-def _units(place: Coordinate) -> Iterator[tuple[int, list[Unit]]]:
+def units_by_stage(place: Coordinate) -> Iterator[tuple[int, list[Unit]]]:
     """Yields the units of each stage; its root, with the rest, last."""
     everywhere = place.whole.units
     for stage, held in zip(place.mine, place.held, strict=True):
@@ -314,7 +324,7 @@ def _gathered_by_row(
     return found
 
 
-def _gathered_again(place: Coordinate, stage: int, units_: Sequence[Unit]) -> set[str]:
+def gathered_again(place: Coordinate, stage: int, units_: Sequence[Unit]) -> set[str]:
     """Returns the units that are gathered for the backward pass too.
 
     Not the root, which stays gathered. Not those before all that train, which have no backward pass; but torch
@@ -329,7 +339,7 @@ def _gathered_again(place: Coordinate, stage: int, units_: Sequence[Unit]) -> se
     return set(apart) - set(idle[:-1])
 
 
-def _padded(parameter: ParameterNode, place: Coordinate) -> int:
+def padded(parameter: ParameterNode, place: Coordinate) -> int:
     """Returns the numbers of a parameter, as the tensor axis leaves it, padded to equal rows on all shards."""
     shape, shards = place.shape(parameter), place.sharding.shards
     return largest(shape[0], shards) * shards * prod(shape[1:]) if shape else 0
@@ -338,9 +348,14 @@ def _padded(parameter: ParameterNode, place: Coordinate) -> int:
 # ------------------------------------------------------------------------------------------------ the other axes
 
 
+def over_tensor(place: Coordinate) -> TensorTraffic:
+    names = place.whole.with_gradients
+    return TensorTraffic(place.job, place.layout, place.sharding, place.model, place.cuts, names)
+
+
 def _over_tensor(place: Coordinate) -> list[TrafficNode]:
-    job, layout, sharding = place.job, place.layout, place.sharding
-    axis = TensorTraffic(job, layout, sharding, place.model, place.cuts, place.whole.with_gradients)
+    layout, sharding = place.layout, place.sharding
+    axis = over_tensor(place)
     found: list[Exchanged] = []
     for stage, layers in zip(place.mine, place.held, strict=True):
         begins, ends = stage == 0, stage == len(place.stages) - 1
@@ -413,7 +428,7 @@ def _shared(place: Coordinate) -> Iterator[TrafficNode]:
     assert place.schedule is not None
     who = place.whole.holders
     sizes = [
-        4 * _padded(q, place) // place.sharding.shards
+        4 * padded(q, place) // place.sharding.shards
         for layer in place.layers
         for q in layer.parameters
         if q.tied_to is None and q.name in place.whole.with_gradients

@@ -118,6 +118,7 @@ def _gradients(analysis: Analysis) -> p.GradientStep:
         units=tuple(unit.name for unit in units(model) if unit.name) if plan.engine == "fsdp" and model else (),
         reshard=plan.reshard,
         accumulate=plan.accumulate,
+        averages=plan.replicas * plan.shards if plan.engine in ("ddp", "zero1") else 1,
     )
 
 

@@ -17,7 +17,7 @@ from dslc.compiler.ir.records import Action, Axis, Devices, Follows, Network, Re
 
 COMPUTE = frozenset({"F", "B", "I", "W"})
 MESSAGES = frozenset({"SEND_F", "RECV_F", "SEND_B", "RECV_B"})
-LOCAL = COMPUTE | {"UNSHARD", "REDUCE_GRAD", "update"}  # actions that a process does alone
+LOCAL = COMPUTE | {"UNSHARD", "RESHARD", "REDUCE_GRAD", "update"}  # actions that a process does alone
 
 Record = TypeVar("Record")
 

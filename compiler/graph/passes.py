@@ -4,13 +4,15 @@ after each of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from dslc.compiler.cost.schedule_cost import held
-from dslc.compiler.cost.traffic import SHARED, message_bytes, messages
+from dslc.compiler.cost.traffic import SHARED, message_bytes, messages, place_of, updated
+from dslc.compiler.cost.weights import numbers, shared_weights, weights
 from dslc.compiler.graph.constants import constants, stage_ends
-from dslc.compiler.graph.exchanges import exchanges
+from dslc.compiler.graph.exchanges import Placing
 from dslc.compiler.graph.graph import MESSAGES, PlanGraph, unknown
 from dslc.compiler.graph.verify import verify
 from dslc.compiler.ir.axes import AXES
@@ -31,6 +33,7 @@ from dslc.compiler.ir.records import (
 from dslc.compiler.ir.shares import alike
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.lowering import Issue, lowered
+from dslc.compiler.placement.sharding import Sharding
 from dslc.compiler.rules.analysis import Analysis
 
 Pass = Callable[[PlanGraph, Analysis], None]
@@ -87,6 +90,27 @@ def place_stages(plan: PlanGraph, analysis: Analysis) -> None:
         plan.relate(f"stage {index}", f"process {rank}", Placed())
 
 
+def hold_weights(plan: PlanGraph, analysis: Analysis) -> None:
+    """Adds the parameters of each stage, in groups of those that are gathered and summed together, and the weights that
+    several stages share.
+    """
+    staging = analysis.staging
+    if staging is None:
+        return
+    places = [place_of(staging, p) for p in range(analysis.layout.sizes["pipeline"])]
+    for p, place in enumerate(places):
+        of_stage: Counter[int] = Counter()
+        for each in weights(place):
+            plan.put(f"weights {each.stage}.{of_stage[each.stage]}", each)
+            of_stage[each.stage] += 1
+        for stage in place.mine:
+            plan.change(f"stage {stage}", numbers=numbers(place, stage))
+        if place.sharding.engine == "zero1":
+            plan.change(f"process {p}", dealt=tuple(updated(place)))
+    for name, shared in shared_weights(places, staging):
+        plan.put(f"shared {name}", shared)
+
+
 def deal_samples(plan: PlanGraph, analysis: Analysis) -> None:
     """Adds the shares of a batch on the data ranks; they enter at the process of the first stage."""
     workload, last = analysis.workload, analysis.workload.last_trained or 0
@@ -99,6 +123,17 @@ def deal_samples(plan: PlanGraph, analysis: Analysis) -> None:
             plan.relate(name, f"process {enters}", Placed())
 
 
+def account(plan: PlanGraph, analysis: Analysis) -> None:
+    """Adds bytes by kind to each process, and to each stage the micro-batches that it holds."""
+    pipeline = analysis.pipeline
+    if pipeline is not None:
+        most = held(pipeline.schedule) if pipeline.schedule else (1,)
+        for index, count in enumerate(most):
+            plan.change(f"stage {index}", held=count)
+    for p, cost in enumerate(analysis.costs):
+        plan.change(f"process {p}", memory=cost.memory)
+
+
 def order_actions(plan: PlanGraph, analysis: Analysis) -> None:
     """Adds the actions of each process in a step, in order, and the transfers between stages."""
     if unknown(plan):
@@ -107,14 +142,14 @@ def order_actions(plan: PlanGraph, analysis: Analysis) -> None:
     if schedule:
         rows = lowered(schedule)
     else:
-        rows = (tuple(Issue(kind, 0, m) for m in range(analysis.layout.microbatches) for kind in ("F", "B")),)
-    gathers = analysis.sharding.engine == "fsdp"
+        rows = (tuple(_passes(analysis.layout.microbatches, analysis.sharding.reshard)),)
+    left_out = _left_out(analysis.sharding)
     sent = messages(analysis.staging) if schedule and analysis.staging else ()
     for p, row in enumerate(rows):
         names = []
         for entry in row:
             for issue in entry.parts:
-                if issue.kind == "RESHARD" or (issue.kind in ("UNSHARD", "REDUCE_GRAD") and not gathers):
+                if issue.kind in left_out:
                     continue
                 names.append(_name(str(issue), plan))
                 plan.put(names[-1], _action(p, issue, sent, overlaps=issue in entry.parts[1:]))
@@ -124,6 +159,20 @@ def order_actions(plan: PlanGraph, analysis: Analysis) -> None:
     if schedule:
         plan.put("schedule", Schedule(name=schedule.name))
         _hand_over(plan, analysis)
+
+
+def _left_out(sharding: Sharding) -> set[str]:
+    """Returns the actions of torch's schedules that have nothing to do."""
+    sums = sharding.engine == "fsdp" and sharding.shards * sharding.replicas > 1
+    return (set() if sums else {"REDUCE_GRAD"}) | (set() if sharding.shards > 1 and sums else {"UNSHARD", "RESHARD"})
+
+
+def _passes(microbatches: int, reshard: bool) -> Iterator[Issue]:
+    """Yields the passes without a pipeline; parameters are freed after each backward pass, or after the last."""
+    for m in range(microbatches):
+        yield from (Issue("F", 0, m), Issue("B", 0, m))
+        if reshard or m + 1 == microbatches:
+            yield Issue("RESHARD", 0)
 
 
 def _action(process: int, issue: Issue, sent: Sequence[Sequence[TensorFact]], *, overlaps: bool) -> Action:
@@ -171,34 +220,23 @@ def _hand_over(plan: PlanGraph, analysis: Analysis) -> None:
 
 def exchange(plan: PlanGraph, analysis: Analysis) -> None:
     """Adds the collectives of a step, beside the actions that cause them."""
-    sharding = analysis.sharding
     lines, _ = plan.lines()
     for p, cost in enumerate(analysis.costs):
         plan.change(f"process {p}", traffic=cost.traffic)
-        line = [plan.at(name, Action) for name in lines[p]]
+        assert analysis.staging is not None
+        placing = Placing(p, place_of(analysis.staging, p), plan, [plan.at(name, Action) for name in lines[p]])
         beside: dict[tuple[int, bool], list[str]] = {}
         # The messages between stages have been added already.
         others = [t for t in cost.traffic if t.operation not in ("send", "receive") or t.what == SHARED]
         for n, traffic in enumerate(others):
-            for k, (place, action) in enumerate(exchanges(p, sharding, traffic, line)):
+            for k, (spot, action) in enumerate(placing.exchanges(traffic)):
                 name = f"exchange {p}.{n}.{k}"
                 plan.put(name, action)
-                beside.setdefault(place, []).append(name)
+                beside.setdefault(spot, []).append(name)
         names = []
         for n, name in enumerate(lines[p]):
             names += [*beside.get((n, False), ()), name, *beside.get((n, True), ())]
         plan.line(names, instead_of=lines[p])
-
-
-def account(plan: PlanGraph, analysis: Analysis) -> None:
-    """Adds bytes by kind to each process, and to each stage the micro-batches that it holds."""
-    pipeline = analysis.pipeline
-    if pipeline is not None:
-        most = held(pipeline.schedule) if pipeline.schedule else (1,)
-        for index, count in enumerate(most):
-            plan.change(f"stage {index}", held=count)
-    for p, cost in enumerate(analysis.costs):
-        plan.change(f"process {p}", memory=cost.memory)
 
 
 PASSES: tuple[Pass, ...] = (
@@ -206,10 +244,11 @@ PASSES: tuple[Pass, ...] = (
     place_devices,  # needs nothing
     place_processes,  # needs devices to put them on
     place_stages,  # needs processes
+    hold_weights,  # needs stages: each has parameters of its own
     deal_samples,  # needs processes: samples enter at the first stage
+    account,  # needs processes and stages
     order_actions,  # needs stages: an action is of a stage
-    exchange,  # needs actions: collectives are placed beside their causes
-    account,  # needs processes; last, because it is checked against the limit
+    exchange,  # needs actions and weights: collectives are placed beside their causes
 )
 
 

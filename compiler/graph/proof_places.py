@@ -10,7 +10,19 @@ from math import prod
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.proof_view import View
 from dslc.compiler.ir.axes import AXES
-from dslc.compiler.ir.records import Batches, Devices, Machines, Network, Placed, Process, Share, Stage
+from dslc.compiler.ir.records import (
+    Batches,
+    Devices,
+    Machines,
+    Network,
+    Placed,
+    Process,
+    Share,
+    SharedWeight,
+    Stage,
+    Training,
+    Weights,
+)
 
 
 def devices(view: View) -> str:
@@ -123,4 +135,23 @@ def memory(view: View) -> str:
     for name, process in view.plan.of_kind(Process):
         if process.memory and limit and process.memory.peak > limit:
             return f"{name} holds {process.memory.peak} bytes, over {limit}"
+        if process.memory:
+            held = 0 if "parameters" in _offloaded(view.plan) else 4 * _numbers(view, process.pipeline)
+            if process.memory.parameters != held:
+                return f"{name} has {held} bytes of parameters, and {process.memory.parameters} by the account"
     return ""
+
+
+def _offloaded(plan: PlanGraph) -> tuple[str, ...]:
+    training = plan.find(Training)
+    return training.offload if training else ()
+
+
+def _numbers(view: View, coordinate: int) -> int:
+    """Returns the numbers that a rank at a pipeline coordinate keeps; a weight of two of its stages is one."""
+    own = [each for _, each in view.plan.of_kind(Weights) if view.homes.get(each.stage) == coordinate]
+    twice = 0
+    for _, shared in view.plan.of_kind(SharedWeight):
+        here = sum(view.homes.get(stage) == coordinate for stage in shared.stages)
+        twice += shared.numbers * max(0, here - 1)
+    return sum(each.numbers // each.shards for each in own) - twice

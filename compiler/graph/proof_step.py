@@ -10,7 +10,7 @@ from math import prod
 from typing import TypeAlias
 
 from dslc.compiler.graph.graph import COMPUTE, LOCAL, MESSAGES, unknown
-from dslc.compiler.graph.proof_view import View
+from dslc.compiler.graph.proof_view import Line, View
 from dslc.compiler.ir.records import Action, Batches, Devices, Process, Schedule, Stage
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 
@@ -29,12 +29,11 @@ def actions(view: View) -> str:
     seen: Counter[tuple[int, int, int, str]] = Counter()
     for name, action in view.actions.items():
         process, stage, m, what = action.process, action.stage, action.microbatch, action.what
-        if what in COMPUTE:
-            if process not in homes.get(stage, ()):
-                where = ", ".join(map(str, sorted(homes.get(stage, ())))) or "no process"
-                return f"{name} is on process {process}, its stage on {where}"
-            if not 0 <= m < microbatches:
-                return f"{name} is of micro-batch {m} of {microbatches}"
+        if what in LOCAL and what != "update" and process not in homes.get(stage, ()):
+            where = ", ".join(map(str, sorted(homes.get(stage, ())))) or "no process"
+            return f"{name} is on process {process}, its stage on {where}"
+        if what in COMPUTE and not 0 <= m < microbatches:
+            return f"{name} is of micro-batch {m} of {microbatches}"
         seen[process, stage, m, what] += 1
     for index, on in homes.items():
         for process in on:
@@ -50,22 +49,38 @@ def actions(view: View) -> str:
 
 
 def fields(view: View) -> str:
-    """Returns the first action that lacks a field of its kind, or has one of another kind."""
+    """Returns the first action that lacks a field of its kind, or has one of another kind, or overlaps no other."""
     axes = {axis.name for axis in view.plan.one(Devices).axes} | {"all"}
     pipelined = view.plan.find(Schedule) is not None
     for name, action in view.actions.items():
         where = (action.stage >= 0, action.microbatch >= 0)
         passes = action.what in COMPUTE
         if passes or action.what in LOCAL:
-            told = action.axis or action.carries or action.shapes or action.dtypes or action.count or action.bytes
-            sound = not told and where == (passes or action.what != "update", passes)
+            told = (action.axis, action.carries, action.shapes, action.dtypes, action.count, action.bytes)
+            sound = not (any(told) or _has_group(action)) and where == (passes or action.what != "update", passes)
         elif action.what in MESSAGES:
-            sound = all(where) and _is_message(action)
+            sound = all(where) and _is_message(action) and not _has_group(action)
         else:
             sound = not any(where) and _is_collective(action, axes)
         if not sound or (action.overlaps and not (passes and pipelined)):
             return f"{name} is no {action.what}: {action}"
+    return next((reason for line in view.lines.values() if (reason := _overlaps(line))), "")
+
+
+def _overlaps(line: Line) -> str:
+    """Returns the first pass that overlaps no pass of the other direction before it."""
+    before: Action | None = None
+    for name, action in line:
+        if action.what not in COMPUTE:
+            continue
+        if action.overlaps and (before is None or before.overlaps or (before.what == "F") == (action.what == "F")):
+            return f"{name} overlaps no forward or backward pass before it"
+        before = action
     return ""
+
+
+def _has_group(action: Action) -> bool:
+    return bool(action.ranks or action.stride or action.weights)
 
 
 def _is_collective(action: Action, axes: Collection[str]) -> bool:
@@ -116,8 +131,8 @@ def _needs(what: str, stage: int, m: int, last: int) -> list[tuple[tuple[str, in
     return needs
 
 
-def exchanged(view: View) -> str:
-    """Checks that collectives and messages are those of the account."""
+def totals(view: View) -> str:
+    """Checks that the totals shown for each process are those of its collectives and messages."""
     for name, home in view.plan.of_kind(Process):
         found: Counter[Exchanged] = Counter()
         sizes: Counter[Exchanged] = Counter()
@@ -136,7 +151,7 @@ def exchanged(view: View) -> str:
             if (found[key], sizes[key]) != (told[key], bytes_[key]):
                 return (
                     f"{name} does {key[0]} of {key[2]} over the {key[1]} axis {found[key]} times with {sizes[key]} "
-                    f"bytes; by the account {told[key]} times with {bytes_[key]}"
+                    f"bytes; {told[key]} times with {bytes_[key]} are shown"
                 )
     return ""
 
@@ -157,19 +172,25 @@ _MESSAGES = {
 }
 
 
-def updates(view: View) -> str:
-    for line in view.lines.values():
-        update = next(n for n, (_, action) in enumerate(line) if action.what == "update")
-        for name, action in line[update + 1 :]:
-            if action.carries != "parameters":
-                return f"{line[update][0]} does not wait for {name}"
-        agreed = {action.what: n for n, (_, action) in enumerate(line) if action.carries == "gradients"}
-        made = [n for n, (_, action) in enumerate(line) if action.what in ("B", "W")]
-        for last in agreed.values():  # the last of each operation: earlier ones are for other parameters, or for parts
-            late = next((line[n][0] for n in made if n > last), "")
-            if late:
-                return f"{line[last][0]} does not wait for {late}"
+def groups(view: View) -> str:
+    """Returns the first collective of an axis that is not among the ranks along it; those of parameters and gradients
+    are along two axes, and those of a few numbers among all who have a part (proof_flow.py)."""
+    axes = {axis.name: (axis.size, axis.stride) for axis in view.plan.one(Devices).axes}
+    axes["all"] = (view.plan.one(Devices).count, 1)
+    for name, action in view.actions.items():
+        if not action.axis:
+            continue
+        if action.what in ("send", "receive"):
+            sound = (action.ranks, action.stride) == (0, 0)
+        else:
+            wider = action.axis == "data" and action.carries in _OF_ALL_HOLDERS
+            sound = wider or (action.ranks, action.stride) == axes[action.axis]
+        if not sound:
+            return f"{name} is among {action.ranks} ranks {action.stride} apart, which is not the {action.axis} axis"
     return ""
+
+
+_OF_ALL_HOLDERS = ("parameters", "gradients", "norm of the gradient", "whether a gradient is not finite")
 
 
 def held(view: View) -> str:

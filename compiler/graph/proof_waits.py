@@ -60,7 +60,14 @@ def _two_sides(view: View, names: list[str], senders: set[int], receivers: set[i
 def _unlike(view: View, names: list[str]) -> str:
     """Describes the difference between the ends of one exchange."""
     first = view.action(names[0])
-    told = {"shapes": "shape", "dtypes": "dtype", "bytes": "bytes", "count": "count", "carries": "carries"}
+    told = {
+        "shapes": "shape",
+        "dtypes": "dtype",
+        "bytes": "bytes",
+        "count": "count",
+        "carries": "carries",
+        "ranks": "group",
+    }
     if first.what not in MESSAGES:
         told["what"] = "operation"
     for name in names[1:]:

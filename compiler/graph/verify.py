@@ -17,10 +17,20 @@ Propositions, each proved once the passes so far have added its subject:
     agreement   the two ends of a pipeline connection issue its messages in one order
     inputs      every action has its input before it, every message what it carries
     waits       no rank waits for itself, where a send completes with its receive and a collective with its last rank
-    exchanges   the collectives and messages are those of the account of traffic, none more and none less
-    updates     gradients are agreed on after the backwards that make them, and before the update
+    weights     parameters are cut into equal shares, on ranks that exist; all ranks that hold them have gradients of
+                them, or none
+    groups      a collective along an axis is among the ranks that differ on that axis alone
+    gathered    each pass has gathered the parameters of its stage of which a rank keeps a share; none is used that was
+                gathered before an update
+    summed      an update uses each gradient that a backward pass has made, once, summed over exactly the ranks that
+                hold a copy or a share of its parameter: over samples, pieces of a sequence, the tensor axis and stages
+                that share a weight; where that is a mean the loss is multiplied; and what one rank alone updates, the
+                others get
+    counts      the count that divides the losses, the norm of the gradient and the flag of one that is not finite are
+                sums over the ranks that have a part of them, in time for their use
+    totals      the totals of exchanges that are shown for a process are those of its actions
     held        no stage holds the activations of more micro-batches than the account says
-    memory      the peak is within the limit
+    memory      the peak is within the limit, and the parameters in it are those that the rank holds
 
 All of it is over classes of ranks: a process node stands for the ranks of one pipeline coordinate, which do the same.
 That is enough. The groups of the data, context and tensor axes lie within a coordinate (`devices`), and the pipeline's
@@ -33,8 +43,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dslc.compiler.graph.graph import PlanGraph
+from dslc.compiler.graph.proof_flow import counts, gathered, summed, weights
 from dslc.compiler.graph.proof_places import devices, layers, memory, samples
-from dslc.compiler.graph.proof_step import actions, exchanged, fields, held, inputs, order, updates
+from dslc.compiler.graph.proof_step import actions, fields, groups, held, inputs, order, totals
 from dslc.compiler.graph.proof_view import View, view
 from dslc.compiler.graph.proof_waits import agreement, ends, waits
 
@@ -42,6 +53,7 @@ from dslc.compiler.graph.proof_waits import agreement, ends, waits
 PROPOSITIONS: tuple[tuple[str, str, Callable[[View], str]], ...] = (
     ("devices", "place_processes", devices),
     ("layers", "place_stages", layers),
+    ("weights", "hold_weights", weights),
     ("samples", "deal_samples", samples),
     ("actions", "order_actions", actions),
     ("order", "order_actions", order),
@@ -50,9 +62,12 @@ PROPOSITIONS: tuple[tuple[str, str, Callable[[View], str]], ...] = (
     ("agreement", "order_actions", agreement),
     ("inputs", "order_actions", inputs),
     ("waits", "order_actions", waits),
-    ("exchanges", "exchange", exchanged),
-    ("updates", "exchange", updates),
-    ("held", "account", held),
+    ("groups", "exchange", groups),
+    ("gathered", "exchange", gathered),
+    ("summed", "exchange", summed),
+    ("counts", "exchange", counts),
+    ("totals", "exchange", totals),
+    ("held", "order_actions", held),
     ("memory", "account", memory),
 )
 

@@ -182,6 +182,7 @@ class GradientStep(Record):
     units: tuple[str, ...] = ()  # fsdp: modules gathered and scattered one by one; the root takes the rest
     reshard: bool = False  # fsdp: parameters are freed after the forward pass and gathered again (ZeRO-3)
     accumulate: bool = False  # fsdp: gradients stay whole until the last micro-batch (ZeRO-1)
+    averages: int = 1  # ranks over which the engine takes the mean of gradients; each loss is multiplied by as many
 
 
 @record

@@ -51,7 +51,7 @@ class Devices(Record):
 @record
 class Process(Record):
     """Ranks `first` to `last`, which do the same, at one pipeline coordinate; their exchanges in a step, and their
-    memory at the peak.
+    memory at the peak. Under ZeRO-1, `dealt` are the numbers that each data rank updates.
     """
 
     index: int
@@ -60,6 +60,7 @@ class Process(Record):
     last: int
     traffic: tuple[TrafficNode, ...] = ()
     memory: MemoryNode | None = None
+    dealt: tuple[int, ...] = ()
 
 
 @record
@@ -73,9 +74,10 @@ class Network(Record):
 class Stage(Record):
     """Layers `first` to `last` of the network.
 
-    `held` is the most micro-batches whose activations it holds, None before that is counted. If it is one of several
-    stages, `modules` are the names of its layers, and `inputs` and `outputs` are of one sample: (shape, dtype) of each
-    tensor that a rank receives and sends.
+    `held` is the most micro-batches whose activations it holds, `numbers` those of its parameters on a rank of the
+    tensor axis, in rows that are filled up to equal shares; both are None before they are counted. If it is one of
+    several stages, `modules` are the names of its layers, and `inputs` and `outputs` are of one sample: (shape, dtype)
+    of each tensor that a rank receives and sends.
     """
 
     index: int
@@ -85,6 +87,37 @@ class Stage(Record):
     inputs: tuple[tuple[Shape, str], ...] = ()
     outputs: tuple[tuple[Shape, str], ...] = ()
     held: int | None = None
+    numbers: int | None = None
+
+
+@record
+class Weights(Record):
+    """Parameters of a stage that are gathered together, and whose gradients are summed together.
+
+    `numbers` are those of a rank of the tensor axis, in rows that are filled up to equal shares. Each of `shards`
+    neighbours along the data and context axes keeps one share, and gathers the others as `dtype` (None: it keeps them
+    all); `freed`: a forward pass frees what was gathered. `trained` of the numbers have a gradient, which other ranks
+    have too (None: none has). `pieces`: gradients among them are partial sums on each rank of the tensor axis.
+    """
+
+    stage: int
+    numbers: int
+    shards: int
+    dtype: str | None = None
+    freed: bool = False
+    trained: int | None = None
+    pieces: bool = False
+
+
+@record
+class SharedWeight(Record):
+    """A tied weight that several stages have: the numbers of a rank's share. `summed`: it trains, on several pipeline
+    coordinates, each of which needs the gradients of the others.
+    """
+
+    numbers: int
+    stages: tuple[int, ...]
+    summed: bool
 
 
 @record
@@ -120,12 +153,14 @@ class Action(Record):
 
     F, B, I, W                      a stage's forward, its backward, or the two halves of it, on one micro-batch
     SEND_F, RECV_F, SEND_B, RECV_B  a message between stages: `count` tensors of `shapes` and `dtypes`, `bytes` in all
-    UNSHARD, REDUCE_GRAD            where a pipeline gathers a stage's parameters, and reduces its gradients
+    UNSHARD, RESHARD, REDUCE_GRAD   where a stage's parameters are gathered and freed, and its gradients reduced
     all_reduce, all_gather, …       `count` collectives along an `axis`, of `bytes` in all
     send, receive                   the same of gradients of weights that two stages share
     update                          the optimizer's step
 
     `stage` and `microbatch` are -1 where it is of none. `overlaps`: it is computed together with the pass before it.
+    The group of a collective are `ranks` ranks, each `stride` after the one before. `weights` are the names of the
+    nodes whose parameters are gathered, or whose gradients are summed.
     """
 
     process: int
@@ -139,6 +174,9 @@ class Action(Record):
     dtypes: tuple[str, ...] = ()
     count: int = 0
     bytes: int = 0
+    ranks: int = 0
+    stride: int = 0
+    weights: tuple[str, ...] = ()
 
 
 @record
@@ -187,6 +225,8 @@ NodeRecord: TypeAlias = (
     | Process
     | Network
     | Stage
+    | Weights
+    | SharedWeight
     | Schedule
     | Batches
     | Share

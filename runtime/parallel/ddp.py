@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import warnings
 
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -48,7 +47,7 @@ def wrap(job: JobProgram, model: nn.Module) -> Engine:
         )
     return Engine(
         model=wrapped,
-        scale=dist.get_world_size(),
+        scale=job.gradients.averages,
         held=wrapped.no_sync,
         agree_on_buffers=buffers_of_rank_0(model) if differ else nothing,
     )

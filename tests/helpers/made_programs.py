@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,9 @@ def program(ranks: int, data: p.DataStep, model: p.ModelStep | None = None, **ch
     """A program for `ranks` processes on the CPU with momentum; a conv net if `model` is None."""
     steps = changed.get("steps", 8)
     python = model is not None and model.python is not None
-    gradients = changed.get("gradients", p.GradientStep(kind="none"))
+    once = not python and changed.get("microbatches", 1) == 1
+    gradients = changed.get("gradients", p.GradientStep(kind="none" if ranks == 1 else "ddp", static_graph=once))
+    averages = ranks if gradients.kind in ("ddp", "zero1") else 1
     sharded = gradients.kind == "fsdp" or changed.get("tensor") is not None
     skipping = changed.get("on_nonfinite") == "skip" or changed.get("precision", p.PrecisionStep()).scaled
     values: dict[str, Any] = {
@@ -201,9 +204,6 @@ def program(ranks: int, data: p.DataStep, model: p.ModelStep | None = None, **ch
         "learning_rate": p.LearningRateStep(steps=steps),
         "clip": None,
         "precision": p.PrecisionStep(),
-        "gradients": p.GradientStep(
-            kind="none" if ranks == 1 else "ddp", static_graph=not python and changed.get("microbatches", 1) == 1
-        ),
         "evaluate_every": 0,
         "metrics": (p.MetricStep(kind="loss", name="loss"), p.MetricStep(kind="accuracy", name="accuracy")),
         "log_every": 1,
@@ -211,7 +211,7 @@ def program(ranks: int, data: p.DataStep, model: p.ModelStep | None = None, **ch
         "deterministic": False,
         "seed": 3,
     }
-    return p.JobProgram(**(values | changed))
+    return p.JobProgram(**(values | changed | {"gradients": replace(gradients, averages=averages)}))
 
 
 def places(ranks: int) -> tuple[p.RankPlace, ...]:

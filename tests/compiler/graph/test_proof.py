@@ -280,29 +280,172 @@ def test_a_collective_that_one_rank_skips(pipeline: Compiled) -> None:
     assert found.startswith("ends: ") and "process 9 has no end of exchange 0.0.0" in found
 
 
-# -------------------------------------------------------------------------------------------- exchanges and updates
+# ------------------------------------------------------------------------------- parameters, gradients, global numbers
 
 
-def test_a_collective_that_the_account_does_not_know(pipeline: Compiled) -> None:
-    assert refused(pipeline, lambda plan: double(plan, "exchange 0.0.0")).startswith("exchanges: ")
-    assert refused(pipeline, lambda plan: drop(plan, "exchange 0.0.0")).startswith("exchanges: ")
+@pytest.fixture(scope="module")
+def freed() -> Compiled:
+    """Parameters in shares, freed after each pass, beside replicas; the gradient is clipped."""
+    axes = ("parallelism.pipeline=1", "parallelism.data=4", "parallelism.zero=3", "parallelism.replicas=2")
+    return compiled(JOBS / "pipeline.plt", *axes, "train.clip=1.0", "model.loss.ignore=0")
 
 
-def test_a_process_that_updates_before_gradients_are_agreed_on(pipeline: Compiled) -> None:
+@pytest.fixture(scope="module")
+def dealt() -> Compiled:
+    """Each of two ranks updates some of the parameters."""
+    axes = ("devices.cpus=2", "parallelism.pipeline=1", "parallelism.data=2", "parallelism.zero=1")
+    return compiled(JOBS / "pipeline.plt", *axes)
+
+
+@pytest.fixture(scope="module")
+def cut() -> Compiled:
+    """Two tensor ranks, each with pieces of the sequence; two stages have the same embedding."""
+    axes = ("parallelism.tensor=2", "parallelism.data=1", "model.network.tie=true")
+    return compiled(JOBS / "pipeline.plt", *axes)
+
+
+def carrying(plan: PlanGraph, carries: str, what: str = "") -> list[str]:
+    return nodes_of(plan, lambda action: action.carries == carries and action.what.startswith(what))
+
+
+def test_a_sum_that_is_missing_or_comes_twice(pipeline: Compiled) -> None:
+    found = refused(pipeline, lambda plan: double(plan, "exchange 0.0.0"))
+    assert found.startswith("summed: ") and "again sums gradients of weights 0.0, of which there are none" in found
+    found = refused(pipeline, lambda plan: drop(plan, "exchange 0.0.0"))
+    assert found.startswith("summed: ") and "that 0B3 made, summed over 1 of 2 ranks" in found
+
+
+def test_an_update_before_its_gradients_are_summed(pipeline: Compiled) -> None:
     found = refused(pipeline, lambda plan: move(plan, "update 0", before="exchange 0.0.0"))
-    assert found.startswith("updates: ") and "update 0 does not wait for exchange 0.0.0" in found
+    assert found.startswith("summed: ") and "update 0 uses the gradients of weights 0.0 that 0B3 made" in found
 
 
-def test_gradients_that_are_agreed_on_before_the_last_backward(pipeline: Compiled, sharded: Compiled) -> None:
+def test_gradients_that_are_summed_before_the_last_backward(pipeline: Compiled, sharded: Compiled) -> None:
     found = refused(pipeline, lambda plan: move(plan, "exchange 0.0.0", before="0B3"))
-    assert found.startswith("updates: ") and "exchange 0.0.0 does not wait for 0B3" in found
+    assert found.startswith("summed: ") and "that 0B3 made, summed over 1 of 2 ranks" in found
 
     def change(plan: PlanGraph) -> None:
         line = plan.lines()[0][0]
         scattered = [name for name in line if plan.at(name, Action).what == "reduce_scatter"]
         move(plan, scattered[-1], before=[n for n in line if plan.at(n, Action).what in ("B", "W")][-1])
 
-    assert refused(sharded, change).startswith("updates: ")
+    assert refused(sharded, change).startswith("summed: ")
+
+
+def test_a_sum_over_other_ranks_than_those_that_hold_a_share(freed: Compiled) -> None:
+    """Over the shares but not the replicas, over the shares twice, or over ranks with other parameters."""
+    found = refused(freed, lambda plan: drop(plan, carrying(plan, "gradients", "all_reduce")[0]))
+    assert found.startswith("summed: ") and "summed over 2 of 4 ranks" in found
+    found = refused(freed, lambda plan: plan.change(carrying(plan, "gradients", "all_reduce")[0], stride=1))
+    assert found.startswith("summed: ") and "not over 1 ranks" in found
+    found = refused(freed, lambda plan: plan.change(carrying(plan, "gradients", "all_reduce")[0], ranks=4))
+    assert found.startswith("summed: ") and "summed over 8 of 4 ranks" in found
+    found = refused(freed, lambda plan: plan.change(carrying(plan, "gradients", "reduce")[0], what="all_reduce"))
+    assert found.startswith("summed: ") and "leaves gradients of other numbers" in found
+
+
+def test_a_sum_that_leaves_a_parameter_out(freed: Compiled) -> None:
+    def change(plan: PlanGraph) -> None:
+        name = carrying(plan, "gradients", "reduce_scatter")[0]
+        plan.change(name, weights=plan.at(name, Action).weights[1:])
+
+    assert refused(freed, change).startswith("summed: ")
+
+
+def test_parameters_that_a_pass_has_not_gathered(freed: Compiled) -> None:
+    found = refused(freed, lambda plan: drop(plan, carrying(plan, "parameters", "all_gather")[0]))
+    assert found.startswith("gathered: ") and "0F0 uses weights 0." in found
+    found = refused(freed, lambda plan: move(plan, carrying(plan, "parameters", "all_gather")[1], before="0F1"))
+    assert found.startswith("gathered: ") and "0B0 uses weights 0." in found
+    found = refused(freed, lambda plan: double(plan, carrying(plan, "parameters", "all_gather")[0]))
+    assert found.startswith("gathered: ") and "again gathers weights 0." in found
+    found = refused(freed, lambda plan: plan.change(carrying(plan, "parameters", "all_gather")[0], stride=2))
+    assert found.startswith("gathered: ") and "is not among the ranks that have the shares" in found
+
+
+def test_parameters_of_before_the_update(freed: Compiled) -> None:
+    """They would be gathered in the next step as if they were not there."""
+    found = refused(freed, lambda plan: drop(plan, "0RESHARD (4)"))
+    assert found.startswith("gathered: ") and "update 0 leaves weights 0." in found
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [("UNSHARD", "comes before stage"), ("RESHARD", "has not gathered"), ("REDUCE_GRAD", "summed over 1 of 2 ranks")],
+)
+def test_another_stage_than_the_one_that_is_used(sharded: Compiled, kind: str, says: str) -> None:
+    """Of the same process."""
+
+    def change(plan: PlanGraph) -> None:
+        line = [(name, plan.at(name, Action)) for name in plan.lines()[0][0]]
+        name, action = next(each for each in line if each[1].what == kind)
+        plan.change(name, stage=next(a.stage for _, a in line if a.stage not in (-1, action.stage)))
+
+    assert says in refused(sharded, change)
+
+
+def test_a_pass_that_overlaps_none(sharded: Compiled) -> None:
+    found = refused(sharded, lambda plan: plan.change("0F0", overlaps=True))
+    assert found.startswith("fields: ") and "0F0 overlaps no forward or backward pass before it" in found
+
+
+def test_weights_that_are_none_or_two_stages(pipeline: Compiled) -> None:
+    found = refused(pipeline, lambda plan: plan.graph.remove_node("weights 0.1"))
+    assert found.startswith("weights: ") and "of them among its weights" in found
+    assert refused(pipeline, lambda plan: plan.change("weights 0.1", stage=1)).startswith("weights: ")
+
+
+def test_an_update_of_one_rank_that_the_others_do_not_get(dealt: Compiled) -> None:
+    def early(plan: PlanGraph) -> None:
+        move(plan, carrying(plan, "parameters", "broadcast")[0], before="update 0")
+
+    found = refused(dealt, lambda plan: drop(plan, carrying(plan, "parameters", "broadcast")[0]))
+    assert found.startswith("summed: ") and "each rank has new numbers of its own part alone" in found
+    assert "comes before the update of what it sends" in refused(dealt, early)
+    found = refused(dealt, lambda plan: plan.change("process 0", dealt=plan.at("process 0", Process).dealt[:1]))
+    assert found.startswith("summed: ") and "are dealt out as" in found
+
+
+def test_a_mean_for_which_the_loss_is_not_scaled(dealt: Compiled) -> None:
+    found = refused(dealt, lambda plan: plan.change("gradients", averages=1))
+    assert found.startswith("summed: ") and "a mean over 2 ranks, and the loss is multiplied by 1" in found
+
+
+def test_gradients_of_pieces_that_are_not_summed_along_the_tensor_axis(cut: Compiled) -> None:
+    found = refused(cut, lambda plan: drop(plan, carrying(plan, "gradients beside pieces")[0]))
+    assert found.startswith("summed: ") and "does not wait for the sum along the tensor axis" in found
+    found = refused(cut, lambda plan: plan.change(carrying(plan, "gradients beside pieces")[0], stride=2))
+    assert found.startswith("groups: ") and "is not the tensor axis" in found
+
+
+def test_gradients_of_a_shared_weight_that_a_stage_does_not_get(cut: Compiled) -> None:
+    found = refused(cut, lambda plan: drop(plan, carrying(plan, "gradients of shared weights", "receive")[0]))
+    assert found.startswith("summed: ") and "comes with other gradients of shared weights" in found
+    name = "gradients of shared weights"
+    found = refused(cut, lambda plan: move(plan, carrying(plan, name, "send")[0], before="0B3"))
+    assert found.startswith("summed: ")
+
+
+@pytest.mark.parametrize("what", ["count of what is kept", "norm of the gradient"])
+def test_a_number_of_all_ranks_that_is_not_a_sum_over_them(freed: Compiled, what: str) -> None:
+    late = what.startswith("count")
+
+    def moved(plan: PlanGraph) -> None:
+        move(plan, carrying(plan, what)[0], before="update 0" if late else "0B0")
+
+    assert refused(freed, moved).startswith("counts: ")
+    assert f"sums {what} 0 times, not 1" in refused(freed, lambda plan: drop(plan, carrying(plan, what)[0]))
+    found = refused(freed, lambda plan: plan.change(carrying(plan, what)[0], ranks=3))
+    assert found.startswith("groups: " if late else "counts: ")
+
+
+def test_totals_that_are_not_those_of_the_actions(pipeline: Compiled) -> None:
+    def change(plan: PlanGraph) -> None:
+        first, *others = plan.at("process 0", Process).traffic
+        plan.change("process 0", traffic=(replace(first, bytes=first.bytes + 4), *others))
+
+    found = refused(pipeline, change)
+    assert found.startswith("totals: ") and "are shown" in found
 
 
 # ------------------------------------------------------------------------------------------------------------- held

@@ -77,7 +77,7 @@ def test_every_pass_is_followed_by_the_proof(pipeline: Compiled) -> None:
         step(plan, pipeline.analysis)
         plan = replace(plan, done=(*plan.done, step.__name__))
         verify(plan)
-    assert plan.done[-1] == "account"
+    assert plan.done[-1] == "exchange"
 
 
 # ---------------------------------------------------------------------------------------------------------- devices

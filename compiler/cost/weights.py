@@ -1,0 +1,82 @@
+"""The parameters of a rank in groups: those of a group are gathered together, and their gradients summed together.
+
+Model: a group is a unit of `fully_shard`, a bucket of DistributedDataParallel, or all parameters of a stage if no other
+rank has a copy or a share of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from dslc.compiler.cost.traffic import Coordinate, buckets, in_buckets, padded, units_by_stage
+from dslc.compiler.ir.records import SharedWeight, Weights
+from dslc.compiler.ir.tensor_styles import TensorStyle
+from dslc.compiler.placement.sharding import low_copy, low_dtype, with_copies
+from dslc.compiler.placement.staging import Staging
+
+
+def weights(place: Coordinate) -> Iterator[Weights]:
+    """Yields the groups of a rank at a pipeline coordinate, by stage, in the order of the model."""
+    if place.sharding.engine == "fsdp":
+        yield from _units(place)
+    elif place.sharding.engine == "none":
+        for stage, layers in zip(place.mine, place.held, strict=True):
+            pieces = any(_partial(place, q.name) for layer in layers for q in layer.parameters)
+            yield Weights(stage=stage, numbers=numbers(place, stage), shards=1, pieces=pieces)
+    else:
+        sizes = [size // 4 for size in buckets(4 * q.count for q in in_buckets(place))]
+        rest = numbers(place, 0) - sum(sizes)
+        yield from (Weights(stage=0, numbers=size, shards=1, trained=size) for size in sizes)
+        if rest:
+            yield Weights(stage=0, numbers=rest, shards=1, trained=0)
+
+
+def numbers(place: Coordinate, stage: int) -> int:
+    """Returns the numbers of all parameters of a stage."""
+    layers = with_copies(list(place.held[place.mine.index(stage)]))
+    own = [q for layer in layers for q in layer.parameters if q.tied_to is None]
+    return sum(padded(q, place) if place.sharding.engine == "fsdp" else prod(place.shape(q)) for q in own)
+
+
+def _units(place: Coordinate) -> Iterator[Weights]:
+    sharding, names = place.sharding, place.whole.with_gradients
+    apart = sharding.shards > 1
+    for stage, units in units_by_stage(place):
+        for unit in units:
+            whole = sum(padded(q, place) for q in unit.parameters)
+            if not whole:
+                continue
+            trained = sum(padded(q, place) for q in unit.parameters if q.name in names)
+            yield Weights(
+                stage=stage,
+                numbers=whole,
+                shards=sharding.shards,
+                dtype=(low_dtype(place.job) if low_copy(place.job) else "float32") if apart else None,
+                freed=apart and sharding.reshard and bool(unit.name),
+                trained=trained if sharding.shards * sharding.replicas > 1 else None,
+                pieces=any(_partial(place, q.name) for q in unit.parameters),
+            )
+
+
+def _partial(place: Coordinate, name: str) -> bool:
+    """True of a parameter whose gradient is a partial sum on each rank of the tensor axis."""
+    styles = place.cuts.by_module.get(name.rpartition(".")[0], ())
+    return TensorStyle.SEQUENCE in styles and name in place.whole.with_gradients
+
+
+def shared_weights(places: list[Coordinate], staging: Staging) -> Iterator[tuple[str, SharedWeight]]:
+    """Yields the tied weights that several stages have, by name."""
+    stages_of: dict[str, list[int]] = {}
+    for stage, layers in enumerate(staging.stages):
+        names = {q.tied_to or q.name for n in layers for q in staging.model.layers[n].parameters}
+        for name in names:
+            stages_of.setdefault(name, []).append(stage)
+    own = {q.name: (q, place) for place in places for layer in place.layers for q in layer.parameters}
+    for name, stages in sorted(stages_of.items()):
+        if len(stages) > 1:
+            parameter, place = own[name]
+            share = padded(parameter, place) // place.sharding.shards
+            several = len({staging.placement[stage] for stage in stages}) > 1
+            summed = several and name in staging.with_gradients
+            yield name, SharedWeight(numbers=share, stages=tuple(stages), summed=summed)
