@@ -16,7 +16,7 @@ from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import autocasts, offloaded, recomputed, sharding_of, splits_backward, trained
-from dslc.dsl.diagnostics import Diagnostic, Note, Report
+from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import TransformersNetwork
@@ -134,9 +134,7 @@ def _check_configuration(job: JobSpec, network: TransformersNetwork, report: Rep
         here = name.rpartition("/")[2]
         fetch = f"hf download {name} config.json --local-dir {here}"
         help = f'nothing is fetched: `{fetch}` does it; then write `transformers("./{here}")`'
-    report.extend(
-        [Diagnostic(code="W0806", message=f"there is no {file}", span=network.at("path"), help=help)],
-    )
+    report.add("W0806", f"there is no {file}", network.at("path"), help=help)
 
 
 # ------------------------------------------------------------------------------------------------- weights of a file
@@ -151,16 +149,12 @@ def _check_weights(job: JobSpec, path: str, model: ModelGraph | None, report: Re
             return  # made by torch.save, which only torch reads: the run checks it
         found = entries(file)
     except Unreadable as absent:
-        report.extend(
-            [
-                Diagnostic(
-                    code="W0712",
-                    message=str(absent),
-                    span=span,
-                    help="a `.safetensors` file, a run directory, or a file of `torch.save`; "
-                    "paths are relative to the file that wrote them",
-                )
-            ]
+        report.add(
+            "W0712",
+            str(absent),
+            span,
+            help="a `.safetensors` file, a run directory, or a file of `torch.save`; "
+            "paths are relative to the file that wrote them",
         )
         return
     if model is not None:
