@@ -48,8 +48,9 @@ def compile(path: str, settings: Sequence[str] = (), *, trace: bool = False) -> 
 def run(path: str, settings: Sequence[str] = (), *, out: str | None = None) -> RunResult:
     """Trains, as `dslc run` does, and returns the metrics and the trained module to the caller.
 
-    The processes are started from a fresh interpreter, so it may be called from a notebook, or after torch has been
-    used; nothing needs to be picklable, and `python("__main__:f")` finds a function defined in the notebook.
+    `path` may be a plan file, which takes no settings. The processes are started from a fresh interpreter, so it may be
+    called from a notebook, or after torch has been used; nothing needs to be picklable, and `python("__main__:f")`
+    finds a function defined in the notebook.
     Raises `JobError` if the job is at fault, `dslc.run_folder.Occupied` if `out` holds other things than a run or if
     another run is writing there, `dslc.api.TrainingError` if the training failed.
     """

@@ -11,6 +11,7 @@ from dslc.dsl.diagnostics import Diagnostic, JobError, Report
 from dslc.dsl.meaning.load import load
 from dslc.dsl.show import render
 from dslc.front import inspect
+from dslc.planned import is_plan_file, prepare_plan
 from dslc.run_folder import make_folder
 from dslc.runs import prepare, train
 
@@ -60,12 +61,14 @@ def run(path: str, settings: Sequence[str] = (), *, out: str | None = None) -> R
     from dslc.runtime.process.failure import describe
     from dslc.runtime.process.records import read_metrics
 
-    loaded = load(path, settings)
     report = Report()
-    ready = prepare(loaded, report)
-    if ready is None or loaded.job is None:
+    if is_plan_file(path):
+        ready = prepare_plan(path, settings, report)
+    else:
+        ready = prepare(load(path, settings), report)
+    if ready is None:
         raise _error(report)
-    if loaded.combinations:
+    if ready.loaded.combinations:
         raise ValueError("a job with a sweep is several runs: `dslc run`, or one call for each with `settings`")
     folder = make_folder(ready.program, out)
     outcome, _ = train(ready, folder, run_in_subprocess)

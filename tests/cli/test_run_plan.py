@@ -15,9 +15,10 @@ import pytest
 from helpers.commands import dslc
 from helpers.paths import EXAMPLES
 
+from dslc import api
 from dslc.compiler.plan_file import read_plan
 from dslc.dsl.codes import explain
-from dslc.dsl.diagnostics import Report
+from dslc.dsl.diagnostics import JobError, Report
 from dslc.main import main
 from dslc.planned import prepare_plan
 from dslc.runtime.process.records import read_metrics
@@ -176,18 +177,30 @@ def test_a_run_that_ended_early_goes_on(job: Path, tmp_path: Path) -> None:
     assert dslc("run", kept, "--out", out).returncode == 0
 
 
-def test_a_failure_names_the_line_of_the_job(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(MINE)
-    (tmp_path / "job.plt").write_text(
-        'model {\n  network = python("mine:net")\n  loss = cross_entropy()\n}\n'
-        "data {\n  source = synthetic(samples = 64, shape = [8], classes = 10)\n  batch = 8\n}\n"
-        "train {\n  steps = 2\n  optimizer = sgd(lr = 0.1)\n}\n"
-    )
-    keep(tmp_path / "job.plt", trace=True)
+def test_a_failure_names_the_line_of_the_job(own: Path) -> None:
+    keep(own, trace=True)
+    tmp_path = own.parent
     texts = [dslc("run", name, "--out", f"run-{name}", cwd=tmp_path) for name in ("job.plt", "plan.json")]
     assert [run.returncode for run in texts] == [3, 3], [run.stderr for run in texts]
     first = [run.stderr.splitlines()[0] for run in texts]
     assert first[0] == first[1] and "job.plt:" in texts[1].stderr, texts[1].stderr
+
+
+def test_a_plan_of_a_sweep_is_of_its_first_combination(tmp_path: Path) -> None:
+    for name in ("sweep.plt", "digits.plt"):
+        shutil.copy(EXAMPLES / name, tmp_path)
+    report = Report()
+    ready = prepare_plan(str(keep(tmp_path / "sweep.plt")), (), report)
+    assert ready is not None and ready.loaded.job is not None, report.found
+    assert not ready.loaded.combinations
+    assert ready.program.optimizer.lr == ready.loaded.job.train.optimizer.lr
+
+
+def test_a_program_runs_a_plan(job: Path, tmp_path: Path) -> None:
+    result = api.run(str(job.with_name("plan.json")), out=str(tmp_path / "run"))
+    assert result.metrics[-1]["split"] == "validation"
+    with pytest.raises(JobError, match="E1006"):
+        api.run(str(job.with_name("plan.json")), ["train.steps=9"])
 
 
 @pytest.mark.parametrize("command", [("plan",), ("plan", "--rank", "1"), ("plan", "--json"), ("plan", "--origins")])
@@ -269,7 +282,24 @@ def test_settings_are_refused_with_the_remedy(job: Path) -> None:
     refused(plan, "E1006", "--trace", command="plan", options=("--trace",))
 
 
-def test_a_plan_that_was_not_traced_is_refused(tmp_path: Path) -> None:
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A job whose network is the user's, and fails in a rank."""
+    (tmp_path / "mine.py").write_text(MINE)
+    job = tmp_path / "job.plt"
+    job.write_text(
+        'model {\n  network = python("mine:net")\n  loss = cross_entropy()\n}\n'
+        "data {\n  source = synthetic(samples = 64, shape = [8], classes = 10)\n  batch = 8\n}\n"
+        "train {\n  steps = 2\n  optimizer = sgd(lr = 0.1)\n}\n"
+    )
+    return job
+
+
+def test_a_plan_whose_network_was_not_traced_is_refused(own: Path) -> None:
+    refused(keep(own), "E1005", "--trace")
+
+
+def test_a_plan_whose_data_was_not_looked_at_is_refused(tmp_path: Path) -> None:
     for name in ("own.plt", "net.py"):
         shutil.copy(EXAMPLES / "own" / name, tmp_path)
     plan = keep(tmp_path / "own.plt")
