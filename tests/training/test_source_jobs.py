@@ -125,6 +125,70 @@ def test_a_step_exchanges_what_was_planned(launcher: Launcher, tmp_path: Path, k
     exchanges_as_planned(launcher, tmp_path, tmp_path / "made.plt", "devices.cpus=2")
 
 
+# How a job lies on its ranks, beside a data axis alone.
+LAYOUTS: dict[str, tuple[str, ...]] = {
+    **{f"zero {zero}": ("devices.cpus=2", f"parallelism.zero={zero}") for zero in (1, 2, 3)},
+    "replicas": ("devices.cpus=4", "parallelism.zero=3", "parallelism.replicas=2"),
+    "tensor": ("devices.cpus=2", "parallelism.tensor=2"),
+    "context": ("devices.cpus=2", "parallelism.context=2"),
+    "context and data": ("devices.cpus=4", "parallelism.context=2", "parallelism.zero=3"),
+    "pipeline": ("devices.cpus=2", "parallelism.pipeline=2", "parallelism.microbatches=2"),
+    "pipeline and data": ("devices.cpus=4", "parallelism.pipeline=2", "parallelism.microbatches=2"),
+}
+# Each source under one of them, and each of them under one source; the rest is for the long tests.
+CHOSEN = {
+    "digits": "tensor",
+    "stdlib": "context",
+    "text": "context and data",
+    "arrays": "replicas",
+    "synthetic": "zero 2",
+    "python": "zero 3",
+    "tokens": "pipeline",
+    "images": "zero 1",
+    "mnist": "pipeline",
+    "cifar10": "zero 3",
+    "parquet": "pipeline and data",
+    "datasets": "tensor",
+}
+SEQUENCES = ("stdlib", "text", "tokens")
+REST = [
+    (kind, layout)
+    for kind in SOURCES
+    for layout in LAYOUTS
+    if CHOSEN[kind] != layout and (kind in SEQUENCES or not layout.startswith("context"))
+]
+
+
+def test_no_layout_is_left_out() -> None:
+    assert set(CHOSEN) == set(SOURCES) and set(CHOSEN.values()) == set(LAYOUTS)
+
+
+@pytest.mark.parametrize("kind", CHOSEN)
+def test_and_on_other_axes(launcher: Launcher, tmp_path: Path, kind: str) -> None:
+    exchanges_of(launcher, tmp_path, kind, CHOSEN[kind])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "layout"), REST)
+def test_and_on_every_axis_and_sharding(launcher: Launcher, tmp_path: Path, kind: str, layout: str) -> None:
+    exchanges_of(launcher, tmp_path, kind, layout)
+
+
+def exchanges_of(launcher: Launcher, folder: Path, kind: str, layout: str) -> None:
+    """The source's network ends as it does above, with layers before that can be cut along any axis."""
+    make, source, network = SOURCES[kind]
+    make(folder)
+    classes = network.removesuffix("]").split("linear(")[-1]
+    first = "flatten(), " if network.startswith("[flatten()") else ""
+    deep = f"[{first}linear(8), relu(), linear(8), relu(), linear({classes}]"
+    if kind in SEQUENCES:
+        vocab = 50 if kind == "tokens" else 256
+        deep = f"[embedding({vocab}, 8), transformer_block(heads = 2), transformer_block(heads = 2), linear({vocab})]"
+        source = source if "context" in source else source.replace(")", ", context = 16)")
+    (folder / "made.plt").write_text(job(source, deep))
+    exchanges_as_planned(launcher, folder, folder / "made.plt", *LAYOUTS[layout])
+
+
 def test_a_vocabulary_that_the_network_does_not_hold_is_said_beforehand(tmp_path: Path) -> None:
     made_data.llm_c(tmp_path / "a.bin", np.arange(300, dtype="<u2"), 300)
     text = job('tokens("a.bin")', "gpt(layers = 1, width = 8, heads = 2, context = 16, vocab = 256)")
