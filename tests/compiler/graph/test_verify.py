@@ -71,6 +71,22 @@ def test_every_schedule_is_sound(name: str) -> None:
     assert job.plan.schedule is not None and job.plan.schedule.name == name
 
 
+def test_a_network_that_was_not_traced_is_sound(tmp_path: Path) -> None:
+    """Its exchanges are unknown, and so nothing is proved of them."""
+    text = (
+        (JOBS / "pipeline.plt")
+        .read_text()
+        .split("parallelism {")[0]
+        .replace("gpt(layers = 4, width = 128, heads = 4, context = 128, vocab = 256)", 'python("net:net")')
+    )
+    job = tmp_path / "own.plt"
+    job.write_text(text.replace("vocab = 256", "shape = [4], classes = 3") + "train { steps = 1, optimizer = sgd() }\n")
+    for settings in (("train.clip=1.0",), ("parallelism.zero=1",), ("parallelism.zero=3",), ("model.loss.ignore=0",)):
+        found = compiled(job, *settings)
+        assert found.analysis.model is None
+        verify(found.graph)
+
+
 def test_every_pass_is_followed_by_the_proof(pipeline: Compiled) -> None:
     plan = PlanGraph()
     for step in PASSES:
