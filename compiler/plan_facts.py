@@ -88,10 +88,6 @@ def _files(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, Located | N
         yield path, Located(path, job.model.network.path)
 
 
-def _is_path(value: object) -> bool:
-    return isinstance(value, Located)
-
-
 def _flat(value: Any) -> Iterator[Any]:
     if isinstance(value, tuple | list):
         for each in value:

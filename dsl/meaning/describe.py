@@ -6,7 +6,6 @@ from typing import Any
 
 from dslc.dsl.language import units
 from dslc.dsl.language.registry import (
-    CALLS,
     Anything,
     Bool,
     Call,
@@ -115,10 +114,6 @@ def limits(low: float | None, high: float | None, above: float | None, below: fl
     if below is not None:
         parts.append(f"below {units.number(below)}")
     return " " + " and ".join(parts) if parts else ""
-
-
-def calls_of(kind: CallOf) -> list[str]:
-    return [word for c in kind.categories for word in CALLS[c]]
 
 
 def form(expr: tree.Expr) -> str:
