@@ -68,7 +68,7 @@ def test_the_worst_of_each_kind(name: str, attacked: Attacked) -> None:
 
 def test_what_is_drawn(attacked: Attacked) -> None:
     @given(st.integers(0, 2**32))
-    @settings(max_examples=200)
+    @settings(max_examples=100)
     def holds(seed: int) -> None:
         assert not faults(attacked.by(seed))
 

@@ -168,7 +168,10 @@ def test_low_precision_follows_fp32(tmp_path: Path, precision: str) -> None:
     assert losses(low[0]) != losses(full[0])
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "nadam", "adagrad", "rmsprop"])
+@pytest.mark.parametrize(
+    "optimizer",
+    ["adamw", "rmsprop", *(pytest.param(name, marks=pytest.mark.long) for name in ("adam", "nadam", "adagrad"))],
+)
 def test_optimizers_agree_on_any_number_of_processes(tmp_path: Path, optimizer: str) -> None:
     job = EXAMPLES / "vit.plt"
     settings = ("train.steps=10", f"train.optimizer={optimizer}(lr = 1e-3)", "train.lr_schedule=constant")

@@ -149,7 +149,7 @@ JOBS: list[Choice] = [
     {"ranks": "4", "tensor": "4", "sequence": "false", "network": "vit", "setting": "label_smoothing = 0.1"},
     {"ranks": "4", "tensor": "2", "zero": "2", "precision": "fp16", "microbatches": "2"},
     {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "2", "schedule": "zero_bubble"},
-    {"ranks": "2", "tensor": "2", "compile": "true", "network": "gpt", "recompute": "every(2)", "microbatches": "8"},
+    {"ranks": "2", "tensor": "2", "compile": "true", "network": "mlp"},
     {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "4", "schedule": "zbv", "precision": "bf16"},
     {"ranks": "4", "pipeline": "2", "context": "2", "microbatches": "2", "setting": "ignore = 32"},
 ]
@@ -186,7 +186,7 @@ MORE: list[Choice] = [
     {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "2", "compile": "true", "sequence": "false"},
     {"ranks": "4", "tensor": "2", "compile": "true", "network": "list", "recompute": "full"},
     {"ranks": "2", "tensor": "2", "compile": "true", "recompute": "selective"},
-    {"ranks": "2", "tensor": "2", "compile": "true", "network": "mlp"},
+    {"ranks": "2", "tensor": "2", "compile": "true", "network": "gpt", "recompute": "every(2)", "microbatches": "8"},
     {"ranks": "2", "tensor": "2", "compile": "true", "network": "table", "sequence": "false"},
 ]
 
