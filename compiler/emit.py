@@ -25,6 +25,7 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
         file=training.file,
         plan_hash=plan_hash,
         world_size=devices.count,
+        axes={axis.name: axis.size for axis in devices.axes},
         processes=devices.processes,
         device=devices.kind,  # type: ignore[arg-type]
         gpus=devices.gpus or (tuple(range(devices.processes)) if devices.kind == "cuda" else ()),
@@ -51,7 +52,6 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
         compiled=training.compiled,
         pipeline=_pipeline(plan),
         tensor=plan.find(p.TensorParallelStep),
-        context=plan.axis("context").size,
         checkpoint=plan.one(p.CheckpointStep),
         evaluate_every=training.evaluate_every,
         metrics=training.metrics,

@@ -40,7 +40,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
 
 from dslc.compiler.ir.codec import from_json, to_json
-from dslc.compiler.ir.program import JobProgram, PythonFunction, RankPlace
+from dslc.compiler.ir.program import JobProgram, PythonFunction, RankPlace, RankProgram
 from dslc.compiler.trace.private_torch import leave_rendezvous, worker_processes
 from dslc.runtime import worker
 from dslc.runtime.checkpoint import checkpoint
@@ -106,7 +106,8 @@ def launch(
     with _elastic_log(run_dir), listening(board, _AtOnce), shared_file() as store:
 
         def rank() -> None:
-            worker.work(program, places, run_dir, meeting, launcher, store, before)
+            own = RankProgram(job=program, place=places[int(os.environ["RANK"])])
+            worker.work(own, run_dir, meeting, launcher, store, before)
 
         agent = _agent(program.processes, rank, watch, meeting)
         agent.gives_up_after = program.timeout

@@ -1,9 +1,8 @@
 """Runs one rank, from the fork to the end of its training.
 
-Model: the rank's output goes to `logs/rank-N.log`. It finds its place by the elastic agent's environment variables
-(RANK, LOCAL_RANK, …), opens the process group if there are several ranks, assembles the parts, trains, and reports how
-far it came. It leaves when all ranks are done (transport/meeting.py). An exception is reported to the launcher
-(process/failure.py) and ends the process.
+Model: the rank's output goes to `logs/rank-N.log`. It opens the process group if there are several ranks, assembles the
+parts, trains, and reports how far it came. It leaves when all ranks are done (transport/meeting.py). An exception is
+reported to the launcher (process/failure.py) and ends the process.
 
 Contract: a rank never outlives its launcher, and ignores Ctrl-C (process/stop.py). It never closes its process group
 and leaves by `os._exit`, as forked processes do. After a training that is done it first waits for the threads and
@@ -36,9 +35,10 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.ir.program import JobProgram, RankPlace, RankProgram
 from dslc.runtime.data.sources import Splits, open_source
 from dslc.runtime.loop import out_of_range, plain_loop, tasks
+from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.parallel.tensor_parallel import noise_rank
 from dslc.runtime.process import failure, random_numbers, stop
 from dslc.runtime.process.job_line import at
@@ -51,22 +51,21 @@ from dslc.runtime.transport.rendezvous import store_at
 
 
 def work(
-    job: JobProgram,
-    places: tuple[RankPlace, ...],
+    program: RankProgram,
     run_dir: str,
     meeting: Meeting,
     launcher: int,
     store: str,
     before: Callable[[], None] | None = None,
 ) -> NoReturn:
-    """Runs the rank that the environment names. `launcher` is the process that forked it, `store` the path of the
-    ranks' store (transport/rendezvous.py); `before` is called first.
+    """Runs a rank. `launcher` is the process that forked it, `store` the path of the ranks' store
+    (transport/rendezvous.py); `before` is called first.
 
     Raises SystemExit when all ranks are done; a training that fails ends the process.
     """
     stop.deaf()
     end_with(launcher)
-    place, board = places[int(os.environ["RANK"])], meeting.board
+    job, place, board = program.job, program.place, meeting.board
     board.arrive(place.rank)
     parts: Parts | None = None
     splits: Splits | None = None
@@ -83,6 +82,7 @@ def work(
             end = End(steps=plain_loop.train(job, place, splits, device, run_dir))
         else:
             parts = assemble(job, device)
+            assert mesh_of(job).coordinates == place.coordinates, place
             random_numbers.begin(job.seed, noise_rank(job, place.rank))
             if job.task == "train":
                 end = train(job, place, parts, splits, board, run_dir)
@@ -98,7 +98,7 @@ def work(
         told = failure.record(run_dir, place.rank, board.step(place.rank), error, job, model)
         failure.say(board, place.rank, told)
         if told.kind == "timeout":
-            failure.show_stacks(board, len(places), place.rank)
+            failure.show_stacks(board, job.world_size, place.rank)
         meeting.tell()
         _flush()
         # At once, also for sys.exit(0): without waiting for threads and processes of the user's code.

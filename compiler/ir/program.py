@@ -263,6 +263,7 @@ class JobProgram(Record):
     file: str  # the job file's name in messages
     plan_hash: str
     world_size: int
+    axes: Mapping[str, int]  # the ranks along each: {"pipeline": 1, "data": 2, "context": 1, "tensor": 1}
     processes: int  # on each node
     device: Literal["cpu", "cuda"]
     gpus: tuple[int, ...] = ()  # the GPU of each local rank
@@ -289,7 +290,6 @@ class JobProgram(Record):
     compiled: tuple[str, ...] = ()  # modules that torch.compile compiles one by one; ("",): the whole model
     pipeline: PipelineStep | None = None
     tensor: TensorParallelStep | None = None
-    context: int = 1  # ranks that share each sequence, contiguous pieces of it
     checkpoint: CheckpointStep = field(default_factory=CheckpointStep)
     profile: bool = False  # measures memory and collectives of the first steps
     observe: bool = False  # records, for `dslc verify`, what each rank did in each step
@@ -324,5 +324,7 @@ class RankPlace(Record):
 
 @record
 class RankProgram(Record):
+    """All that a rank receives."""
+
     job: JobProgram
     place: RankPlace

@@ -31,7 +31,7 @@ from dslc.runtime.parallel.mesh import mesh_of
 
 def apply(job: JobProgram, model: nn.Module) -> None:
     """Makes the attention of `model` meet the whole sequence, and lets positions begin at this rank's."""
-    if job.context == 1:
+    if job.axes["context"] == 1:
         return
     mesh = mesh_of(job)
     number, group = mesh.coordinates["context"], mesh.group("context")
@@ -58,9 +58,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, *, number
 
 def piece_of(job: JobProgram) -> Callable[[Tensor], Tensor]:
     """Returns the function that takes this rank's piece of a batch of sequences."""
-    if job.context == 1:
+    if job.axes["context"] == 1:
         return _all_of_it
-    number, count = mesh_of(job).coordinates["context"], job.context
+    number, count = mesh_of(job).coordinates["context"], job.axes["context"]
 
     def cut(tensor: Tensor) -> Tensor:
         own = tensor.shape[1] // count
@@ -75,7 +75,7 @@ def joined(job: JobProgram, output: Tensor) -> Tensor:
     group = mesh_of(job).group("context")
     if group is None:
         return output
-    pieces = [torch.empty_like(output) for _ in range(job.context)]
+    pieces = [torch.empty_like(output) for _ in range(job.axes["context"])]
     dist.all_gather(pieces, output.contiguous(), group=group)
     return torch.cat(pieces, dim=1)
 

@@ -1,7 +1,7 @@
 """The ranks as a mesh of axes, and the groups of ranks along them.
 
-Model: rank = ((p * data + d) * context + c) * tensor + t, as the program's places say. One DeviceMesh of these four
-axes is the root of every other: that of `fully_shard` is replicas x shards, cut from the flattened (data, context) of a
+Model: rank = ((p * data + d) * context + c) * tensor + t, as the program has it. One DeviceMesh of these four axes is
+the root of every other: that of `fully_shard` is replicas x shards, cut from the flattened (data, context) of a
 rank's pipeline and tensor coordinate, as ranks that share a sequence hold the same parameters and see other tokens.
 
 Contract: all ranks make the mesh, and ask for the same groups in the same order, as making one is a collective. A sum
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from dslc.compiler.ir.axes import AXES, coordinates
-from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.ir.axes import AXES
+from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.trace.private_torch import flattened, unflattened
 
 if TYPE_CHECKING:
@@ -77,43 +77,26 @@ class Mesh:
         return made
 
 
-def sizes_of(job: JobProgram) -> dict[str, int]:
-    """Returns the number of ranks along each axis."""
-    pipeline = 1 + max((stage.rank for stage in job.pipeline.stages), default=0) if job.pipeline else 1
-    tensor = job.tensor.size if job.tensor else 1
-    data = job.world_size // (pipeline * tensor * job.context)
-    return {"pipeline": pipeline, "data": data, "context": job.context, "tensor": tensor}
-
-
 def several_axes(job: JobProgram) -> bool:
     """True if there is another axis than data."""
-    return sizes_of(job)["data"] != job.world_size
+    return job.axes["data"] != job.world_size
 
 
-def coordinates_of(job: JobProgram, rank: int) -> dict[str, int]:
-    """Returns a rank's coordinate on each axis."""
-    return coordinates(sizes_of(job), rank)
-
-
-def mesh_of(job: JobProgram, place: RankPlace | None = None) -> Mesh:
-    """Returns the mesh of this process, which all ranks make at the first call. The process group is open by then.
-
-    `place` is checked against the place that the group gives this process.
-    """
-    sizes = tuple(sizes_of(job).values())
+def mesh_of(job: JobProgram) -> Mesh:
+    """Returns the mesh of this process, which all ranks make at the first call. The process group is open by then."""
+    sizes = tuple(job.axes[axis] for axis in AXES)
     if sizes not in _MADE:
         _MADE[sizes] = _make(job)
-    mesh = _MADE[sizes]
-    assert place is None or all(place.coordinates.get(axis, 0) == mesh.coordinates[axis] for axis in AXES), place
-    return mesh
+    return _MADE[sizes]
 
 
 def _make(job: JobProgram) -> Mesh:
-    sizes = sizes_of(job)
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    root = None
-    if several_axes(job):
-        from torch.distributed.device_mesh import init_device_mesh
+    if not several_axes(job):
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        return Mesh(sizes=job.axes, coordinates=dict.fromkeys(AXES, 0) | {"data": rank}, root=None)
+    from torch.distributed.device_mesh import init_device_mesh
 
-        root = init_device_mesh(job.device, tuple(sizes[axis] for axis in AXES), mesh_dim_names=AXES)
-    return Mesh(sizes=sizes, coordinates=coordinates_of(job, rank), root=root)
+    root = init_device_mesh(job.device, tuple(job.axes[axis] for axis in AXES), mesh_dim_names=AXES)
+    found = root.get_coordinate()
+    assert found is not None
+    return Mesh(sizes=job.axes, coordinates=dict(zip(AXES, found, strict=True)), root=root)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dslc.compiler.ir import program as p
+from dslc.compiler.ir.axes import AXES
 from dslc.dsl.language.optimizers import torch_optimizer
 
 
@@ -188,6 +189,7 @@ def program(ranks: int, data: p.DataStep, model: p.ModelStep | None = None, **ch
         "file": "made.plt",
         "plan_hash": "0",
         "world_size": ranks,
+        "axes": dict.fromkeys(AXES, 1) | {"data": ranks},
         "processes": ranks,
         "device": "cpu",
         "backend": "gloo",
@@ -216,6 +218,13 @@ def program(ranks: int, data: p.DataStep, model: p.ModelStep | None = None, **ch
 
 def places(ranks: int) -> tuple[p.RankPlace, ...]:
     return tuple(
-        p.RankPlace(rank=r, node=0, local_rank=r, coordinates={"data": r}, data_rank=r, data_ranks=ranks)
+        p.RankPlace(
+            rank=r,
+            node=0,
+            local_rank=r,
+            coordinates=dict.fromkeys(AXES, 0) | {"data": r},
+            data_rank=r,
+            data_ranks=ranks,
+        )
         for r in range(ranks)
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +10,20 @@ import torch
 import torch.distributed as dist
 from helpers.gang import gang
 from helpers.made_programs import program, tokens
+from helpers.paths import EXAMPLES
+from helpers.planning import compiled
 
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.axes import AXES
-from dslc.compiler.placement.layout import lay_out
-from dslc.dsl.diagnostics import Report
-from dslc.dsl.meaning.load import load
-from dslc.runtime.parallel.mesh import coordinates_of, mesh_of, sizes_of
+from dslc.runtime.parallel.mesh import mesh_of
 
 CPU = torch.device("cpu")
 
 
 def job_of(folder: str, ranks: int, tensor: int = 1, context: int = 1) -> p.JobProgram:
     step = p.TensorParallelStep(size=tensor, sequence=True, styles=(), loss_parallel=False)
-    plain = program(ranks, tokens(Path(folder)))
-    return dataclasses.replace(plain, tensor=step if tensor > 1 else None, context=context)
+    axes = {"pipeline": 1, "data": ranks // (tensor * context), "context": context, "tensor": tensor}
+    return program(ranks, tokens(Path(folder)), tensor=step if tensor > 1 else None, axes=axes)
 
 
 def groups(rank: int, folder: str) -> list[Any]:
@@ -62,37 +60,14 @@ def test_the_ranks_that_share_a_place_in_the_model_are_replicas_and_shards(tmp_p
         assert named == names and ranks == (peers if replicas == 1 else [[peers[0]], [peers[1]]])
 
 
-JOB = """
-model {
-  network = gpt(layers = 2, width = 16, heads = 2, context = 16, vocab = 256)
-  loss    = cross_entropy()
-}
-data {
-  source = stdlib()
-  batch  = 16
-}
-devices {
-  cpus = 16
-}
-parallelism {
-  tensor  = 2
-  context = 2
-  data    = 4
-}
-train {
-  steps     = 5
-  optimizer = sgd(lr = 0.1)
-}
-"""
+def lies(rank: int, programs: tuple[p.RankProgram, ...]) -> bool:
+    own = programs[rank]
+    return mesh_of(own.job).coordinates == own.place.coordinates
 
 
-def test_the_compiler_counts_ranks_alike(tmp_path: Path) -> None:
-    (tmp_path / "made.plt").write_text(JOB)
-    loaded = load(str(tmp_path / "made.plt"), [])
-    assert loaded.job is not None, loaded.report.found
-    layout = lay_out(loaded.job, Report())
-    assert layout is not None
-    job = job_of(str(tmp_path), 16, tensor=2, context=2)
-    assert tuple(sizes_of(job)) == AXES and sizes_of(job) == layout.sizes
-    for rank in range(16):
-        assert coordinates_of(job, rank) == layout.coordinates(rank)
+@pytest.mark.parametrize("axes", ["tensor=2", "context=2", "pipeline=2", "data=4"])
+def test_torch_counts_ranks_as_the_plan_does(axes: str) -> None:
+    made = compiled(EXAMPLES / "gpt_cpu.plt", "devices.cpus=4", f"parallelism.{axes}")
+    job = made.program()
+    assert tuple(job.axes) == AXES
+    assert all(gang(4, lies, tuple(p.RankProgram(job=job, place=place) for place in made.places())))
