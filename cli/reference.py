@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from dslc.compiler.common.axes import AXES
 from dslc.compiler.facts.sources import source_facts
-from dslc.compiler.ir.axes import AXES
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.rules.analyse import context_of

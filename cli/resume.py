@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dslc.checkpoints import tensors_of
+from dslc.compiler.common.units import path_text
 from dslc.compiler.graph.constants import optimizer_step
-from dslc.compiler.ir.units import path_text
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.source import Span

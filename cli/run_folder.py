@@ -27,8 +27,8 @@ import sys
 import time
 from collections.abc import Iterator
 
+from dslc.compiler.common.units import path_text
 from dslc.compiler.ir.program import JobProgram
-from dslc.compiler.ir.units import path_text
 from dslc.dsl.plain import plain
 from dslc.dsl.words import first_of
 from dslc.runtime.checkpoint.files import checkpoints_in

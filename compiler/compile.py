@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dslc.compiler.common.axes import AXES
+from dslc.compiler.common.shares import alike
 from dslc.compiler.cost.layer_bytes import kept_bytes
 from dslc.compiler.cost.stages import equal_counts
 from dslc.compiler.emit import emit, located, places
@@ -11,7 +13,6 @@ from dslc.compiler.graph.constants import scaled_lr, short_line
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.passes import build_graph
 from dslc.compiler.ir import program as p
-from dslc.compiler.ir.axes import AXES
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.plan import (
     PLAN_VERSION,
@@ -28,7 +29,6 @@ from dslc.compiler.ir.plan import (
     TrainingNode,
 )
 from dslc.compiler.ir.records import Placed, Process, Stage
-from dslc.compiler.ir.shares import alike
 from dslc.compiler.placement.seams import unsendable
 from dslc.compiler.placement.sharding import offloaded
 from dslc.compiler.rules.analyse import played

@@ -67,9 +67,9 @@ def objection(floor: str, path: str, found: Import) -> str | None:
         return None if found.is_of("dslc.compiler", "dslc.dsl") else "compiler imports the standard library and dsl"
     if found.is_of(*OPTIONAL):
         return None if late else "a library that only some jobs need is imported where they need it"
-    own = ("dslc.runtime", "dslc.compiler.ir", "dslc.compiler.trace.private_torch")
+    own = ("dslc.runtime", "dslc.compiler.ir", "dslc.compiler.common", "dslc.compiler.trace.private_torch")
     libraries = ("cloudpickle", "numpy", "rich", "safetensors", "tensorboard", "torch")
-    return None if found.is_of(*own, *libraries) else "runtime imports torch and the records of compiler/ir"
+    return None if found.is_of(*own, *libraries) else "runtime imports torch, compiler/ir and compiler/common"
 
 
 @pytest.mark.parametrize("module", rooms.modules())

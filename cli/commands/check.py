@@ -54,7 +54,7 @@ def check_with(path: str, settings: list[str], trace: bool, resume: str | None) 
 
 
 def _summary(analysis: Analysis) -> str:
-    from dslc.compiler.ir.units import byte_text, count_text
+    from dslc.compiler.common.units import byte_text, count_text
 
     world = analysis.layout.world_size
     parts = [plural(world, "rank")]

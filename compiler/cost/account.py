@@ -34,6 +34,7 @@ from functools import cached_property
 from itertools import pairwise
 from math import prod
 
+from dslc.compiler.common.shares import largest
 from dslc.compiler.cost.gathers import Sharded, Whole
 from dslc.compiler.cost.layer_bytes import (
     LayerBytes,
@@ -50,7 +51,6 @@ from dslc.compiler.cost.schedule_cost import peak_in_w, peaks_held
 from dslc.compiler.facts.hardware import framework_bytes, workspace_bytes
 from dslc.compiler.ir.memory import LayerShare, MemoryNode
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
-from dslc.compiler.ir.shares import largest
 from dslc.compiler.ir.working import Moment
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD, ScheduleTable
 from dslc.compiler.placement.sharding import (

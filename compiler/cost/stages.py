@@ -16,10 +16,10 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from dslc.compiler.common.shares import pieces
 from dslc.compiler.cost.account import account
 from dslc.compiler.cost.layer_bytes import kept_bytes
 from dslc.compiler.cost.schedule_cost import held
-from dslc.compiler.ir.shares import pieces
 from dslc.compiler.model.model import LayerNode, ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import ScheduleTable

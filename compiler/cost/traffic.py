@@ -26,9 +26,9 @@ from dataclasses import fields
 from itertools import groupby, pairwise
 from math import prod
 
+from dslc.compiler.common.shares import largest
 from dslc.compiler.cost.tensor_traffic import Exchanged, TensorTraffic
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph, ParameterNode
-from dslc.compiler.ir.shares import largest
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
 from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.placement.lowering import Issue, row_of

@@ -22,9 +22,9 @@ from itertools import islice
 from math import prod
 from typing import Any
 
+from dslc.compiler.common.images import SUFFIXES, images_in
 from dslc.compiler.facts.source_look import Absent, Broken, folders_in, size_of
 from dslc.compiler.ir.facts import SourceFacts
-from dslc.compiler.ir.images import SUFFIXES, images_in
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.dsl.files import open_file
 from dslc.dsl.language import calls as c

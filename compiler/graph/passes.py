@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from dslc.compiler.common.axes import AXES
+from dslc.compiler.common.shares import alike
 from dslc.compiler.cost.schedule_cost import held
 from dslc.compiler.cost.traffic import SHARED, message_bytes, messages, place_of, updated
 from dslc.compiler.cost.weights import numbers, shared_weights, weights
@@ -15,7 +17,6 @@ from dslc.compiler.graph.constants import constants, stage_ends
 from dslc.compiler.graph.exchanges import Placing
 from dslc.compiler.graph.graph import MESSAGES, PlanGraph, unknown
 from dslc.compiler.graph.verify import verify
-from dslc.compiler.ir.axes import AXES
 from dslc.compiler.ir.records import (
     Action,
     Axis,
@@ -30,7 +31,6 @@ from dslc.compiler.ir.records import (
     Share,
     Stage,
 )
-from dslc.compiler.ir.shares import alike
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.lowering import Issue, lowered
 from dslc.compiler.placement.sharding import Sharding

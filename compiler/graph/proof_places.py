@@ -7,9 +7,9 @@ from __future__ import annotations
 from itertools import pairwise
 from math import prod
 
+from dslc.compiler.common.axes import AXES
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.proof_view import View
-from dslc.compiler.ir.axes import AXES
 from dslc.compiler.ir.records import (
     Batches,
     Devices,

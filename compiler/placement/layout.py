@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from dslc.compiler.common.axes import AXES, coordinates
 from dslc.compiler.facts.catalogue import read_catalogue
 from dslc.compiler.facts.hardware import CATALOGUE, Hardware
-from dslc.compiler.ir.axes import AXES, coordinates
 from dslc.compiler.ir.facts import MachineFacts
 from dslc.compiler.placement.schedules import default_microbatches, default_virtual_stages
 from dslc.dsl.bounds import DEVICES

@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.nodes import ModelGraph, ParameterNode
-from dslc.compiler.ir.shares import largest
 from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.placement.tensor_patterns import chosen

@@ -10,8 +10,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import Literal
 
+from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.facts import SourceFacts
-from dslc.compiler.ir.shares import largest
 from dslc.compiler.placement.epochs import Epoch, either, near_divisors
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import demands

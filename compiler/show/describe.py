@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dslc.compiler.common.units import byte_text, count_text, percent_text, time_text
 from dslc.compiler.ir.plan import AxisNode, LayerPlan, Plan, RankNode, ShareNode, StageNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
 from dslc.compiler.ir.traffic import TrafficNode
-from dslc.compiler.ir.units import byte_text, count_text, percent_text, time_text
 from dslc.dsl.record import Record, record
 from dslc.dsl.words import plural
 

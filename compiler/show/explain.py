@@ -10,10 +10,10 @@ import io
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+from dslc.compiler.common.units import byte_text, count_text, flop_text, percent_text, time_text
 from dslc.compiler.cost.stages import equal_counts
 from dslc.compiler.ir.memory import KINDS, MemoryNode
 from dslc.compiler.ir.plan import Plan, RankNode, ScheduleNode
-from dslc.compiler.ir.units import byte_text, count_text, flop_text, percent_text, time_text
 from dslc.compiler.show.describe import (
     ORDER,
     UNKNOWN,

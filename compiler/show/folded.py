@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dslc.compiler.common.units import byte_text
 from dslc.compiler.ir.plan import Plan, RankNode
-from dslc.compiler.ir.units import byte_text
 from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, GREY, SKY, Canvas
 from dslc.compiler.show.describe import (
     axis_of,

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import itertools
 
+from dslc.compiler.common.units import byte_text
 from dslc.compiler.cost.schedule_cost import timeline
 from dslc.compiler.ir.plan import Plan, RankNode, StageNode
-from dslc.compiler.ir.units import byte_text
 from dslc.compiler.placement.schedules import table
 from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, SKY, Canvas, fitted
 from dslc.compiler.show.describe import axis_of, exchanged, handed_on, members, reach, span_text, stage_layers

@@ -7,8 +7,8 @@ each pair.
 
 from __future__ import annotations
 
+from dslc.compiler.common.units import byte_text
 from dslc.compiler.ir.plan import Plan, RankNode
-from dslc.compiler.ir.units import byte_text
 from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, SKY, Canvas
 from dslc.compiler.show.describe import (
     axis_of,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from dslc.compiler.common.units import byte_text, percent_text, time_text
 from dslc.compiler.ir.memory import KINDS
 from dslc.compiler.ir.plan import Plan, RankNode
-from dslc.compiler.ir.units import byte_text, percent_text, time_text
 from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, MEMORY_COLOURS, Canvas
 from dslc.compiler.show.describe import (
     WHY,

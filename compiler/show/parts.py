@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dslc.compiler.common.units import byte_text, percent_text
 from dslc.compiler.ir.memory import KINDS
 from dslc.compiler.ir.plan import Plan, RankNode
 from dslc.compiler.ir.traffic import TrafficNode
-from dslc.compiler.ir.units import byte_text, percent_text
 from dslc.compiler.show.canvas import FAINT, MEMORY_COLOURS, SKY, Canvas
 from dslc.compiler.show.describe import known, limit_of, stage_layers, stages_of
 from dslc.dsl.record import Record, record

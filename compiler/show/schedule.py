@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import itertools
 
+from dslc.compiler.common.units import byte_text, percent_text
 from dslc.compiler.cost.schedule_cost import timeline
 from dslc.compiler.ir.plan import Plan
-from dslc.compiler.ir.units import byte_text, percent_text
 from dslc.compiler.placement.schedules import table
 from dslc.compiler.show.canvas import FAINT, GREY, MEMORY_COLOURS, Canvas
 from dslc.compiler.show.describe import axis_of, class_of, span_text

@@ -29,10 +29,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dslc.compiler.ir.checkpoint_names import name_of
+from dslc.compiler.common.checkpoint_names import name_of
+from dslc.compiler.common.units import path_text
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace
-from dslc.compiler.ir.units import path_text
 from dslc.runtime.checkpoint import files
 from dslc.runtime.checkpoint.state import CheckpointError, Copies, State, TrainingState, write
 from dslc.runtime.parallel.tensor_parallel import noise_rank

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dslc.compiler.ir.checkpoint_names import MANIFEST, NAME, name_of, names_in
+from dslc.compiler.common.checkpoint_names import MANIFEST, NAME, name_of, names_in
 from dslc.compiler.ir.codec import DecodeError, from_json, parse, to_json
 from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.process.records import naming

@@ -2,9 +2,9 @@
 
 Model: epoch `e` visits the training samples 0 … train_samples - 1 in the order `permutation(step, e)`. Its global batch
 `k` is the entries `k * batch` to `(k + 1) * batch` of that order. A data rank takes a contiguous share of the batch,
-and the share is cut into micro-batches, both by compiler/ir/shares.py. If samples can only be read a block at a time
-(row groups of Parquet files), the blocks are shuffled, and then the samples within each `window` of consecutive blocks:
-a block is read once an epoch, and few are held.
+and the share is cut into micro-batches, both by compiler/common/shares.py. If samples can only be read a block at a
+time (row groups of Parquet files), the blocks are shuffled, and then the samples within each `window` of consecutive
+blocks: a block is read once an epoch, and few are held.
 
 Contract: everything is a pure function of (seed, epoch, k) and the rank's place, the same on any machine, in any
 process and from any first step. The ranks' shares of a global batch are disjoint and their union is the batch, whatever
@@ -21,8 +21,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from dslc.compiler.common.shares import piece, pieces
 from dslc.compiler.ir.program import DataStep, RankPlace
-from dslc.compiler.ir.shares import piece, pieces
 
 
 def permutation(step: DataStep, epoch: int) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dslc.compiler.ir.images import images_in
+from dslc.compiler.common.images import images_in
 from dslc.compiler.ir.program import DataStep
 from dslc.runtime.data.pictures import decoded
 from dslc.runtime.data.samples import SourceError

@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.program import JobProgram, MetricStep, RankPlace
-from dslc.compiler.ir.shares import largest
 from dslc.runtime.data.batches import validation_batches
 from dslc.runtime.data.sources import Splits
 from dslc.runtime.loop.metrics import Metrics

@@ -21,8 +21,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from dslc.compiler.common.shares import piece
 from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace
-from dslc.compiler.ir.shares import piece
 from dslc.runtime.checkpoint import files as checkpoint_files
 from dslc.runtime.checkpoint.state import load_model
 from dslc.runtime.data.sampler import held_out

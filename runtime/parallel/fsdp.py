@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from dslc.compiler.ir.axes import AXES
+from dslc.compiler.common.axes import AXES
 from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.trace.private_torch import import_compiler, spec_of
 from dslc.runtime.model.blank import where

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from dslc.compiler.ir.axes import AXES
+from dslc.compiler.common.axes import AXES
 from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.trace.private_torch import flattened, unflattened
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 import torch
 from torch import Tensor, nn
 
-from dslc.compiler.ir.axes import AXES
+from dslc.compiler.common.axes import AXES
 from dslc.compiler.ir.program import JobProgram, TensorParallelStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.trace.private_torch import is_on_its_way, own_parameters

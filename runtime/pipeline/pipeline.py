@@ -31,9 +31,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dslc.compiler.ir.axes import AXES
+from dslc.compiler.common.axes import AXES
+from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.program import JobProgram, PipelineStep, TensorParallelStep
-from dslc.compiler.ir.shares import largest
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.trace.private_torch import (
     local_part,

@@ -6,8 +6,8 @@ import re
 
 import torch
 
+from dslc.compiler.common.units import byte_text
 from dslc.compiler.ir.program import JobProgram
-from dslc.compiler.ir.units import byte_text
 from dslc.runtime.process.error_text import error_text
 
 _ON_A_CPU = re.compile(r"can't allocate memory|Cannot allocate memory|not enough memory")

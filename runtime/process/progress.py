@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, Protocol, TextIO
 
+from dslc.compiler.common.units import path_text
 from dslc.compiler.ir.program import JobProgram
-from dslc.compiler.ir.units import path_text
 from dslc.runtime.process.failure import Outcome
 from dslc.runtime.process.records import NAME, NOTES, Follower, Record, TensorBoard
 from dslc.runtime.process.screen import drop, readable

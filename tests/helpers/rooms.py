@@ -23,6 +23,7 @@ ROOMS = (
     "dsl/language",
     "dsl/syntax",
     "dsl/meaning",
+    "compiler/common",
     "compiler/ir",
     "compiler/facts",
     "compiler/placement",

@@ -8,10 +8,10 @@ import pytest
 from helpers.paths import ROOT
 from helpers.planning import compiled
 
+from dslc.compiler.common.units import time_text
 from dslc.compiler.compile import Compiled
 from dslc.compiler.cost.estimate import Estimate
 from dslc.compiler.ir.plan import load_plan
-from dslc.compiler.ir.units import time_text
 from dslc.compiler.show.explain import explain
 
 GPT = """

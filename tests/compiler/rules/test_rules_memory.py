@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dslc.compiler.common.units import byte_text
 from dslc.compiler.ir.facts import Facts, MachineFacts
-from dslc.compiler.ir.units import byte_text
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Report

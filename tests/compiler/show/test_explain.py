@@ -12,8 +12,8 @@ from helpers.golden import hold
 from helpers.paths import ROOT
 from helpers.planning import JOBS, compiled
 
+from dslc.compiler.common.units import percent_text
 from dslc.compiler.ir.plan import Plan, ShareNode
-from dslc.compiler.ir.units import percent_text
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.show.describe import coordinates, entries_of, group
 from dslc.compiler.show.explain import explain, explain_rank, table
