@@ -73,7 +73,8 @@ def job_of(folder: str, ranks: int, sequence: bool, rate: float = 0.0, zero: int
     )
     model = noisy(gpt_model(), rate)
     job = program(ranks, tokens(Path(folder)), model=model, optimizer=ADAMW, gradients=sharded, clip=0.1)
-    return dataclasses.replace(job, tensor=step)
+    axes = {"pipeline": 1, "data": ranks // 2, "context": 1, "tensor": 2}
+    return dataclasses.replace(job, tensor=step, axes=axes)
 
 
 def made(rank: int, job: p.JobProgram) -> tuple[Parts, Any]:

@@ -57,6 +57,7 @@ def pipelined(stages: Any, folder: Path, **changed: Any) -> JobProgram:
         "sync_batch_norm": False,
         "microbatches": 2,
         "pipeline": step,
+        "axes": {"pipeline": 2, "data": 1, "context": 1, "tensor": 1},
     }
     return made.program(2, made.tokens(folder), **(common | changed))
 
