@@ -133,7 +133,8 @@ def rewrite(expr: tree.Expr, kind: Kind) -> str:
     if len(text) > 60 or "\n" in text:
         return ""
     if isinstance(kind, ListOf) and not isinstance(expr, tree.List) and fits(expr, kind.item):
-        return f"write `[{text}]`"
+        more = ", …" if (kind.length or kind.min_length) > 1 else ""
+        return f"write `[{text}{more}]`"
     if not isinstance(expr, tree.Name) and (meant := said_here(text.strip('"'), words_in(kind))):
         return f"write `{meant}`"
     if isinstance(expr, tree.List) and len(expr.items) == 1 and fits(expr.items[0], kind):

@@ -84,6 +84,7 @@ def test_each_block_answers_names_of_others(block: str, name: str) -> None:
         ("train { schedule = cosine() }", "E0107", "did you mean `lr_schedule`?"),
         ("train { lr_schedule = cosine }", "E0130", "did you mean `warmup_cosine`?"),
         ("train { optimizer = adamw(learning_rate = 1e-3) }", "E0131", "did you mean `lr`?"),
+        ("train { optimizer = adamw(lr = 1e-3, betas = 0.9) }", "E0121", "write `[0.9, …]`"),
         ("train { optimizer = FusedAdam() }", "E0130", "did you mean `adam`?"),
         ("train { learning_rate = 0.1 }", "E0107", "`lr` is an argument of the optimizer: `optimizer = adamw(lr = …)`"),
         ("train { bf16 = true }", "E0107", "write `precision = bf16`"),
