@@ -21,9 +21,9 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.module_facts import ModelFacts
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.training import configuration_file
-from dslc.dsl.language.calls import PythonLoss, PythonSource
-from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
+from dslc.dsl.language.calls import PythonSource
+from dslc.dsl.language.job import JobSpec, python_calls
+from dslc.dsl.language.layers import TransformersNetwork
 from dslc.dsl.language.registry import fields
 from dslc.dsl.paths import Located, portable, resolved
 from dslc.dsl.record import Record, record
@@ -68,7 +68,7 @@ def facts_of(analysis: Analysis) -> PlanFacts:
 
 def _files(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, Located | None]]:
     """Yields the files and folders that the ranks read, each with the path of the job that led to it."""
-    call, network = job.data.source, job.model.network
+    call = job.data.source
     named: list[Any] = (
         [] if isinstance(call, PythonSource) else [getattr(call, field.name) for field in fields(type(call))]
     )
@@ -79,9 +79,8 @@ def _files(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, Located | N
     if job.model.weights:
         weights = file_of(job.model.weights)
         yield weights, job.model.weights if isinstance(job.model.weights, Located) else None
-    for own in (call, network, job.model.loss):
-        if isinstance(own, PythonSource | PythonNetwork | PythonLoss):
-            yield from _module(own.function, job.folder)
+    for own in python_calls(job):
+        yield from _module(own.function, job.folder)
     if isinstance(job.model.network, TransformersNetwork) and (
         path := configuration_file(job.model.network, job.folder)
     ):

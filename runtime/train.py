@@ -25,7 +25,7 @@ from dslc.runtime.checkpoint.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch, batches
 from dslc.runtime.data.sources import Splits
 from dslc.runtime.loop.evaluate import evaluate
-from dslc.runtime.loop.learning_rate import set_learning_rate
+from dslc.runtime.loop.learning_rate import schedule, set_learning_rate
 from dslc.runtime.loop.nonfinite import Guard
 from dslc.runtime.measure import collectives
 from dslc.runtime.measure.observe import Observer
@@ -61,6 +61,7 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
     measure = Measure(job, place, parts, start.step)
     looks = Looks(loss=guard.loss, between=told.between, norm=guard.norm)
     work = measure.around((pipeline_step.stepper if job.pipeline else stepper)(job, place, parts, looks))
+    factor = schedule(job.learning_rate)
     observer: Observer | None = None
     if job.observe:
         observer = Observer(job, place, parts.plain, parts.optimizer, parts.device, run_dir, start.step)
@@ -72,7 +73,7 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
         board.enter(place.rank, step)
         if place.rank == 0:
             board.answer(_next_wait(job, step))
-        rate = set_learning_rate(parts.optimizer, job.learning_rate, step - 1)
+        rate = set_learning_rate(parts.optimizer, factor(step - 1))
         guard.enter(step)
         told.enter(step)
         done = work(batch)

@@ -18,9 +18,10 @@ from dslc.compiler.placement.sharding import low_copy, low_precision, units
 from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.training import configuration_file
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.calls import Datasets, Parquet, PythonLoss, PythonSource
+from dslc.dsl.language.calls import Datasets, Parquet, PythonCall, PythonLoss, PythonSource
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
+from dslc.dsl.language.lr_schedules import PythonSchedule
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 from dslc.probe.unseen import can_be_tried, tell_of_network
@@ -51,6 +52,8 @@ def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
         tell_of_network(job, source, report)
     if trace and isinstance(job.model.loss, PythonLoss):
         _try_loss(job, job.model.loss, source, model, report)
+    if trace and isinstance(job.train.lr_schedule, PythonSchedule):
+        _try_schedule(job, job.train.lr_schedule, report)
     return Facts(source=source, model=model, machine=_machine(job) if run else None)
 
 
@@ -157,9 +160,27 @@ def _try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, model: ModelF
     _used(job, call, "loss", use, report)
 
 
+def _try_schedule(job: JobSpec, call: PythonSchedule, report: Report) -> None:
+    """Asks a user's schedule for the factors of some steps, twice."""
+    from dslc.compiler.graph.constants import python_function
+
+    steps = job.train.steps or 1000
+
+    def use(function: Callable[..., Any]) -> None:
+        from dslc.compiler.ir.program import LearningRateStep
+        from dslc.runtime.loop.learning_rate import schedule
+
+        factor = schedule(LearningRateStep(kind="python", steps=steps, python=python_function(call, job.folder)))
+        for step in {0, 1, steps // 2, steps - 1}:
+            if factor(step) != factor(step):
+                raise ValueError(f"it gives another factor when it is asked for step {step} again")
+
+    _used(job, call, "schedule", use, report)
+
+
 def _used(
     job: JobSpec,
-    call: PythonSource | PythonNetwork | PythonLoss,
+    call: PythonCall,
     what: str,
     use: Callable[[Callable[..., Any]], Any],
     report: Report,
@@ -198,10 +219,11 @@ _WANTED = {
     "source": "a data set has `len` and indexing, and a sample of it is a pair (input, target)",
     "model": "it is called once, without data, and returns a `torch.nn.Module` that takes one tensor and gives one",
     "loss": "it takes (output, target) and gives one number for each sample or token",
+    "schedule": "it takes (step, steps) and gives the factor on the learning rate, which follows from these alone",
 }
 
 
-def _remedy(call: PythonSource | PythonNetwork | PythonLoss, what: str, answer: dict[str, Any]) -> str:
+def _remedy(call: PythonCall, what: str, answer: dict[str, Any]) -> str:
     """Names the line to correct and whose it is; if nothing was raised, the expected result."""
     where, module = answer["where"], answer["module"]
     if where or module:

@@ -18,6 +18,7 @@ from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.calls import PythonLoss, PythonSource
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
+from dslc.dsl.language.lr_schedules import PythonSchedule
 
 TRIED = 10**7  # numbers of a sample with which a user's loss is tried, at most
 
@@ -55,6 +56,8 @@ def _unseen(analysis: Analysis, trace: bool) -> Iterator[tuple[str, bool]]:
             yield "its loss", True
         elif model is None or not can_be_tried(model.output, source.target):
             yield "its loss", False
+    if isinstance(job.train.lr_schedule, PythonSchedule) and not trace:
+        yield "its learning rate schedule", True
     if job.model.weights is not None and not file_of(job.model.weights).endswith(".safetensors"):
         yield "its weights, which only torch can read", False
 

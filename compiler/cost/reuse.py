@@ -18,7 +18,7 @@ from dslc.compiler.placement.staging import Staging
 from dslc.dsl.bounds import WORK
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.blocks import ModelSpec
-from dslc.dsl.language.calls import Constant
+from dslc.dsl.language.lr_schedules import Constant
 
 READING = 15  # work of reading a combination of a sweep, in units of `Layout.work`
 

@@ -18,13 +18,13 @@ from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.seams import sent
 from dslc.compiler.placement.sharding import fused_on, low_copy, low_dtype, offloaded, recomputed, units
 from dslc.compiler.placement.staging import Staging
-from dslc.compiler.placement.workload import counted, ignored, in_steps
+from dslc.compiler.placement.workload import Workload, counted, ignored, in_steps, steps_of
 from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.analysis import Analysis
-from dslc.compiler.rules.rules import warmup_steps
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
+from dslc.dsl.language.lr_schedules import PythonSchedule, Schedule
 from dslc.dsl.language.registry import Call, Quantity, fields
 from dslc.dsl.paths import Located, portable
 from dslc.dsl.source import Span
@@ -184,7 +184,7 @@ def arguments_of(call: Call, without: tuple[str, ...] = ()) -> dict[str, Any]:
     return {f.name: getattr(call, f.name) for f in fields(type(call)) if f.name not in without}
 
 
-def python_function(call: PythonNetwork | c.PythonSource | c.PythonLoss, folder: str) -> p.PythonFunction:
+def python_function(call: c.PythonCall, folder: str) -> p.PythonFunction:
     """Returns the function that a call names; `folder` is the job's."""
     inside, _, function = call.function.rpartition("/")
     return p.PythonFunction(
@@ -351,26 +351,24 @@ def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
 
 
 def _learning_rate(analysis: Analysis) -> p.LearningRateStep:
-    schedule, workload = analysis.job.train.lr_schedule, analysis.workload
+    job, workload = analysis.job, analysis.workload
+    schedule = job.train.lr_schedule
     assert workload.steps is not None
-    kinds = {
-        "constant": "constant",
-        "warmup_cosine": "cosine",
-        "warmup_linear": "linear",
-        "warmup_constant": "constant",
-        "step": "step",
-        "exponential": "exponential",
-    }
-    warmup = getattr(schedule, "warmup", Quantity(0, "steps"))
-    every = getattr(schedule, "every", None)
-    return p.LearningRateStep(
-        kind=kinds[schedule.word],  # type: ignore[arg-type]
-        steps=workload.steps,
-        warmup=warmup_steps(warmup, workload) or 0,
-        floor=getattr(schedule, "floor", 0.0),
-        every=(in_steps(every, workload) or 1) if every else 1,
-        factor=getattr(schedule, "factor", 1.0),
-    )
+    if isinstance(schedule, PythonSchedule):
+        own = python_function(schedule, job.folder)
+        return p.LearningRateStep(kind="python", steps=workload.steps, python=own)
+    assert isinstance(schedule, Schedule)
+    values = {name: _in_steps(name, value, workload) for name, value in arguments_of(schedule).items()}
+    return p.LearningRateStep(kind=schedule.curve, steps=workload.steps, **values)  # type: ignore[arg-type]
+
+
+def _in_steps(name: str, value: Any, workload: Workload) -> Any:
+    """Returns an argument of a learning rate schedule with its times in steps: at least one, but for a warm-up."""
+    if isinstance(value, tuple):
+        return tuple(sorted(_in_steps(name, each, workload) for each in value))
+    if not isinstance(value, Quantity):
+        return value
+    return max(steps_of(value, workload) or 0, 0 if name == "warmup" else 1)
 
 
 def _metric(metric: Call) -> p.MetricStep:

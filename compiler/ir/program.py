@@ -133,18 +133,26 @@ class OptimizerStep(Record):
 
 @record
 class LearningRateStep(Record):
-    """The factor on `lr` for step s (from 0) of `steps`.
+    """The factor on `lr` for each step of `steps`; runtime/loop/learning_rate.py has the formulas. Times are in steps.
 
-    warm-up: (s + 1) / warmup for s < warmup. Then `cosine` and `linear` fall from 1 to `floor` over the rest;
-    `constant` stays; `step` is factor ** ((s - warmup) // every); `exponential` is factor ** ((s - warmup) / every).
+    `python` is a user's own function of (step, steps), which takes the place of all others.
     """
 
-    kind: Literal["constant", "cosine", "linear", "step", "exponential"] = "constant"
+    kind: Literal[
+        "constant", "cosine", "linear", "stable", "one_cycle", "restarts", "step", "multistep", "exponential", "python"
+    ] = "constant"
     steps: int
     warmup: int = 0
     floor: float = 0.0
     every: int = 1
     factor: float = 1.0
+    milestones: tuple[int, ...] = ()
+    growth: int = 1
+    decay: int = 0
+    shape: Literal["linear", "cosine", "sqrt"] = "linear"
+    rise: int = 1
+    start: float = 0.0
+    python: PythonFunction | None = None
 
 
 @record

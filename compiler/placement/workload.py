@@ -130,6 +130,15 @@ def in_steps(every: Quantity, workload: Workload) -> int | None:
     return None
 
 
+def steps_of(time: Quantity, workload: Workload) -> int | None:
+    """Returns a time of the training in steps, rounded to the nearest; None if it depends on an unknown."""
+    if time.dimension == "ratio":
+        return None if workload.steps is None else round(time.value * workload.steps)
+    if time.value == 0:
+        return 0
+    return in_steps(time, workload)
+
+
 def _missing(job: JobSpec, source: SourceFacts, report: Report) -> None:
     if source.missing:
         elsewhere = source.code in ("E0309", "E0803")  # another machine may have it

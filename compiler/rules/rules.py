@@ -13,7 +13,7 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.tensor_plan import TensorPlan
-from dslc.compiler.placement.workload import Workload, in_steps
+from dslc.compiler.placement.workload import Workload, in_steps, steps_of
 from dslc.compiler.rules.axes import check_context, check_tensor
 from dslc.compiler.rules.checkpoint import check_checkpoints
 from dslc.compiler.rules.pipeline import check_pipeline
@@ -132,16 +132,18 @@ def _check_length(job: JobSpec, workload: Workload | None, report: Report) -> No
     train = job.train
     if workload is None or workload.steps is None:
         return
-    warmup = getattr(train.lr_schedule, "warmup", None)
-    if isinstance(warmup, Quantity):
-        steps = warmup_steps(warmup, workload)
-        if steps is not None and steps > workload.steps:
-            report.add(
-                "E0602",
-                f"a warm-up of {plural(steps, 'step')} does not fit a training of {workload.steps}",
-                train.lr_schedule.at("warmup"),
-                help="a shorter warm-up, as in `warmup = 5%`",
-            )
+    parts = {"warmup": "a warm-up", "rise": "a rise", "decay": "a fall"}
+    found = {name: getattr(train.lr_schedule, name, None) for name in parts}
+    spans = {name: steps_of(value, workload) or 0 for name, value in found.items() if isinstance(value, Quantity)}
+    if sum(spans.values()) > workload.steps:
+        longest = max(spans, key=lambda name: spans[name])
+        report.add(
+            "E0602",
+            " and ".join(f"{parts[name]} of {plural(steps, 'step')}" for name, steps in spans.items() if steps)
+            + f" do{'es' * (sum(map(bool, spans.values())) == 1)} not fit a training of {workload.steps}",
+            train.lr_schedule.at(longest),
+            help=f"less, as in `{longest} = 5%`",
+        )
     for blk, what in ((job.evaluate, "evaluation"), (job.checkpoint, "checkpoint")):
         if what == "evaluation" and workload.split == "none":
             continue  # W0103 reports that there is none
@@ -155,15 +157,6 @@ def _check_length(job: JobSpec, workload: Workload | None, report: Report) -> No
                 blk.at("every"),
                 help=f"`every = {plural(half, 'step')}`",
             )
-
-
-def warmup_steps(warmup: Quantity, workload: Workload) -> int | None:
-    """Returns a warm-up in steps, rounded to the nearest; None if it depends on an unknown."""
-    if warmup.dimension == "ratio":
-        return None if workload.steps is None else round(warmup.value * workload.steps)
-    if warmup.value == 0:
-        return 0
-    return in_steps(warmup, workload)
 
 
 def _check_optimizer(job: JobSpec, report: Report) -> None:

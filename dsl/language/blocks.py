@@ -7,6 +7,7 @@ from typing import ClassVar
 from dslc.dsl.bounds import PATTERN, PATTERNS
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.layers import Layers
+from dslc.dsl.language.lr_schedules import Constant
 from dslc.dsl.language.optimizers import Optimizer
 from dslc.dsl.language.registry import (
     Block,
@@ -166,7 +167,7 @@ class TrainSpec(Block):
     steps: int | None = arg(measure("steps", min=1), "optimizer steps", default=None)
     epochs: int | None = arg(measure("epochs", min=1), "passes through the data", default=None)
     optimizer: Optimizer = arg(calls("optimizer"), "the rule of an update")
-    lr_schedule: Call = arg(calls("lr_schedule"), "the learning rate over time", default=c.Constant(), shown="constant")
+    lr_schedule: Call = arg(calls("lr_schedule"), "the learning rate over time", default=Constant(), shown="constant")
     scale_lr: Call | None = arg(calls("lr_scale"), "the learning rate follows the batch", default=None, shown="none")
     no_decay: tuple[str, ...] = arg(_PATTERNS, "patterns of parameters without weight decay", default=(), shown="none")
     clip: float | None = arg(Float(above=0), "the largest global norm of the gradients", default=None, shown="none")

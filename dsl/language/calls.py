@@ -1,4 +1,4 @@
-"""The calls that are neither layers nor optimizers: losses, sources, schedules, metrics, exchanges, launchers."""
+"""The calls that have no file of their own: losses, sources, metrics, exchanges, launchers and the like."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from dslc.dsl.language.registry import (
     Float,
     Int,
     ListOf,
-    Measure,
     Path,
-    Quantity,
     Str,
     arg,
     call,
     measure,
     word,
 )
+from dslc.dsl.record import record
 
 _COUNT = Int(min=1)
 _COLUMNS = ListOf(Str(), min_length=1, single=True)
@@ -26,6 +25,15 @@ _SIZE_DOC = "the height and width to which pictures are brought"
 FUNCTION = Str(r"(.*/)?(?![^/]*\.py:)[\w.]+:[\w.]+", '"module:function"')
 FUNCTION_DOC = "where it is; the folder of the job is searched first, or with `folder/module:function` that one"
 _ARGUMENTS_DOC = "the arguments of the call"
+
+
+@record
+class PythonCall(Call):
+    """A function of the user's: `python("module:function", …)`, whose further arguments are the function's."""
+
+    function: str = arg(FUNCTION, FUNCTION_DOC)
+    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), _ARGUMENTS_DOC, default=())
+
 
 # ------------------------------------------------------------------------------------------------------- losses
 
@@ -62,12 +70,10 @@ class Contrastive(Call):
 
 
 @call("loss", "python", open=True)
-class PythonLoss(Call):
+class PythonLoss(PythonCall):
     """`f(output, target)` of yours, giving one loss for each sample or token, in the order of the targets."""
 
-    function: str = arg(FUNCTION, FUNCTION_DOC)
     ignore: int = arg(Int(), "the target that does not count, where targets are whole numbers", default=-100)
-    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), _ARGUMENTS_DOC, default=())
 
 
 # ------------------------------------------------------------------------------------------------------ sources
@@ -181,68 +187,13 @@ class Synthetic(Call):
 
 
 @call("source", "python", open=True)
-class PythonSource(Call):
+class PythonSource(PythonCall):
     """A data set of yours with `len` and indexing, or a pair (train, validation). The random numbers that indexing
     draws from `random`, `numpy.random` and `torch` follow from the seed, the epoch and the sample.
     """
 
-    function: str = arg(FUNCTION, FUNCTION_DOC)
-    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), _ARGUMENTS_DOC, default=())
 
-
-# --------------------------------------------------------------------------------------- learning rate schedules
-
-_WARMUP = Measure(("steps", "epochs", "ratio"), min=0)
-_WARMUP_DOC = "rises from zero over this: steps, epochs, or a share of the training"
-_FLOOR = Float(min=0, max=1)
-_FLOOR_DOC = "the final rate, as a share of the full rate"
-_NO_WARMUP = Quantity(0, "steps")
-
-
-@call("lr_schedule")
-class Constant(Call):
-    """The same rate throughout."""
-
-
-@call("lr_schedule")
-class WarmupCosine(Call):
-    """Rises linearly, then falls along a half cosine."""
-
-    warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, default=_NO_WARMUP, shown="0 steps")
-    floor: float = arg(_FLOOR, _FLOOR_DOC, default=0.0)
-
-
-@call("lr_schedule")
-class WarmupLinear(Call):
-    """Rises linearly, then falls linearly."""
-
-    warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, default=_NO_WARMUP, shown="0 steps")
-    floor: float = arg(_FLOOR, _FLOOR_DOC, default=0.0)
-
-
-@call("lr_schedule")
-class WarmupConstant(Call):
-    """Rises linearly, then stays."""
-
-    warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, default=_NO_WARMUP, shown="0 steps")
-
-
-@call("lr_schedule")
-class Step(Call):
-    """Multiplied by `factor` every `every`."""
-
-    every: Quantity = arg(measure("steps", "epochs", above=0), "how often")
-    factor: float = arg(Float(above=0, max=1), "what the rate is multiplied by", default=0.1)
-
-
-@call("lr_schedule")
-class Exponential(Call):
-    """Multiplied by `factor` each step or epoch."""
-
-    factor: float = arg(Float(above=0, max=1), "what the rate is multiplied by")
-    every: Quantity = arg(
-        measure("steps", "epochs", above=0), "how often", default=Quantity(1, "epochs"), shown="1 epoch"
-    )
+# --------------------------------------------------------------------------------------------- learning rates
 
 
 @call("lr_scale", "linear")

@@ -9,11 +9,13 @@ tables.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Set
+from math import inf
 from typing import Any
 
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
+from dslc.dsl.language.lr_schedules import Multistep, Step
 from dslc.dsl.language.optimizers import SGD, Optimizer
 from dslc.dsl.language.registry import Block, Node, Quantity, fields
 from dslc.dsl.source import Span
@@ -140,14 +142,21 @@ def tokens_and_numbers(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
 
 def step_never_taken(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     train = blocks["train"]
-    if isinstance(train.lr_schedule, c.Step) and isinstance(train.lr_schedule.every, Quantity):
-        every = train.lr_schedule.every
-        total = train.steps if every.dimension == "steps" else train.epochs
-        if total is not None and every.value >= total:
-            yield no_effect(
-                "train.lr_schedule", f"the training ends before its first step, after {total} {every.dimension}",
-                train.named("lr_schedule"),
-            )  # fmt: skip
+    schedule = train.lr_schedule
+    times = (
+        (schedule.every,)
+        if isinstance(schedule, Step)
+        else schedule.milestones
+        if isinstance(schedule, Multistep)
+        else ()
+    )
+    totals = {"steps": train.steps, "epochs": train.epochs}
+    if times and all(isinstance(time, Quantity) and time.value >= (totals[time.dimension] or inf) for time in times):
+        total = totals[times[0].dimension]
+        yield no_effect(
+            "train.lr_schedule", f"the training ends before its first step, after {total} {times[0].dimension}",
+            train.named("lr_schedule"),
+        )  # fmt: skip
 
 
 EFFECTS: tuple[Effect, ...] = (

@@ -88,7 +88,11 @@ _FIELDS = (
     ("train.lr_schedule.floor", "over the full rate", "min_lr eta_min min_lr_ratio min_lr_rate cos_min_ratio "
      "end_lr final_lr"),
     ("train.lr_schedule.factor", "", "gamma lr_gamma decay_rate"),
-    ("train.lr_schedule.every", "", "step_size lr_step_size lr_drop"),
+    ("train.lr_schedule.milestones", "times, as in `[30 epochs, 60 epochs]`", "lr_milestones lr_steps"),
+    ("train.lr_schedule.rise", "", "pct_start"),
+    ("train.lr_schedule.growth", "", "t_mult"),
+    ("train.lr_schedule.decay", "", "num_decay_steps decay_steps lr_wsd_decay_iters"),
+    ("train.lr_schedule.every", "", "step_size lr_step_size lr_drop t_0"),
     ("train.no_decay", "", "no_weight_decay no_decay_params weight_decay_exclude exclude_from_weight_decay"),
     ("train.clip", "", "gradient_clip_val gradient_clipping max_grad_norm clip_grad clip_grad_norm grad_clip "
      "gradient_clip max_norm clip_norm grad_norm_clip clipnorm grad_clip_norm global_clipnorm"),
@@ -244,12 +248,16 @@ _VALUES = (
     ("onebit_adam", "1bitadam zerooneadam"),
     # learning rate schedules
     ("warmup_cosine", "cosine cosineannealing cosineannealinglr cosinewithwarmup getcosineschedulewithwarmup "
-     "warmupcosinelr cosinedecay cosinewithminlr cosinewithrestarts cosineannealingwarmrestarts cosineschedule"),
+     "warmupcosinelr cosinedecay cosinewithminlr cosineschedule"),
     ("warmup_linear", "linear linearlr linearschedulewithwarmup getlinearschedulewithwarmup warmupdecaylr lineardecay "
      "linearwithwarmup polynomial polynomiallr"),
     ("warmup_constant", "constantwithwarmup warmuplr getconstantschedulewithwarmup"),
     ("constant", "constantlr fixed"),
-    ("step", "steplr multisteplr stepdecay"),
+    ("step", "steplr stepdecay"),
+    ("multistep", "multisteplr piecewise piecewiseconstant"),
+    ("one_cycle", "onecyclelr onecycle 1cycle superconvergence"),
+    ("cosine_restarts", "cosinewithrestarts cosineannealingwarmrestarts cosinewithhardrestarts sgdr warmrestarts"),
+    ("warmup_stable_decay", "wsd trapezoidal getwsdschedule"),
     ("exponential", "exponentiallr exponentialdecay"),
     # precision
     ("bf16", "bfloat16 bfloat bf16mixed bf16true torchbfloat16 bfloat16mixed"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field, replace
+from typing import Any
 
 from dslc.dsl.language.blocks import (
     CheckpointSpec,
@@ -17,6 +18,8 @@ from dslc.dsl.language.blocks import (
     ParallelismSpec,
     TrainSpec,
 )
+from dslc.dsl.language.calls import PythonCall
+from dslc.dsl.language.registry import BLOCKS, Block, Call, fields
 from dslc.dsl.record import Record, record
 from dslc.dsl.source import Source, Span
 
@@ -54,3 +57,32 @@ class JobSpec(Record):
     log: LogSpec
     expect: tuple[Promise, ...] = ()
     sweep: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def python_calls(job: JobSpec) -> Iterator[PythonCall]:
+    """Yields each `python(…)` of the job."""
+    for word in BLOCKS:
+        block: Block = getattr(job, word)
+        for declared in fields(type(block)):
+            value = getattr(block, declared.name)
+            for call in value if isinstance(value, tuple) else (value,):
+                if isinstance(call, PythonCall):
+                    yield call
+
+
+def with_calls(job: JobSpec, change: Callable[[Call], Call]) -> JobSpec:
+    """Returns the job with `change` applied to each call in it, but not to those within another, as in `repeat(…)`."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(changed(each) for each in value)
+        return change(value) if isinstance(value, Call) else value
+
+    blocks = {word: getattr(job, word) for word in BLOCKS}
+    return replace(
+        job,
+        **{
+            word: replace(block, **{f.name: changed(getattr(block, f.name)) for f in fields(type(block))})
+            for word, block in blocks.items()
+        },
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dslc.dsl.language.calls import FUNCTION, FUNCTION_DOC
+from dslc.dsl.language.calls import PythonCall
 from dslc.dsl.language.registry import Anything, Bool, Call, Float, Int, ListOf, Str, arg, call, calls, word
 
 _SIZE = Int(min=1)
@@ -338,11 +338,8 @@ class GPT(Call):
 
 
 @call("network", "python", open=True)
-class PythonNetwork(Call):
+class PythonNetwork(PythonCall):
     """A `torch.nn.Module` that a function of yours returns; it is put into training mode (`.train()`)."""
-
-    function: str = arg(FUNCTION, FUNCTION_DOC)
-    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "the arguments of the call", default=())
 
 
 @call("network", "transformers", open=True)

@@ -18,9 +18,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from dslc.dsl.language import units
-from dslc.dsl.language.calls import PythonLoss, PythonSource
-from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
+from dslc.dsl.language.calls import PythonCall
+from dslc.dsl.language.job import JobSpec, with_calls
+from dslc.dsl.language.layers import TransformersNetwork
 from dslc.dsl.language.registry import (
     BLOCKS,
     Anything,
@@ -68,15 +68,14 @@ def anchored(job: JobSpec) -> JobSpec:
     """Returns the job for a file outside the job's folder: user functions and `transformers(…)` configurations in that
     folder are named with it.
     """
-    network, loss, source = job.model.network, job.model.loss, job.data.source
 
     def there(name: str) -> str:
         return os.path.normpath(os.path.join(job.folder, os.path.expanduser(name)))
 
-    def located(call: T) -> T:
+    def located(call: Call) -> Call:
         if isinstance(call, TransformersNetwork) and os.path.exists(there(call.path)):
             return replace(call, path=there(call.path))
-        if not isinstance(call, PythonNetwork | PythonLoss | PythonSource):
+        if not isinstance(call, PythonCall):
             return call
         inside, _, function = call.function.rpartition("/")
         folder = there(inside)
@@ -85,11 +84,7 @@ def anchored(job: JobSpec) -> JobSpec:
             return call
         return replace(call, function=os.path.join(folder, function))
 
-    return replace(
-        job,
-        model=replace(job.model, network=located(network), loss=located(loss)),
-        data=replace(job.data, source=located(source)),
-    )
+    return with_calls(job, located)
 
 
 def _laid_out(text: str) -> str:

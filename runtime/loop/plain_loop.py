@@ -15,6 +15,7 @@ O2, which keeps a 16-bit copy of the parameters.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 
@@ -125,10 +126,37 @@ def _scheduler(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_s
             then = lr_scheduler.StepLR(optimizer, step.every, step.factor)
         case "exponential":
             then = lr_scheduler.ExponentialLR(optimizer, step.factor ** (1 / step.every))
+        case "multistep":
+            then = lr_scheduler.MultiStepLR(optimizer, list(step.milestones), step.factor)
+        case "restarts":
+            then = lr_scheduler.CosineAnnealingWarmRestarts(optimizer, step.every, step.growth, rate * step.floor)
+        case "one_cycle":
+            return lr_scheduler.LambdaLR(optimizer, lambda s: _one_cycle(step, s))
+        case "stable":
+            then = lr_scheduler.LambdaLR(optimizer, lambda s: _fall(step, max(0, s - (after - step.decay))))
+        case "python":
+            assert step.python is not None
+            own = load_function(step.python)
+            return lr_scheduler.LambdaLR(optimizer, lambda s: float(own(s, step.steps)))
     if step.warmup < 2:  # a warm-up of one step changes nothing
         return lr_scheduler.SequentialLR(optimizer, [_flat(optimizer), then], [1]) if step.warmup else then
     warmup = lr_scheduler.LinearLR(optimizer, 1 / step.warmup, 1.0, step.warmup - 1)
     return lr_scheduler.SequentialLR(optimizer, [warmup, then], [step.warmup])
+
+
+def _one_cycle(step: LearningRateStep, s: int) -> float:
+    """Returns the factor of torch's OneCycleLR, which takes neither a rate of 0 nor a rise of one step."""
+    last = step.rise - 1
+    if s <= last:
+        return step.start + (1 - step.start) * math.sin(math.pi * s / last / 2) ** 2 if last else 1.0
+    return step.floor + (1 - step.floor) * math.cos(math.pi * (s - last) / max(1, step.steps - 1 - last) / 2) ** 2
+
+
+def _fall(step: LearningRateStep, s: int) -> float:
+    """Returns the factor after `s` steps of the fall at the end."""
+    share = s / step.decay
+    lost = {"linear": share, "cosine": math.sin(math.pi * share / 2) ** 2, "sqrt": math.sqrt(share)}[step.shape]
+    return 1 - (1 - step.floor) * lost
 
 
 def _flat(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:

@@ -27,7 +27,7 @@ def load_function(named: PythonFunction) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise
-        raise ImportError(f"{where}thereis not a module `{error.name}`") from error
+        raise ImportError(f"{where}there is no module `{error.name}`") from error
     for name in path.split("."):
         if not hasattr(found, name):
             raise ImportError(f"{where}`{module_name}` has no `{path}`")

@@ -77,6 +77,9 @@ def loss(output, target):
     each = nn.functional.cross_entropy(output, target, reduction="none")
     LOSS
     return each
+
+def rate(step, steps, last):
+    return 1 - (1 - last) * step / steps
 """
 LIBRARY = """
 model {
@@ -128,7 +131,12 @@ def test_sharded_and_recomputed_is_one_process(tmp_path: Path) -> None:
 
 def test_a_users_own_is_one_process(tmp_path: Path) -> None:
     """In two micro-batches, and with an uneven last batch of the epoch."""
-    settings = ("data.batch=36", "data.last_batch=keep", "data.workers=1")
+    settings = (
+        "data.batch=36",
+        "data.last_batch=keep",
+        "data.workers=1",
+        'train.lr_schedule=python("own:rate", last=0.5)',
+    )
     run = verify(tmp_path, JOB, *settings, "parallelism.microbatches=2", "parallelism.zero=1", "--steps=3")
     assert run.returncode == 0, run.stdout + run.stderr
     assert "the plan trains as one process does\n" in run.stdout

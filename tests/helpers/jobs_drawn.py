@@ -425,6 +425,8 @@ class _Drawing:
             body["lr_schedule"] = self.one(
                 "constant", "warmup_cosine(warmup = 2 steps)", "warmup_linear(warmup = 20%, floor = 0.1)",
                 "warmup_constant(warmup = 1 step)", "step(every = 2 steps)", "exponential(0.9, every = 1 step)",
+                "one_cycle(rise = 40%)", "multistep([1 step, 3 steps])", "cosine_restarts(every = 2 steps)",
+                "warmup_stable_decay(warmup = 1 step, decay = 2 steps, shape = sqrt)",
                 "warmup_cosine(warmup = 50 steps)" if self.chance(0.2) else "constant",
             )  # fmt: skip
         if self.chance(0.1):

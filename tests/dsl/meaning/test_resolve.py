@@ -10,8 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dslc.dsl.language import units
-from dslc.dsl.language.calls import Bf16, Every, Exponential, Free, Synthetic, WarmupCosine
+from dslc.dsl.language.calls import Bf16, Every, Free, Synthetic
 from dslc.dsl.language.layers import Conv2d, Linear, MaxPool2d, PythonNetwork, Repeat
+from dslc.dsl.language.lr_schedules import (
+    CosineRestarts,
+    Exponential,
+    Multistep,
+    OneCycle,
+    PythonSchedule,
+    WarmupCosine,
+)
 from dslc.dsl.language.optimizers import AdamW
 from dslc.dsl.language.registry import Quantity, Range
 from dslc.dsl.language.suggest import distance, near
@@ -100,6 +108,12 @@ def mistake(path: str, value: str, before: str = "") -> tuple[str, str, str]:
         ("train.lr_schedule", "warmup_cosine(10%)", WarmupCosine(warmup=Quantity(0.1, "ratio"))),
         ("train.lr_schedule", "warmup_cosine(0.5 epochs)", WarmupCosine(warmup=Quantity(0.5, "epochs"))),
         ("train.lr_schedule", "exponential(0.9, 2 steps)", Exponential(factor=0.9, every=Quantity(2, "steps"))),
+        ("train.lr_schedule", "multistep([3 epochs, 40 steps])", Multistep(
+            milestones=(Quantity(3, "epochs"), Quantity(40, "steps"))
+        )),
+        ("train.lr_schedule", "one_cycle(rise = 5 steps)", OneCycle(rise=Quantity(5, "steps"))),
+        ("train.lr_schedule", "cosine_restarts(2 epochs, 2)", CosineRestarts(every=Quantity(2, "epochs"), growth=2)),
+        ("train.lr_schedule", 'python("m:f", power = 2)', PythonSchedule(function="m:f", arguments=(("power", 2),))),
         ("evaluate.every", "1 epoch", Quantity(1, "epochs")),
         ("checkpoint.every", "90s", Quantity(90.0, "time")),
         ("launch.timeout", "500ms", 0.5),

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.optim import lr_scheduler
 
-from dslc.compiler.ir.program import LearningRateStep
-from dslc.runtime.loop.learning_rate import factor, set_learning_rate
+from dslc.compiler.ir.program import LearningRateStep, PythonFunction
+from dslc.runtime.loop.learning_rate import factor, schedule, set_learning_rate
+from dslc.runtime.process.job_line import line_of
 
 
 def test_warm_up_reaches_the_full_rate_in_its_last_step() -> None:
@@ -53,14 +58,68 @@ def test_a_factor_is_a_share_and_never_rises_after_warm_up(
         assert then > now
 
 
-def test_rates_are_those_of_torchs_own_schedules() -> None:
-    step = LearningRateStep(kind="cosine", steps=12)
+STEPS = 12
+
+
+@pytest.mark.parametrize(
+    ("values", "made"),
+    [
+        ({"kind": "cosine"}, lambda o: lr_scheduler.CosineAnnealingLR(o, STEPS)),
+        ({"kind": "multistep", "milestones": (3, 7, 7)}, lambda o: lr_scheduler.MultiStepLR(o, [3, 7, 7], 0.5)),
+        (
+            {"kind": "restarts", "every": 2, "growth": 2, "floor": 0.1},
+            lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 2, 2, 0.03),
+        ),
+        (
+            {"kind": "one_cycle", "rise": 3, "start": 0.04, "floor": 4e-6},
+            lambda o: lr_scheduler.OneCycleLR(o, 0.3, STEPS, pct_start=3 / STEPS, cycle_momentum=False),
+        ),
+    ],
+)
+def test_rates_are_those_of_torchs_own_schedules(values: dict[str, Any], made: Any) -> None:
+    of_step = schedule(LearningRateStep(steps=STEPS, factor=0.5, **values))
     parameter = torch.nn.Parameter(torch.zeros(1))
     ours, torchs = torch.optim.SGD([parameter], lr=0.3), torch.optim.SGD([parameter], lr=0.3)
     ours.param_groups[0]["initial_lr"] = 0.3
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(torchs, T_max=12)
-    for s in range(12):
-        assert set_learning_rate(ours, step, s) == pytest.approx(torchs.param_groups[0]["lr"])
-        assert ours.param_groups[0]["lr"] == set_learning_rate(ours, step, s), "and set in place, not added up"
+    torchs_own = made(torchs)
+    for s in range(STEPS):
+        assert set_learning_rate(ours, of_step(s)) == pytest.approx(torchs.param_groups[0]["lr"])
+        assert ours.param_groups[0]["lr"] == set_learning_rate(ours, of_step(s)), "and set in place, not added up"
         torchs.step()
-        schedule.step()
+        torchs_own.step()
+
+
+def test_a_rate_that_stays_and_falls_at_the_end() -> None:
+    shapes: dict[Any, list[float]] = {"linear": [0.75, 0.5], "cosine": [0.8535534, 0.5], "sqrt": [0.5, 0.2928932]}
+    for shape, expected in shapes.items():
+        step = LearningRateStep(kind="stable", steps=10, warmup=2, decay=4, shape=shape)
+        assert [factor(step, s) for s in (0, 1, 2, 5, 6)] == [0.5, 1, 1, 1, 1]
+        assert [factor(step, s) for s in (7, 8)] == pytest.approx(expected)
+        assert [factor(step, s) for s in (10, 99)] == pytest.approx([0, 0])
+    assert factor(LearningRateStep(kind="stable", steps=10, decay=4, floor=0.2), 8) == pytest.approx(0.6)
+
+
+def test_one_cycle_of_one_step_begins_at_the_full_rate() -> None:
+    step = LearningRateStep(kind="one_cycle", steps=1, rise=1, start=0.0)
+    assert factor(step, 0) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return -1.0", "the schedule gives -1.0 for step 3"),
+        ("return float('nan')", "the schedule gives nan for step 3"),
+        ("return 'much'", "the schedule gives 'much' for step 3"),
+        ("return None", "the schedule gives None for step 3, and should give a number of at least 0"),
+    ],
+)
+def test_what_is_no_factor_is_refused_with_the_line_of_the_job(tmp_path: Path, body: str, said: str) -> None:
+    (tmp_path / "of_rates.py").write_text(f"def f(step, steps):\n    {body}\n")
+    named = PythonFunction(function="of_rates:f", folder=str(tmp_path), line="job.plt:4:1")
+    of_step = schedule(LearningRateStep(kind="python", steps=9, python=named))
+    try:
+        with pytest.raises(ValueError, match=said) as caught:
+            of_step(3)
+    finally:
+        sys.modules.pop("of_rates")
+    assert line_of(caught.value) == "job.plt:4:1"

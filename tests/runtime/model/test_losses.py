@@ -127,5 +127,5 @@ def test_a_function_that_is_not_there(folder: str, name: str) -> None:
 
 def test_a_module_that_is_not_there() -> None:
     function = PythonFunction(function="no_such_module:f", line="job.plt:4:1")
-    with pytest.raises(ImportError, match=r"job.plt:4:1: thereis not a module `no_such_module`"):
+    with pytest.raises(ImportError, match=r"job.plt:4:1: there is no module `no_such_module`"):
         loss_sum(LossStep(kind="python", python=function))

@@ -74,8 +74,7 @@ def held(rank: int, folder: str) -> list[Any]:
     inner: Any = parts.optimizer.optim  # type: ignore[attr-defined]
     batch = torch.randint(0, 33, (4, 8), generator=torch.Generator().manual_seed(rank))
     work = stepper(job, places(2)[rank], parts)
-    half = p.LearningRateStep(kind="constant", steps=9, warmup=2)
-    rate = set_learning_rate(parts.optimizer, half, 0)
+    rate = set_learning_rate(parts.optimizer, 0.5)
     work(StepBatch([(batch, batch)], 8, 0))
     state = sum(tensor.numel() for slot in inner.state.values() for tensor in slot.values())
     used = [(group["lr"], group["weight_decay"], bool(group.get("fused"))) for group in inner.param_groups]

@@ -1,0 +1,149 @@
+"""The learning rate schedules. One class declares one; `curve` names its formula in runtime/loop/learning_rate.py.
+
+Arguments that are times (steps, epochs, shares of the training) reach the program as steps, all others as they are.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from dslc.dsl.language.calls import PythonCall
+from dslc.dsl.language.registry import Call, Float, Int, ListOf, Measure, Quantity, arg, call, measure, word
+from dslc.dsl.record import record
+
+_WARMUP = Measure(("steps", "epochs", "ratio"), min=0)
+_WARMUP_DOC = "rises from zero over this: steps, epochs, or a share of the training"
+_FLOOR = Float(min=0, max=1)
+_FLOOR_DOC = "the final rate, as a share of the full rate"
+_NO_WARMUP = Quantity(0, "steps")
+_FACTOR = Float(above=0, max=1)
+_FACTOR_DOC = "what the rate is multiplied by"
+
+
+@record
+class Schedule(Call):
+    """A schedule by name; a subclass is its one registration."""
+
+    curve: ClassVar[str]
+
+
+@call("lr_schedule")
+class Constant(Schedule):
+    """The same rate throughout."""
+
+    curve: ClassVar = "constant"
+
+
+@call("lr_schedule")
+class WarmupCosine(Schedule):
+    """Rises linearly, then falls along a half cosine."""
+
+    curve: ClassVar = "cosine"
+
+    warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, default=_NO_WARMUP, shown="0 steps")
+    floor: float = arg(_FLOOR, _FLOOR_DOC, default=0.0)
+
+
+@call("lr_schedule")
+class WarmupLinear(Schedule):
+    """Rises linearly, then falls linearly."""
+
+    curve: ClassVar = "linear"
+
+    warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, default=_NO_WARMUP, shown="0 steps")
+    floor: float = arg(_FLOOR, _FLOOR_DOC, default=0.0)
+
+
+@call("lr_schedule")
+class WarmupConstant(Schedule):
+    """Rises linearly, then stays."""
+
+    curve: ClassVar = "constant"
+
+    warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, default=_NO_WARMUP, shown="0 steps")
+
+
+@call("lr_schedule")
+class WarmupStableDecay(Schedule):
+    """Rises linearly, stays, and falls at the end (Hu et al. 2024, arXiv:2404.06395)."""
+
+    curve: ClassVar = "stable"
+
+    warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, default=_NO_WARMUP, shown="0 steps")
+    decay: Quantity = arg(
+        Measure(("steps", "epochs", "ratio"), above=0),
+        "falls over this at the end: steps, epochs, or a share of the training",
+        default=Quantity(0.1, "ratio"),
+        shown="10%",
+    )
+    shape: str = arg(word("linear", "cosine", "sqrt"), "of the fall; `sqrt`: 1 - sqrt(t)", default="linear")
+    floor: float = arg(_FLOOR, _FLOOR_DOC, default=0.0)
+
+
+@call("lr_schedule")
+class OneCycle(Schedule):
+    """Rises along a half cosine, then falls along another (Smith and Topin 2018, arXiv:1708.07120)."""
+
+    curve: ClassVar = "one_cycle"
+
+    rise: Quantity = arg(
+        Measure(("steps", "epochs", "ratio"), above=0),
+        "how long it rises: steps, epochs, or a share of the training",
+        default=Quantity(0.3, "ratio"),
+        shown="30%",
+    )
+    start: float = arg(_FLOOR, "the first rate, as a share of the full rate", default=0.04)
+    floor: float = arg(_FLOOR, _FLOOR_DOC, default=4e-6)
+
+
+@call("lr_schedule")
+class CosineRestarts(Schedule):
+    """Falls along a half cosine, again and again (Loshchilov and Hutter 2017, arXiv:1608.03983)."""
+
+    curve: ClassVar = "restarts"
+
+    every: Quantity = arg(measure("steps", "epochs", above=0), "how long the first fall takes")
+    growth: int = arg(Int(min=1), "how many times as long each next fall takes", default=1)
+    warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, default=_NO_WARMUP, shown="0 steps")
+    floor: float = arg(_FLOOR, _FLOOR_DOC, default=0.0)
+
+
+@call("lr_schedule")
+class Step(Schedule):
+    """Multiplied by `factor` every `every`."""
+
+    curve: ClassVar = "step"
+
+    every: Quantity = arg(measure("steps", "epochs", above=0), "how often")
+    factor: float = arg(_FACTOR, _FACTOR_DOC, default=0.1)
+
+
+@call("lr_schedule")
+class Multistep(Schedule):
+    """Multiplied by `factor` at each of some times."""
+
+    curve: ClassVar = "multistep"
+
+    milestones: tuple[Quantity, ...] = arg(
+        ListOf(measure("steps", "epochs", above=0), min_length=1), "when, as in `[30 epochs, 60 epochs]`"
+    )
+    factor: float = arg(_FACTOR, _FACTOR_DOC, default=0.1)
+
+
+@call("lr_schedule")
+class Exponential(Schedule):
+    """Multiplied by `factor` each step or epoch."""
+
+    curve: ClassVar = "exponential"
+
+    factor: float = arg(_FACTOR, _FACTOR_DOC)
+    every: Quantity = arg(
+        measure("steps", "epochs", above=0), "how often", default=Quantity(1, "epochs"), shown="1 epoch"
+    )
+
+
+@call("lr_schedule", "python", open=True)
+class PythonSchedule(PythonCall):
+    """`f(step, steps)` of yours, giving the factor on the full rate in a step, from 0 on: a number of at least 0 that
+    follows from these two alone.
+    """

@@ -1,0 +1,53 @@
+"""A user's own functions are tried before a training begins, and what is wrong with one is said at its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.paths import EXAMPLES
+
+from dslc.front import check_one
+
+RATES = """
+import random
+
+def half(step, steps, power=1):
+    return (1 - step / steps) ** power
+
+def of_the_step_alone(step):
+    return 1
+
+def drawn(step, steps):
+    return random.random()
+
+def negative(step, steps):
+    return -1
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "of_rates.py").write_text(RATES)
+    (tmp_path / "job.plt").write_text((EXAMPLES / "digits.plt").read_text())
+    monkeypatch.chdir(tmp_path)
+    return "job.plt"
+
+
+def test_a_schedule_of_ones_own_is_good_where_its_factors_are(job: str) -> None:
+    assert not check_one(job, ['train.lr_schedule=python("of_rates:half", power = 2)'], trace=True)[0].found
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("of_the_step_alone", "takes 1 positional argument but 2 were given"),
+        ("drawn", "it gives another factor when it is asked for step 0 again"),
+        ("negative", "the schedule gives -1 for step 0, and should give a number of at least 0"),
+        ("absent", "`of_rates` has no `absent`"),
+    ],
+)
+def test_a_schedule_of_ones_own_is_tried(job: str, name: str, said: str) -> None:
+    (error,) = check_one(job, [f'train.lr_schedule=python("of_rates:{name}")'], trace=True)[0].errors
+    assert error.code == "E0802" and error.message.startswith(f"`of_rates:{name}` cannot be used as a schedule")
+    assert said in error.message
