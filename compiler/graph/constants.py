@@ -214,8 +214,30 @@ def _model(analysis: Analysis) -> p.ModelStep:
     # `fully_shard` cuts rows of contiguous tensors, ZeRO-1 puts whole ones into a bucket, and stages send contiguous
     # ones.
     alone = analysis.layout.world_size == analysis.layout.sizes["data"]
-    channels_last = image and alone and analysis.sharding.engine in ("none", "ddp")
+    channels_last = image and alone and analysis.sharding.engine in ("none", "ddp") and not _overruns(analysis)
     return p.ModelStep(root=model.root, inits=model.inits, ties=model.ties, channels_last=channels_last, **common)
+
+
+def _overruns(analysis: Analysis) -> bool:
+    """True if torch, on a CPU and with channels last, would write past the memory of one of the model's convolutions.
+
+    oneDNN does so (torch 2.13, with AVX2) for a kernel of one pixel with a stride, where an image has fewer channels
+    than a vector register holds numbers: 8, or 16 with AVX-512.
+    """
+
+    def within(module: p.ModuleStep) -> Iterator[p.ModuleStep]:
+        yield module
+        for child in module.children:
+            yield from within(child)
+
+    assert analysis.model is not None and analysis.model.root is not None
+    return analysis.layout.device == "cpu" and any(
+        module.kind == "Conv2d"
+        and module.arguments["kernel_size"] == 1
+        and module.arguments["stride"] > 1
+        and module.arguments["in_channels"] < 16
+        for module in within(analysis.model.root)
+    )
 
 
 def transformers_step(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from helpers.golden import hold
@@ -32,6 +33,38 @@ BLOCKS = tuple(f"blocks.{n}" for n in range(12))
 )
 def test_what_torch_compiles_one_by_one(settings: tuple[str, ...], modules: tuple[str, ...]) -> None:
     assert compiled(GPT2, *settings).program().compiled == modules
+
+
+@pytest.mark.parametrize(
+    ("devices", "shortcut", "last"),
+    [
+        ("cpus = 2", "conv2d(4, kernel = 1, stride = 2)", False),  # torch would write past the memory of its output
+        ("cpus = 1", "conv2d(4, kernel = 1, stride = 2)", False),
+        ("cpus = 2", "conv2d(4, kernel = 3, stride = 2, padding = 1)", True),
+        ("cpus = 2", "conv2d(16, kernel = 1), conv2d(4, kernel = 1, stride = 2)", True),
+        ("gpus = 1", "conv2d(4, kernel = 1, stride = 2)", True),
+    ],
+)
+def test_channels_are_last_but_for_what_crashes(tmp_path: Path, devices: str, shortcut: str, last: bool) -> None:
+    job = tmp_path / "job.plt"
+    job.write_text(
+        f"""
+model {{
+  network = [residual([conv2d(4, stride = 2, padding = 1)], shortcut = [{shortcut}]), flatten(), linear(2)]
+  loss    = cross_entropy()
+}}
+data {{
+  source = synthetic(shape = [2, 8, 6], classes = 2)
+  batch  = 8
+}}
+devices {{ {devices} }}
+train {{
+  optimizer = sgd()
+  steps     = 2
+}}
+"""
+    )
+    assert compiled(job).program().model.channels_last == last
 
 
 def tokens(context: int, vocab: int) -> SourceFacts:
