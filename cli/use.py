@@ -100,10 +100,10 @@ def launched(made: Ready, beside: str | None = None) -> Iterator[str]:
             shutil.rmtree(folder)
 
 
-def metrics(made: Ready) -> dict[str, float]:
+def metrics(made: Ready) -> dict[str, Any]:
     """Evaluates, and returns the metrics over the validation split by name. Raises Refused."""
     from dslc.runtime.loop.tasks import EVALUATION
 
     with launched(made) as folder, open(os.path.join(folder, EVALUATION), encoding="utf-8") as file:
-        found: dict[str, float] = json.load(file)
+        found: dict[str, Any] = json.load(file)
     return found

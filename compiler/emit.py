@@ -87,6 +87,8 @@ def located(program: p.JobProgram, folder: str, file: str) -> p.JobProgram:
             weights=resolved(model.weights, folder),
         ),
         loss=replace(program.loss, python=function(program.loss.python)),
+        learning_rate=replace(program.learning_rate, python=function(program.learning_rate.python)),
+        metrics=tuple(replace(metric, python=function(metric.python)) for metric in program.metrics),
         data=replace(
             data,
             arguments={**data.arguments, **{name: there(data.arguments[name]) for name in data.paths}},

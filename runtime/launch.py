@@ -44,6 +44,7 @@ from dslc.compiler.ir.program import JobProgram, PythonFunction, RankPlace, Rank
 from dslc.compiler.trace.private_torch import leave_rendezvous, worker_processes
 from dslc.runtime import worker
 from dslc.runtime.checkpoint import checkpoint
+from dslc.runtime.loop import kept_metrics
 from dslc.runtime.model import transformers_model
 from dslc.runtime.parallel import fsdp, zero1
 from dslc.runtime.pipeline import pipeline
@@ -88,6 +89,7 @@ def launch(
     os.makedirs(os.path.join(run_dir, "logs"), exist_ok=True)
     failure.forget(run_dir, goes_on=program.checkpoint.resume != "none")
     checkpoint.preload(program)
+    kept_metrics.preload(program.metrics)
     board = Board(len(places))
     watch = Watch(program, run_dir, board, screen or sys.stdout)
     if program.gradients.kind == "fsdp":

@@ -23,7 +23,17 @@ from helpers.rooms import PACKAGES, Import, imports_of
 MAX_LINES = 600
 
 # Libraries that the runtime uses only for jobs that ask for them.
-OPTIONAL = ("PIL", "datasets", "pyarrow", "tokenizers", "torchao", "torchdata", "torchvision", "transformers")
+OPTIONAL = (
+    "PIL",
+    "datasets",
+    "pyarrow",
+    "tokenizers",
+    "torchao",
+    "torchdata",
+    "torchmetrics",
+    "torchvision",
+    "transformers",
+)
 # Modules that a start of `dslc` never loads before a command needs them.
 HEAVY = ("cattrs", "lark", "networkx", "numpy", "rich", "torch")
 

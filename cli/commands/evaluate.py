@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain
+from dslc.runtime.process.records import finite
 from dslc.status import GOOD, WRONG_USAGE
 from dslc.use import Refused, metrics, ready
 
@@ -28,13 +30,23 @@ def main(arguments: argparse.Namespace) -> int:
         return refused.status
     samples = made.program.data.validation_samples
     if arguments.json:
-        finite = {name: value if math.isfinite(value) else None for name, value in found.items()}
         step = taken.manifest.step if taken.manifest else None
-        print(json.dumps({"checkpoint": taken.path, "step": step, "samples": samples, **finite}))
+        print(json.dumps({"checkpoint": taken.path, "step": step, "samples": samples, **finite(found)}))
         return GOOD
     print(plain(f"{taken} over {samples:,} validation samples"))
     from dslc.compiler.show.explain import table
 
-    for line in table((name, f"{value:.6g}") for name, value in found.items()):
+    for line in table(row for name, value in found.items() for row in _rows(name, value)):
         print(f"  {line}")
     return GOOD
+
+
+def _rows(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yields the lines of a metric: one, or as many as a matrix has."""
+    if not isinstance(value, list):
+        yield name, f"{value:.6g}"
+    elif value and isinstance(value[0], list):
+        for number, row in enumerate(value):
+            yield from _rows(f"{name}[{number}]", row)
+    else:
+        yield name, "  ".join(f"{each:.6g}" for each in value)

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 from dslc.compiler.facts.sources import source_facts
 from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.model.model import build
 from dslc.compiler.model.opaque import opaque
-from dslc.compiler.placement.layout import lay_out
 from dslc.compiler.placement.sharding import low_copy, low_precision, units
 from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.training import configuration_file
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.calls import Datasets, Parquet, PythonCall, PythonLoss, PythonSource
+from dslc.dsl.language.calls import Datasets, Parquet, PythonLoss, PythonSource
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.lr_schedules import PythonSchedule
+from dslc.dsl.language.metrics import PythonMetric, TorchMetric
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
-from dslc.probe.unseen import can_be_tried, tell_of_network
+from dslc.probe.own_code import tell_what_is_left, try_loss, try_metric, try_schedule, used
+from dslc.probe.unseen import tell_of_network
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
@@ -51,9 +51,14 @@ def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
     if trace and not run and made and source.input is None and not report.errors:
         tell_of_network(job, source, report)
     if trace and isinstance(job.model.loss, PythonLoss):
-        _try_loss(job, job.model.loss, source, model, report)
+        try_loss(job, job.model.loss, source, model, report)
+    for metric in job.evaluate.metrics if trace else ():
+        if isinstance(metric, PythonMetric):
+            try_metric(job, metric, source, model, report)
+        elif isinstance(metric, TorchMetric) and importlib.util.find_spec("torchmetrics") is None:
+            _library_missing("torchmetrics", metric.span, report)
     if trace and isinstance(job.train.lr_schedule, PythonSchedule):
-        _try_schedule(job, job.train.lr_schedule, report)
+        try_schedule(job, job.train.lr_schedule, report)
     return Facts(source=source, model=model, machine=_machine(job) if run else None)
 
 
@@ -125,7 +130,7 @@ def _traced_source(job: JobSpec, call: PythonSource, report: Report) -> SourceFa
 
         return to_json(trace_source(make, lambda index: begin_sample(job.train.seed, "train", 0, index)))
 
-    made = _used(job, call, "source", use, report)
+    made = used(job, call, "source", use, report)
     return made and from_json(SourceFacts, made)
 
 
@@ -138,112 +143,12 @@ def _traced_model(job: JobSpec, call: PythonNetwork, source: SourceFacts, report
 
         return to_json(_told(job, make, source)) if source.input is not None else try_to_make(make)
 
-    made = _used(job, call, "model", use, report)
+    made = used(job, call, "model", use, report)
     return made and from_json(ModelFacts, made)
 
 
-def _try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, model: ModelFacts | None, report: Report) -> None:
-    """Finds a user's loss and, if its input is known and not large, calls it."""
-    from dslc.compiler.graph.constants import loss_step
-
-    made = model or build(job.model, source, context_of(job), Report())
-    output, target = made.output if made is not None else None, source.target
-
-    def use(function: Callable[..., Any]) -> None:
-        if output is not None and target is not None and can_be_tried(output, target):
-            from dslc.runtime.model.losses import try_out
-
-            layout = lay_out(job, Report())
-            ranks = layout.world_size if layout else 1
-            try_out(loss_step(job, source, job.folder), output.shape, target.shape, target.dtype, ranks)
-
-    _used(job, call, "loss", use, report)
-
-
-def _try_schedule(job: JobSpec, call: PythonSchedule, report: Report) -> None:
-    """Asks a user's schedule for the factors of some steps, twice."""
-    from dslc.compiler.graph.constants import python_function
-
-    steps = job.train.steps or 1000
-
-    def use(function: Callable[..., Any]) -> None:
-        from dslc.compiler.ir.program import LearningRateStep
-        from dslc.runtime.loop.learning_rate import schedule
-
-        factor = schedule(LearningRateStep(kind="python", steps=steps, python=python_function(call, job.folder)))
-        for step in {0, 1, steps // 2, steps - 1}:
-            if factor(step) != factor(step):
-                raise ValueError(f"it gives another factor when it is asked for step {step} again")
-
-    _used(job, call, "schedule", use, report)
-
-
-def _used(
-    job: JobSpec,
-    call: PythonCall,
-    what: str,
-    use: Callable[[Callable[..., Any]], Any],
-    report: Report,
-) -> Any:
-    """Returns the result of `use` on a user's function, in a child, so that nothing it does stays; reports an
-    exception.
-    """
-    from dslc.compiler.graph.constants import python_function
-
-    named = python_function(call, job.folder)
-
-    def work() -> Any:
-        import torch
-
-        from dslc.runtime.process.user_code import load_function
-
-        torch.set_num_threads(1)  # a parent that ran parallel operations leaves no threads to its child
-        torch.manual_seed(job.train.seed)
-        return use(load_function(named))
-
-    answer = in_child(work)
-    _tell_what_is_left(f"`{call.function}`", answer, call.at("function"), report)
-    if "made" in answer:
-        return answer["made"]
-    report.add(
-        "E0802",
-        f"`{call.function}` cannot be used as a {what}: {answer['error']}",
-        call.at("function"),
-        label=answer["where"],
-        help=answer["remedy"] or _remedy(call, what, answer),
-    )
-    return None
-
-
-_WANTED = {
-    "source": "a data set has `len` and indexing, and a sample of it is a pair (input, target)",
-    "model": "it is called once, without data, and returns a `torch.nn.Module` that takes one tensor and gives one",
-    "loss": "it takes (output, target) and gives one number for each sample or token",
-    "schedule": "it takes (step, steps) and gives the factor on the learning rate, which follows from these alone",
-}
-
-
-def _remedy(call: PythonCall, what: str, answer: dict[str, Any]) -> str:
-    """Names the line to correct and whose it is; if nothing was raised, the expected result."""
-    where, module = answer["where"], answer["module"]
-    if where or module:
-        place = f"{where}, where it calls the module {module}" if where and module else where or f"the module {module}"
-        return f"correct {place}: `dslc` calls `{call.function}` once before any process starts"
-    if answer["absent"]:
-        return "the folder of the job is searched first, then where Python looks; `folder/module:function` is elsewhere"
-    return _WANTED[what]
-
-
-def _tell_what_is_left(what: str, answer: dict[str, Any], where: Span | None, report: Report) -> None:
-    left = answer.get("left")
-    if left:
-        report.add(
-            "W0438",
-            f"{what} leaves {left} running, which `dslc` has ended",
-            where,
-            help="let it wait for what it starts, or start threads with `daemon = True`: a rank that ends waits for no "
-            "other process",
-        )
+def _library_missing(name: str, span: Span | None, report: Report) -> None:
+    report.add("E0803", f"the library `{name}` is not installed", span, help=f"`pip install 'dslc[{name}]'`")
 
 
 def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts) -> ModelFacts:
@@ -313,12 +218,7 @@ def _traced_transformers(
     from dslc.compiler.ir.codec import from_json, to_json
 
     if importlib.util.find_spec("transformers") is None:
-        report.add(
-            "E0803",
-            "the library `transformers` is not installed",
-            network.span,
-            help="`pip install 'dslc[transformers]'`",
-        )
+        _library_missing("transformers", network.span, report)
         return None
 
     if run:
@@ -358,7 +258,7 @@ def _traced_transformers(
         return to_json(replace(facts, padding=padding[0]))
 
     answer = in_child(work)
-    _tell_what_is_left(f"`{network.path}`", answer, network.at("path"), report)
+    tell_what_is_left(f"`{network.path}`", answer, network.at("path"), report)
     if "made" in answer:
         from dslc.compiler.ir.module_facts import ModelFacts
 

@@ -22,6 +22,7 @@ from dslc.compiler.placement.workload import Workload, counted, ignored, in_step
 from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.language import calls as c
+from dslc.dsl.language import metrics as m
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.lr_schedules import PythonSchedule, Schedule
@@ -70,7 +71,7 @@ def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> Training:
         offload=tuple(what for what in job.memory.offload if what in offloaded(job, layout)),
         compiled=_compiled(analysis),
         evaluate_every=(in_steps(every, workload) or 0) if every else 0,
-        metrics=tuple(_metric(metric) for metric in job.evaluate.metrics),
+        metrics=tuple(metric_step(metric, HERE) for metric in job.evaluate.metrics),
         log_every=in_steps(job.log.every, workload) or 1,
         tensorboard=job.log.tensorboard,
         deterministic=job.train.deterministic,
@@ -373,11 +374,10 @@ def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
 
 
 def _learning_rate(analysis: Analysis) -> p.LearningRateStep:
-    job, workload = analysis.job, analysis.workload
-    schedule = job.train.lr_schedule
+    schedule, workload = analysis.job.train.lr_schedule, analysis.workload
     assert workload.steps is not None
     if isinstance(schedule, PythonSchedule):
-        own = python_function(schedule, job.folder)
+        own = python_function(schedule, HERE)
         return p.LearningRateStep(kind="python", steps=workload.steps, python=own)
     assert isinstance(schedule, Schedule)
     values = {name: _in_steps(name, value, workload) for name, value in arguments_of(schedule).items()}
@@ -393,7 +393,14 @@ def _in_steps(name: str, value: Any, workload: Workload) -> Any:
     return max(steps_of(value, workload) or 0, 0 if name == "warmup" else 1)
 
 
-def _metric(metric: Call) -> p.MetricStep:
-    if isinstance(metric, c.TopK):
-        return p.MetricStep(kind="top_k", name=f"top_{metric.k}", k=metric.k)
-    return p.MetricStep(kind=metric.word, name=metric.word)  # type: ignore[arg-type]
+def metric_step(metric: Call, folder: str) -> p.MetricStep:
+    """Returns the step of one metric; `folder` is the job's."""
+    name = m.name_of(metric)
+    if isinstance(metric, m.TopK):
+        return p.MetricStep(kind="top_k", name=name, k=metric.k)
+    if isinstance(metric, m.PythonMetric):
+        return p.MetricStep(kind="python", name=name, python=python_function(metric, folder))
+    if isinstance(metric, m.TorchMetric):
+        given = {name: "none" if value == "each" else value for name, value in arguments_of(metric).items()}
+        return p.MetricStep(kind="torchmetrics", name=name, torchmetrics=metric.torch_class, arguments=given)
+    return p.MetricStep(kind=metric.word, name=name)  # type: ignore[arg-type]

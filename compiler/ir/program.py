@@ -157,11 +157,18 @@ class LearningRateStep(Record):
 
 @record
 class MetricStep(Record):
-    """One metric, exact over a split: sums over samples (or tokens) and one division at the end."""
+    """One metric, exact over a split: sums over samples (or tokens) and one division at the end.
 
-    kind: Literal["loss", "accuracy", "top_k", "perplexity", "mse"]
+    Or it is an object that keeps states, which are put together over the ranks: of the class `torchmetrics` of that
+    library, made with `arguments`, or what `python` returns.
+    """
+
+    kind: Literal["loss", "accuracy", "top_k", "perplexity", "mse", "torchmetrics", "python"]
     name: str  # its key in metrics.jsonl: "top_5"
     k: int = 1
+    torchmetrics: str = ""
+    arguments: Arguments = field(default_factory=dict)
+    python: PythonFunction | None = None
 
 
 @record

@@ -20,6 +20,7 @@ from dslc.compiler.rules.pipeline import check_pipeline
 from dslc.compiler.rules.training import check_training
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.language import calls as c
+from dslc.dsl.language import metrics as m
 from dslc.dsl.language.effects import changed, no_effect
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Quantity
@@ -94,11 +95,24 @@ def _check_metrics(job: JobSpec, source: SourceFacts, report: Report) -> None:
     indices = source.target is not None and source.target.dtype == "int64"
     classes = isinstance(loss, c.CrossEntropy) or indices
     unfit = source.target is not None and any(error.code in ("E0215", "E0216") for error in report.errors)
+    named: dict[str, Span | None] = {}
     for metric in job.evaluate.metrics:
         span = metric.span or job.evaluate.at("metrics")
-        if unfit and isinstance(metric, c.MSEMetric) != indices:
+        name = m.name_of(metric)
+        if name in named:
+            report.add(
+                "E0316",
+                f"two metrics are called `{name}`",
+                span,
+                notes=[Note(message="the other", span=named[name])],
+                help='another name, as in `python("module:function", name = "other")`'
+                if isinstance(metric, m.PythonMetric)
+                else "leave one out",
+            )
+        named[name] = span
+        if unfit and isinstance(metric, m.MSEMetric) != indices:
             continue  # it fits the data; the loss does not, which is reported
-        if isinstance(metric, c.Perplexity) and not isinstance(loss, c.CrossEntropy):
+        if isinstance(metric, m.Perplexity) and not isinstance(loss, c.CrossEntropy):
             report.add(
                 "E0312",
                 f"perplexity is the exponential of the cross entropy, and the loss is `{loss.word}`",
@@ -106,7 +120,9 @@ def _check_metrics(job: JobSpec, source: SourceFacts, report: Report) -> None:
                 notes=[Note(message="the loss is set here", span=job.model.at("loss"))],
                 help="leave it out, or `loss = cross_entropy()`",
             )
-        elif isinstance(metric, c.Accuracy | c.TopK) and isinstance(loss, c.MSE | c.L1 | c.BCE):
+        elif (isinstance(metric, m.Accuracy | m.TopK) and isinstance(loss, c.MSE | c.L1 | c.BCE)) or (
+            isinstance(metric, m.TorchMetric) and isinstance(loss, c.MSE | c.L1)
+        ):
             report.add(
                 "E0312",
                 f"`{metric.word}` compares classes, and the loss is `{loss.word}`",
@@ -114,9 +130,9 @@ def _check_metrics(job: JobSpec, source: SourceFacts, report: Report) -> None:
                 notes=[Note(message="the loss is set here", span=job.model.at("loss"))],
                 help="`metrics = [loss, mse]`",
             )
-        elif isinstance(metric, c.MSEMetric) and classes:
+        elif isinstance(metric, m.MSEMetric) and classes:
             report.add("E0312", "`mse` compares numbers, and the targets are classes", span, help="`accuracy`")
-        elif isinstance(metric, c.TopK) and source.classes is not None and metric.k >= source.classes:
+        elif isinstance(metric, m.TopK) and source.classes is not None and metric.k >= source.classes:
             report.add(
                 "E0313",
                 f"the {metric.k} likeliest of {source.classes} classes always hold the right one",
@@ -142,7 +158,7 @@ def _check_length(job: JobSpec, workload: Workload | None, report: Report) -> No
             " and ".join(f"{parts[name]} of {plural(steps, 'step')}" for name, steps in spans.items() if steps)
             + f" do{'es' * (sum(map(bool, spans.values())) == 1)} not fit a training of {workload.steps}",
             train.lr_schedule.at(longest),
-            help=f"less, as in `{longest} = 5%`",
+            help=f"a shorter one, as in `{longest} = 5%`",
         )
     for blk, what in ((job.evaluate, "evaluation"), (job.checkpoint, "checkpoint")):
         if what == "evaluation" and workload.split == "none":

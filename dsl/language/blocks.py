@@ -8,6 +8,7 @@ from dslc.dsl.bounds import PATTERN, PATTERNS
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.layers import Layers
 from dslc.dsl.language.lr_schedules import Constant
+from dslc.dsl.language.metrics import LossMetric
 from dslc.dsl.language.optimizers import Optimizer
 from dslc.dsl.language.registry import (
     Block,
@@ -188,7 +189,7 @@ class EvaluateSpec(Block):
 
     every: Quantity | None = arg(measure("steps", "epochs", above=0), "how often", default=None, shown="the end")
     metrics: tuple[Call, ...] = arg(
-        ListOf(calls("metric"), min_length=1), "what is measured", default=(c.LossMetric(),), shown="[loss]"
+        ListOf(calls("metric"), min_length=1), "what is measured", default=(LossMetric(),), shown="[loss]"
     )
 
 

@@ -1,4 +1,4 @@
-"""The calls that have no file of their own: losses, sources, metrics, exchanges, launchers and the like."""
+"""The calls that have no file of their own: losses, sources, exchanges, launchers and the like."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ class LocalSGD(Call):
     period: int = arg(_COUNT, "how many steps", default=8)
 
 
-# ------------------------------------------------------------------------------------ devices, launching, metrics
+# --------------------------------------------------------------------------------------------- devices, launching
 
 
 @call("gpus")
@@ -336,30 +336,3 @@ class Kubernetes(Call):
 
     image: str | None = arg(Str(), "the container image", default=None)
     arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "further fields of the resource", default=())
-
-
-@call("metric", "loss")
-class LossMetric(Call):
-    """The mean of the loss over the targets that count; `null` in `metrics.jsonl` if none does."""
-
-
-@call("metric")
-class Accuracy(Call):
-    """The share of samples (or tokens) whose likeliest class is right."""
-
-
-@call("metric")
-class TopK(Call):
-    """The share of samples (or tokens) whose right class is among the `k` likeliest."""
-
-    k: int = arg(_COUNT, "how many", default=5)
-
-
-@call("metric")
-class Perplexity(Call):
-    """The exponential of the mean cross entropy."""
-
-
-@call("metric", "mse")
-class MSEMetric(Call):
-    """The mean squared difference."""

@@ -1,8 +1,9 @@
 """Evaluation, exact over the validation split on any number of ranks.
 
-Model: each rank evaluates its own contiguous share, in batches, without padding; the sums of all metrics are one
-float64 vector, summed over the ranks at the end by one all-reduce. If a forward pass needs all ranks (it gathers
-sharded parameters), a rank with fewer batches than others repeats one and does not count it.
+Model: each rank evaluates its own contiguous share, in batches, without padding; the sums of the metrics are one
+float64 vector, summed over the ranks at the end by one all-reduce; metrics that keep states gather those. If a forward
+pass needs all ranks (it gathers sharded parameters), a rank with fewer batches than others repeats one and does not
+count it.
 
 Contract: every sample counts once. The model is called as it is, without DDP around it, in evaluation mode and under
 the autocast of the training; the mode of each of its modules is restored. The loss is always among the results.
@@ -25,8 +26,9 @@ from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.program import JobProgram, MetricStep, RankPlace
 from dslc.runtime.data.batches import validation_batches
 from dslc.runtime.data.sources import Splits
+from dslc.runtime.loop.kept_metrics import Kept, Value, exchange, keeps
 from dslc.runtime.loop.metrics import Metrics
-from dslc.runtime.parallel.context_parallel import piece_of
+from dslc.runtime.parallel.context_parallel import joined, piece_of
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.parallel.tensor_parallel import whole
 from dslc.runtime.step.assemble import Parts
@@ -36,19 +38,30 @@ _LOSS = MetricStep(kind="loss", name="loss")
 
 
 @torch.no_grad()
-def evaluate(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits) -> dict[str, float]:
+def evaluate(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits) -> dict[str, Value]:
     """Returns the metrics over the whole validation split, by name; the same on every rank."""
-    steps = job.metrics if any(step.name == "loss" for step in job.metrics) else (_LOSS, *job.metrics)
-    metrics, cut = Metrics(steps, job.loss, parts.device), piece_of(job)
+    steps = job.metrics if any(step.kind == "loss" for step in job.metrics) else (_LOSS, *job.metrics)
+    summed = Metrics([step for step in steps if not keeps(step)], job.loss, parts.device)
+    kept = [Kept(step, job.loss, parts.device) for step in steps if keeps(step)]
+    mesh, cut = mesh_of(job), piece_of(job)
     with evaluating(parts):
         for input, target, counts in _batches(job, place, parts, splits):
             output = forward(job, parts, cut(input))
-            if counts and output is not None:
-                metrics.update(output, cut(target))
+            if output is None:
+                continue
+            if counts:
+                summed.update(output, cut(target))
+            if kept:
+                output = joined(job, output)
+            for metric in kept if counts else ():
+                metric.update(output, target)
     if job.world_size > 1:
-        metrics.sums *= mesh_of(job).leads
-        dist.all_reduce(metrics.sums)
-    return metrics.results()
+        summed.sums *= mesh.leads
+        dist.all_reduce(summed.sums)
+    found: dict[str, Value] = {**summed.results()}
+    if kept:
+        found |= exchange(kept, job.world_size, mesh.leads and mesh.coordinates["context"] == 0)
+    return found
 
 
 def forward(job: JobProgram, parts: Parts, input: Tensor) -> Tensor | None:

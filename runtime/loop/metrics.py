@@ -79,6 +79,8 @@ def _measure(step: MetricStep, loss: LossStep) -> Measure:
             return _among_likeliest(step.k, loss)
         case "mse":
             return _squared_difference
+        case other:
+            raise AssertionError(f"`{other}` keeps states")
 
 
 def _kept(labels: Tensor, loss: LossStep) -> Tensor | None:

@@ -21,15 +21,13 @@ from typing import Any, Protocol, TextIO
 from dslc.compiler.common.units import path_text
 from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.process.failure import Outcome
-from dslc.runtime.process.records import NAME, NOTES, Follower, Record, TensorBoard
+from dslc.runtime.process.records import NAME, NOTES, Follower, Record, TensorBoard, numbers
 from dslc.runtime.process.screen import drop, readable
 from dslc.runtime.process.stop import Board
 
 QUIET = 5.0  # seconds
 MOST = 3  # processes left behind that are named at most
 LOOKS = {True: 0.2, False: 1.0}  # seconds between two looks, on a terminal and elsewhere
-
-_FACTS = ("step", "split", "samples", "seconds", "lr")
 
 
 class Watch:
@@ -264,7 +262,7 @@ class _Bar:
 
 def _numbers(record: Record) -> str:
     """Formats a record: `loss 0.1234  accuracy 0.967`."""
-    return "  ".join(f"{name} {_number(value)}" for name, value in record.items() if name not in _FACTS)
+    return "  ".join(f"{name} {_number(value)}" for name, value in numbers(record) if name != "lr")
 
 
 def _number(value: Any) -> str:

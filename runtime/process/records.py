@@ -47,13 +47,28 @@ class Records:
         self.begin = os.path.getsize(path)
 
     def write(self, record: Record) -> None:
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         with naming(self._path):
-            self._file.write(json.dumps(finite) + "\n")
+            self._file.write(json.dumps(finite(record)) + "\n")
 
     def close(self) -> None:
         with naming(self._path):
             self._file.close()
+
+
+def finite(value: Any) -> Any:
+    """Returns a value for JSON, which has no word for a number that is not finite: those are None."""
+    if isinstance(value, dict):
+        return {name: finite(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def numbers(record: Record) -> Iterator[tuple[str, float | None]]:
+    """Yields name and value of each number of a record that describes the training, without lists of numbers."""
+    for name, value in record.items():
+        if name not in _FACTS and not isinstance(value, list):
+            yield name, value
 
 
 @contextlib.contextmanager
@@ -140,8 +155,8 @@ class TensorBoard:
         self._writer: Any = SummaryWriter(folder, purge_step=step if step > 1 else None)
 
     def write(self, record: Record) -> None:
-        for name, value in record.items():
-            if name not in _FACTS and value is not None:
+        for name, value in numbers(record):
+            if value is not None:
                 self._writer.add_scalar(f"{record['split']}/{name}", value, record["step"])
 
     def close(self) -> None:

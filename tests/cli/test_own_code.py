@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.paths import EXAMPLES
+from helpers.paths import EXAMPLES, HELPERS
 
 from dslc.front import check_one
+from dslc.probe.unseen import unseen
 
+METRICS = HELPERS / "own_metrics.py"
 RATES = """
 import random
 
@@ -29,6 +31,7 @@ def negative(step, steps):
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "of_rates.py").write_text(RATES)
+    (tmp_path / "own_metrics.py").write_text(METRICS.read_text())
     (tmp_path / "job.plt").write_text((EXAMPLES / "digits.plt").read_text())
     monkeypatch.chdir(tmp_path)
     return "job.plt"
@@ -51,3 +54,20 @@ def test_a_schedule_of_ones_own_is_tried(job: str, name: str, said: str) -> None
     (error,) = check_one(job, [f'train.lr_schedule=python("of_rates:{name}")'], trace=True)[0].errors
     assert error.code == "E0802" and error.message.startswith(f"`of_rates:{name}` cannot be used as a schedule")
     assert said in error.message
+
+
+def test_a_metric_of_ones_own_is_good_where_its_states_add_up(job: str) -> None:
+    metrics = '[loss, python("own_metrics:Spread", name = "spread"), python("own_metrics:f1")]'
+    assert not check_one(job, [f"evaluate.metrics={metrics}"], trace=True)[0].found
+
+
+def test_a_metric_of_ones_own_is_tried(job: str) -> None:
+    (error,) = check_one(job, ['evaluate.metrics=[python("own_metrics:not_additive")]'], trace=True)[0].errors
+    assert error.code == "E0802" and "put together from two pieces" in error.message
+    assert error.message.startswith("`own_metrics:not_additive` cannot be used as a metric")
+
+
+def test_a_check_that_calls_nothing_says_what_it_has_not_seen(job: str) -> None:
+    report, analysis = check_one(job, ['evaluate.metrics=[python("own_metrics:absent")]'])
+    assert not report.found and analysis is not None
+    assert unseen(analysis, trace=False) == " as far as can be seen without its metrics (`--trace` looks at it)"

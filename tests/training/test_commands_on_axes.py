@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import dslc
+from helpers.paths import HELPERS
 from safetensors.torch import load_file
 from test_evaluate import run_of
 from test_tensor_plans import OWN, PLAN
@@ -29,7 +30,7 @@ train {
   optimizer = adamw(lr = 1e-3)
 }
 evaluate {
-  metrics = [loss, accuracy]
+  metrics = [loss, accuracy, f1, python("own_metrics:Spread")]
 }
 checkpoint {
   every = 4 steps
@@ -51,6 +52,7 @@ class Planned:
     def __init__(self, folder: Path, network: str, settings: tuple[str, ...]) -> None:
         self.folder, self.plan = folder, [word for setting in settings for word in ("--set", setting)]
         shutil.copy(OWN, folder)
+        shutil.copy(HELPERS / "own_metrics.py", folder)
         (folder / "job.plt").write_text(JOB.replace("NETWORK", network))
         self.shown("run", *self.plan)
 
@@ -76,6 +78,11 @@ def test_an_evaluation_is_that_of_the_training(planned: Planned) -> None:
     assert (found["step"], found["samples"]) == (4, 13)
     assert found["loss"] == pytest.approx(trained["loss"], rel=1e-6)
     assert found["accuracy"] == pytest.approx(trained["accuracy"], abs=1e-12)
+    one = json.loads(planned.shown("evaluate", "--json"))
+    kept = ("f1", "Spread.most", "Spread.least", "Spread.seen", "Spread.by_class")
+    for name in kept:
+        assert trained[name] == pytest.approx(one[name], rel=1e-4, abs=1e-5), name
+    assert one["Spread.seen"] == 13 * 16
 
 
 def test_predictions_are_those_of_one_process(planned: Planned) -> None:

@@ -1,0 +1,151 @@
+"""Tries the user's own functions before any rank starts, each in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.model.model import build
+from dslc.compiler.placement.layout import lay_out
+from dslc.compiler.rules.analyse import context_of
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.language.calls import PythonCall, PythonLoss
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.lr_schedules import PythonSchedule
+from dslc.dsl.language.metrics import PythonMetric
+from dslc.dsl.source import Span
+from dslc.probe.child import in_child
+from dslc.probe.unseen import can_be_tried
+
+if TYPE_CHECKING:
+    from dslc.compiler.ir.module_facts import ModelFacts
+
+
+def _sample(
+    job: JobSpec, source: SourceFacts, model: ModelFacts | None
+) -> tuple[tuple[int, ...], tuple[int, ...], str] | None:
+    """Returns the shapes of a sample's output and target and the target's dtype; None if not known, or large."""
+    made = model or build(job.model, source, context_of(job), Report())
+    output, target = made.output if made is not None else None, source.target
+    if output is None or target is None or not can_be_tried(output, target):
+        return None
+    return output.shape, target.shape, target.dtype
+
+
+def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, model: ModelFacts | None, report: Report) -> None:
+    """Finds a user's loss and, if its input is known and not large, calls it."""
+    from dslc.compiler.graph.constants import loss_step
+
+    sample = _sample(job, source, model)
+
+    def use(function: Callable[..., Any]) -> None:
+        if sample is not None:
+            from dslc.runtime.model.losses import try_out
+
+            layout = lay_out(job, Report())
+            ranks = layout.world_size if layout else 1
+            try_out(loss_step(job, source, job.folder), *sample, ranks)
+
+    used(job, call, "loss", use, report)
+
+
+def try_metric(job: JobSpec, call: PythonMetric, source: SourceFacts, model: ModelFacts | None, report: Report) -> None:
+    """Makes a user's metric and, if its input is known and not large, tries whether its states add up over ranks."""
+    from dslc.compiler.graph.constants import loss_step, metric_step
+
+    sample = _sample(job, source, model)
+
+    def use(function: Callable[..., Any]) -> None:
+        from dslc.runtime.loop.kept_metrics import try_out
+
+        try_out(metric_step(call, job.folder), loss_step(job, source, job.folder), sample)
+
+    used(job, call, "metric", use, report)
+
+
+def try_schedule(job: JobSpec, call: PythonSchedule, report: Report) -> None:
+    """Asks a user's schedule for the factors of some steps, twice."""
+    from dslc.compiler.graph.constants import python_function
+
+    steps = job.train.steps or 1000
+
+    def use(function: Callable[..., Any]) -> None:
+        from dslc.compiler.ir.program import LearningRateStep
+        from dslc.runtime.loop.learning_rate import schedule
+
+        factor = schedule(LearningRateStep(kind="python", steps=steps, python=python_function(call, job.folder)))
+        for step in {0, 1, steps // 2, steps - 1}:
+            if factor(step) != factor(step):
+                raise ValueError(f"it gives another factor when it is asked for step {step} again")
+
+    used(job, call, "schedule", use, report)
+
+
+def used(
+    job: JobSpec,
+    call: PythonCall,
+    what: str,
+    use: Callable[[Callable[..., Any]], Any],
+    report: Report,
+) -> Any:
+    """Returns the result of `use` on a user's function, in a child, so that nothing it does stays; reports an
+    exception.
+    """
+    from dslc.compiler.graph.constants import python_function
+
+    named = python_function(call, job.folder)
+
+    def work() -> Any:
+        import torch
+
+        from dslc.runtime.process.user_code import load_function
+
+        torch.set_num_threads(1)  # a parent that ran parallel operations leaves no threads to its child
+        torch.manual_seed(job.train.seed)
+        return use(load_function(named))
+
+    answer = in_child(work)
+    tell_what_is_left(f"`{call.function}`", answer, call.at("function"), report)
+    if "made" in answer:
+        return answer["made"]
+    report.add(
+        "E0802",
+        f"`{call.function}` cannot be used as a {what}: {answer['error']}",
+        call.at("function"),
+        label=answer["where"],
+        help=answer["remedy"] or _remedy(call, what, answer),
+    )
+    return None
+
+
+_WANTED = {
+    "source": "a data set has `len` and indexing, and a sample of it is a pair (input, target)",
+    "model": "it is called once, without data, and returns a `torch.nn.Module` that takes one tensor and gives one",
+    "loss": "it takes (output, target) and gives one number for each sample or token",
+    "metric": "it returns a `torchmetrics.Metric`, or an object with `update(output, target)`, `compute()`, `states`",
+    "schedule": "it takes (step, steps) and gives the factor on the learning rate, which follows from these alone",
+}
+
+
+def _remedy(call: PythonCall, what: str, answer: dict[str, Any]) -> str:
+    """Names the line to correct and whose it is; if nothing was raised, the expected result."""
+    where, module = answer["where"], answer["module"]
+    if where or module:
+        place = f"{where}, where it calls the module {module}" if where and module else where or f"the module {module}"
+        return f"correct {place}: `dslc` calls `{call.function}` once before any process starts"
+    if answer["absent"]:
+        return "the folder of the job is searched first, then where Python looks; `folder/module:function` is elsewhere"
+    return _WANTED[what]
+
+
+def tell_what_is_left(what: str, answer: dict[str, Any], where: Span | None, report: Report) -> None:
+    left = answer.get("left")
+    if left:
+        report.add(
+            "W0438",
+            f"{what} leaves {left} running, which `dslc` has ended",
+            where,
+            help="let it wait for what it starts, or start threads with `daemon = True`: a rank that ends waits for no "
+            "other process",
+        )

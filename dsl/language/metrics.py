@@ -1,0 +1,127 @@
+"""The metrics of an evaluation: ratios of sums, which the runtime counts itself; those of the library `torchmetrics`;
+and a user's own.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from dslc.dsl.language.calls import PythonCall
+from dslc.dsl.language.registry import Call, Int, Str, arg, call, word
+from dslc.dsl.record import record
+
+
+def name_of(metric: Call) -> str:
+    """Returns the key of a metric in `metrics.jsonl`."""
+    if isinstance(metric, TopK):
+        return f"top_{metric.k}"
+    if isinstance(metric, PythonMetric):
+        return metric.name or metric.function.rpartition(":")[2].rpartition(".")[2]
+    return metric.word
+
+
+@record
+class Metric(Call):
+    """A metric by name."""
+
+
+@call("metric", "loss")
+class LossMetric(Metric):
+    """The mean of the loss over the targets that count; `null` in `metrics.jsonl` if none does."""
+
+
+@call("metric")
+class Accuracy(Metric):
+    """The share of samples (or tokens) whose likeliest class is right."""
+
+
+@call("metric")
+class TopK(Metric):
+    """The share of samples (or tokens) whose right class is among the `k` likeliest."""
+
+    k: int = arg(Int(min=1), "how many", default=5)
+
+
+@call("metric")
+class Perplexity(Metric):
+    """The exponential of the mean cross entropy."""
+
+
+@call("metric", "mse")
+class MSEMetric(Metric):
+    """The mean squared difference."""
+
+
+@record
+class TorchMetric(Metric):
+    """A metric over classes that the `torchmetrics` library computes; `torch_class` is its name there."""
+
+    torch_class: ClassVar[str]
+
+
+_AVERAGE = word("macro", "micro", "weighted", "each")
+_AVERAGE_DOC = "over the classes; `each`: a list of one number for each"
+
+
+@call("metric", "f1")
+class F1(TorchMetric):
+    """The harmonic mean of precision and recall."""
+
+    torch_class: ClassVar = "F1Score"
+
+    average: str = arg(_AVERAGE, _AVERAGE_DOC, default="macro")
+
+
+@call("metric")
+class Precision(TorchMetric):
+    """The share of what was taken for a class that is of it."""
+
+    torch_class: ClassVar = "Precision"
+
+    average: str = arg(_AVERAGE, _AVERAGE_DOC, default="macro")
+
+
+@call("metric")
+class Recall(TorchMetric):
+    """The share of a class that was taken for it."""
+
+    torch_class: ClassVar = "Recall"
+
+    average: str = arg(_AVERAGE, _AVERAGE_DOC, default="macro")
+
+
+@call("metric", "iou")
+class IoU(TorchMetric):
+    """Intersection over union (Jaccard index)."""
+
+    torch_class: ClassVar = "JaccardIndex"
+
+    average: str = arg(_AVERAGE, _AVERAGE_DOC, default="macro")
+
+
+@call("metric", "auroc")
+class AUROC(TorchMetric):
+    """The area under the curve of true over false positives. Keeps the scores of the whole split in memory."""
+
+    torch_class: ClassVar = "AUROC"
+
+    average: str = arg(word("macro", "weighted", "each"), _AVERAGE_DOC, default="macro")
+
+
+@call("metric")
+class ConfusionMatrix(TorchMetric):
+    """The number of samples (or tokens) of each class, a row, that were taken for each, a column."""
+
+    torch_class: ClassVar = "ConfusionMatrix"
+
+
+@call("metric", "python", open=True)
+class PythonMetric(PythonCall):
+    """What a function of yours returns: a `torchmetrics.Metric`; or an object with `update(output, target)`,
+    `compute()`, and `states`, which says of each attribute that counts how those of several ranks are put together:
+    `{"hits": "sum"}`, or `max`, `min`, `cat`. `compute` gives a number, or a dict of numbers.
+    """
+
+    name: str | None = arg(
+        Str(r"[\w.-]+", '"a_name"'), "its key in `metrics.jsonl`", default=None, shown="the function's"
+    )

@@ -1,0 +1,263 @@
+"""Metrics that keep states: of the `torchmetrics` library, and a user's own.
+
+Model: each rank that has outputs makes its own object and updates it with its batches. At the end rank 0 gathers the
+states, puts them together in the order of the ranks, which is that of the samples, into a new object, and shares its
+result with all.
+
+Contract: exact over the split on any number of ranks where the states say truly how they add up; `try_out` puts that
+to the test. Every rank gets the same result; nan where there was nothing to count.
+
+Source: `torchmetrics.Metric`, https://lightning.ai/docs/torchmetrics/stable/pages/implement.html
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dslc.compiler.ir.program import LossStep, MetricStep
+from dslc.runtime.model.losses import alike, classes_last, wide
+from dslc.runtime.process.job_line import at
+from dslc.runtime.process.user_code import load_function
+
+Value: TypeAlias = Any  # a number, or a list of them to any depth
+States: TypeAlias = dict[str, Any]  # by the name of an attribute, a tensor or a list of tensors
+Settings: TypeAlias = dict[str, Any]  # arguments of a torchmetrics class that follow from the output
+
+_REDUCTIONS: Mapping[str, Callable[[list[Tensor]], Tensor]] = {
+    "sum": lambda tensors: torch.stack(tensors).sum(0),
+    "max": lambda tensors: torch.stack(tensors).amax(0),
+    "min": lambda tensors: torch.stack(tensors).amin(0),
+    "cat": lambda tensors: torch.cat([torch.atleast_1d(tensor) for tensor in tensors]),
+}
+
+
+class MetricError(RuntimeError):
+    """An object that is no metric, or a result that is no number."""
+
+
+def keeps(step: MetricStep) -> bool:
+    """True for a metric of this file."""
+    return step.kind in ("torchmetrics", "python")
+
+
+def preload(steps: Sequence[MetricStep]) -> None:
+    """Imports, in the launcher, the library that each rank would have to import (1.2 s)."""
+    if any(step.torchmetrics for step in steps):
+        import torchmetrics  # noqa: F401
+
+
+class Kept:
+    """One metric on one rank."""
+
+    def __init__(self, step: MetricStep, loss: LossStep, device: torch.device | str = "cpu") -> None:
+        self._step, self._loss, self._device = step, loss, device
+        self._line = step.python.line if step.python else ""
+        self._settings: Settings = {}
+        self._object: Any = None
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        """Counts one batch: the model's output, in float32 at least, and the target."""
+        with at(self._line):
+            if self._step.kind == "torchmetrics":
+                output, target, self._settings = _as_scores(wide(output), target, self._loss)
+            if self._object is None:
+                self._object = self.made(self._settings)
+            self._object.update(wide(output), target)
+
+    def states(self) -> tuple[Settings, States] | None:
+        """Returns what it has counted, in the host's memory; None if nothing."""
+        if self._object is None:
+            return None
+        with at(self._line):
+            names = _reductions(self._object)
+            kept = self._object.metric_state if names is None else {name: getattr(self._object, name) for name in names}
+            return self._settings, {name: _moved(value, "cpu") for name, value in kept.items()}
+
+    def result(self, found: Sequence[tuple[Settings, States] | None]) -> dict[str, Value]:
+        """Returns the values by name, of what the ranks have counted, in their order."""
+        counted = [each for each in found if each is not None]
+        if not counted:
+            return {self._step.name: math.nan}
+        with at(self._line):
+            whole = self.made(counted[0][0], "cpu")
+            _put_together(whole, [states for _, states in counted])
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "The ``compute`` method of metric", UserWarning)  # it was merged
+                return _values(self._step.name, whole.compute())
+
+    def made(self, settings: Settings, device: torch.device | str = "") -> Any:
+        """Returns a metric that has counted nothing. Raises MetricError if it is none."""
+        step = self._step
+        if step.kind == "torchmetrics":
+            import torchmetrics
+
+            made = getattr(torchmetrics, step.torchmetrics)(**step.arguments, **settings)
+        else:
+            assert step.python is not None
+            made = load_function(step.python)()
+        return _on(made, device or self._device)
+
+
+def exchange(metrics: Sequence[Kept], ranks: int, counts: bool) -> dict[str, Value]:
+    """Returns the values of all metrics over `ranks` ranks, by name; the same on each, which all call this. `counts`:
+    this rank's own states are not those of another.
+    """
+    own = [metric.states() if counts else None for metric in metrics]
+    if ranks == 1:
+        return _merged(metrics, [own])
+    here = dist.get_rank() == 0
+    found: list[Any] = [None] * ranks
+    dist.gather_object(own, found if here else None, dst=0)
+    told: list[Any] = [_merged(metrics, found) if here else None]
+    dist.broadcast_object_list(told, src=0)
+    values: dict[str, Value] = told[0]
+    return values
+
+
+def _merged(metrics: Sequence[Kept], found: Sequence[Sequence[Any]]) -> dict[str, Value]:
+    values: dict[str, Value] = {}
+    for number, metric in enumerate(metrics):
+        values |= metric.result([of_rank[number] for of_rank in found])
+    return values
+
+
+def try_out(
+    step: MetricStep, loss: LossStep, sample: tuple[Sequence[int], Sequence[int], str] | None, samples: int = 7
+) -> None:
+    """Makes a metric and, given the shapes of a sample's output and target and the target's dtype, tries it on random
+    samples: whole, and put together from three pieces of which one is empty. Raises as its code does, and MetricError
+    if it is no metric or the results differ.
+    """
+    whole, *parts = (Kept(step, loss) for _ in range(4))
+    if sample is None:
+        whole.made({})
+        return
+    output, target = _drawn(loss, (samples, *sample[0]), (samples, *sample[1]), getattr(torch, sample[2]))
+    halves = (slice(0, samples // 2), slice(samples // 2, None))
+    whole.update(output, target)
+    for part, half in zip(parts, halves, strict=False):
+        part.update(output[half], target[half])
+    once = whole.result([whole.states()])
+    again = whole.result([part.states() for part in parts])
+    if not _same(once, again):
+        raise MetricError(f"it gives {once} over all samples, and {again} put together from two pieces of them")
+
+
+def _drawn(loss: LossStep, output: Sequence[int], target: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Returns an output and a target for it: classes, yes or no, or numbers."""
+    random = torch.Generator().manual_seed(0)
+    scores = torch.randn(tuple(output), generator=random)
+    if not dtype.is_floating_point:
+        return scores, torch.randint(output[-1] if output[1:] else 2, tuple(target), generator=random).to(dtype)
+    wanted = torch.randn(tuple(target), generator=random).to(dtype)
+    return scores, (wanted > 0).to(dtype) if loss.kind == "bce" else wanted
+
+
+def _same(one: Value, other: Value) -> bool:
+    if isinstance(one, dict):
+        return bool(one.keys() == other.keys()) and all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-5) or (math.isnan(one) and math.isnan(other))
+
+
+# -------------------------------------------------------------------------------------------------------- the objects
+
+
+def _reductions(metric: Any) -> Mapping[str, str] | None:
+    """Returns how each state of a user's own object is put together; None for one of torchmetrics, which knows. Raises
+    MetricError.
+    """
+    for method in ("update", "compute"):
+        if not callable(getattr(metric, method, None)):
+            raise MetricError(f"{type(metric).__name__} has no `{method}`")
+    if hasattr(metric, "merge_state") and hasattr(metric, "metric_state"):
+        return None
+    names = getattr(metric, "states", None)
+    if not isinstance(names, Mapping) or not names or not all(how in _REDUCTIONS for how in names.values()):
+        raise MetricError(
+            f"{type(metric).__name__} has no `states`, which says of each attribute that counts how those of several "
+            'ranks are put together: `{"hits": "sum"}`, or `max`, `min`, `cat`'
+        )
+    for name in names:
+        value = getattr(metric, name, None)
+        if not isinstance(value, Tensor) and not (isinstance(value, list) and names[name] == "cat"):
+            raise MetricError(f"its state `{name}` is a {type(value).__name__}, not a tensor")
+    return names
+
+
+def _put_together(whole: Any, found: Sequence[States]) -> None:
+    names = _reductions(whole)
+    if names is None:
+        for states in reversed(found):  # each goes before what is there
+            whole.merge_state(states)
+        return
+    for name, how in names.items():
+        of_ranks = [states[name] for states in found]
+        if isinstance(of_ranks[0], list):
+            setattr(whole, name, [tensor for tensors in of_ranks for tensor in tensors])
+        else:
+            setattr(whole, name, _REDUCTIONS[how](of_ranks))
+
+
+def _on(metric: Any, device: torch.device | str) -> Any:
+    """Returns the metric with its states on a device."""
+    names = _reductions(metric)
+    if names is None:
+        for each in metric.modules():  # rank 0 alone computes; torchmetrics would wait for the others
+            each.distributed_available_fn = _alone
+        return metric.to(device)
+    for name in names:
+        setattr(metric, name, _moved(getattr(metric, name), device))
+    return metric
+
+
+def _alone() -> bool:
+    """Tells torchmetrics that there are no other processes."""
+    return False
+
+
+def _moved(value: Any, device: torch.device | str) -> Any:
+    if isinstance(value, list | tuple):
+        return [_moved(each, device) for each in value]
+    return value.detach().to(device) if isinstance(value, Tensor) else value
+
+
+def _as_scores(output: Tensor, target: Tensor, loss: LossStep) -> tuple[Tensor, Tensor, Settings]:
+    """Returns output and target as the classification metrics of torchmetrics take them, and what they are made with:
+    one of several classes, yes or no (one logit), or several of those.
+    """
+    if loss.kind != "bce":
+        scores, labels = classes_last(output, target)
+        ignored = {} if loss.ignore is None else {"ignore_index": loss.ignore}
+        return scores, labels, {"task": "multiclass", "num_classes": scores.shape[-1], **ignored}
+    logits, wanted = output.flatten(1), alike(output, target).flatten(1).long()
+    if logits.shape[1] == 1:
+        return logits.sigmoid()[:, 0], wanted[:, 0], {"task": "binary"}
+    return logits.sigmoid(), wanted, {"task": "multilabel", "num_labels": logits.shape[1]}
+
+
+def _values(name: str, found: Any) -> dict[str, Value]:
+    """Returns the result of a `compute` as plain numbers. Raises MetricError."""
+    if isinstance(found, Mapping):
+        return {f"{name}.{key}": _plain(value) for key, value in found.items()}
+    return {name: _plain(found)}
+
+
+def _plain(found: Any) -> Value:
+    if isinstance(found, Tensor):
+        found = found.tolist()
+    if hasattr(found, "item"):  # numpy's
+        found = found.item()
+    if isinstance(found, list | tuple):
+        return [_plain(each) for each in found]
+    if not isinstance(found, int | float):
+        raise MetricError(f"`compute` gives a {type(found).__name__}, and should give a number, or a dict of numbers")
+    return found

@@ -1,0 +1,83 @@
+"""Metrics as a user writes them, for tests: they keep states. Their names begin with `not_` where they are wrong."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Spread:
+    """The largest and smallest score, and how many tokens were seen; the mean score by class."""
+
+    states = {"most": "max", "least": "min", "seen": "sum", "scores": "cat"}  # noqa: RUF012
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+        self.most, self.least = torch.tensor(-torch.inf), torch.tensor(torch.inf)
+        self.seen = torch.tensor(0)
+        self.scores: list[Tensor] = []
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        self.most, self.least = torch.maximum(self.most, output.max()), torch.minimum(self.least, output.min())
+        self.seen = self.seen + target.numel()
+        self.scores.append(output.flatten(0, -2).double())
+
+    def compute(self) -> dict[str, Tensor]:
+        mean = torch.cat(self.scores).mean(0)[:3] * self.scale
+        return {"most": self.most, "least": self.least, "seen": self.seen, "by_class": mean}
+
+
+class InOrder:
+    """The number of the sample whose sequence scores most: states of ranks are put together in their order."""
+
+    states = {"scores": "cat"}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.scores = torch.zeros(0)
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        self.scores = torch.cat([self.scores, output.flatten(1).sum(1)])
+
+    def compute(self) -> int:
+        return int(self.scores.argmax())
+
+
+class not_additive:
+    """A running mean, whose states do not add up."""
+
+    states = {"mean": "sum"}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.mean, self.seen = torch.tensor(0.0), 0
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        self.seen += 1
+        self.mean = self.mean + (output.abs().mean() - self.mean) / self.seen
+
+    def compute(self) -> Tensor:
+        return self.mean
+
+
+class not_counting:
+    def update(self, output: Tensor, target: Tensor) -> None:
+        pass
+
+    def compute(self) -> float:
+        return 0.0
+
+
+class not_a_number(Spread):
+    def compute(self) -> str:  # type: ignore[override]
+        return "much"
+
+
+class not_a_tensor(Spread):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0  # type: ignore[assignment]
+
+
+def f1() -> object:
+    import torchmetrics
+
+    return torchmetrics.F1Score(task="multiclass", num_classes=10, average="macro")
