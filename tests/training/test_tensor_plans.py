@@ -149,7 +149,7 @@ STAGED = [
     ("qwen3", staged("looped_bfs", 4)),
     ("gpt2", staged("zero_bubble", 2)),
     ("flat", staged("1f1b", 2, "parallelism.stages=[4, 4]")),
-    ("flat", staged("zero_bubble", 2, "parallelism.stages=[6, 2]")),
+    ("flat", staged("zero_bubble", 2, "parallelism.stages=[3, 3, 1, 1]")),
     ("flat", staged("zbv", 4, "parallelism.stages=[3, 2, 1, 2]")),
 ]
 
