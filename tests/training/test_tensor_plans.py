@@ -208,12 +208,16 @@ EXCHANGED = [
         (name, staged(schedule, microbatches, *more))
         for name, schedule, microbatches, more in (
             ("own", "1f1b", 2, ()),
-            ("own", "zbv", 4, ("train.precision=bf16", "memory.recompute=full")),
             ("own", "gpipe", 2, (*EIGHT, "parallelism.zero=3")),
             ("llama", "interleaved_1f1b", 4, ("train.precision=fp16(level = O2)",)),
             ("flat", "1f1b", 2, ("parallelism.stages=[4, 4]",)),
             ("flat", "zbv", 4, ("parallelism.stages=[3, 2, 1, 2]",)),
         )
+    ),
+    pytest.param(
+        "own",
+        staged("zbv", 4, "train.precision=bf16", "memory.recompute=full"),
+        marks=pytest.mark.xfail(strict=True, reason="a layer is recomputed for each part of a split backward pass"),
     ),
 ]
 
