@@ -45,7 +45,11 @@ from dslc.dsl.words import quoted
 
 DEPTH = 2
 # One example for each pattern that texts must match.
-MATCHING = {r"(.*/)?(?![^/]*\.py:)[\w.]+:[\w.]+": "../nets/pkg.module:make", r"\s*-?\d+\s*(,\s*\d+\s*)*": "0, 2"}
+MATCHING = {
+    r"(.*/)?(?![^/]*\.py:)[\w.]+:[\w.]+": "../nets/pkg.module:make",
+    r"\s*-?\d+\s*(,\s*\d+\s*)*": "0, 2",
+    r"[\w.-]+": "own.f-1",
+}
 
 _plain = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "Zs"), exclude_characters="\xa0"), max_size=8)
 _texts = st.one_of(_plain, st.sampled_from(['say "no"', "back\\slash", "two\nlines", "a\ttab", "blocks.*.bias", "é"]))
