@@ -27,6 +27,7 @@ def train(launcher: Launcher, folder: Path, ranks: int, **changed: Any) -> Train
     return trained.train(launcher, folder, program(ranks, data, model=gpt_model(), **changed), places(ranks))
 
 
+@pytest.mark.long
 def test_a_compiled_block_on_two_ranks_is_the_plain_training(launcher: Launcher, tmp_path: Path) -> None:
     plain = train(launcher, tmp_path / "plain", 1, steps=4)
     again = p.RecomputeStep(kind="full", modules=("2",))
