@@ -153,10 +153,10 @@ def _check_length(job: JobSpec, workload: Workload | None, report: Report) -> No
     spans = {name: steps_of(value, workload) or 0 for name, value in found.items() if isinstance(value, Quantity)}
     if sum(spans.values()) > workload.steps:
         longest = max(spans, key=lambda name: spans[name])
+        long = [f"{parts[name]} of {plural(steps, 'step')}" for name, steps in spans.items() if steps]
         report.add(
             "E0602",
-            " and ".join(f"{parts[name]} of {plural(steps, 'step')}" for name, steps in spans.items() if steps)
-            + f" do{'es' * (sum(map(bool, spans.values())) == 1)} not fit a training of {workload.steps}",
+            f"{' and '.join(long)} {'does' if len(long) == 1 else 'do'} not fit a training of {workload.steps}",
             train.lr_schedule.at(longest),
             help=f"a shorter one, as in `{longest} = 5%`",
         )

@@ -137,7 +137,8 @@ def _scheduler(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_s
         case "python":
             assert step.python is not None
             own = load_function(step.python)
-            return lr_scheduler.LambdaLR(optimizer, lambda s: float(own(s, step.steps)))
+            last = step.steps - 1  # torch asks for one step more than there are
+            return lr_scheduler.LambdaLR(optimizer, lambda s: float(own(min(s, last), step.steps)))
     if step.warmup < 2:  # a warm-up of one step changes nothing
         return lr_scheduler.SequentialLR(optimizer, [_flat(optimizer), then], [1]) if step.warmup else then
     warmup = lr_scheduler.LinearLR(optimizer, 1 / step.warmup, 1.0, step.warmup - 1)
