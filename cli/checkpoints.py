@@ -1,6 +1,7 @@
 """Finds the weights for `evaluate`, `predict` and `export`, and checks that they fit a job. Needs no torch.
 
-Model: `--checkpoint` names a checkpoint (`step-00000050`), a folder of them, a run directory, or a `.safetensors` file.
+Model: `--checkpoint` names a checkpoint (`step-00000050`), a folder of them, a run directory, or a `.safetensors` file;
+`best` is the best checkpoint of the newest run that has one.
 Without it, the newest in `checkpoint.dir` and in the runs under `runs/<job>/` is taken. Of several checkpoints in a
 folder the newest undamaged one is taken, and damaged ones are skipped and named; the same goes for a run directory,
 whose final weights are taken if it has no undamaged checkpoint.
@@ -23,6 +24,7 @@ from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.plain import plain
 from dslc.runtime.checkpoint.files import (
+    BEST,
     Manifest,
     Shapes,
     checkpoints_in,
@@ -55,6 +57,8 @@ class Taken:
 
 def take(job: JobSpec, asked: str | None) -> Taken:
     """Returns the checkpoint that is asked for, else the newest of the job. Raises NoCheckpoint."""
+    if asked == BEST and not os.path.lexists(asked):
+        return _best(job)
     if asked is not None:
         path = os.path.abspath(os.path.expanduser(asked))
         if not os.path.exists(path):
@@ -75,6 +79,22 @@ def take(job: JobSpec, asked: str | None) -> Taken:
     raise NoCheckpoint(
         f"there is no checkpoint of `{job.name}` in {' or '.join(looked)}: train first (`dslc run`), or name one with "
         "--checkpoint"
+    )
+
+
+def _best(job: JobSpec) -> Taken:
+    """Returns the checkpoint that the link of the newest run names. Raises NoCheckpoint."""
+    for place in sorted(_places(job), key=_age, reverse=True):
+        for link in (os.path.join(place, BEST), os.path.join(place, "checkpoints", BEST)):
+            if os.path.islink(link):
+                path = os.path.join(os.path.dirname(link), os.readlink(link))
+                found, reasons = _looked_at(path)
+                if found is None:
+                    raise NoCheckpoint(f"{link}, which is {path}: {'; '.join(reasons)}")
+                return found
+    raise NoCheckpoint(
+        f"no run of `{job.name}` has a best checkpoint: `checkpoint.best = lowest(loss)` keeps one; --checkpoint also "
+        "takes the path of a checkpoint"
     )
 
 

@@ -62,7 +62,7 @@ def _trace_argument(made: argparse.ArgumentParser) -> None:
 
 
 def _checkpoint_argument(made: argparse.ArgumentParser) -> None:
-    wanted = "a checkpoint, a folder of them, a run, or a .safetensors file (default: the newest)"
+    wanted = "a checkpoint, a folder of them, a run, a .safetensors file, or `best` (default: the newest)"
     made.add_argument("--checkpoint", metavar="PATH", help=wanted)
 
 

@@ -34,9 +34,11 @@ class CannotShrink(Exception):
 
 
 def observed(job: JobSpec) -> JobSpec:
-    """Returns the job without what a few observed steps do not need: checkpoints, promises and evaluations."""
+    """Returns the job without what a few observed steps do not need: checkpoints, promises and evaluations, but for
+    their metrics, which goals may name.
+    """
     checkpoint = CheckpointSpec(asynchronous=job.checkpoint.asynchronous)
-    return replace(job, checkpoint=checkpoint, evaluate=EvaluateSpec(), expect=(), sweep={})
+    return replace(job, checkpoint=checkpoint, evaluate=EvaluateSpec(metrics=job.evaluate.metrics), expect=(), sweep={})
 
 
 def one_process(job: JobSpec) -> JobSpec:

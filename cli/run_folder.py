@@ -74,7 +74,7 @@ def claimed(folder: str, program: JobProgram | None) -> Iterator[None]:
             return
         refuse_run(folder, program)  # now that no other run can begin
         checkpoint = program.checkpoint
-        if checkpoint.folder and (checkpoint.every or checkpoint.seconds):
+        if checkpoint.folder and checkpoint.written:
             locks.enter_context(_locked(checkpoint.folder, "checkpoint.dir"))
         yield
 

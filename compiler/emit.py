@@ -55,6 +55,7 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
         checkpoint=plan.one(p.CheckpointStep),
         evaluate_every=training.evaluate_every,
         metrics=training.metrics,
+        early_stopping=training.early_stopping,
         log_every=training.log_every,
         tensorboard=training.tensorboard,
         deterministic=training.deterministic,

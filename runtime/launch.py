@@ -131,7 +131,7 @@ def launch(
 def _outcome(program: JobProgram, run_dir: str, board: Board, result: RunResult, ends: Ends) -> Outcome:
     if not result.is_failed():
         end = from_json(End, json.loads(board.said(0)))
-        return Outcome(run_dir=run_dir, steps=end.steps, stopped_at=end.stopped_at)
+        return Outcome(run_dir=run_dir, steps=end.steps, stopped_at=end.stopped_at, early=end.early)
     cause = failure.cause(run_dir, board, program.world_size, ends, program.timeout)
     return Outcome(run_dir=run_dir, steps=_completed(board), failure=cause)
 

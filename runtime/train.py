@@ -25,6 +25,7 @@ from dslc.runtime.checkpoint.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch, batches
 from dslc.runtime.data.sources import Splits
 from dslc.runtime.loop.evaluate import evaluate
+from dslc.runtime.loop.goals import Goals
 from dslc.runtime.loop.learning_rate import schedule, set_learning_rate
 from dslc.runtime.loop.nonfinite import Guard
 from dslc.runtime.measure import collectives
@@ -40,16 +41,19 @@ from dslc.runtime.step.stepper import Looks, per_sample, stepper
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """The progress of a training. `stopped_at` is the step after which all ranks left on request."""
+    """The progress of a training. `stopped_at` is the step after which all ranks left on request; `early` says why it
+    ended before its last step by itself.
+    """
 
     steps: int
     stopped_at: int | None = None
+    early: str = ""
 
 
 def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board: Board, run_dir: str) -> End:
     """Trains for `job.steps` steps, evaluates, and leaves metrics.jsonl and the weights in `run_dir` (rank 0).
 
-    Ends early if the board says so, after a step that is the same on all ranks.
+    Ends early if the board or a goal says so, after a step that is the same on all ranks.
     """
     checkpoints = Checkpoints(job, place, parts, run_dir)
     start = checkpoints.resume()
@@ -57,7 +61,8 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
     if records is not None:
         board.records = records.begin
     guard = Guard(job, place, parts, board, checkpoints)
-    told = _Told(job, place, board, guard, checkpoints)
+    goals = Goals(job, parts.device, start.goals)
+    told = _Told(job, place, board, guard, checkpoints, goals)
     measure = Measure(job, place, parts, start.step)
     looks = Looks(loss=guard.loss, between=told.between, norm=guard.norm)
     work = measure.around((pipeline_step.stepper if job.pipeline else stepper)(job, place, parts, looks))
@@ -67,7 +72,8 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
         observer = Observer(job, place, parts.plain, parts.optimizer, parts.device, run_dir, start.step)
         work = observer.around(work)
     seen, step, began = start.samples, start.step, time.monotonic() - start.seconds
-    for batch in batches(job.data, splits, place, job.microbatches, start.step, job.steps, parts.device):
+    last = start.step if goals.reason else job.steps  # it had ended early when it was saved
+    for batch in batches(job.data, splits, place, job.microbatches, start.step, last, parts.device):
         step += 1
         checkpoints.look()
         board.enter(place.rank, step)
@@ -90,13 +96,15 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
             break
         if job.data.validation_samples and not job.observe and _evaluated(job, step):
             found = evaluate(job, place, parts, splits)
+            goals.hear(step, found)
             if records is not None:
                 passed = time.monotonic() - began
                 records.write({"step": step, "split": "validation", **found, "samples": seen, "seconds": passed})
-        if checkpoints.due(step, told.late or stopped):
+        ended = stopped or bool(goals.reason)
+        if checkpoints.due(step, told.late or ended or goals.is_best(step)):
             guard.state()
-            checkpoints.save(step, seen, time.monotonic() - began)
-        if stopped:
+            checkpoints.save(step, seen, time.monotonic() - began, goals.progress)
+        if ended:
             break
     guard.state()
     measure.leave(run_dir, checkpoints.stalls)
@@ -106,7 +114,9 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
         records.close()
     weights.save_weights(parts.plain, run_dir, writes=place.rank == 0, pipeline=parts.pipeline)
     checkpoints.finish()
-    return End(steps=step, stopped_at=step if step < job.steps else None)
+    if step == job.steps:
+        return End(steps=step)
+    return End(steps=step, early=goals.reason) if goals.reason else End(steps=step, stopped_at=step)
 
 
 def _units(job: JobProgram, batch: StepBatch) -> int:
@@ -119,8 +129,11 @@ class _Told:
     numbers.
     """
 
-    def __init__(self, job: JobProgram, place: RankPlace, board: Board, guard: Guard, checkpoints: Checkpoints) -> None:
+    def __init__(
+        self, job: JobProgram, place: RankPlace, board: Board, guard: Guard, checkpoints: Checkpoints, goals: Goals
+    ) -> None:
         self._job, self._place, self._board, self._guard, self._checkpoints = job, place, board, guard, checkpoints
+        self._goals = goals
         self.enter(0)
 
     def enter(self, step: int) -> None:
@@ -136,7 +149,7 @@ class _Told:
                 self.agree(total, number)
             if self.loss is not None:
                 guard.heard(batch, self.guarded)
-        if guard.stops and (step == job.steps or self._stops() or self._checkpoints.due(step, self.late)):
+        if guard.stops and (step == job.steps or self._stops() or self._may_be_saved()):
             with collectives.aside():
                 guard.gradients()
 
@@ -160,6 +173,9 @@ class _Told:
         self.loss = summed / counted if counted else math.nan
         self.late = bool(job.checkpoint.seconds and said.pop(0))
         self.guarded = int(said[0]) if said else 0
+
+    def _may_be_saved(self) -> bool:
+        return self._checkpoints.due(self._step, self.late) or (self._goals.some and _evaluated(self._job, self._step))
 
     def _stops(self) -> bool:
         job, step = self._job, self._step

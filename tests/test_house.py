@@ -208,7 +208,9 @@ def test_no_file_names_a_folder_of_one_machine(files: list[str]) -> None:
 
 
 def test_files_are_short_enough_to_read(files: list[str]) -> None:
-    written = [name for name in files if name.endswith((".py", ".lark", ".plt", ".md")) and "golden" not in name]
+    generated = ("docs/reference.md",)
+    suffixes = (".py", ".lark", ".plt", ".md")
+    written = [name for name in files if name.endswith(suffixes) and "golden" not in name and name not in generated]
     lengths = {name: (ROOT / name).read_bytes().count(b"\n") for name in written}
     long = [f"{name}: {lines} lines" for name, lines in lengths.items() if lines > MAX_LINES]
     assert not long, f"more than {MAX_LINES} lines\n" + "\n".join(long)

@@ -9,6 +9,7 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model.model import build
 from dslc.compiler.placement.layout import lay_out
 from dslc.compiler.rules.analyse import context_of
+from dslc.compiler.rules.goals import check_names
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import PythonCall, PythonLoss
 from dslc.dsl.language.job import JobSpec
@@ -51,17 +52,21 @@ def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, model: ModelFa
 
 
 def try_metric(job: JobSpec, call: PythonMetric, source: SourceFacts, model: ModelFacts | None, report: Report) -> None:
-    """Makes a user's metric and, if its input is known and not large, tries whether its states add up over ranks."""
+    """Makes a user's metric and, if its input is known and not large, tries whether its states add up over ranks, and
+    whether it gives the numbers that goals look at.
+    """
     from dslc.compiler.graph.constants import loss_step, metric_step
 
     sample = _sample(job, source, model)
 
-    def use(function: Callable[..., Any]) -> None:
+    def use(function: Callable[..., Any]) -> list[str] | None:
         from dslc.runtime.loop.kept_metrics import try_out
 
-        try_out(metric_step(call, job.folder), loss_step(job, source, job.folder), sample)
+        return try_out(metric_step(call, job.folder), loss_step(job, source, job.folder), sample)
 
-    used(job, call, "metric", use, report)
+    numbers = used(job, call, "metric", use, report)
+    if numbers is not None:
+        check_names(job, call, numbers, report)
 
 
 def try_schedule(job: JobSpec, call: PythonSchedule, report: Report) -> None:

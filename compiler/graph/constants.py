@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from dslc.compiler.facts.sources import FOUND_PATHS, source_key
@@ -23,6 +24,7 @@ from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.language import calls as c
 from dslc.dsl.language import metrics as m
+from dslc.dsl.language.goals import EarlyStopping, Goal
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.lr_schedules import PythonSchedule, Schedule
@@ -72,6 +74,7 @@ def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> Training:
         compiled=_compiled(analysis),
         evaluate_every=(in_steps(every, workload) or 0) if every else 0,
         metrics=tuple(metric_step(metric, HERE) for metric in job.evaluate.metrics),
+        early_stopping=goal_step(job.train.early_stopping),
         log_every=in_steps(job.log.every, workload) or 1,
         tensorboard=job.log.tensorboard,
         deterministic=job.train.deterministic,
@@ -165,6 +168,7 @@ def _checkpoint(analysis: Analysis) -> p.CheckpointStep:
     return p.CheckpointStep(
         every=(in_steps(every, analysis.workload) or 0) if every and not timed else 0,
         seconds=float(every.value) if every and timed else 0.0,
+        best=goal_step(checkpoint.best),
         keep=checkpoint.keep,
         asynchronous=checkpoint.asynchronous,
         folder=portable(checkpoint.dir, os.getcwd()) if checkpoint.dir else "",
@@ -391,6 +395,14 @@ def _in_steps(name: str, value: Any, workload: Workload) -> Any:
     if not isinstance(value, Quantity):
         return value
     return max(steps_of(value, workload) or 0, 0 if name == "warmup" else 1)
+
+
+def goal_step(goal: Goal | None) -> p.GoalStep | None:
+    """Returns the step of a goal, or None if there is none."""
+    if goal is None:
+        return None
+    step = p.GoalStep(metric=goal.metric, highest=goal.highest, line=short_line(goal.at("metric")))
+    return replace(step, patience=goal.patience, by=goal.by) if isinstance(goal, EarlyStopping) else step
 
 
 def metric_step(metric: Call, folder: str) -> p.MetricStep:

@@ -172,6 +172,21 @@ class MetricStep(Record):
 
 
 @record
+class GoalStep(Record):
+    """The best value of a metric over the evaluations: the highest, or the lowest. runtime/loop/goals.py compares them.
+
+    An improvement is better than the best so far by more than `by`; `patience` evaluations in a row without one end a
+    training whose early stopping it is.
+    """
+
+    metric: str  # its key in metrics.jsonl
+    highest: bool
+    patience: int = 0  # 0: it ends nothing
+    by: float = 0.0
+    line: str = ""
+
+
+@record
 class PrecisionStep(Record):
     """O1: autocast to `dtype` over float32 parameters. O2: the forward and backward pass in `dtype`, on a copy of
     float32 parameters, which the optimizer updates. `scaled` asks for loss scaling."""
@@ -214,18 +229,25 @@ class CheckpointStep(Record):
     """The times at which the state of the training is saved, and the folder.
 
     One is due after a step that is a multiple of `every`, or, with `seconds`, after the first step that ends so long
-    after the last; and after the last step, if either is set. `resume`: `none` (a folder that holds checkpoints is
+    after the last, or, with `best`, after an evaluation that is the best so far; and after the last step, if any of
+    these is set. The newest `keep` are kept, and the best. `resume`: `none` (a folder that holds checkpoints is
     refused), `auto` (the newest whole one in `folder`, or the beginning), or the path of a checkpoint or of a folder of
     them, one of which must exist.
     """
 
     every: int = 0  # steps; 0: never
     seconds: float = 0.0
+    best: GoalStep | None = None
     keep: int = 2
     asynchronous: bool = True
     folder: str = ""  # "": `checkpoints` in the run directory
     resume: str = "none"
     line: str = ""
+
+    @property
+    def written(self) -> bool:
+        """True if checkpoints are written."""
+        return self.every > 0 or self.seconds > 0 or self.best is not None
 
 
 @record
@@ -319,6 +341,7 @@ class JobProgram(Record):
     output: str = ""  # predict: the output file
     evaluate_every: int  # steps; 0: at the end only, and nothing without a validation split
     metrics: tuple[MetricStep, ...]
+    early_stopping: GoalStep | None = None
     log_every: int
     tensorboard: bool
     deterministic: bool

@@ -195,6 +195,7 @@ class Training(Record):
     compiled: tuple[str, ...]
     evaluate_every: int
     metrics: tuple[p.MetricStep, ...]
+    early_stopping: p.GoalStep | None = None
     log_every: int
     tensorboard: bool
     deterministic: bool

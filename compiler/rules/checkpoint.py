@@ -16,7 +16,7 @@ from dslc.dsl.language.job import JobSpec
 def check_checkpoints(job: JobSpec, report: Report) -> None:
     """Checks the folder that is written to and the checkpoint that is resumed from."""
     checkpoint = job.checkpoint
-    if checkpoint.resume is None and checkpoint.dir is not None and checkpoint.every is not None:
+    if checkpoint.resume is None and checkpoint.dir is not None and checkpoint.written:
         there = _checkpoints_in(checkpoint.dir)
         if there:
             report.add(

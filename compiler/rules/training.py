@@ -302,5 +302,5 @@ def _not_alone(job: JobSpec, layout: Layout) -> Iterable[tuple[str, Span | None]
         yield "a split backward pass, in which torch does not tell when a gradient is ready", parallelism.at("schedule")
     if train.clip is not None:
         yield "gradients that are clipped", train.at("clip")
-    if job.checkpoint.every is not None:
-        yield "checkpoints of its state", job.checkpoint.at("every")
+    if job.checkpoint.written:
+        yield "checkpoints of its state", job.checkpoint.at("every" if job.checkpoint.every is not None else "best")

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from dslc.dsl.bounds import PATTERN, PATTERNS
 from dslc.dsl.language import calls as c
+from dslc.dsl.language.goals import EarlyStopping, Goal
 from dslc.dsl.language.layers import Layers
 from dslc.dsl.language.lr_schedules import Constant
 from dslc.dsl.language.metrics import LossMetric
@@ -173,6 +174,9 @@ class TrainSpec(Block):
     no_decay: tuple[str, ...] = arg(_PATTERNS, "patterns of parameters without weight decay", default=(), shown="none")
     clip: float | None = arg(Float(above=0), "the largest global norm of the gradients", default=None, shown="none")
     precision: Call = arg(calls("precision"), "of the arithmetic", default=c.Fp32(), shown="fp32")
+    early_stopping: EarlyStopping | None = arg(
+        calls("early_stopping"), "ends the training once the evaluations get no better", default=None, shown="none"
+    )
     on_nonfinite: str = arg(
         word("stop", "skip", "continue"),
         "what happens if the loss of a step is not finite: training ends, the update is skipped, or nothing",
@@ -198,12 +202,23 @@ class CheckpointSpec(Block):
     """The checkpoints from which a training can be resumed."""
 
     every: Quantity | None = arg(measure("steps", "epochs", "time", above=0), "how often", default=None, shown="none")
-    keep: int = arg(_COUNT, "the number of checkpoints kept", default=2)
+    best: Goal | None = arg(
+        calls("goal"),
+        "also after each evaluation that is the best so far, and kept beside the newest, under the name `best`",
+        default=None,
+        shown="none",
+    )
+    keep: int = arg(_COUNT, "the number of the newest checkpoints kept", default=2)
     asynchronous: bool = arg(Bool(), "training continues while it is written", default=True)
     dir: str | None = arg(Path("write"), "where", default=None, shown="<run>/checkpoints")
     resume: str | None = arg(
         either(word("auto"), Path("read")), "from the newest, or from this one", default=None, shown="none"
     )
+
+    @property
+    def written(self) -> bool:
+        """True if the training writes checkpoints."""
+        return self.every is not None or self.best is not None
 
 
 @block

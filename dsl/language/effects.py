@@ -90,17 +90,29 @@ def without_data_axis(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
 
 def without_checkpoints(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     checkpoint = blocks["checkpoint"]
-    if checkpoint.every is None and "checkpoint.every" not in broken:
+    if not checkpoint.written and not broken & {"checkpoint.every", "checkpoint.best"}:
         names = ("keep", "asynchronous") if checkpoint.resume else ("keep", "asynchronous", "dir")
         yield from _each(checkpoint, names, "no checkpoints are written", "set `checkpoint.every`, or remove it")
 
 
+def _held_out(blocks: Blocks) -> bool:
+    data = blocks["data"]
+    return data.validation > 0 or not isinstance(data.source, _WHOLE)
+
+
 def without_validation(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
-    data, evaluate = blocks["data"], blocks["evaluate"]
-    if data.validation == 0 and "data.validation" not in broken and isinstance(data.source, _WHOLE):
+    evaluate = blocks["evaluate"]
+    if "data.validation" not in broken and not _held_out(blocks):
         yield from _each(
             evaluate, ("every", "metrics"), "nothing is held out to evaluate on", "set `data.validation`, or remove it"
         )
+
+
+def without_evaluations(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
+    """Reports goals of a job that evaluates once, at the end. E0317 is about jobs that never do."""
+    if blocks["evaluate"].every is None and "evaluate.every" not in broken and _held_out(blocks):
+        for block, name in (("train", "early_stopping"), ("checkpoint", "best")):
+            yield from _each(blocks[block], (name,), "the only evaluation is at the end", "set `evaluate.every`")
 
 
 def without_weight_decay(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
@@ -167,6 +179,7 @@ EFFECTS: tuple[Effect, ...] = (
     without_data_axis,
     without_checkpoints,
     without_validation,
+    without_evaluations,
     without_weight_decay,
     offload_on_cpu,
     momentum,

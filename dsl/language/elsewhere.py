@@ -101,6 +101,10 @@ _FIELDS = (
     ("train.precision = bf16", "", "bf16 bfloat16 use_bf16 bf16_full_eval"),
     ("train.precision = fp16", "", "fp16 float16 half use_fp16 fp16_full_eval"),
     ("train.precision.level", "", "opt_level fp16_opt_level amp_level"),
+    ("train.early_stopping", "`lowest(loss, patience = 3)`, `highest(accuracy)`",
+     "earlystopping early_stop early_stopping_callback stop_early"),
+    ("train.early_stopping.patience", "", "patience early_stopping_patience"),
+    ("train.early_stopping.by", "", "min_delta early_stopping_threshold early_stopping_min_delta"),
     ("train.seed", "", "random_seed seed_everything manual_seed data_seed rng_seed random_state torch_seed"),
     ("train.compile", "", "torch_compile compile_model dynamo dynamo_backend dynamo_config torchdynamo "
      "torch_compile_backend torch_compile_mode use_compile jit_mode"),
@@ -132,7 +136,10 @@ _FIELDS = (
     ("checkpoint", "", "save checkpointing modelcheckpoint model_checkpoint checkpoints ckpt enable_checkpointing"),
     ("checkpoint.every", "", "save_steps save_interval save_every save_strategy save_freq checkpoint_interval "
      "checkpoint_every checkpointing_steps every_n_train_steps every_n_epochs ckpt_interval ckpt_every"),
-    ("checkpoint.keep", "the newest", "save_total_limit save_top_k total_limit max_checkpoints keep_last max_to_keep "
+    ("checkpoint.best", "`lowest(loss)`, `highest(accuracy)`: kept beside the newest, for `--checkpoint best`",
+     "load_best_model_at_end metric_for_best_model monitor save_best_only save_best best_model save_top_k "
+     "save_best_checkpoint best_model_metric"),
+    ("checkpoint.keep", "the newest", "save_total_limit total_limit max_checkpoints keep_last max_to_keep "
      "keep_checkpoints num_checkpoints"),
     ("checkpoint.dir", "", "checkpoint_dir ckpt_dir dirpath save_dir save_path checkpoint_path"),
     ("checkpoint.asynchronous", "", "async_save async_checkpoint async_checkpointing"),
@@ -155,14 +162,12 @@ _BLOCKS = (("data", "dataset datasets datamodule data_module train_dataset train
 
 # (the message; the names)
 _ABSENT = (
-    ("there is no early stopping: a training runs for `train.steps` or `train.epochs`; `dslc evaluate` compares "
-     "checkpoints", "early_stopping earlystopping early_stop early_stopping_patience early_stopping_threshold patience "
-     "min_delta stopping_threshold early_stopping_callback"),
+    ("no value of a metric ends a training: `train.early_stopping` ends it where none gets better",
+     "stopping_threshold divergence_threshold"),
     ("there are no callbacks: a program of yours can follow the run's `metrics.jsonl`",
      "callbacks callback hooks hook plugins on_epoch_end on_train_end extensions"),
-    ("checkpoints are not chosen by a metric: `checkpoint.keep` keeps the newest, and `dslc evaluate` compares them",
-     "load_best_model_at_end monitor metric_for_best_model greater_is_better save_best_only save_best best_model "
-     "save_last"),
+    ("the newest checkpoints are always kept: `checkpoint.keep`", "save_last"),
+    ("a goal says which is better: `lowest(loss)`, `highest(accuracy)`", "greater_is_better monitor_op"),
     ("a checkpoint holds the whole state of the training; `dslc export` writes the weights alone",
      "save_only_model save_weights_only save_safetensors save_on_each_node save_16bit_model "
      "stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model_save fsdp_state_dict_type"),
@@ -294,6 +299,9 @@ _VALUES = (
     ("accuracy", "acc accuracyscore top1 top1accuracy categoricalaccuracy"),
     ("top_k", "topkaccuracy top5 top5accuracy"),
     ("perplexity", "ppl"),
+    # goals
+    ("lowest", "min minimum minimize minimise earlystopping earlystoppingcallback modelcheckpoint"),
+    ("highest", "max maximum maximize maximise"),
     # the rest
     ("interleaved_1f1b", "interleaved interleave"),
     ("gpipe", "fthenb afab fillanddrain"),

@@ -19,6 +19,7 @@ from dslc.dsl.language.blocks import (
     TrainSpec,
 )
 from dslc.dsl.language.calls import PythonCall
+from dslc.dsl.language.goals import Goal
 from dslc.dsl.language.registry import BLOCKS, Block, Call, fields
 from dslc.dsl.record import Record, record
 from dslc.dsl.source import Source, Span
@@ -68,6 +69,13 @@ def python_calls(job: JobSpec) -> Iterator[PythonCall]:
             for call in value if isinstance(value, tuple) else (value,):
                 if isinstance(call, PythonCall):
                     yield call
+
+
+def goals_of(job: JobSpec) -> Iterator[tuple[str, Goal]]:
+    """Yields each goal of the job, with the field that has it."""
+    for path, goal in (("train.early_stopping", job.train.early_stopping), ("checkpoint.best", job.checkpoint.best)):
+        if goal is not None:
+            yield path, goal
 
 
 def with_calls(job: JobSpec, change: Callable[[Call], Call]) -> JobSpec:

@@ -32,7 +32,7 @@ CATEGORIES = {
     "layer": "layer", "network": "network", "loss": "loss", "source": "source", "optimizer": "optimizer",
     "lr_schedule": "learning rate schedule", "lr_scale": "scaling rule", "precision": "precision",
     "recompute": "recomputation", "gradients": "gradient exchange", "gpus": "choice of GPUs", "launch": "launcher",
-    "metric": "metric",
+    "metric": "metric", "goal": "goal", "early_stopping": "goal of early stopping",
 }  # fmt: skip
 
 

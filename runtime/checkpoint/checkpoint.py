@@ -8,7 +8,9 @@ one chosen.
 
 Contract: a checkpoint is complete or not there. A save waits for the one before it, and `finish` for the last. An error
 in a thread is raised in the training, at the next step at the latest, and ends it. Publishing a checkpoint removes
-older ones, down to `keep`: those that this training wrote or could have resumed from.
+older ones, down to `keep` and the best: those that this training wrote or could have resumed from. The link `best`
+follows the best one that is published; a training that resumes without it (the goal is another, or the folder) has none
+until the next.
 
 Limits: one training at a time writes into a folder. Copies take as much of the host's memory as the rank's own share of
 the state. With `seconds`, rank 0's clock is read in the steps that are logged, where ranks exchange a number anyway.
@@ -22,8 +24,8 @@ import datetime
 import os
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -45,11 +47,12 @@ LONGEST = datetime.timedelta(hours=2)  # time that one rank may take longer than
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """The beginning of a training: after `step` steps, `samples` and `seconds`."""
+    """The beginning of a training: after `step` steps, `samples` and `seconds`, with this progress of its goals."""
 
     step: int = 0
     samples: int = 0
     seconds: float = 0.0
+    goals: Mapping[str, files.Progress] = field(default_factory=dict)
 
 
 def preload(job: JobProgram) -> None:
@@ -59,7 +62,7 @@ def preload(job: JobProgram) -> None:
 
 
 def _wanted(job: JobProgram) -> bool:
-    return job.checkpoint.every > 0 or job.checkpoint.seconds > 0 or job.checkpoint.resume != "none"
+    return job.checkpoint.written or job.checkpoint.resume != "none"
 
 
 class Checkpoints:
@@ -67,7 +70,7 @@ class Checkpoints:
 
     def __init__(self, job: JobProgram, place: RankPlace, parts: Parts, run_dir: str) -> None:
         self._job, self._rank, self._step, self._run_dir = job, place.rank, job.checkpoint, run_dir
-        self.on = self._step.every > 0 or self._step.seconds > 0
+        self.on = self._step.written
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
         self.stalls: list[float] = []  # seconds that each save delayed the training
@@ -84,6 +87,7 @@ class Checkpoints:
         self._group: Any = dist.new_group(backend="gloo", timeout=LONGEST) if job.world_size > 1 else None
         self._copies = Copies()
         self._kept: list[str] = []  # rank 0: the oldest first
+        self._best = ""  # rank 0: the one of these that the link names
         self._last = time.monotonic()
 
     # ------------------------------------------------------------------------------------------------- going on
@@ -108,14 +112,16 @@ class Checkpoints:
                 raise CheckpointError(_none_to_take(choice, asked))
             return Start()
         self._keep(taken.manifest.step, found, asked)
+        self._keep_best(taken.path, taken.manifest)
         self.newest = path_text(taken.path)
         self._state.load(taken.path, taken.manifest, self._job.seed)
         self._remove_older()  # a training killed after publishing may have left them
-        return Start(step=taken.manifest.step, samples=taken.manifest.samples, seconds=taken.manifest.seconds)
+        manifest = taken.manifest
+        return Start(step=manifest.step, samples=manifest.samples, seconds=manifest.seconds, goals=manifest.goals)
 
     def _prepare_folder(self) -> None:
         os.makedirs(self._folder, exist_ok=True)
-        other = files.foreign(self._folder)
+        other = files.foreign(self._folder, best=self._step.best is not None)
         if other:
             raise CheckpointError(
                 f"{other} holds something other than a checkpoint, and would be overwritten: move it away, or name "
@@ -156,6 +162,20 @@ class Checkpoints:
             if manifest and manifest.step <= step and not files.misfits(manifest, self._fit, self._job.steps):
                 self._kept.append(each.path)
 
+    def _keep_best(self, path: str, manifest: files.Manifest) -> None:
+        """Keeps the best checkpoint so far, if it is of the job's goal and lies here, and lets the link name it."""
+        if self._rank != 0 or not self.on:
+            return
+        goal, progress = self._step.best, manifest.goals.get(files.BEST)
+        same = goal and progress and (goal.metric, goal.highest) == (progress.metric, progress.highest)
+        here = os.path.realpath(os.path.dirname(path)) == os.path.realpath(self._folder)
+        name = name_of(progress.step) if same and here and progress else ""
+        self._best = next((each for each in self._kept if os.path.basename(each) == name), "")
+        if self._best:
+            files.point(self._folder, name)
+        else:
+            files.point_nowhere(self._folder)
+
     def _tell(self, choice: files.Choice, asked: str) -> None:
         if self._rank != 0:
             return
@@ -181,33 +201,37 @@ class Checkpoints:
         """True if by this rank's clock a checkpoint is due. Rank 0's clock decides."""
         return self._step.seconds > 0 and time.monotonic() - self._last >= self._step.seconds
 
-    def due(self, step: int, late: bool) -> bool:
-        """True if a checkpoint is to be written after `step`; `late` is rank 0's clock as all ranks know it."""
+    def due(self, step: int, asked: bool) -> bool:
+        """True if a checkpoint is to be written after `step`; `asked`: for a reason that all ranks know, as that by
+        rank 0's clock one is due.
+        """
         every = self._step.every
-        return self.on and (late or step == self._job.steps or (every > 0 and step % every == 0))
+        return self.on and (asked or step == self._job.steps or (every > 0 and step % every == 0))
 
-    def save(self, step: int, samples: int, seconds: float) -> None:
+    def save(self, step: int, samples: int, seconds: float, goals: Mapping[str, files.Progress]) -> None:
         """Saves the state after `step` steps, or begins to. Called on all ranks, after the same step."""
         began = time.monotonic()
         with at(self._step.line):
             self.finish()
-            self._begin(step, samples, seconds)
+            self._begin(Start(step=step, samples=samples, seconds=seconds, goals=dict(goals)))
         self._last = time.monotonic()
         self.stalls.append(self._last - began)
 
-    def _begin(self, step: int, samples: int, seconds: float) -> None:
+    def _begin(self, at: Start) -> None:
+        step = at.step
         self.newest = path_text(os.path.join(self._folder, name_of(step)))
         tensors = self._state.mine()
         manifest = files.Manifest(
             format=files.FORMAT,
             step=step,
-            samples=samples,
-            seconds=seconds,
+            samples=at.samples,
+            seconds=at.seconds,
             job=self._job.job,
             plan_hash=self._job.plan_hash,
             world_size=self._job.world_size,
             fit=self._fit,
             files={},
+            goals=at.goals,
         )
         if self._step.asynchronous:
             tensors = self._copies.take(tensors)
@@ -255,11 +279,17 @@ class Checkpoints:
         if self._rank == 0:
             described = {name: from_json(files.File, told) for each in of_all for name, told in sorted(each.items())}
             self._kept.append(files.publish(part, dataclasses.replace(manifest, files=described)))
+            best = manifest.goals.get(files.BEST)
+            if best is not None and best.step == manifest.step:
+                self._best = self._kept[-1]
+                files.point(self._folder, os.path.basename(self._best))
             self._remove_older()
 
     def _remove_older(self) -> None:
-        while len(self._kept) > self._step.keep:
-            files.remove(self._kept.pop(0))
+        older = [path for path in self._kept[: -self._step.keep] if path != self._best]
+        for path in older:
+            files.remove(path)
+            self._kept.remove(path)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,8 @@ and checksum of every file. It is written beside its place, as `step-00000050.pa
 one that is removed is renamed to `step-00000050.gone` first. So a folder with the plain name is complete, and `damage`
 finds later damage: a file that is gone, cut off or changed. The manifest has a checksum too.
 
+Where the job asks for the best checkpoint, a link `best` names it.
+
 Contract: nothing here needs torch. Only folders of checkpoints are ever removed: of a link only the link, never its
 target; a folder that holds other files is refused before the first step. `choose` takes the newest undamaged checkpoint
 that fits, and lists those that it skipped with the reasons. Reading a checkpoint returns the numbers that were written,
@@ -17,13 +19,14 @@ without running anything (transport/unpickling.py).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dslc.compiler.common.checkpoint_names import MANIFEST, NAME, name_of, names_in
@@ -32,6 +35,7 @@ from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.process.records import naming
 
 FORMAT = 2
+BEST, STOPPING = "best", "early_stopping"  # goals, by which their progress is kept; `best` is also the name of a link
 METADATA = ".metadata"  # torch's index: the file of each part of each tensor
 _LEFT = re.compile(r"step-\d{8,}\.(part|gone)")
 _FILES = re.compile(r"__\d+_\d+\.distcp|\.metadata.*|manifest\.json")  # the files in a checkpoint's folder
@@ -71,8 +75,24 @@ class Fit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Progress:
+    """The best value of a metric over the evaluations so far, None if none was finite; the step of that evaluation; and
+    the number of those since. What counts as better: runtime/loop/goals.py.
+    """
+
+    metric: str
+    highest: bool
+    best: float | None = None
+    step: int = 0
+    since: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The contents of `manifest.json`. `samples` and `seconds` are those of metrics.jsonl after `step` steps."""
+    """The contents of `manifest.json`. `samples` and `seconds` are those of metrics.jsonl after `step` steps.
+
+    `goals` has the progress of each goal by its name.
+    """
 
     format: int
     step: int
@@ -83,6 +103,7 @@ class Manifest:
     world_size: int
     fit: Fit
     files: Mapping[str, File]
+    goals: Mapping[str, Progress] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,6 +336,24 @@ def remove(path: str) -> None:
     _delete(path + ".gone")
 
 
+def point(folder: str, name: str) -> None:
+    """Makes `best`, in a folder of checkpoints, a link to the one called `name`; never leaves it without a target."""
+    link = os.path.join(folder, BEST)
+    with naming(link):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(link + ".part")  # of a training that was killed
+        os.symlink(name, link + ".part")
+        os.replace(link + ".part", link)
+    _sync(folder)
+
+
+def point_nowhere(folder: str) -> None:
+    """Removes the link `best`, if there is one."""
+    link = os.path.join(folder, BEST)
+    if os.path.islink(link):
+        os.unlink(link)
+
+
 def clear_away(folder: str) -> None:
     """Removes checkpoints that a killed training left half written or half removed."""
     for name in os.listdir(folder):
@@ -322,12 +361,14 @@ def clear_away(folder: str) -> None:
             _delete(os.path.join(folder, name))
 
 
-def foreign(folder: str) -> str:
+def foreign(folder: str, best: bool = False) -> str:
     """Returns the path in `folder` that is named like a checkpoint, or a part of one, but is none of ours; "" if there
-    is none. A training would overwrite it.
+    is none. A training would overwrite it. With `best`, so would it what has the name of the link.
     """
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
+        if best and name == BEST and not os.path.islink(path):
+            return path
         if (NAME.fullmatch(name) or _LEFT.fullmatch(name)) and not _ours(path):
             return path
     return ""

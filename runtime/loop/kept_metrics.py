@@ -130,15 +130,16 @@ def _merged(metrics: Sequence[Kept], found: Sequence[Sequence[Any]]) -> dict[str
 
 def try_out(
     step: MetricStep, loss: LossStep, sample: tuple[Sequence[int], Sequence[int], str] | None, samples: int = 7
-) -> None:
+) -> list[str] | None:
     """Makes a metric and, given the shapes of a sample's output and target and the target's dtype, tries it on random
-    samples: whole, and put together from three pieces of which one is empty. Raises as its code does, and MetricError
-    if it is no metric or the results differ.
+    samples: whole, and put together from three pieces of which one is empty. Returns the names of its results that are
+    one number; None if it was not tried. Raises as its code does, and MetricError if it is no metric or the results
+    differ.
     """
     whole, *parts = (Kept(step, loss) for _ in range(4))
     if sample is None:
         whole.made({})
-        return
+        return None
     output, target = _drawn(loss, (samples, *sample[0]), (samples, *sample[1]), getattr(torch, sample[2]))
     halves = (slice(0, samples // 2), slice(samples // 2, None))
     whole.update(output, target)
@@ -148,6 +149,7 @@ def try_out(
     again = whole.result([part.states() for part in parts])
     if not _same(once, again):
         raise MetricError(f"it gives {once} over all samples, and {again} put together from two pieces of them")
+    return [name for name, value in once.items() if not isinstance(value, list)]
 
 
 def _drawn(loss: LossStep, output: Sequence[int], target: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -97,12 +97,14 @@ class Outcome:
     """The end of a training, which is done, stopped or failed.
 
     `steps` is the number of completed steps. `stopped_at` is the step after which Ctrl-C ended it, None if it did not;
-    0 if a second Ctrl-C ended it at once. `failure` says why it failed.
+    0 if a second Ctrl-C ended it at once. `early` says why it ended by itself before its last step, `failure` why it
+    failed.
     """
 
     run_dir: str
     steps: int
     stopped_at: int | None = None
+    early: str = ""
     failure: Failure | None = None
 
     @property

@@ -155,9 +155,13 @@ class Watch:
         steps = f"{outcome.steps} step{'s' if outcome.steps != 1 else ''}"
         if outcome.stopped_at is not None:
             head = f"stopped after {steps} of {self._job.steps}, {_duration(seconds)}"
+        elif outcome.early:
+            head = f"ended early, after {steps} of {self._job.steps}, {_duration(seconds)}"
         else:
             head = f"trained {steps} in {_duration(seconds)}"
         lines = [head + ("" if train is None else f": {_numbers(train)}")]
+        if outcome.early:
+            lines.append(f"the reason: {outcome.early}")
         if validation is not None and outcome.stopped_at is None:
             lines.append(f"validation: {_numbers(validation)}")
         return "\n".join([*lines, f"weights, metrics and logs are in {folder}"])

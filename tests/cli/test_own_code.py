@@ -61,6 +61,14 @@ def test_a_metric_of_ones_own_is_good_where_its_states_add_up(job: str) -> None:
     assert not check_one(job, [f"evaluate.metrics={metrics}"], trace=True)[0].found
 
 
+@pytest.mark.parametrize(("name", "said"), [("spread.seen", ""), ("spread.sen", "spread.seen"), ("spread", "spread.")])
+def test_a_goal_finds_its_number_in_a_metric_of_ones_own(job: str, name: str, said: str) -> None:
+    metrics = 'evaluate.metrics=[python("own_metrics:Spread", name = "spread")]'
+    found = check_one(job, [metrics, f'train.early_stopping=highest("{name}")'], trace=True)[0].found
+    assert [error.code for error in found] == ["E0317"] * bool(said)
+    assert all(said in error.help for error in found)
+
+
 def test_a_metric_of_ones_own_is_tried(job: str) -> None:
     (error,) = check_one(job, ['evaluate.metrics=[python("own_metrics:not_additive")]'], trace=True)[0].errors
     assert error.code == "E0802" and "put together from two pieces" in error.message

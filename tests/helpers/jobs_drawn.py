@@ -101,7 +101,7 @@ class _Drawing:
         model = self.model(task)
         if self.plan:
             parallelism["tensor_plan"] = self.plan
-        return {
+        blocks = {
             "model": model,
             "data": data,
             "devices": devices,
@@ -113,6 +113,9 @@ class _Drawing:
             "launch": {"timeout": "1 min"},
             "log": {"every": "1 step", "tensorboard": "false"},
         }
+        if "validation" in data or task.own_validation or self.chance(0.02):
+            self.goals(blocks)
+        return blocks
 
     # ------------------------------------------------------------------------------------------------------- data
 
@@ -469,6 +472,14 @@ class _Drawing:
             fitting = ("accuracy", "top_k(2)", "accuracy") if task.classes else ("mse", "mse", "mse")
             body["metrics"] = f"[loss, {self.one(*fitting, *fitting, 'mse', 'perplexity')}]"
         return body
+
+    def goals(self, blocks: Blocks) -> None:
+        """Adds goals, in whose decisions rounding plays no part."""
+        if self.chance(0.2):
+            goal = self.one("lowest(loss, patience = 2, by = 100)", "highest(loss, patience = 1, by = 100)")
+            blocks["train"]["early_stopping"] = goal if self.chance(0.9) else "highest(accuracy, by = 2)"
+        if self.chance(0.2):
+            blocks["checkpoint"]["best"] = self.one("lowest(loss)", "highest(loss)")
 
     def checkpoint(self) -> dict[str, str]:
         if not self.chance(0.2):

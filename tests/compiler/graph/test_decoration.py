@@ -24,7 +24,14 @@ from dslc.compiler.placement.schedules import NAMES
 from dslc.dsl.language.blocks import DevicesSpec
 
 PLANS: dict[str, tuple[str, ...]] = {
-    "one process": ("devices.cpus=1", "parallelism.pipeline=1", "parallelism.data=1"),
+    "one process": (
+        "devices.cpus=1",
+        "parallelism.pipeline=1",
+        "parallelism.data=1",
+        "data.validation=10%",
+        "train.early_stopping=lowest(loss)",
+        "checkpoint.best=highest(loss)",
+    ),
     "ddp": ("devices.cpus=2", "parallelism.pipeline=1", "parallelism.data=2"),
     **{
         f"zero {zero}": ("devices.cpus=2", "parallelism.pipeline=1", "parallelism.data=2", f"parallelism.zero={zero}")

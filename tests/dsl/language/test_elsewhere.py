@@ -59,14 +59,14 @@ def test_a_name_of_the_language_is_never_said_to_be_absent() -> None:
     "name",
     [
         "batch_size", "patience", "gradient_accumulation", "gradient_accumulation_steps", "bf16", "bfloat16",
-        "callbacks", "early_stopping", "early_stopping_patience", "hub_model_id", "push_to_hub",
+        "callbacks", "early_stop", "early_stopping_patience", "hub_model_id", "push_to_hub",
     ],
 )  # fmt: skip
 def test_each_block_answers_names_of_others(block: str, name: str) -> None:
     """Suggests the place, or says that there is none; never lists all fields of the block."""
     (found,) = [d for d in load_text(GOOD, settings=[f"{block}.{name}=1"]).report.found if d.code == "E0107"]
     place = elsewhere.FIELDS.get(name, ("", ""))[0].partition(" = ")[0]
-    field = place.partition(".")[2]
+    field = place.rpartition(".")[2]
     assert found.help == elsewhere.ABSENT[name] if not place else f"{field}" in found.help
     assert "` has `" not in found.help
 
@@ -75,7 +75,10 @@ def test_each_block_answers_names_of_others(block: str, name: str) -> None:
     "text, code, said",
     [
         ("devices { accelerator = gpu }", "E0107", "did you mean `gpus`?"),
-        ("early_stopping { patience = 3 }", "E0106", "there is no early stopping"),
+        ("early_stopping { patience = 3 }", "E0106", "`early_stopping`"),
+        ("train { early_stopping = EarlyStopping(loss) }", "E0130", "did you mean `lowest`?"),
+        ("train { patience = 3 }", "E0107", "`patience` is an argument of `early_stopping`"),
+        ("checkpoint { metric_for_best_model = loss }", "E0107", "did you mean `best`? (`lowest(loss)`"),
         ("trainer { clip = 1.0 }", "E0106", "that is the block `train` here"),
         ("train { precision = bfloat16 }", "E0130", "did you mean `bf16`?"),
         ('train { precision = "bf16-mixed" }', "E0121", "write `bf16`"),

@@ -1,0 +1,79 @@
+"""Rules for goals: the metrics that early stopping, and the choice of the best checkpoint, look at. E0317.
+
+Limits: the names within a dict that a user's own metric returns are known once the metric was tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dslc.compiler.placement.workload import Workload
+from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.language import metrics as m
+from dslc.dsl.language.job import JobSpec, goals_of
+from dslc.dsl.language.registry import Call
+from dslc.dsl.language.suggest import near
+from dslc.dsl.source import Span
+from dslc.dsl.words import listed
+
+LOSS = "loss"  # every evaluation has it
+
+
+def check_goals(job: JobSpec, workload: Workload | None, report: Report) -> None:
+    """Reports each goal whose metric the evaluations do not give as one number, and goals of a job that has none."""
+    named: dict[str, Call] = {m.name_of(metric): metric for metric in job.evaluate.metrics}
+    for field, goal in goals_of(job):
+        if workload is not None and (workload.split == "none" or workload.validation == 0):
+            report.add(
+                "E0317",
+                f"`{field}` looks at evaluations, and the job holds no samples out",
+                job.data.at("validation") if job.data.is_set("validation") else goal.span,
+                help="`data.validation = 10%`",
+            )
+            continue
+        metric = named.get(goal.metric)
+        if metric is None and goal.metric != LOSS and not _within(goal.metric, named):
+            _report_missing(job, field, goal.metric, goal.at("metric"), [*named, LOSS], report)
+        elif metric is not None and _is_list(metric):
+            report.add(
+                "E0317",
+                f"`{goal.metric}` is a list of numbers, and `{field}` needs one",
+                goal.at("metric"),
+                notes=[Note(message="the metric", span=metric.span or job.evaluate.at("metrics"))],
+                help=f"`{metric.word}(average = macro, …)`" if hasattr(metric, "average") else "another metric",
+            )
+
+
+def check_names(job: JobSpec, metric: m.PythonMetric, numbers: Sequence[str], report: Report) -> None:
+    """Reports each goal that looks for a number at a user's own metric, which gives these."""
+    name = m.name_of(metric)
+    for field, goal in goals_of(job):
+        if goal.metric not in numbers and (goal.metric == name or _within(goal.metric, {name: metric})):
+            meant = near(goal.metric, numbers)
+            report.add(
+                "E0317",
+                f"`{field}` looks for a number `{goal.metric}`, which `{metric.function}` does not give",
+                goal.at("metric"),
+                notes=[Note(message="the metric", span=metric.span)],
+                help=f"did you mean `{meant}`?" if meant else f"it gives {listed(numbers) or 'no single number'}",
+            )
+
+
+def _within(name: str, named: Mapping[str, Call]) -> bool:
+    """True for a number within the dict of a user's own metric: `name.key`."""
+    return any(isinstance(metric, m.PythonMetric) and name.startswith(f"{own}.") for own, metric in named.items())
+
+
+def _is_list(metric: Call) -> bool:
+    return isinstance(metric, m.ConfusionMatrix) or getattr(metric, "average", "") == "each"
+
+
+def _report_missing(job: JobSpec, field: str, name: str, span: Span | None, names: list[str], report: Report) -> None:
+    meant = near(name, names)
+    report.add(
+        "E0317",
+        f"`{field}` looks at `{name}`, which is not among the metrics of the evaluations",
+        span,
+        notes=[Note(message="the metrics", span=job.evaluate.at("metrics"))] if job.evaluate.is_set("metrics") else (),
+        help=f"did you mean `{meant}`?" if meant else f"{listed(sorted(set(names)))}; or add it to `evaluate.metrics`",
+    )

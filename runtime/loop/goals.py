@@ -1,0 +1,109 @@
+"""Goals: which evaluation of a training is the best so far, and whether the training ends because none gets better.
+
+Model: each goal (`GoalStep`) looks at one number of each evaluation. Its progress is the best value, the step that it
+was found after, and the evaluations since. It is a function of the values alone, and is kept in each checkpoint, so
+that a resumed training decides as an unbroken one.
+
+Contract: an improvement is a finite value that is better than the best by more than `by`; the first finite value is
+one. Of equal values the first is the best. All ranks compare the numbers of rank 0, and so decide alike.
+
+Limits: a goal whose metric or direction differs from the checkpoint's begins anew. `by` and `patience` may change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from numbers import Real
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dslc.compiler.ir.program import GoalStep, JobProgram
+from dslc.runtime.checkpoint.files import BEST, STOPPING, Progress
+from dslc.runtime.measure import collectives
+from dslc.runtime.process.job_line import at
+
+
+class GoalError(RuntimeError):
+    """An evaluation without the number that a goal looks at."""
+
+
+class Goals:
+    """The goals of a training, on one rank. `kept` is the progress in the checkpoint that it resumes from."""
+
+    def __init__(self, job: JobProgram, device: torch.device, kept: Mapping[str, Progress]) -> None:
+        asked = {STOPPING: job.early_stopping, BEST: job.checkpoint.best}
+        self._job, self._device = job, device
+        self._goals = {name: goal for name, goal in asked.items() if goal is not None}
+        self.progress = {name: resumed(goal, kept.get(name)) for name, goal in self._goals.items()}
+
+    @property
+    def some(self) -> bool:
+        """True if an evaluation may end the training, or ask for a checkpoint."""
+        return bool(self._goals)
+
+    def hear(self, step: int, found: Mapping[str, Any]) -> None:
+        """Takes the results of the evaluation after `step`, on all ranks. Raises GoalError."""
+        if not self._goals:
+            return
+        values = self._of_rank_0([_number(goal, found) for goal in self._goals.values()])
+        for (name, goal), value in zip(self._goals.items(), values, strict=True):
+            self.progress[name] = after(goal, self.progress[name], step, value)
+
+    def is_best(self, step: int) -> bool:
+        """True if the evaluation after `step` is the best so far, and its checkpoint is asked for."""
+        return BEST in self.progress and self.progress[BEST].step == step
+
+    @property
+    def reason(self) -> str:
+        """Says why the training ends; "" if it goes on."""
+        goal, progress = self._goals.get(STOPPING), self.progress.get(STOPPING)
+        if goal is None or progress is None or progress.since < goal.patience:
+            return ""
+        evaluations = f"{progress.since} evaluation{'s' if progress.since > 1 else ''}"
+        if progress.best is None:
+            return f"{goal.metric} has not been finite in {evaluations}"
+        more = f" by more than {goal.by:g}" if goal.by else ""
+        came = "risen above" if goal.highest else "fallen below"
+        return f"{goal.metric} has not {came} {progress.best:.6g}, of step {progress.step},{more} in {evaluations}"
+
+    def _of_rank_0(self, values: list[float]) -> list[float]:
+        if self._job.world_size == 1:
+            return values
+        told = torch.tensor(values, dtype=torch.float64, device=self._device)
+        with collectives.aside():
+            dist.broadcast(told, src=0)
+        heard: list[float] = told.tolist()
+        return heard
+
+
+def resumed(goal: GoalStep, kept: Progress | None) -> Progress:
+    """Returns the progress that a goal begins with: that of the same goal in a checkpoint, or none."""
+    if kept is not None and (kept.metric, kept.highest) == (goal.metric, goal.highest):
+        return kept
+    return Progress(metric=goal.metric, highest=goal.highest)
+
+
+def after(goal: GoalStep, progress: Progress, step: int, value: float) -> Progress:
+    """Returns the progress after an evaluation that found `value` after `step`."""
+    if not math.isfinite(value) or not (progress.best is None or _better(goal, value, progress.best)):
+        return replace(progress, since=progress.since + 1)
+    return replace(progress, best=value, step=step, since=0)
+
+
+def _better(goal: GoalStep, value: float, best: float) -> bool:
+    return value > best + goal.by if goal.highest else value < best - goal.by
+
+
+def _number(goal: GoalStep, found: Mapping[str, Any]) -> float:
+    value = found.get(goal.metric)
+    if isinstance(value, Real):
+        return float(value)
+    with at(goal.line):
+        if value is not None:
+            raise GoalError(f"`{goal.metric}` of the evaluation is a list of numbers, and a goal needs one")
+        numbers = ", ".join(name for name, each in found.items() if isinstance(each, Real))
+        raise GoalError(f"the evaluation has no number `{goal.metric}`; it has {numbers}")

@@ -1,0 +1,5 @@
+import "base/gpt.plt"
+
+checkpoint {
+  best = lowest(loss) #! E0317
+}
