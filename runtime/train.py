@@ -79,7 +79,7 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
         board.enter(place.rank, step)
         if place.rank == 0:
             board.answer(_next_wait(job, step))
-        rate = set_learning_rate(parts.optimizer, factor(step - 1))
+        rate = set_learning_rate(parts.optimizer, factor(step - 1) * goals.rate)
         guard.enter(step)
         told.enter(step)
         done = work(batch)

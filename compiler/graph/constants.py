@@ -5,6 +5,7 @@ A few are needed before there is a plan, to try a user's own code: the loss, the
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,7 +28,7 @@ from dslc.dsl.language import metrics as m
 from dslc.dsl.language.goals import EarlyStopping, Goal
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
-from dslc.dsl.language.lr_schedules import PythonSchedule, Schedule
+from dslc.dsl.language.lr_schedules import Plateau, PythonSchedule, Schedule
 from dslc.dsl.language.registry import Call, Quantity, fields
 from dslc.dsl.paths import Located, portable
 from dslc.dsl.source import Span
@@ -385,6 +386,10 @@ def _learning_rate(analysis: Analysis) -> p.LearningRateStep:
         return p.LearningRateStep(kind="python", steps=workload.steps, python=own)
     assert isinstance(schedule, Schedule)
     values = {name: _in_steps(name, value, workload) for name, value in arguments_of(schedule).items()}
+    if isinstance(schedule, Plateau):
+        own_names = {field.name for field in dataclasses.fields(p.PlateauStep)} & values.keys()
+        of_plateau = {name: values.pop(name) for name in own_names}
+        values["plateau"] = p.PlateauStep(**of_plateau, line=short_line(schedule.at("metric")))
     return p.LearningRateStep(kind=schedule.curve, steps=workload.steps, **values)  # type: ignore[arg-type]
 
 

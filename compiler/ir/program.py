@@ -132,14 +132,40 @@ class OptimizerStep(Record):
 
 
 @record
+class PlateauStep(Record):
+    """A rate that falls where a metric of the evaluations gets no better; runtime/loop/plateau.py computes it. The
+    arguments are those of torch's ReduceLROnPlateau.
+    """
+
+    metric: str  # its key in metrics.jsonl
+    better: Literal["lowest", "highest"]
+    patience: int
+    threshold: float
+    threshold_mode: Literal["rel", "abs"]
+    cooldown: int
+    line: str = ""
+
+
+@record
 class LearningRateStep(Record):
     """The factor on `lr` for each step of `steps`; runtime/loop/learning_rate.py has the formulas. Times are in steps.
 
-    `python` is a user's own function of (step, steps), which takes the place of all others.
+    `python` is a user's own function of (step, steps), which takes the place of all others. `plateau` multiplies the
+    rate by `factor` now and then, down to `floor`.
     """
 
     kind: Literal[
-        "constant", "cosine", "linear", "stable", "one_cycle", "restarts", "step", "multistep", "exponential", "python"
+        "constant",
+        "cosine",
+        "linear",
+        "stable",
+        "one_cycle",
+        "restarts",
+        "step",
+        "multistep",
+        "exponential",
+        "plateau",
+        "python",
     ] = "constant"
     steps: int
     warmup: int = 0
@@ -152,6 +178,7 @@ class LearningRateStep(Record):
     shape: Literal["linear", "cosine", "sqrt"] = "linear"
     rise: int = 1
     start: float = 0.0
+    plateau: PlateauStep | None = None
     python: PythonFunction | None = None
 
 

@@ -1,4 +1,4 @@
-"""Rules for goals: the metrics that early stopping, and the choice of the best checkpoint, look at. E0317.
+"""Rules for goals: the metrics that early stopping, the best checkpoint and a schedule look at. E0317.
 
 Limits: the names within a dict that a user's own metric returns are known once the metric was tried.
 """

@@ -15,7 +15,7 @@ from typing import Any
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
-from dslc.dsl.language.lr_schedules import Multistep, Step
+from dslc.dsl.language.lr_schedules import Multistep, Plateau, Step
 from dslc.dsl.language.optimizers import SGD, Optimizer
 from dslc.dsl.language.registry import Block, Node, Quantity, fields
 from dslc.dsl.source import Span
@@ -111,8 +111,10 @@ def without_validation(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
 def without_evaluations(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     """Reports goals of a job that evaluates once, at the end. E0317 is about jobs that never do."""
     if blocks["evaluate"].every is None and "evaluate.every" not in broken and _held_out(blocks):
-        for block, name in (("train", "early_stopping"), ("checkpoint", "best")):
-            yield from _each(blocks[block], (name,), "the only evaluation is at the end", "set `evaluate.every`")
+        plateau = isinstance(blocks["train"].lr_schedule, Plateau)
+        found = (("train", ("early_stopping", *["lr_schedule"] * plateau)), ("checkpoint", ("best",)))
+        for block, names in found:
+            yield from _each(blocks[block], names, "the only evaluation is at the end", "set `evaluate.every`")
 
 
 def without_weight_decay(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:

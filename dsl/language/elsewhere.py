@@ -264,6 +264,7 @@ _VALUES = (
     ("cosine_restarts", "cosinewithrestarts cosineannealingwarmrestarts cosinewithhardrestarts sgdr warmrestarts"),
     ("warmup_stable_decay", "wsd trapezoidal getwsdschedule"),
     ("exponential", "exponentiallr exponentialdecay"),
+    ("plateau", "reducelronplateau reduceonplateau reducelr"),
     # precision
     ("bf16", "bfloat16 bfloat bf16mixed bf16true torchbfloat16 bfloat16mixed"),
     ("fp16", "float16 half f16 16 16mixed 16true torchfloat16 fp16mixed amp"),
@@ -323,7 +324,6 @@ _VALUES = (
 # (the message; the names of calls, spelt likewise)
 _ABSENT_VALUES = (
     ("a network is a list of layers, as in `[flatten(), linear(10)]`", "sequential modulelist list"),
-    ("no schedule follows a metric", "reducelronplateau plateau"),
     ("`python(…)` takes a loss of your own", "smoothl1loss smoothl1 huber huberloss kldivloss kldiv ctcloss "
      "tripletmarginloss hingeloss focalloss dice diceloss cosineembeddingloss"),
 )  # fmt: skip

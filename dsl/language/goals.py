@@ -10,6 +10,8 @@ from typing import ClassVar
 from dslc.dsl.language.registry import Call, Float, Int, Name, arg, call
 from dslc.dsl.record import record
 
+METRIC_DOC = 'one of `evaluate.metrics` or `loss`, as `metrics.jsonl` has it: `top_5`, `"own.recall"`'
+
 
 @record
 class Goal(Call):
@@ -17,7 +19,7 @@ class Goal(Call):
 
     highest: ClassVar[bool]
 
-    metric: str = arg(Name(), 'one of `evaluate.metrics` or `loss`, as `metrics.jsonl` has it: `top_5`, `"own.recall"`')
+    metric: str = arg(Name(), METRIC_DOC)
 
 
 @record

@@ -20,6 +20,7 @@ from dslc.dsl.language.blocks import (
 )
 from dslc.dsl.language.calls import PythonCall
 from dslc.dsl.language.goals import Goal
+from dslc.dsl.language.lr_schedules import Plateau
 from dslc.dsl.language.registry import BLOCKS, Block, Call, fields
 from dslc.dsl.record import Record, record
 from dslc.dsl.source import Source, Span
@@ -71,8 +72,10 @@ def python_calls(job: JobSpec) -> Iterator[PythonCall]:
                     yield call
 
 
-def goals_of(job: JobSpec) -> Iterator[tuple[str, Goal]]:
-    """Yields each goal of the job, with the field that has it."""
+def goals_of(job: JobSpec) -> Iterator[tuple[str, Goal | Plateau]]:
+    """Yields each call of the job that looks at a metric of the evaluations, with the field that has it."""
+    if isinstance(job.train.lr_schedule, Plateau):
+        yield "train.lr_schedule", job.train.lr_schedule
     for path, goal in (("train.early_stopping", job.train.early_stopping), ("checkpoint.best", job.checkpoint.best)):
         if goal is not None:
             yield path, goal

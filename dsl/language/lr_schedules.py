@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dslc.dsl.language.calls import PythonCall
-from dslc.dsl.language.registry import Call, Float, Int, ListOf, Measure, Quantity, arg, call, measure, word
+from dslc.dsl.language.goals import METRIC_DOC
+from dslc.dsl.language.registry import Call, Float, Int, ListOf, Measure, Name, Quantity, arg, call, measure, word
 from dslc.dsl.record import record
 
 _WARMUP = Measure(("steps", "epochs", "ratio"), min=0)
@@ -140,6 +141,25 @@ class Exponential(Schedule):
     every: Quantity = arg(
         measure("steps", "epochs", above=0), "how often", default=Quantity(1, "epochs"), shown="1 epoch"
     )
+
+
+@call("lr_schedule")
+class Plateau(Schedule):
+    """Multiplied by `factor` once a metric of the evaluations gets no better: `torch.optim.lr_scheduler`'s
+    ReduceLROnPlateau, each evaluation being one of its steps.
+    """
+
+    curve: ClassVar = "plateau"
+
+    metric: str = arg(Name(), METRIC_DOC)
+    better: str = arg(word("lowest", "highest"), "the direction in which the metric gets better", default="lowest")
+    factor: float = arg(Float(above=0, below=1), _FACTOR_DOC, default=0.1)
+    patience: int = arg(Int(min=0), "the evaluations in a row without an improvement that are accepted", default=10)
+    threshold: float = arg(Float(min=0), "an improvement is more than this", default=1e-4)
+    threshold_mode: str = arg(word("rel", "abs"), "as a share of the best value, or as it is", default="rel")
+    cooldown: int = arg(Int(min=0), "the evaluations after a fall that count for nothing", default=0)
+    warmup: Quantity = arg(_WARMUP, _WARMUP_DOC, default=_NO_WARMUP, shown="0 steps")
+    floor: float = arg(_FLOOR, "the lowest rate, as a share of the full rate", default=0.0)
 
 
 @call("lr_schedule", "python", open=True)

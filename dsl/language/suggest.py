@@ -223,7 +223,7 @@ def _at(place: str, note: str, inside: str = "") -> Meant:
     if not field:
         return Meant(f"that is the block `{block}` here{after}", block)
     if argument:
-        meant = _argument(block, argument)
+        meant = _argument(block, argument, field)
         return Meant((meant.said if block == inside else f"in `{block}`, {meant.said}") + after, meant.path)
     if block == inside:
         said = f"write `{field} = {value}`" if value else f"did you mean `{field}`?"
@@ -239,9 +239,13 @@ _USUAL = frozenset({"adamw", "warmup_cosine", "text", "gpt", "cross_entropy", "s
 _OWNERS = {"optimizer": "the optimizer", "source": "the source", "network": "the network", "layer": "the network"}
 
 
-def _argument(block: str, name: str) -> Meant:
-    """Suggests the argument of a call in the block: `lr` in `train` is an argument of the optimizer."""
+def _argument(block: str, name: str, of: str = "") -> Meant:
+    """Suggests the argument of a call in the block, or in its field `of`: `lr` in `train` is an argument of the
+    optimizer.
+    """
     for field in fields(BLOCKS[block]):
+        if of and field.word != of:
+            continue
         known = [call for category in categories(field.kind) for call in CALLS[category].values()]
         having = [call for call in known if name in words_of(call)]
         usual = [call for call in having if call.word in _USUAL]

@@ -35,7 +35,8 @@ from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.process.records import naming
 
 FORMAT = 2
-BEST, STOPPING = "best", "early_stopping"  # goals, by which their progress is kept; `best` is also the name of a link
+# The goals, by which their progress is kept. `best` is also the name of a link.
+BEST, STOPPING, PLATEAU = "best", "early_stopping", "plateau"
 METADATA = ".metadata"  # torch's index: the file of each part of each tensor
 _LEFT = re.compile(r"step-\d{8,}\.(part|gone)")
 _FILES = re.compile(r"__\d+_\d+\.distcp|\.metadata.*|manifest\.json")  # the files in a checkpoint's folder
@@ -78,6 +79,9 @@ class Fit:
 class Progress:
     """The best value of a metric over the evaluations so far, None if none was finite; the step of that evaluation; and
     the number of those since. What counts as better: runtime/loop/goals.py.
+
+    Of a learning rate that follows the metric (runtime/loop/plateau.py), `factor` is its present share of the full
+    rate, and `cooldown` the number of evaluations that do not count yet.
     """
 
     metric: str
@@ -85,6 +89,8 @@ class Progress:
     best: float | None = None
     step: int = 0
     since: int = 0
+    factor: float = 1.0
+    cooldown: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dslc.compiler.ir.program import GoalStep, JobProgram
-from dslc.runtime.checkpoint.files import BEST, STOPPING, Progress
+from dslc.compiler.ir.program import GoalStep, JobProgram, PlateauStep
+from dslc.runtime.checkpoint.files import BEST, PLATEAU, STOPPING, Progress
+from dslc.runtime.loop.plateau import begun, plateau_of
 from dslc.runtime.measure import collectives
 from dslc.runtime.process.job_line import at
 
@@ -39,6 +40,9 @@ class Goals:
         self._job, self._device = job, device
         self._goals = {name: goal for name, goal in asked.items() if goal is not None}
         self.progress = {name: resumed(goal, kept.get(name)) for name, goal in self._goals.items()}
+        self._plateau = plateau_of(job, kept.get(PLATEAU))
+        if self._plateau is not None:
+            self.progress[PLATEAU] = self._plateau.progress
 
     @property
     def some(self) -> bool:
@@ -47,15 +51,25 @@ class Goals:
 
     def hear(self, step: int, found: Mapping[str, Any]) -> None:
         """Takes the results of the evaluation after `step`, on all ranks. Raises GoalError."""
-        if not self._goals:
+        plateau = self._plateau
+        steps: list[GoalStep | PlateauStep] = [*self._goals.values(), *([plateau.step] if plateau else [])]
+        if not steps:
             return
-        values = self._of_rank_0([_number(goal, found) for goal in self._goals.values()])
-        for (name, goal), value in zip(self._goals.items(), values, strict=True):
+        values = self._of_rank_0([_number(goal, found) for goal in steps])
+        for (name, goal), value in zip(self._goals.items(), values, strict=False):
             self.progress[name] = after(goal, self.progress[name], step, value)
+        if plateau is not None:
+            plateau.hear(step, values[-1])
+            self.progress[PLATEAU] = plateau.progress
 
     def is_best(self, step: int) -> bool:
         """True if the evaluation after `step` is the best so far, and its checkpoint is asked for."""
         return BEST in self.progress and self.progress[BEST].step == step
+
+    @property
+    def rate(self) -> float:
+        """The factor on the learning rate that follows the evaluations."""
+        return self._plateau.progress.factor if self._plateau is not None else 1.0
 
     @property
     def reason(self) -> str:
@@ -82,9 +96,7 @@ class Goals:
 
 def resumed(goal: GoalStep, kept: Progress | None) -> Progress:
     """Returns the progress that a goal begins with: that of the same goal in a checkpoint, or none."""
-    if kept is not None and (kept.metric, kept.highest) == (goal.metric, goal.highest):
-        return kept
-    return Progress(metric=goal.metric, highest=goal.highest)
+    return begun(goal.metric, goal.highest, kept)
 
 
 def after(goal: GoalStep, progress: Progress, step: int, value: float) -> Progress:
@@ -98,7 +110,7 @@ def _better(goal: GoalStep, value: float, best: float) -> bool:
     return value > best + goal.by if goal.highest else value < best - goal.by
 
 
-def _number(goal: GoalStep, found: Mapping[str, Any]) -> float:
+def _number(goal: GoalStep | PlateauStep, found: Mapping[str, Any]) -> float:
     value = found.get(goal.metric)
     if isinstance(value, Real):
         return float(value)

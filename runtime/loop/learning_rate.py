@@ -15,11 +15,13 @@ Model: the rate of step s (from 0) is the optimizer's own rate times a factor, b
     step         factor ** ((s - warmup) // every)
     multistep    factor ** (the number of `milestones` that are not after s)
     exponential  factor ** ((s - warmup) / every)
+    plateau      1, times a share that follows the evaluations (plateau.py)
     python       what the user's function returns for (s, steps)
 
     where down(t) = floor + (1 - floor) * (1 + cos(pi * t)) / 2
 
-Contract: a pure function of the step, so that a resumed run needs no state. From `steps` on, t, u and v stay 1.
+Contract: a pure function of the step, so that a resumed run needs no state but that of a plateau. From `steps` on, t, u
+and v stay 1.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def _scheduler(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_s
     rate = optimizer.param_groups[0]["lr"]
     then: lr_scheduler.LRScheduler
     match step.kind:
-        case "constant":
+        case "constant" | "plateau":  # an observed training has no evaluations
             then = lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
         case "cosine":
             then = lr_scheduler.CosineAnnealingLR(optimizer, after, eta_min=rate * step.floor)

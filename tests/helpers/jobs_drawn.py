@@ -478,6 +478,8 @@ class _Drawing:
         if self.chance(0.2):
             goal = self.one("lowest(loss, patience = 2, by = 100)", "highest(loss, patience = 1, by = 100)")
             blocks["train"]["early_stopping"] = goal if self.chance(0.9) else "highest(accuracy, by = 2)"
+        if self.chance(0.1):
+            blocks["train"]["lr_schedule"] = "plateau(loss, patience = 0, factor = 0.5, threshold = 0.99)"
         if self.chance(0.2):
             blocks["checkpoint"]["best"] = self.one("lowest(loss)", "highest(loss)")
 

@@ -99,6 +99,15 @@ def test_a_training_ends_early_and_keeps_the_best(launcher: Launcher, job: Path)
     assert "ended early" not in more.shown and len(more.losses()) == 10
 
 
+def test_a_rate_that_follows_the_evaluations(launcher: Launcher, job: Path) -> None:
+    halved = "train.lr_schedule=plateau(loss, better = highest, patience = 0, factor = 0.5, warmup = 2 steps)"
+    cut = until(launcher, job, "cut", 4, *TWO, halved)
+    assert [line["lr"] for line in cut.lines if line["split"] == "train"] == [0.05, 0.1, 0.1, 0.1]
+    whole, cut = (until(launcher, job, run, 20, *ONE, halved) for run in ("whole", "cut"))
+    rates = [[line["lr"] for line in each.lines if line["split"] == "train"] for each in (whole, cut)]
+    assert rates[0] == rates[1] == pytest.approx([0.05, 0.1, 0.1, 0.1, 0.05, 0.05, 0.025, 0.025])
+
+
 def test_the_link_follows_the_best_and_stays_with_its_goal(launcher: Launcher, job: Path) -> None:
     falling = ("checkpoint.best=lowest(loss)", "checkpoint.every=none", "train.early_stopping=none")
     made = until(launcher, job, "run", 6, *TWO, *falling)
