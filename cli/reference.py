@@ -38,7 +38,15 @@ def observed(job: JobSpec) -> JobSpec:
     their metrics, which goals may name.
     """
     checkpoint = CheckpointSpec(asynchronous=job.checkpoint.asynchronous)
-    return replace(job, checkpoint=checkpoint, evaluate=EvaluateSpec(metrics=job.evaluate.metrics), expect=(), sweep={})
+    train = replace(job.train, max_time=None)
+    return replace(
+        job,
+        checkpoint=checkpoint,
+        train=train,
+        evaluate=EvaluateSpec(metrics=job.evaluate.metrics),
+        expect=(),
+        sweep={},
+    )
 
 
 def one_process(job: JobSpec) -> JobSpec:
@@ -57,7 +65,7 @@ def one_process(job: JobSpec) -> JobSpec:
         parallelism=ParallelismSpec(),
         memory=MemorySpec(),
         data=replace(job.data, workers=0),
-        train=replace(job.train, compile=False),
+        train=replace(job.train, compile=False, max_time=None),
         launch=LaunchSpec(timeout=job.launch.timeout),
     )
 

@@ -41,6 +41,7 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
         microbatches=plan.one(Batches).microbatches,
         steps=training.steps,
         steps_per_epoch=training.steps_per_epoch,
+        max_time=training.max_time,
         optimizer=plan.one(p.OptimizerStep),
         learning_rate=plan.one(p.LearningRateStep),
         clip=training.clip,

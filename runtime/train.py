@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dslc.compiler.common.units import time_text
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.checkpoint import weights
 from dslc.runtime.checkpoint.checkpoint import Checkpoints
@@ -53,7 +54,8 @@ class End:
 def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board: Board, run_dir: str) -> End:
     """Trains for `job.steps` steps, evaluates, and leaves metrics.jsonl and the weights in `run_dir` (rank 0).
 
-    Ends early if the board or a goal says so, after a step that is the same on all ranks.
+    Ends early if the board or a goal says so, after a step that is the same on all ranks. If the job's time has passed,
+    that step is evaluated and saved as the last one is.
     """
     checkpoints = Checkpoints(job, place, parts, run_dir)
     start = checkpoints.resume()
@@ -72,13 +74,15 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
         observer = Observer(job, place, parts.plain, parts.optimizer, parts.device, run_dir, start.step)
         work = observer.around(work)
     seen, step, began = start.samples, start.step, time.monotonic() - start.seconds
-    last = start.step if goals.reason else job.steps  # it had ended early when it was saved
+    timed = job.max_time is not None and start.seconds >= job.max_time
+    last = start.step if goals.reason or timed else job.steps  # it had ended early when it was saved
     for batch in batches(job.data, splits, place, job.microbatches, start.step, last, parts.device):
         step += 1
         checkpoints.look()
         board.enter(place.rank, step)
         if place.rank == 0:
-            board.answer(_next_wait(job, step))
+            late = job.max_time is not None and time.monotonic() - began >= job.max_time
+            board.answer(_next_wait(job, step), timed=late)
         rate = set_learning_rate(parts.optimizer, factor(step - 1) * goals.rate)
         guard.enter(step)
         told.enter(step)
@@ -92,9 +96,10 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
                 more = {"skipped": guard.skipped(run_dir, told.guarded)} if job.on_nonfinite == "skip" else {}
                 since = {"samples": seen, "seconds": time.monotonic() - began}
                 records.write({"step": step, "split": "train", "loss": told.loss, "lr": rate, **more, **since})
-        if stopped and not checkpoints.on:
+        timed = stopped and board.timed
+        if stopped and not timed and not checkpoints.on:
             break
-        if job.data.validation_samples and not job.observe and _evaluated(job, step):
+        if job.data.validation_samples and not job.observe and (timed or _evaluated(job, step)):
             found = evaluate(job, place, parts, splits)
             goals.hear(step, found)
             if records is not None:
@@ -116,7 +121,8 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
     checkpoints.finish()
     if step == job.steps:
         return End(steps=step)
-    return End(steps=step, early=goals.reason) if goals.reason else End(steps=step, stopped_at=step)
+    early = goals.reason or (f"`max_time` has passed, {time_text(job.max_time)}" if timed and job.max_time else "")
+    return End(steps=step, early=early) if early else End(steps=step, stopped_at=step)
 
 
 def _units(job: JobProgram, batch: StepBatch) -> int:

@@ -68,6 +68,7 @@ def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> Training:
         timeout=job.launch.timeout,
         steps=steps,
         steps_per_epoch=steps_per_epoch,
+        max_time=job.train.max_time,
         clip=job.train.clip,
         on_nonfinite=job.train.on_nonfinite,
         sync_batch_norm=layout.sizes["data"] > 1 and bool(analysis.model and analysis.model.batch_norm),

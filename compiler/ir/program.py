@@ -343,6 +343,7 @@ class JobProgram(Record):
     microbatches: int
     steps: int
     steps_per_epoch: int
+    max_time: float | None = None  # seconds since the first step, over all resumes, after which it ends early
     optimizer: OptimizerStep
     learning_rate: LearningRateStep
     clip: float | None

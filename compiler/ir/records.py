@@ -188,6 +188,7 @@ class Training(Record):
     timeout: float
     steps: int
     steps_per_epoch: int
+    max_time: float | None = None
     clip: float | None
     on_nonfinite: str
     sync_batch_norm: bool

@@ -168,6 +168,13 @@ class TrainSpec(Block):
     one_of: ClassVar = (("steps", "epochs"),)
     steps: int | None = arg(measure("steps", min=1), "optimizer steps", default=None)
     epochs: int | None = arg(measure("epochs", min=1), "passes through the data", default=None)
+    max_time: float | None = arg(
+        measure("time", above=0),
+        "ends the training early, evaluated and saved as at its end, after the step that begins once this has passed "
+        "since its first step, over all resumes",
+        default=None,
+        shown="none",
+    )
     optimizer: Optimizer = arg(calls("optimizer"), "the rule of an update")
     lr_schedule: Call = arg(calls("lr_schedule"), "the learning rate over time", default=Constant(), shown="constant")
     scale_lr: Call | None = arg(calls("lr_scale"), "the learning rate follows the batch", default=None, shown="none")

@@ -105,6 +105,8 @@ _FIELDS = (
      "earlystopping early_stop early_stopping_callback stop_early"),
     ("train.early_stopping.patience", "", "patience early_stopping_patience"),
     ("train.early_stopping.by", "", "min_delta early_stopping_threshold early_stopping_min_delta"),
+    ("train.max_time", "`2h`, `30 min`", "max_duration time_budget max_train_time max_training_time max_hours timer "
+     "exit_duration_in_mins"),
     ("train.seed", "", "random_seed seed_everything manual_seed data_seed rng_seed random_state torch_seed"),
     ("train.compile", "", "torch_compile compile_model dynamo dynamo_backend dynamo_config torchdynamo "
      "torch_compile_backend torch_compile_mode use_compile jit_mode"),
@@ -171,7 +173,7 @@ _ABSENT = (
     ("a checkpoint holds the whole state of the training; `dslc export` writes the weights alone",
      "save_only_model save_weights_only save_safetensors save_on_each_node save_16bit_model "
      "stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model_save fsdp_state_dict_type"),
-    ("a training has one length: `train.steps` or `train.epochs`", "min_epochs min_steps max_time steps_per_epoch"),
+    ("a training has one length: `train.steps` or `train.epochs`", "min_epochs min_steps steps_per_epoch"),
     ("the length of an epoch follows from the data; `--set train.steps=10` makes a run short",
      "limit_train_batches overfit_batches fast_dev_run max_train_samples train_samples"),
     ("every evaluation is of the whole validation split; `data.validation` sets its size",

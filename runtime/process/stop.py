@@ -38,7 +38,7 @@ SECOND = 0.5  # seconds; `timeout` and some supervisors send one signal twice in
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 WORDS = 1 << 16  # bytes reserved for the last words of a rank; untouched pages cost nothing
 
-_REQUEST, _STOP_AT, _UNITS, _RECORDS, _NOT_FINITE = range(5)
+_REQUEST, _STOP_AT, _UNITS, _RECORDS, _NOT_FINITE, _TIMED = range(6)
 _HEAD, _EACH = 8, 3  # numbers at the beginning of the board, and for each rank
 _PROCESS, _STEP, _SAID = range(3)  # _SAID: bytes of last words, negated for a rank that is done
 
@@ -61,16 +61,24 @@ class Board:
     def stop_requested(self) -> bool:
         return bool(self._numbers[_REQUEST])
 
-    def answer(self, step: int) -> None:
-        """Sets `stop_at` to `step` (from 1) if a stop was requested; called by rank 0 before it begins a step."""
+    def answer(self, step: int, *, timed: bool = False) -> None:
+        """Sets `stop_at` to `step` (from 1) if a stop was requested, or the job's time has passed (`timed`); called by
+        rank 0 before it begins a step.
+        """
         numbers = self._numbers
-        if numbers[_REQUEST] and not numbers[_STOP_AT]:
+        if (numbers[_REQUEST] or timed) and not numbers[_STOP_AT]:
+            numbers[_TIMED] = not numbers[_REQUEST]  # before the step, which tells the ranks to look
             numbers[_STOP_AT] = step
 
     @property
     def stop_at(self) -> int:
         """Step (from 1) after which all ranks leave; 0 if there is none yet."""
         return self._numbers[_STOP_AT]
+
+    @property
+    def timed(self) -> bool:
+        """True if all ranks leave because the job's time has passed; known where `stop_at` is."""
+        return bool(self._numbers[_TIMED])
 
     # -------------------------------------------------------------------------------------------------- not finite
 

@@ -436,6 +436,8 @@ class _Drawing:
             body["scale_lr"] = self.one("linear(base_batch = 8)", "sqrt(base_batch = 4)")
         if self.chance(0.1):
             body["no_decay"] = self.one('["*.bias"]', '["*.weight"]', '["*bias*", "*weight*"]', '["no.*"]')
+        if self.chance(0.1):
+            body["max_time"] = self.one("1 h", "0.5d")
         if self.chance(0.25):
             body["clip"] = self.one("0.05", "0.5", "10")
         if self.chance(0.25):

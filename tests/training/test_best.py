@@ -108,6 +108,18 @@ def test_a_rate_that_follows_the_evaluations(launcher: Launcher, job: Path) -> N
     assert rates[0] == rates[1] == pytest.approx([0.05, 0.1, 0.1, 0.1, 0.05, 0.05, 0.025, 0.025])
 
 
+@pytest.mark.parametrize("plan", [ONE, TWO])
+def test_a_training_ends_once_its_time_has_passed(launcher: Launcher, job: Path, plan: tuple[str, ...]) -> None:
+    """It is evaluated and saved, as at its end; a resumed one has no more time."""
+    made = until(launcher, job, "run", 20, *plan, "train.max_time=1us")
+    assert "ended early, after 1 step of 20" in made.shown and "`max_time` has passed" in made.shown
+    assert [step for step, _ in evaluated(made)] == [1] and kept(made.folder)[0] == ["step-00000001"]
+    again = until(launcher, job, "run", 20, *plan, "train.max_time=1us")
+    assert "resumes after step 1" in again.shown and "ended early, after 1 step of 20" in again.shown
+    more = until(launcher, job, "run", 3, *plan, "train.max_time=1d")
+    assert "ended early" not in more.shown and len(more.losses()) == 3
+
+
 def test_the_link_follows_the_best_and_stays_with_its_goal(launcher: Launcher, job: Path) -> None:
     falling = ("checkpoint.best=lowest(loss)", "checkpoint.every=none", "train.early_stopping=none")
     made = until(launcher, job, "run", 6, *TWO, *falling)

@@ -30,6 +30,7 @@ PLANS: dict[str, tuple[str, ...]] = {
         "parallelism.data=1",
         "data.validation=10%",
         "train.early_stopping=lowest(loss)",
+        "train.max_time=2h",
         "checkpoint.best=highest(loss)",
     ),
     "ddp": ("devices.cpus=2", "parallelism.pipeline=1", "parallelism.data=2"),
