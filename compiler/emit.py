@@ -45,6 +45,7 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
         optimizer=plan.one(p.OptimizerStep),
         learning_rate=plan.one(p.LearningRateStep),
         clip=training.clip,
+        clip_value=training.clip_value,
         on_nonfinite=training.on_nonfinite,  # type: ignore[arg-type]
         precision=plan.one(p.PrecisionStep),
         gradients=plan.one(p.GradientStep),

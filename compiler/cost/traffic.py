@@ -136,7 +136,7 @@ def _over_all(place: Coordinate) -> Iterator[TrafficNode]:
         return
     axis = wide[0] if len(wide) == 1 else "all"
     for asked, what in (
-        (place.job.train.clip is not None, "norm of the gradient"),
+        (place.job.train.clip_norm is not None, "norm of the gradient"),
         (leaves_out_steps(place.job), "whether a gradient is not finite"),
     ):
         if asked:

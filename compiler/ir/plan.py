@@ -125,6 +125,7 @@ class TrainingNode(Record):
     lr_schedule: str
     precision: str
     clip: float | None
+    clip_value: float | None = None
     seed: int
 
 

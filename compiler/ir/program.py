@@ -346,7 +346,8 @@ class JobProgram(Record):
     max_time: float | None = None  # seconds since the first step, over all resumes, after which it ends early
     optimizer: OptimizerStep
     learning_rate: LearningRateStep
-    clip: float | None
+    clip: float | None  # the largest norm of the whole gradient
+    clip_value: float | None = None  # the largest absolute value in it
     on_nonfinite: Literal["stop", "skip", "continue"] = "stop"  # for a step whose loss is not finite
     precision: PrecisionStep
     gradients: GradientStep

@@ -190,6 +190,7 @@ class Training(Record):
     steps_per_epoch: int
     max_time: float | None = None
     clip: float | None
+    clip_value: float | None = None
     on_nonfinite: str
     sync_batch_norm: bool
     offload: tuple[str, ...]

@@ -13,7 +13,7 @@ from itertools import groupby
 from dslc.compiler.common.units import byte_text, count_text, flop_text, percent_text, time_text
 from dslc.compiler.cost.stages import equal_counts
 from dslc.compiler.ir.memory import KINDS, MemoryNode
-from dslc.compiler.ir.plan import Plan, RankNode, ScheduleNode
+from dslc.compiler.ir.plan import Plan, RankNode, ScheduleNode, TrainingNode
 from dslc.compiler.show.describe import (
     ORDER,
     UNKNOWN,
@@ -297,10 +297,16 @@ def _training(plan: Plan) -> list[str]:
         ("optimizer", training.optimizer),
         ("learning rate", f"{rate} ({training.lr_schedule})"),
         ("precision", training.precision),
-        ("clip", "none" if training.clip is None else f"{training.clip:g}, the global norm"),
+        ("clip", _clip(training)),
         ("seed", str(training.seed)),
     ]
     return table(rows)
+
+
+def _clip(training: TrainingNode) -> str:
+    if training.clip_value is not None:
+        return f"{training.clip_value:g}, each number"
+    return "none" if training.clip is None else f"{training.clip:g}, the global norm"
 
 
 def _memory(plan: Plan) -> list[str]:

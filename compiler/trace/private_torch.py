@@ -139,6 +139,8 @@ def part_in_whole(tensor: Any) -> tuple[Sequence[int], Sequence[int]]:
 # ------------------------------------------------------------------------------------- operations on lists of tensors
 
 scale_all = torch._foreach_mul_  # multiplies each in place
+lower_all = torch._foreach_clamp_max_  # takes the smaller of each number and the limit, in place
+raise_all = torch._foreach_clamp_min_  # the larger
 norms = torch._foreach_norm  # the norm of each
 unscale_all = torch._amp_foreach_non_finite_check_and_unscale_  # multiplies each in place, and marks infinities
 

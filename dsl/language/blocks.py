@@ -179,7 +179,12 @@ class TrainSpec(Block):
     lr_schedule: Call = arg(calls("lr_schedule"), "the learning rate over time", default=Constant(), shown="constant")
     scale_lr: Call | None = arg(calls("lr_scale"), "the learning rate follows the batch", default=None, shown="none")
     no_decay: tuple[str, ...] = arg(_PATTERNS, "patterns of parameters without weight decay", default=(), shown="none")
-    clip: float | None = arg(Float(above=0), "the largest global norm of the gradients", default=None, shown="none")
+    clip: float | c.ClipNorm | c.ClipValue | None = arg(
+        either(Float(above=0), calls("clip")),
+        "the largest global norm of the gradients, `1.0` or `norm(1.0)`; or of each of their numbers, `value(0.5)`",
+        default=None,
+        shown="none",
+    )
     precision: Call = arg(calls("precision"), "of the arithmetic", default=c.Fp32(), shown="fp32")
     early_stopping: EarlyStopping | None = arg(
         calls("early_stopping"), "ends the training once the evaluations get no better", default=None, shown="none"
@@ -192,6 +197,18 @@ class TrainSpec(Block):
     seed: int = arg(Int(min=0, max=2**63 - 1), "determines everything random", default=0)
     compile: bool = arg(Bool(), "`torch.compile`", default=False)
     deterministic: bool = arg(Bool(), "the same plan gives the same bits", default=False)
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The largest global norm of the gradients, if it is limited."""
+        if isinstance(self.clip, c.ClipValue):
+            return None
+        return self.clip.limit if isinstance(self.clip, c.ClipNorm) else self.clip
+
+    @property
+    def clip_value(self) -> float | None:
+        """The largest absolute value in a gradient, if it is limited."""
+        return self.clip.limit if isinstance(self.clip, c.ClipValue) else None
 
 
 @block

@@ -216,6 +216,20 @@ _LEVEL = word("O1", "O2")
 _LEVEL_DOC = "O1: autocast over fp32 parameters; O2: a low-precision copy with an fp32 master"
 
 
+@call("clip", "norm")
+class ClipNorm(Call):
+    """Scales all gradients down where their norm over every axis is larger, as a number alone does."""
+
+    limit: float = arg(Float(above=0), "the largest norm")
+
+
+@call("clip", "value")
+class ClipValue(Call):
+    """Cuts off each number of a gradient above the limit, and below its negative."""
+
+    limit: float = arg(Float(above=0), "the largest absolute value")
+
+
 @call("precision")
 class Fp32(Call):
     """Everything in 32 bits."""

@@ -96,6 +96,8 @@ _FIELDS = (
     ("train.no_decay", "", "no_weight_decay no_decay_params weight_decay_exclude exclude_from_weight_decay"),
     ("train.clip", "", "gradient_clip_val gradient_clipping max_grad_norm clip_grad clip_grad_norm grad_clip "
      "gradient_clip max_norm clip_norm grad_norm_clip clipnorm grad_clip_norm global_clipnorm"),
+    ("train.clip = value(0.5)", "", "clip_value clipvalue clip_grad_value clip_by_value"),
+    ("train.clip", "`norm(1.0)`, `value(0.5)`", "gradient_clip_algorithm"),
     ("train.precision", "", "amp use_amp autocast mixed_precision dtype torch_dtype amp_dtype param_dtype "
      "model_dtype half_precision mixed_precision_policy data_types"),
     ("train.precision = bf16", "", "bf16 bfloat16 use_bf16 bf16_full_eval"),
@@ -189,8 +191,6 @@ _ABSENT = (
     ("there is nothing to set: each rank is given its share of every global batch",
      "sampler batch_sampler use_distributed_sampler replace_sampler_ddp distributed_sampler split_batches "
      "dispatch_batches even_batches reload_dataloaders_every_n_epochs shuffle_buffer"),
-    ("gradients are clipped by their global norm alone: `train.clip`",
-     "gradient_clip_algorithm clip_value clipvalue clip_grad_value"),
     ("whoever starts the processes tells them their ranks and addresses: `launch.with`",
      "node_rank machine_rank local_rank rank master_addr master_port main_process_ip main_process_port rdzv_endpoint "
      "rdzv_id hostfile main_training_function same_network dist_url init_method"),

@@ -81,6 +81,8 @@ def _step(
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         norm = nn.utils.clip_grad_norm_(trained, limit, foreach=False)
+        if job.clip_value is not None:
+            nn.utils.clip_grad_value_(trained, job.clip_value)
         scaler.step(optimizer)
         scaler.update()
         number = _number(job.loss, target)

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
-from dslc.compiler.trace.private_torch import scale_all
+from dslc.compiler.trace.private_torch import lower_all, raise_all, scale_all
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.model.losses import count
 from dslc.runtime.parallel import context_parallel
@@ -103,7 +103,7 @@ def updater(job: JobProgram, parts: Parts, looks: Looks) -> Callable[[], Tensor 
     """Returns the function that closes a step: it clips the gradient, changes the parameters by it and drops it, and
     returns its norm if that was asked for.
     """
-    engine, optimizer, scaler, clip = parts.engine, parts.optimizer, parts.scaler, job.clip
+    engine, optimizer, scaler, clip, most = parts.engine, parts.optimizer, parts.scaler, job.clip, job.clip_value
     parameters = [parameter for parameter in parts.plain.parameters() if parameter.requires_grad]
     counted = [engine.counts(parameter) for parameter in parameters]
     measured, scaled = clip is not None or job.observe, scaler.is_enabled()
@@ -111,9 +111,12 @@ def updater(job: JobProgram, parts: Parts, looks: Looks) -> Callable[[], Tensor 
 
     def update() -> Tensor | None:
         norm = None
-        if measured:
+        if measured or most is not None:
             scaler.unscale_(optimizer)
+        if measured:
             norm = clipped(parameters, counted, clip, engine.shards, looks.norm)
+        if most is not None:
+            cut_off(parameters, most)
         if scaled:
             scaler.step(optimizer)
             scaler.update()
@@ -123,6 +126,20 @@ def updater(job: JobProgram, parts: Parts, looks: Looks) -> Callable[[], Tensor 
         return norm
 
     return update
+
+
+@torch.no_grad()
+def cut_off(parameters: Sequence[Tensor], most: float) -> None:
+    """Limits each number of the gradients to [-most, most], in place: of this rank's rows, each for itself."""
+    if rows := _rows(parameters):
+        raise_all(rows, -most)
+        lower_all(rows, most)
+
+
+def _rows(parameters: Sequence[Tensor]) -> list[Any]:
+    """Returns the rows of the gradients that are this rank's."""
+    gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return [gradient.to_local() if hasattr(gradient, "to_local") else gradient for gradient in gradients]
 
 
 @torch.no_grad()
@@ -139,8 +156,7 @@ def clipped(
     Works on this rank's rows, and counts those of the `counted` parameters: one number is exchanged, and no operation
     is dispatched over a mesh.
     """
-    gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    rows = [gradient.to_local() if hasattr(gradient, "to_local") else gradient for gradient in gradients]
+    rows = _rows(parameters)
     own = [count for parameter, count in zip(parameters, counted, strict=True) if parameter.grad is not None]
     mine = list(itertools.compress(rows, own))
     norm = torch.nn.utils.get_total_norm(mine) if mine or not rows else rows[0].new_zeros(())

@@ -439,7 +439,7 @@ class _Drawing:
         if self.chance(0.1):
             body["max_time"] = self.one("1 h", "0.5d")
         if self.chance(0.25):
-            body["clip"] = self.one("0.05", "0.5", "10")
+            body["clip"] = self.one("0.05", "norm(0.5)", "10", "value(0.01)")
         if self.chance(0.25):
             body["precision"] = self.one("bf16", "bf16(level = O2)", "fp16", "fp16(level = O2)", "fp32")
         if self.chance(0.3):

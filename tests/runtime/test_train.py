@@ -42,12 +42,13 @@ def test_a_conv_net_over_an_uneven_last_batch(launcher: Launcher, tmp_path: Path
     assert one.losses()[-1] < one.losses()[0]
 
 
-def test_ignored_tokens_in_pieces_and_clipped(launcher: Launcher, tmp_path: Path) -> None:
+@pytest.mark.parametrize("limit", [{"clip": 0.3}, {"clip_value": 0.001}])
+def test_ignored_tokens_in_pieces_and_clipped(launcher: Launcher, tmp_path: Path, limit: dict[str, float]) -> None:
     data = tokens(tmp_path, train=42, batch=9, last=True, ignored=0.4)
-    changed: dict[str, Any] = {"model": gpt_model(), "loss": KEPT, "clip": 0.3, "steps": 10, "microbatches": 2}
-    one, others = over_ranks(launcher, tmp_path, data, **changed)
-    whole = train(launcher, tmp_path / "whole", 1, data, **changed | {"microbatches": 1})
-    free = train(launcher, tmp_path / "free", 1, data, **changed | {"clip": None})
+    changed: dict[str, Any] = {"model": gpt_model(), "loss": KEPT, "steps": 10, "microbatches": 2}
+    one, others = over_ranks(launcher, tmp_path, data, **changed | limit)
+    whole = train(launcher, tmp_path / "whole", 1, data, **changed | limit | {"microbatches": 1})
+    free = train(launcher, tmp_path / "free", 1, data, **changed)
     for other in (*others, whole):
         agree(one, other)
     assert not np.allclose(one.losses(), free.losses(), atol=1e-4), "clipping makes a difference here"

@@ -140,7 +140,7 @@ ADAMW = "adamw(lr = 1e-3, weight_decay = 0.1)"
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "bf16(level = O2)": 2e-2, "fp16": 5e-3, "fp16(level = O2)": 5e-3}
 
 JOBS: list[Choice] = [
-    {"ranks": "2", "tensor": "2"},
+    {"ranks": "2", "tensor": "2", "clip": "value(0.001)"},
     {"ranks": "2", "context": "2", "microbatches": "2"},
     {"ranks": "4", "tensor": "2", "microbatches": "2", "freeze": '["*norm*", "blocks.0.*.bias"]'},
     {"ranks": "4", "tensor": "2", "zero": "3", "recompute": "full", "network": "gpt", "setting": "ignore = 32"},
@@ -148,7 +148,8 @@ JOBS: list[Choice] = [
     {"ranks": "4", "tensor": "2", "context": "2", "zero": "2", "microbatches": "2", "network": "list"},
     {"ranks": "4", "tensor": "4", "sequence": "false", "network": "vit", "setting": "label_smoothing = 0.1"},
     {"ranks": "4", "tensor": "2", "zero": "2", "precision": "fp16", "microbatches": "2"},
-    {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "2", "schedule": "zero_bubble"},
+    {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "2", "schedule": "zero_bubble"}
+    | {"clip": "value(0.001)"},
     {"ranks": "2", "tensor": "2", "compile": "true", "network": "mlp"},
     {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "4", "schedule": "zbv", "precision": "bf16"},
     {"ranks": "4", "pipeline": "2", "context": "2", "microbatches": "2", "setting": "ignore = 32"},

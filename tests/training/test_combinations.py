@@ -60,7 +60,7 @@ FACTORS = {
     "precision": ("fp32", "bf16", "bf16(level = O2)", "fp16", "fp16(level = O2)"),
     "microbatches": ("1", "4"),
     "optimizer": tuple(OPTIMIZERS),
-    "clip": ("none", "0.5"),
+    "clip": ("none", "0.5", "value(0.001)"),
 }
 # Allowed differences from one process by precision: (loss, share of the parameters' own movement).
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "bf16(level = O2)": 2e-2, "fp16": 5e-3, "fp16(level = O2)": 5e-3}

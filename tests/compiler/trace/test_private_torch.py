@@ -63,6 +63,10 @@ def test_lists_of_tensors() -> None:
     tensors = [torch.full((3,), 2.0), torch.full((2,), 4.0)]
     pt.scale_all(tensors, torch.tensor(0.5))
     assert [t[0].item() for t in tensors] == [1, 2]
+    limited = [torch.tensor([-3.0, 3.0]), torch.tensor([0.5])]
+    pt.lower_all(limited, 1.0)
+    pt.raise_all(limited, -2.0)
+    assert [t.tolist() for t in limited] == [[-2, 1], [0.5]]
     assert [n.item() for n in pt.norms(tensors, math.inf)] == [1, 2]
     found = torch.zeros(1)
     pt.unscale_all(tensors, found, torch.tensor([3.0]))

@@ -7,7 +7,7 @@
 #: model.loss=losses.nll
 #: data.source.file=corpus/a-b.txt
 #: model.weight=runs/a-b.pt
-#: train.clip=a/b
+#: data.validation=a/b
 #: train.batch_size=32
 #: devises.cpus=4
 #: batch_size=32
