@@ -19,6 +19,7 @@ from dslc.compiler.common.units import path_text
 from dslc.compiler.graph.constants import optimizer_step
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
+from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 from dslc.probe.unseen import tell_of_checkpoint
@@ -108,11 +109,14 @@ def _misfits(path: str, manifest: Manifest, analysis: Analysis) -> Iterator[Diag
             remedy = "the network that it was written with; `dslc export` and `model.weights` begin a new training"
             yield wrong("E0903", other, job.model.at("network"), remedy)
     optimizer = job.train.optimizer
-    if optimizer.torch_class:
+    own = isinstance(optimizer, PythonOptimizer)
+    if optimizer.runs and (not own or analysis.facts.optimizer is not None):
         step = optimizer_step(analysis)
         if step.kind.lower() != fit.optimizer.lower():
-            what = f"its optimizer is {fit.optimizer.lower()}, and the job's {optimizer.word}"
-            yield wrong("E0904", what, job.train.at("optimizer"), f"`optimizer = {fit.optimizer.lower()}(…)`")
+            written = f'python("{fit.optimizer}", …)' if ":" in fit.optimizer else f"{fit.optimizer.lower()}(…)"
+            kind = step.kind if own else optimizer.word
+            what = f"its optimizer is {written.removesuffix('(…)')}, and the job's {kind}"
+            yield wrong("E0904", what, job.train.at("optimizer"), f"`optimizer = {written}`")
         elif set(step.state) != set(fit.states):
             kept, wanted = (", ".join(states) or "nothing" for states in (fit.states, step.state))
             what = f"its optimizer keeps {kept} for each parameter, and the job's {wanted}"

@@ -44,7 +44,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
 from dslc.compiler.ir.program import JobProgram
-from dslc.dsl.language.optimizers import torch_optimizer
+from dslc.dsl.language.optimizers import PythonOptimizer, torch_optimizer
 from dslc.dsl.words import first_of, plural
 
 if TYPE_CHECKING:
@@ -163,7 +163,8 @@ def tolerance_of(job: JobProgram, rates: Sequence[float]) -> Tolerance:
     """Returns the tolerance of the table above; `rates` are the learning rates of the steps."""
     if job.precision.dtype != "float32":
         return Tolerance(loss=2e-2, norm=5e-2, parameter=None, way=0.2)
-    rounding, way = torch_optimizer(job.optimizer.kind).rounding, sum(rates)
+    declared = PythonOptimizer if job.optimizer.python else torch_optimizer(job.optimizer.kind)
+    rounding, way = declared.rounding, sum(rates)
     if not rounding:
         return Tolerance(loss=1e-5, norm=1e-4, parameter=1e-5)
     keys = 2 * way / (1 - float(job.optimizer.arguments.get("momentum", 0.0)))

@@ -33,6 +33,7 @@ from dslc.compiler.placement.seams import unsendable
 from dslc.compiler.placement.sharding import offloaded
 from dslc.compiler.rules.analyse import played
 from dslc.compiler.rules.analysis import Analysis
+from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.language.registry import BLOCKS, Node, Quantity, Range, fields
 from dslc.dsl.record import Record, record
 
@@ -91,7 +92,7 @@ def _plan(analysis: Analysis, graph: PlanGraph) -> Plan:
         data=_data(analysis),
         schedule=_schedule(analysis),
         training=TrainingNode(
-            optimizer=job.train.optimizer.word,
+            optimizer=_optimizer(analysis),
             lr=scaled_lr(analysis),
             lr_written=job.train.optimizer.lr,
             lr_schedule=job.train.lr_schedule.word,
@@ -123,6 +124,15 @@ def _step(analysis: Analysis) -> StepNode | None:
         within=links["link"],
         between=links["network"],
     )
+
+
+def _optimizer(analysis: Analysis) -> str:
+    """Names the optimizer; a user's own with what it keeps, if it was tried."""
+    optimizer, facts = analysis.job.train.optimizer, analysis.facts.optimizer
+    if not isinstance(optimizer, PythonOptimizer):
+        return optimizer.word
+    kept = sorted({fact.name for kind in facts.kinds for fact in kind}) if facts else []
+    return f"{optimizer.function}, which keeps {', '.join(kept)}" if kept else optimizer.function
 
 
 def plain(value: Any) -> Any:

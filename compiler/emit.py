@@ -90,6 +90,7 @@ def located(program: p.JobProgram, folder: str, file: str) -> p.JobProgram:
             weights=resolved(model.weights, folder),
         ),
         loss=replace(program.loss, python=function(program.loss.python)),
+        optimizer=replace(program.optimizer, python=function(program.optimizer.python)),
         learning_rate=replace(program.learning_rate, python=function(program.learning_rate.python)),
         metrics=tuple(replace(metric, python=function(metric.python)) for metric in program.metrics),
         data=replace(

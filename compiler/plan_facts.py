@@ -19,6 +19,7 @@ from dslc.compiler.facts.weights_file import file_of
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.module_facts import ModelFacts
+from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.training import configuration_file
 from dslc.dsl.language.calls import PythonSource
@@ -32,12 +33,14 @@ from dslc.dsl.record import Record, record
 @record
 class PlanFacts(Record):
     """The facts that a plan rests on. `hardware` is of one device; `measured`: its memory is that of the machine.
-    `model` is None if the user's own module was not traced. `by_parts`: it is too large for the machine to be made
-    whole. `files` are those that the ranks read, with paths as on the graph.
+    `model` is None if the user's own module was not traced, `optimizer` if it is torch's or was not tried. `by_parts`:
+    the model is too large for the machine to be made whole. `files` are those that the ranks read, with paths as on the
+    graph.
     """
 
     source: SourceFacts
     model: ModelFacts | None
+    optimizer: OptimizerFacts | None = None
     hardware: Hardware
     measured: bool
     processes: int
@@ -58,6 +61,7 @@ def facts_of(analysis: Analysis) -> PlanFacts:
     return PlanFacts(
         source=replace(analysis.source, found=found, missing="", help="", code="E0309"),
         model=analysis.facts.model,
+        optimizer=analysis.facts.optimizer,
         hardware=layout.hardware,
         measured=bool(machine and machine.gpus and layout.device == "cuda"),
         processes=layout.processes,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from dslc.compiler.compile import compile_plan
 from dslc.compiler.ir.plan import Plan
+from dslc.compiler.rules.own_optimizer import tell_of_memory
 from dslc.compiler.show.explain import explain, explain_rank
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import Loaded, load
@@ -30,6 +31,8 @@ def planned_or_shown(arguments: argparse.Namespace) -> tuple[Plan, Callable[[], 
         return (made.plan, made.text) if made is not None else None
     loaded = load(arguments.job, arguments.settings)
     analysis = inspect(loaded, report, trace=arguments.trace)
+    if analysis is not None:
+        tell_of_memory(analysis.job, analysis.facts.optimizer, report)
     show(report)
     if report.errors or analysis is None:
         return None

@@ -21,9 +21,10 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.lr_schedules import PythonSchedule
 from dslc.dsl.language.metrics import PythonMetric, TorchMetric
+from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
-from dslc.probe.own_code import tell_what_is_left, try_loss, try_metric, try_schedule, used
+from dslc.probe.own_code import tell_what_is_left, try_loss, try_metric, try_optimizer, try_schedule, used
 from dslc.probe.unseen import tell_of_network
 
 if TYPE_CHECKING:
@@ -59,7 +60,10 @@ def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
             _library_missing("torchmetrics", metric.span, report)
     if trace and isinstance(job.train.lr_schedule, PythonSchedule):
         try_schedule(job, job.train.lr_schedule, report)
-    return Facts(source=source, model=model, machine=_machine(job) if run else None)
+    optimizer = None
+    if trace and isinstance(job.train.optimizer, PythonOptimizer):
+        optimizer = try_optimizer(job, job.train.optimizer, source, model, report)
+    return Facts(source=source, model=model, optimizer=optimizer, machine=_machine(job) if run else None)
 
 
 def _is_here(network: PythonNetwork | TransformersNetwork, folder: str) -> bool:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.facts import SourceFacts
-from dslc.compiler.model.model import build
+from dslc.compiler.ir.optimizer_facts import OptimizerFacts
+from dslc.compiler.model.model import ModelGraph, build
+from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.layout import lay_out
+from dslc.compiler.placement.sharding import trained
 from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.goals import check_names
 from dslc.dsl.diagnostics import Report
@@ -15,6 +19,7 @@ from dslc.dsl.language.calls import PythonCall, PythonLoss
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.lr_schedules import PythonSchedule
 from dslc.dsl.language.metrics import PythonMetric
+from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.source import Span
 from dslc.probe.child import in_child
 from dslc.probe.unseen import can_be_tried
@@ -87,6 +92,51 @@ def try_schedule(job: JobSpec, call: PythonSchedule, report: Report) -> None:
     used(job, call, "schedule", use, report)
 
 
+def try_optimizer(
+    job: JobSpec, call: PythonOptimizer, source: SourceFacts, model: ModelFacts | None, report: Report
+) -> OptimizerFacts | None:
+    """Measures the state of a user's optimizer on the parameters that train, if they are known, and tries how its
+    updates may be divided. Returns None if it cannot be used.
+    """
+    from dslc.compiler.graph.constants import python_function
+    from dslc.compiler.ir.codec import from_json, to_json
+    from dslc.compiler.ir.program import OptimizerStep
+
+    made = opaque(model, job.model, source, Report()) if model else build(job.model, source, context_of(job), Report())
+    named = _trained(job, made) if made is not None else []
+    step = OptimizerStep(
+        kind=call.function,
+        lr=call.lr,
+        state=(),
+        counts=(),
+        fused=(),
+        no_decay=job.train.no_decay,
+        python=python_function(call, job.folder),
+    )
+
+    def use(function: Callable[..., Any]) -> Any:
+        from dslc.runtime.loop.optimizer_trial import try_out
+
+        return to_json(try_out(step, named))
+
+    found = used(job, call, "optimizer", use, report)
+    if found is None:
+        return None
+    facts = from_json(OptimizerFacts, found)
+    return facts if named else replace(facts, kinds=(), parameters=())
+
+
+def _trained(job: JobSpec, model: ModelGraph) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
+    """Returns all names and the shape of each parameter that trains, each tied one once."""
+    everything = [q for layer in model.layers for q in layer.parameters]
+    others: dict[str, list[str]] = {}
+    for q in everything:
+        if q.tied_to is not None:
+            others.setdefault(q.tied_to, []).append(q.name)
+    names = trained(job, model)
+    return [((q.name, *others.get(q.name, ())), q.shape) for q in everything if q.name in names]
+
+
 def used(
     job: JobSpec,
     call: PythonCall,
@@ -129,6 +179,7 @@ _WANTED = {
     "model": "it is called once, without data, and returns a `torch.nn.Module` that takes one tensor and gives one",
     "loss": "it takes (output, target) and gives one number for each sample or token",
     "metric": "it returns a `torchmetrics.Metric`, or an object with `update(output, target)`, `compute()`, `states`",
+    "optimizer": "it takes (params, lr = …) and gives a `torch.optim.Optimizer` over all of them",
     "schedule": "it takes (step, steps) and gives the factor on the learning rate, which follows from these alone",
 }
 

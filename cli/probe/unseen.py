@@ -20,6 +20,7 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.lr_schedules import PythonSchedule
 from dslc.dsl.language.metrics import PythonMetric
+from dslc.dsl.language.optimizers import PythonOptimizer
 
 TRIED = 10**7  # numbers of a sample with which a user's loss is tried, at most
 
@@ -62,6 +63,11 @@ def _unseen(analysis: Analysis, trace: bool) -> Iterator[tuple[str, bool]]:
             yield "its metrics", True
         elif model is None or not can_be_tried(model.output, source.target):
             yield "its metrics", False
+    if isinstance(job.train.optimizer, PythonOptimizer):
+        if not trace:
+            yield "its optimizer", True
+        elif model is None:
+            yield "its optimizer", False
     if isinstance(job.train.lr_schedule, PythonSchedule) and not trace:
         yield "its learning rate schedule", True
     if job.model.weights is not None and not file_of(job.model.weights).endswith(".safetensors"):

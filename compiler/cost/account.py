@@ -47,6 +47,7 @@ from dslc.compiler.cost.layer_bytes import (
     saved_bytes,
     sent_bytes,
 )
+from dslc.compiler.cost.optimizer_bytes import OptimizerBytes, Updated
 from dslc.compiler.cost.schedule_cost import peak_in_w, peaks_held
 from dslc.compiler.facts.hardware import framework_bytes, workspace_bytes
 from dslc.compiler.ir.memory import LayerShare, MemoryNode
@@ -104,7 +105,8 @@ class _Account:
                 self._received += layout.microbatches * self._given(stages[stage - 1][-1])
             if stage + 1 < len(stages):
                 self._received += layout.microbatches * self._given(stages[stage][-1])
-        self._updated = 0  # numbers that the rank's optimizer changes
+        self._optimizer = OptimizerBytes(job, staging.optimizer)
+        self._updated: list[tuple[ParameterNode, int]] = []  # parameters, and the numbers that the rank updates
         self._most = -1
 
     def _layer_bytes(self, layer: LayerNode, again: bool) -> LayerBytes:
@@ -171,20 +173,18 @@ class _Account:
     # ---------------------------------------------------------------------------------------------------- the state
 
     def _state(self) -> MemoryNode:
-        job, layout, sharding = self._job, self._layout, self._sharding
+        layout, sharding = self._layout, self._sharding
         own = [q for layer in self._layers for q in layer.parameters if q.tied_to is None]
         train = [q for q in own if q.name in self._trained]
         shards = sharding.shards if sharding.engine == "fsdp" else 1
         parameters = 4 * sum(_share(q, shards) for q in own)
-        rank, self._updated = 0, self._numbers(own, shards, self._used)
-        counted = sum(q.name in self._used for q in own)
+        rank, self._updated = 0, [(q, _share(q, shards)) for q in own if q.name in self._used]
         if sharding.engine == "zero1":
             dealt = self._dealt()
-            rank = max(range(len(dealt)), key=dealt.__getitem__)
-            self._updated, counted = dealt[rank]
-        optimizer = 4 * len(job.train.optimizer.state) * self._updated
-        if layout.device == "cpu":
-            optimizer += 4 * counted * len(job.train.optimizer.counts)
+            held = [(self._kept(each), sum(numbers for _, numbers in each), len(each)) for each in dealt]
+            rank = max(range(len(dealt)), key=held.__getitem__)
+            self._updated = dealt[rank]
+        optimizer = self._kept(self._updated)
         if "parameters" in self._moved:
             parameters = optimizer = 0
         workspace = workspace_bytes(layout.device, layout.hardware)
@@ -207,19 +207,20 @@ class _Account:
         each = self._model.input
         return self._samples_of_a_step * each.bytes * (2 if each.dtype == "int64" else 1)
 
-    def _dealt(self) -> list[tuple[int, int]]:
-        """Returns for each data rank under ZeRO-1 the numbers whose state it keeps, and the count of their
-        parameters.
-        """
+    def _kept(self, updated: Updated) -> int:
+        """Returns the bytes of the optimizer's state for what a rank updates."""
+        return self._optimizer.state(updated, counts=self._layout.device == "cpu")
+
+    def _dealt(self) -> list[list[tuple[ParameterNode, int]]]:
+        """Returns for each data rank under ZeRO-1 the parameters whose state it keeps, with their numbers."""
         groups = optimizer_groups(self._job, self._model, self._trained)
         sizes = [[q.count for q in group] for group in groups]
-        totals = [(0, 0)] * self._sharding.shards
+        dealt: list[list[tuple[ParameterNode, int]]] = [[] for _ in range(self._sharding.shards)]
         for group, owners in zip(groups, zero1_partition(sizes, self._sharding.shards), strict=True):
             for parameter, owner in zip(group, owners, strict=True):
                 if parameter.name in self._used:
-                    numbers, parameters = totals[owner]
-                    totals[owner] = numbers + parameter.count, parameters + 1
-        return totals
+                    dealt[owner].append((parameter, parameter.count))
+        return dealt
 
     def _numbers(self, parameters: Iterable[ParameterNode], shards: int, names: frozenset[str]) -> int:
         """Returns a rank's numbers of the parameters `names`."""
@@ -330,11 +331,11 @@ class _Account:
 
     def _update_bytes(self) -> int:
         """Returns the optimizer's temporary bytes: without a fused kernel, some numbers for each that it updates."""
-        optimizer = self._job.train.optimizer
         if self._moved & {"optimizer", "parameters"}:  # it works in the host's memory
             return 0
-        if optimizer.scratch and self._layout.device not in fused_on(self._job, self._layout, self._sharding):
-            return 4 * optimizer.scratch * self._updated
+        scratch = self._optimizer.scratch(self._updated)
+        if scratch and self._layout.device not in fused_on(self._job, self._layout, self._sharding):
+            return scratch
         if self._sharding.engine != "none":
             return 0
         # The gradient of a convolution has other strides than its weight, and is copied to those.

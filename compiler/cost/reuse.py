@@ -78,4 +78,4 @@ def _costly(staging: Staging) -> tuple[object, ...]:
     speed: dict[str, Any] = {"lr": 1.0} if hasattr(train.optimizer, "lr") else {}
     optimizer = replace(train.optimizer, **speed)
     job = replace(staging.job, train=replace(train, optimizer=optimizer, lr_schedule=Constant(), scale_lr=None, seed=0))
-    return job, staging.layout, staging.workload, staging.stages, staging.placement
+    return job, staging.layout, staging.workload, staging.stages, staging.placement, staging.optimizer

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 from dslc.compiler.common.shares import pieces
 from dslc.compiler.cost.account import account
 from dslc.compiler.cost.layer_bytes import kept_bytes
+from dslc.compiler.cost.optimizer_bytes import OptimizerBytes
 from dslc.compiler.cost.schedule_cost import held
+from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.model.model import LayerNode, ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import ScheduleTable
@@ -52,6 +54,7 @@ def cut(
     schedule: ScheduleTable | None = None,
     cuts: TensorPlan | None = None,
     reuse: Reuse | None = None,
+    optimizer: OptimizerFacts | None = None,
 ) -> Cut | None:
     """The layers of each stage, in order; None with the reason in the report.
 
@@ -74,9 +77,11 @@ def cut(
         return None
     if not isinstance(wanted, tuple):
         whole = (range(layers),)
-        return whole if stages == 1 else _balanced(job, layout, model, stages, workload, schedule, cuts, reuse)
+        return (
+            whole if stages == 1 else _balanced(job, layout, model, stages, workload, schedule, cuts, reuse, optimizer)
+        )
     if len(wanted) != stages or sum(wanted) != layers:
-        likely = _balanced(job, layout, model, stages, workload, schedule, cuts, reuse)
+        likely = _balanced(job, layout, model, stages, workload, schedule, cuts, reuse, optimizer)
         report.add(
             "E0411",
             f"`parallelism.stages` names {plural(len(wanted), 'stage')} with {plural(sum(wanted), 'layer')} in all, "
@@ -120,6 +125,7 @@ def _balanced(
     schedule: ScheduleTable | None,
     cuts: TensorPlan | None,
     reuse: Reuse | None,
+    optimizer: OptimizerFacts | None,
 ) -> Cut:
     costs = [work(layer) for layer in model.layers]
     runs = _runs(job, model)
@@ -128,7 +134,7 @@ def _balanced(
     limit = job.memory.limit or layout.hardware.memory
     if limit is None or workload is None or schedule is None or cuts is None:
         return fastest
-    needs = _needs(job, layout, model, workload, schedule)
+    needs = _needs(job, layout, model, workload, schedule, optimizer)
     found: Cut | None = fastest
     beside: list[float] | None = None  # memory of each stage in the account besides its needs
     each = layout.work(len(costs))
@@ -138,7 +144,14 @@ def _balanced(
         if reuse:
             reuse.spent += each // 4
         staging = Staging(
-            job=job, layout=layout, workload=workload, model=model, cuts=cuts, stages=found, schedule=schedule
+            job=job,
+            layout=layout,
+            workload=workload,
+            model=model,
+            cuts=cuts,
+            stages=found,
+            schedule=schedule,
+            optimizer=optimizer,
         )
         peaks = [account(staging, p).peak for p in range(schedule.ranks)]
         if max(peaks) <= limit:
@@ -178,12 +191,19 @@ def _runs(job: JobSpec, model: ModelGraph) -> Begins:
     return lambda stage: found
 
 
-def _needs(job: JobSpec, layout: Layout, model: ModelGraph, workload: Workload, schedule: ScheduleTable) -> Needs:
+def _needs(
+    job: JobSpec,
+    layout: Layout,
+    model: ModelGraph,
+    workload: Workload,
+    schedule: ScheduleTable,
+    optimizer: OptimizerFacts | None,
+) -> Needs:
     """Returns a stage's memory that grows with its layers: its state, and the activations of its micro-batches in
     flight.
     """
     sharding = sharding_of(job, layout)
-    state = 4 * len(job.train.optimizer.state) / sharding.shards + 8  # with parameter and gradient
+    state = OptimizerBytes(job, optimizer).of_a_number() / sharding.shards + 8  # with parameter and gradient
     samples = workload.microbatch / layout.sizes["context"]
     parameters = [sum(q.count for q in layer.parameters) for layer in model.of_a_rank]
     kept = [samples * kept_bytes(job, layer, model) for layer in model.of_a_rank]

@@ -15,6 +15,7 @@ from dslc.compiler.facts.sources import FOUND_PATHS, source_key
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import ModelGraph
+from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.ir.records import Shape, Training
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.seams import sent
@@ -29,6 +30,7 @@ from dslc.dsl.language.goals import EarlyStopping, Goal
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.lr_schedules import Plateau, PythonSchedule, Schedule
+from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.language.registry import Call, Quantity, fields
 from dslc.dsl.paths import Located, portable
 from dslc.dsl.source import Span
@@ -368,6 +370,19 @@ def scaled_lr(analysis: Analysis) -> float:
 
 def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
     job, optimizer = analysis.job, analysis.job.train.optimizer
+    if isinstance(optimizer, PythonOptimizer):
+        facts, own = analysis.facts.optimizer or OptimizerFacts(), python_function(optimizer, HERE)
+        return p.OptimizerStep(
+            kind=own.function,
+            lr=scaled_lr(analysis),
+            state=tuple(sorted({fact.name for kind in facts.kinds for fact in kind})),
+            counts=(),
+            fused=(),
+            no_decay=job.train.no_decay,
+            python=own,
+            group_state=facts.group_state,
+            line=short_line(optimizer.span),
+        )
     return p.OptimizerStep(
         kind=optimizer.torch_class,
         lr=scaled_lr(analysis),

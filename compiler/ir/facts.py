@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
+from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.dsl.record import Record, record
 
@@ -50,4 +51,5 @@ class MachineFacts(Record):
 class Facts(Record):
     source: SourceFacts | None = None
     model: ModelFacts | None = None
+    optimizer: OptimizerFacts | None = None  # of a user's own
     machine: MachineFacts | None = None

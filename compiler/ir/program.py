@@ -114,11 +114,11 @@ class DataStep(Record):
 
 @record
 class OptimizerStep(Record):
-    """A class of `torch.optim` and its arguments; `lr` is already scaled.
+    """A class of `torch.optim` and its arguments, or `python`, a function of the user's; `lr` is already scaled.
 
     `no_decay` are patterns (`fnmatch`, over full names) of parameters that decay by nothing. `state` names what is kept
     for each parameter, `counts` those of them that are one number. `fused` are the devices on which torch's fused
-    kernel is taken.
+    kernel is taken. `group_state` are the entries of the groups of a user's own that its updates change.
     """
 
     kind: str
@@ -128,6 +128,8 @@ class OptimizerStep(Record):
     fused: tuple[str, ...]
     no_decay: tuple[str, ...] = ()
     arguments: Arguments = field(default_factory=dict)
+    python: PythonFunction | None = None
+    group_state: tuple[str, ...] = ()
     line: str = ""
 
 

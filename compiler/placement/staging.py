@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from dslc.compiler.ir.nodes import ModelGraph
+from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.placement import sharding
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import ScheduleTable
@@ -29,6 +30,7 @@ class Staging(Record):
     cuts: TensorPlan
     stages: tuple[range, ...]
     schedule: ScheduleTable | None
+    optimizer: OptimizerFacts | None = None  # of a user's own
 
     @property
     def placement(self) -> tuple[int, ...]:

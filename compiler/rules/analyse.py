@@ -41,6 +41,7 @@ from dslc.compiler.rules import (
     sharding as rules_sharding,
 )
 from dslc.compiler.rules.analysis import Analysis, Pipeline
+from dslc.compiler.rules.own_optimizer import check_own_optimizer
 from dslc.dsl.bounds import TRIED, WORK
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import PythonSource
@@ -78,8 +79,9 @@ def analyse(
         reuse.spent += layout.work(len(model.layers)) // 4 + len(model.layers) * stages // 80
     if fine("model", "data", "train", "evaluate", "parallelism"):
         rules.check_job(job, layout, workload, source, model, cuts, report)
+        check_own_optimizer(job, layout, facts.optimizer, report)
         rules_padding.check_padding(job, source, facts.model, report)
-    pipeline = _pipeline(job, layout, workload, model, cuts, reuse, report) if layout and model else None
+    pipeline = _pipeline(job, layout, workload, model, cuts, facts, reuse, report) if layout and model else None
     uneven = (layout is not None and layout.sizes["data"] % job.parallelism.replicas) or (cuts and cuts.uneven)
     if layout is None or workload is None or uneven or (model is not None and pipeline is None):
         rules.check_supported(job, report)
@@ -95,6 +97,7 @@ def analyse(
             cuts=cuts,
             stages=pipeline.stages,
             schedule=pipeline.schedule,
+            optimizer=facts.optimizer,
         )
         costs = reuse.costs(staging, partial(rank_costs, staging))
         estimated = estimate(staging, costs)
@@ -188,6 +191,7 @@ def _pipeline(
     workload: Workload | None,
     model: ModelGraph,
     cuts: TensorPlan | None,
+    facts: Facts,
     reuse: Reuse,
     report: Report,
 ) -> Pipeline | None:
@@ -202,7 +206,7 @@ def _pipeline(
     fine = rules_pipeline.check_schedule(job, layout, report)
     filled = ranks * virtual <= len(model.layers)
     schedule = table(job.parallelism.schedule, ranks, microbatches, virtual) if fine and filled else None
-    stages = cut(job, layout, model, report, workload, schedule, cuts, reuse)
+    stages = cut(job, layout, model, report, workload, schedule, cuts, reuse, facts.optimizer)
     if stages is None or schedule is None:
         return None
     rules_pipeline.check_stages(job, layout, model, stages, schedule, report)

@@ -180,7 +180,7 @@ def _check_length(job: JobSpec, workload: Workload | None, report: Report) -> No
 def _check_optimizer(job: JobSpec, report: Report) -> None:
     optimizer = job.train.optimizer
     exchange = job.parallelism.gradients
-    if not optimizer.torch_class and not isinstance(exchange, c.Allreduce):
+    if not optimizer.runs and not isinstance(exchange, c.Allreduce):
         report.add(
             "E0605",
             f"`{optimizer.word}` exchanges gradients in a way of its own",
@@ -318,7 +318,7 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
         yield "`backend = mpi`", job.devices.at("backend"), "`gloo` on CPUs, `nccl` on GPUs"
     if not isinstance(parallelism.gradients, c.Allreduce):
         yield f"`gradients = {parallelism.gradients.word}()`", parallelism.at("gradients"), "`allreduce()` runs"
-    if not train.optimizer.torch_class:
+    if not train.optimizer.runs:
         yield f"`{train.optimizer.word}`", train.at("optimizer"), "`adam` runs"
     if isinstance(job.model.loss, c.Contrastive):
         yield "`contrastive`", job.model.at("loss"), ""

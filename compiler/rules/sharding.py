@@ -37,13 +37,13 @@ def _check_dtypes(job: JobSpec, layout: Layout, facts: ModelFacts, model: ModelG
             "E0721",
             "parameters that train have to be of one dtype to be sharded: "
             + ", ".join(f"`{name}` is {dtype}" for dtype, name in found.items()),
-            _asked_by(job, layout),
+            asked_by(job, layout),
             notes=[Note(message="the network", span=job.model.at("network"))],
-            help="make them of one dtype, or freeze one kind of them" + _or_else(job, layout, "none", "ddp"),
+            help="make them of one dtype, or freeze one kind of them" + or_else(job, layout, "none", "ddp"),
         )
 
 
-def _asked_by(job: JobSpec, layout: Layout) -> Span | None:
+def asked_by(job: JobSpec, layout: Layout) -> Span | None:
     """Returns the span of the field that asks for sharded parameters."""
     if job.parallelism.zero:
         return job.parallelism.at("zero")
@@ -55,7 +55,7 @@ def _asked_by(job: JobSpec, layout: Layout) -> Span | None:
     return job.parallelism.at(beside)
 
 
-def _or_else(job: JobSpec, layout: Layout, *fine: Engine) -> str:
+def or_else(job: JobSpec, layout: Layout, *fine: Engine) -> str:
     """Returns advice: the first change, if one is enough, after which the engine is one of `fine`."""
     parallelism, train = job.parallelism, job.train
     changes = {
@@ -76,8 +76,8 @@ def _check_numbers(job: JobSpec, layout: Layout, facts: ModelFacts, report: Repo
     report.add(
         "E0720",
         f"the parameter `{numbers[0]}` is a single number without a dimension, which has no rows to be shared out",
-        _asked_by(job, layout),
+        asked_by(job, layout),
         label=f"{len(numbers)} such parameters" if len(numbers) > 1 else "",
         notes=[Note(message="the network", span=job.model.at("network"))],
-        help="give it one: `nn.Parameter(torch.ones(1))`" + _or_else(job, layout, "none", "ddp", "zero1"),
+        help="give it one: `nn.Parameter(torch.ones(1))`" + or_else(job, layout, "none", "ddp", "zero1"),
     )

@@ -326,6 +326,8 @@ _VALUES = (
 # (the message; the names of calls, spelt likewise)
 _ABSENT_VALUES = (
     ("a network is a list of layers, as in `[flatten(), linear(10)]`", "sequential modulelist list"),
+    ("`python(…)` takes an optimizer of your own, or of a library: `python(\"lion:Lion\", lr = 3e-4)`",
+     "lion lion8bit pagedlion muon adafactor lamb lars prodigy schedulefree sophia shampoo soap adopt galore"),
     ("`python(…)` takes a loss of your own", "smoothl1loss smoothl1 huber huberloss kldivloss kldiv ctcloss "
      "tripletmarginloss hingeloss focalloss dice diceloss cosineembeddingloss"),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The optimizers. One class says everything that dslc has to know of one.
+"""The optimizers: those of torch, and a user's own. One class says everything that dslc has to know of one of torch's.
 
 Its fields are its arguments, with torch's defaults. The class variables and properties describe its class in
 `torch.optim`: the name of its class, the state that it keeps, its fused kernels, and the memory of an update without
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from dslc.dsl.language.calls import PythonCall
 from dslc.dsl.language.registry import CALLS, Bool, Call, Float, ListOf, Measure, arg, call
 from dslc.dsl.record import record
 
@@ -36,7 +37,8 @@ class Optimizer(Call):
     learning rate, because the update divides by a gradient; 0 where it does not.
     """
 
-    torch_class: ClassVar[str] = ""  # in `torch.optim`; "": it has none, and no job runs with it
+    torch_class: ClassVar[str] = ""  # in `torch.optim`; "": it has none
+    runs: ClassVar[bool] = True
     counts: ClassVar[tuple[str, ...]] = ("step",)
     fused: ClassVar[tuple[Device, ...]] = ()  # devices for which torch has a fused kernel
     fused_takes_shards: ClassVar[bool] = False  # it takes parameters that are DTensors
@@ -192,12 +194,28 @@ class Rmsprop(Optimizer):
         return 1 + int(self.weight_decay > 0)
 
 
+@call("optimizer", "python", open=True)
+class PythonOptimizer(Optimizer, PythonCall):
+    """`f(params, lr = …, …)` of yours, or a class, giving a `torch.optim.Optimizer` over all of `params`: a list of
+    parameters, or groups with a `weight_decay` of 0 for those of `no_decay`. If its first argument is called
+    `named_parameters`, it gets pairs (name, parameter) in their place. The schedule multiplies the `lr` of each group.
+    What it keeps for each parameter (tensors, numbers) is measured before a training, and is kept in checkpoints; and
+    it is tried out whether a rank may update a part of the parameters, or of each parameter.
+    """
+
+    rounding: ClassVar = 2.0  # a sign may be another
+
+    lr: float = arg(_LR, _LR_DOC)
+
+
 # Torch has none of the following: a job with one of them is checked and planned, and does not run.
 
 
 @record
 class _Compressed(Optimizer):
     """Adam whose momentum is exchanged in fewer bits."""
+
+    runs: ClassVar = False
 
     @property
     def state(self) -> tuple[str, ...]:

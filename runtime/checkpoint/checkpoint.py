@@ -80,7 +80,12 @@ class Checkpoints:
         self._device = parts.device
         self._folder = files.folder_of(job, run_dir)
         self._state = TrainingState(
-            parts, place.rank, job.world_size, counts=job.optimizer.counts, noise=noise_rank(job, place.rank)
+            parts,
+            place.rank,
+            job.world_size,
+            counts=job.optimizer.counts,
+            group_state=job.optimizer.group_state,
+            noise=noise_rank(job, place.rank),
         )
         self._fit = files.fit_of(job, self._state.shapes)
         # A group of its own, so that a thread's messages never come between those of the training.

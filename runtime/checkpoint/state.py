@@ -33,7 +33,9 @@ from torch import Tensor, nn
 
 from dslc.compiler.trace.private_torch import local_part, spec_of
 from dslc.runtime.checkpoint.files import METADATA, Manifest, Shapes, is_plain_name, misfitting_tensors
+from dslc.runtime.checkpoint.own_state import OwnState
 from dslc.runtime.model.names import named_tensors
+from dslc.runtime.parallel.own_optimizer import OwnOptimizer
 from dslc.runtime.process import random_numbers
 from dslc.runtime.transport import unpickling
 
@@ -70,11 +72,21 @@ def load_model(path: str, manifest: Manifest, model: nn.Module, pipeline: Pipeli
 class TrainingState:
     """The parts of a training by name. To be made before the first step, while sharded parameters are in place.
 
-    `counts` names the optimizer's states of one number, as a step count is. `noise` is the rank with whose random
+    `counts` names the optimizer's states of one number, as a step count is, and `group_state` entries of the groups of
+    a user's own (own_state.py). `noise` is the rank with whose random
     numbers this one draws (parallel/tensor_parallel.py), if not its own.
     """
 
-    def __init__(self, parts: Parts, rank: int, ranks: int, *, counts: Sequence[str], noise: int | None = None) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        rank: int,
+        ranks: int,
+        *,
+        counts: Sequence[str],
+        group_state: Sequence[str] = (),
+        noise: int | None = None,
+    ) -> None:
         self._parts, self._rank, self._ranks, self._counts = parts, rank, ranks, counts
         self._noise = rank if noise is None else noise
         stages = parts.pipeline.coordinates if parts.pipeline is not None else 1
@@ -83,7 +95,10 @@ class TrainingState:
         # Kept, because a model that has just been evaluated may show whole parameters instead of its parts.
         self._model = named_tensors(parts.plain)
         self._parameters = {name for name, tensor in self._model.items() if isinstance(tensor, nn.Parameter)}
-        self._slots = tuple(_slots(parts.optimizer, {id(tensor): name for name, tensor in self._model.items()}))
+        named = {id(tensor): name for name, tensor in self._model.items()}
+        inner = parts.optimizer.optim if _is_zero1(parts.optimizer) else parts.optimizer  # type: ignore[attr-defined]
+        self._own = OwnState(inner, named, group_state) if isinstance(inner, OwnOptimizer) else None
+        self._slots = tuple(_slots(parts.optimizer, named)) if self._own is None else ()
         self._dealt_out = not _is_zero1(parts.optimizer)
 
     @property
@@ -116,6 +131,9 @@ class TrainingState:
                 assert isinstance(value, Tensor), f"{slot.name}: state {state} is a {type(value).__name__}"
                 if not self._dealt_out or deal.is_mine(value):
                     found[f"optimizer.{slot.name}.{state}"] = value
+        for piece in self._own.pieces() if self._own is not None else ():
+            if self._owns(piece.parameter) and (not self._dealt_out or deal.is_mine(piece.tensor)):
+                found[f"optimizer.{piece.parameter}.{piece.state}"] = piece.tensor
         if self._alike[0] == 0:
             for name, tensor in named_tensors(self._parts.plain).items():
                 if name not in self._parameters:
@@ -146,6 +164,8 @@ class TrainingState:
             wanted |= {f"optimizer.{slot.name}.{state}": tensor for state, tensor in made.items()}
             if made:
                 slot.kept[slot.parameter] = made
+        made_own = self._own.make(states) if self._own is not None else []
+        wanted |= {f"optimizer.{piece.parameter}.{piece.state}": piece.tensor for piece in made_own}
         numbers = self._parts.scaler.state_dict()
         of_scaler = {name: torch.zeros((), dtype=torch.float64) for name in numbers if f"scaler.{name}" in there}
         wanted |= {f"scaler.{name}": tensor for name, tensor in of_scaler.items()}
@@ -160,6 +180,9 @@ class TrainingState:
         read(path, wanted)
         for slot in self._slots:
             slot.loaded()
+        for piece in made_own:
+            if piece.taken is not None:
+                piece.taken(piece.tensor)
         if of_scaler:
             self._parts.scaler.load_state_dict({n: type(numbers[n])(float(t)) for n, t in of_scaler.items()})
         if same_ranks:

@@ -15,9 +15,11 @@ O2, which keeps a 16-bit copy of the parameters.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -107,9 +109,26 @@ def _optimizer(step: OptimizerStep, model: nn.Module) -> torch.optim.Optimizer:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     decayed = [parameter for parameter in trained if id(parameter) not in known]
     others = [parameter for parameter in trained if id(parameter) in known]
+    if step.python is not None:
+        return _own_optimizer(step, model, decayed, others)
     groups = [{"params": decayed}] * bool(decayed) + [{"params": others, "weight_decay": 0.0}] * bool(others)
     kind: type[torch.optim.Optimizer] = getattr(torch.optim, step.kind)
     return kind(groups, lr=step.lr, foreach=False, **step.arguments)  # type: ignore[call-arg]
+
+
+def _own_optimizer(
+    step: OptimizerStep, model: nn.Module, decayed: list[nn.Parameter], others: list[nn.Parameter]
+) -> torch.optim.Optimizer:
+    assert step.python is not None
+    function = load_function(step.python)
+    given: list[list[Any]] = [list(decayed), list(others)]
+    if next(iter(inspect.signature(function).parameters), "") == "named_parameters":
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        given = [[(names[id(parameter)], parameter) for parameter in each] for each in given]
+    groups: list[dict[str, Any]] = [{"params": given[0]}, {"params": given[1], "weight_decay": 0.0}]
+    filled = [group for group in groups if group["params"]]
+    optimizer: torch.optim.Optimizer = function(filled if step.no_decay else given[0], lr=step.lr)
+    return optimizer
 
 
 def _scheduler(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:

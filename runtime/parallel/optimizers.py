@@ -1,4 +1,4 @@
-"""The optimizer of a job: a class of `torch.optim` over the parameters that train.
+"""The optimizer of a job: a class of `torch.optim`, or a user's own (own_optimizer.py), over the parameters that train.
 
 Contract: the arguments are torch's own; the numbers are torch's. The fused kernel is used on the
 devices that the program names (dsl/language/optimizers.py says which have one), else the `foreach` form. On one core of
@@ -12,6 +12,7 @@ plan for the same kind of device.
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import nn
 
 from dslc.compiler.ir.program import OptimizerStep
 from dslc.runtime.parallel import zero1
+from dslc.runtime.parallel.own_optimizer import OwnOptimizer
 from dslc.runtime.technique import offload
 
 
@@ -33,6 +35,8 @@ def build_optimizer(
     host's memory (technique/offload.py).
     """
     groups = _groups(step, model)
+    if step.python is not None:
+        return _own(step, groups, model, shared_out)
     parameters = [parameter for group in groups for parameter in group["params"]]
     device = parameters[0].device.type if parameters else "cpu"
     arguments: dict[str, Any] = {**step.arguments, "lr": step.lr}
@@ -42,6 +46,17 @@ def build_optimizer(
         arguments["foreach"] = True
     made = zero1.share_out if shared_out else offload.optimizer if moved else _build
     optimizer = made(getattr(torch.optim, step.kind), groups, arguments)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = step.lr
+    return optimizer
+
+
+def _own(
+    step: OptimizerStep, groups: list[dict[str, Any]], model: nn.Module, shared_out: bool
+) -> torch.optim.Optimizer:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    kind: Any = partial(OwnOptimizer, step, names=names)
+    optimizer: torch.optim.Optimizer = zero1.share_out(kind, groups, {}) if shared_out else kind(groups)
     for group in optimizer.param_groups:
         group["initial_lr"] = step.lr
     return optimizer
@@ -63,6 +78,6 @@ def _groups(step: OptimizerStep, model: nn.Module) -> list[dict[str, Any]]:
     groups: dict[tuple[bool, Any], list[Any]] = {}
     for parameter in sorted(trained, key=lambda parameter: id(parameter) in still):
         # One operation works on parameters of one mesh: those that the tensor axis cuts have one more dim.
-        mesh = getattr(parameter, "device_mesh", None)
+        mesh = None if step.python else getattr(parameter, "device_mesh", None)
         groups.setdefault((id(parameter) in still, mesh), []).append(parameter)
     return [{"params": found} | ({"weight_decay": 0.0} if lone else {}) for (lone, _), found in groups.items()]

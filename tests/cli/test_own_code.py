@@ -8,6 +8,7 @@ import pytest
 from helpers.paths import EXAMPLES, HELPERS
 
 from dslc.front import check_one
+from dslc.main import main
 from dslc.probe.unseen import unseen
 
 METRICS = HELPERS / "own_metrics.py"
@@ -73,6 +74,17 @@ def test_a_metric_of_ones_own_is_tried(job: str) -> None:
     (error,) = check_one(job, ['evaluate.metrics=[python("own_metrics:not_additive")]'], trace=True)[0].errors
     assert error.code == "E0802" and "put together from two pieces" in error.message
     assert error.message.startswith("`own_metrics:not_additive` cannot be used as a metric")
+
+
+def test_a_plan_without_what_an_optimizer_keeps_says_so(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["--set", 'train.optimizer=python("lion:Lion", lr = 1e-4)']
+    assert main(["plan", job, *settings]) == 0
+    told = capsys.readouterr()
+    assert "warning[W0613]: the memory is shown without what `lion:Lion` keeps" in told.err
+    assert "lion:Lion" in told.out and "optimizer 0" not in told.out
+    analysis = check_one(job, settings[1:])[1]
+    assert analysis is not None
+    assert unseen(analysis, trace=False) == " as far as can be seen without its optimizer (`--trace` looks at it)"
 
 
 def test_a_check_that_calls_nothing_says_what_it_has_not_seen(job: str) -> None:

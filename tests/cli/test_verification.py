@@ -80,6 +80,18 @@ def loss(output, target):
 
 def rate(step, steps, last):
     return 1 - (1 - last) * step / steps
+
+class Heavy(torch.optim.Optimizer):
+    def __init__(self, params, lr, weight_decay=0.1):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                kept = self.state[p].setdefault("kept", torch.zeros_like(p))
+                kept.mul_(0.9).add_(p.grad + group["weight_decay"] * p)
+                p.add_(kept, alpha=-group["lr"])
 """
 LIBRARY = """
 model {
@@ -136,6 +148,8 @@ def test_a_users_own_is_one_process(tmp_path: Path) -> None:
         "data.last_batch=keep",
         "data.workers=1",
         'train.lr_schedule=python("own:rate", last=0.5)',
+        'train.optimizer=python("own:Heavy", lr=0.1)',
+        'train.no_decay=["*.bias"]',
     )
     run = verify(tmp_path, JOB, *settings, "parallelism.microbatches=2", "parallelism.zero=1", "--steps=3")
     assert run.returncode == 0, run.stdout + run.stderr

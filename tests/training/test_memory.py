@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 from helpers.gang import gang
 from helpers.measured_memory import CASES, MORE, Case, Measured, measure
+from helpers.paths import HELPERS
 
 from dslc.runtime.measure import track_memory
 
@@ -42,8 +43,16 @@ def test_half_of_the_predictions_are_within_a_tenth() -> None:
     assert statistics.median(abs(FOUND[case].error) for case in CASES) <= 0.10
 
 
-def test_kinds_at_rest_are_those_of_the_account() -> None:
-    found = measure(Case(ranks=2).text)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(ranks=2),
+        Case(network="mlp", ranks=2, zero=1, optimizer=f'python("{HELPERS}/own_optimizers:Muon", lr = 0.02)'),
+        Case(network="mlp", ranks=2, optimizer=f'python("{HELPERS}/own_optimizers:Adam8", lr = 0.02)'),
+    ],
+)
+def test_kinds_at_rest_are_those_of_the_account(case: Case) -> None:
+    found = measure(case.text)
     for kind in ("parameters", "gradients", "optimizer", "buffers"):
         assert found.at_rest[kind] == pytest.approx(getattr(found.predicted, kind), rel=0.001), kind
 

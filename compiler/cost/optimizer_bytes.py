@@ -1,0 +1,69 @@
+"""Bytes of the optimizer's state and of its update, on one rank.
+
+Model: one of torch's is declared (dsl/language/optimizers.py); a user's own was measured on the model's parameters, and
+where a rank holds a part of one, what is like the parameter is cut with it. A user's own that was not tried counts as
+nothing: what is known is a lower bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+
+from dslc.compiler.ir.nodes import ParameterNode
+from dslc.compiler.ir.optimizer_facts import OptimizerFacts, StateFact
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.optimizers import PythonOptimizer
+
+Updated = Iterable[tuple[ParameterNode, int]]  # parameters with the numbers of each that a rank updates
+
+
+class OptimizerBytes:
+    """The bytes for a job whose optimizer has `facts` if it is the user's own."""
+
+    def __init__(self, job: JobSpec, facts: OptimizerFacts | None) -> None:
+        self._optimizer = job.train.optimizer
+        self._facts = (facts or OptimizerFacts()) if isinstance(self._optimizer, PythonOptimizer) else None
+
+    def state(self, updated: Updated, *, counts: bool) -> int:
+        """Returns the bytes of the state; with `counts`, numbers that lie in the host's memory count."""
+        if self._facts is not None:
+            return sum(self._of_one(q, numbers, counts) for q, numbers in updated)
+        optimizer, found = self._optimizer, 0
+        for _, numbers in updated:
+            found += 4 * len(optimizer.state) * numbers + (4 * len(optimizer.counts) if counts else 0)
+        return found
+
+    def scratch(self, updated: Updated) -> int:
+        """Returns the bytes of temporary tensors in an update without a fused kernel."""
+        if self._facts is None:
+            return 4 * self._optimizer.scratch * sum(numbers for _, numbers in updated)
+        made = [self._scratches.get(q.name, 0) * numbers // max(1, q.count) for q, numbers in updated]
+        return sum(made) if self._facts.at_once else max(made, default=0)
+
+    def of_a_number(self) -> float:
+        """Returns the mean of the state's bytes for each number of a parameter."""
+        if self._facts is None:
+            return 4.0 * len(self._optimizer.state)
+        kinds = [sum(fact.bytes for fact in kind if fact.form == "like") for kind in self._facts.kinds]
+        found = [kinds[kind] for _, kind, _ in self._facts.parameters]
+        return sum(found) / len(found) if found else 0.0
+
+    def _of_one(self, parameter: ParameterNode, numbers: int, counts: bool) -> int:
+        found = 0
+        for fact in self._kinds.get(parameter.name, ()):
+            if fact.form == "like":
+                found += fact.bytes * numbers
+            elif fact.form == "other" or counts:
+                found += fact.bytes
+        return found
+
+    @cached_property
+    def _kinds(self) -> dict[str, tuple[StateFact, ...]]:
+        assert self._facts is not None
+        return {name: self._facts.kinds[kind] for name, kind, _ in self._facts.parameters}
+
+    @cached_property
+    def _scratches(self) -> dict[str, int]:
+        assert self._facts is not None
+        return {name: scratch for name, _, scratch in self._facts.parameters}

@@ -1,0 +1,109 @@
+"""Rules for a user's own optimizer, over what trying it has shown. E0613, E0615 to E0617, E0723, W0613.
+
+Each is a reason why ranks would update parameters otherwise than one process does. Without facts (nothing was tried)
+only what the job alone tells is reported.
+"""
+
+from __future__ import annotations
+
+from dslc.compiler.ir.optimizer_facts import OptimizerFacts
+from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.sharding import Engine, offloaded, sharding_of
+from dslc.compiler.rules.sharding import asked_by, or_else
+from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.language.effects import no_effect
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.optimizers import PythonOptimizer
+from dslc.dsl.source import Span
+
+
+def check_own_optimizer(job: JobSpec, layout: Layout | None, facts: OptimizerFacts | None, report: Report) -> None:
+    """Reports why a user's own optimizer cannot be used as the job asks."""
+    call = job.train.optimizer
+    if not isinstance(call, PythonOptimizer):
+        return
+    if layout is not None:
+        _check_offload(job, call, layout, report)
+    if facts is None:
+        return
+    if layout is not None:
+        _check_ranks(job, call, layout, facts, report)
+    _check_kept(job, call, facts, report)
+    if job.train.no_decay and not facts.decays:
+        why = f"`{call.function}` takes no `weight_decay`"
+        report.extend([no_effect("train.no_decay", why, job.train.named("no_decay"), "give it such an argument")])
+
+
+def _check_ranks(job: JobSpec, call: PythonOptimizer, layout: Layout, facts: OptimizerFacts, report: Report) -> None:
+    sharding, sizes = sharding_of(job, layout), layout.sizes
+    notes = [Note(message="the optimizer", span=job.train.at("optimizer"))]
+    if facts.draws:
+        if layout.world_size > 1:
+            report.add(
+                "E0615",
+                f"`{call.function}` draws random numbers, which are others on each rank: copies of a parameter on "
+                f"{layout.world_size} ranks would not stay the same",
+                job.train.at("optimizer"),
+                help="an update that follows from gradients and state alone, or one rank",
+            )
+        return
+    rows = (sharding.engine == "fsdp" and sharding.shards > 1) or sizes["tensor"] > 1
+    if rows and facts.rows:
+        whole: tuple[Engine, ...] = ("none", "ddp") if facts.alone else ("none", "ddp", "zero1")
+        report.add(
+            "E0723",
+            f"`{call.function}` needs whole parameters, and ranks would have parts of them: {facts.rows}",
+            job.parallelism.at("tensor") if sizes["tensor"] > 1 else asked_by(job, layout),
+            notes=notes,
+            help="an optimizer that treats each number alone" + or_else(job, layout, *whole),
+        )
+    elif facts.alone and (sharding.engine == "zero1" or sizes["pipeline"] > 1):
+        report.add(
+            "E0613",
+            f"`{call.function}` needs all parameters, and each rank would have some: {facts.alone}",
+            _apart(job, layout),
+            notes=notes,
+            help="an optimizer that treats each parameter alone" + or_else(job, layout, "none", "ddp"),
+        )
+
+
+def _apart(job: JobSpec, layout: Layout) -> Span | None:
+    return job.parallelism.at("pipeline" if layout.sizes["pipeline"] > 1 else "zero")
+
+
+def _check_offload(job: JobSpec, call: PythonOptimizer, layout: Layout, report: Report) -> None:
+    moved = offloaded(job, layout)
+    if "optimizer" in moved and "parameters" not in moved:
+        report.add(
+            "E0616",
+            f"torchao's offloading updates parameters one by one beside the backward pass, and `{call.function}` is "
+            "yours",
+            job.memory.at("offload"),
+            notes=[Note(message="the optimizer", span=job.train.at("optimizer"))],
+            help="`offload = [optimizer, parameters]` works",
+        )
+
+
+def _check_kept(job: JobSpec, call: PythonOptimizer, facts: OptimizerFacts, report: Report) -> None:
+    asked = "every" if job.checkpoint.every is not None else "resume" if job.checkpoint.resume else ""
+    if facts.unkept and asked:
+        report.add(
+            "E0617",
+            f"`{call.function}` would not go on from a checkpoint as it was: it depends on something that is neither "
+            "in its `state`, by parameter, nor in its groups",
+            job.checkpoint.at(asked),
+            notes=[Note(message="the optimizer", span=job.train.at("optimizer"))],
+            help="keep it in `self.state[parameter]` or `group[…]`, as tensors and numbers",
+        )
+
+
+def tell_of_memory(job: JobSpec, facts: OptimizerFacts | None, report: Report) -> None:
+    """Warns that a plan lacks the memory of an optimizer that was not tried."""
+    call = job.train.optimizer
+    if isinstance(call, PythonOptimizer) and facts is None:
+        report.add(
+            "W0613",
+            f"the memory is shown without what `{call.function}` keeps, which was not called",
+            job.train.at("optimizer"),
+            help="`--trace` calls it, and measures that",
+        )

@@ -1,0 +1,134 @@
+"""The state of a user's own optimizer by name: its tensors and numbers for each parameter.
+
+Model: `optimizer.<name>.<state>` is a tensor, or a number of Python as a tensor without a dim. A tensor of a class that
+is made of others (a block-quantised one) is these, `<state>:<inner>`. An entry of a group that updates change is kept
+for each of its parameters, `group:<entry>`, so that another plan, with other groups on a rank, finds it.
+
+To load, `make` has the optimizer make its state by steps without a gradient, after which the parameters get their
+values back; the tensors of that state are then read into. So nothing has to be known of how a user's code makes them.
+
+Limits: what an optimizer keeps elsewhere (in attributes of its own) is not kept; runtime/loop/optimizer_trial.py finds
+whether a training depends on such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from numbers import Number
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dslc.compiler.trace.private_torch import is_distributed, local_part, spec_of
+from dslc.runtime.parallel.own_optimizer import OptimizerError, OwnOptimizer
+
+_GROUP = "group"
+_STEPS = 3  # within which a state that is in a checkpoint has to be made
+
+
+class Piece(NamedTuple):
+    """A tensor to write or to read into; `taken` takes what was read, if the state is a number of Python."""
+
+    parameter: str
+    state: str
+    tensor: Tensor
+    taken: Callable[[Tensor], None] | None = None
+
+
+class OwnState:
+    """The state of `optimizer`, whose parameters have `names`; `group_state` are entries of groups to keep."""
+
+    def __init__(self, optimizer: OwnOptimizer, names: Mapping[int, str], group_state: Sequence[str]) -> None:
+        self._optimizer, self._group_state = optimizer, group_state
+        self._pairs = [(names[id(parameter)], parameter, part) for parameter, part in optimizer.pairs]
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yields what there is now, in an order that is the same on all ranks that update the same parameters."""
+        own = self._optimizer.own
+        if own is None:
+            return
+        groups = {id(part): group for group in own.param_groups for part in group["params"]}
+        for name, parameter, part in self._pairs:
+            kept = own.state.get(part)
+            if not kept:
+                continue
+            for state, value in sorted(kept.items()):
+                yield from _pieces(name, state, value, parameter, kept, state)
+            group = groups[id(part)]
+            for entry in self._group_state:
+                yield from _pieces(name, f"{_GROUP}:{entry}", group[entry], parameter, group, entry)
+
+    @torch.no_grad()
+    def make(self, states: Mapping[str, Collection[str]]) -> list[Piece]:
+        """Makes the state of each parameter of `states`, which names the states of each, and returns what is to be
+        read. Raises OptimizerError if the optimizer makes other states.
+        """
+        own = self._optimizer.own
+        wanted = self._wanted(states)
+        if own is None or not wanted:
+            return []
+        before = [(part, part.detach().clone()) for _, _, part in self._pairs]
+        found: list[Piece] = []
+        for _ in range(_STEPS):
+            for part, _ in before:
+                part.grad = torch.zeros_like(part)
+            own.step()
+            found = list(self.pieces())
+            if {(piece.parameter, piece.state) for piece in found} >= wanted:
+                break
+        for part, value in before:
+            part.data.copy_(value)
+            part.grad = None
+        for name, _, part in self._pairs:
+            if name not in states:
+                own.state.pop(part, None)
+        missing = wanted - {(piece.parameter, piece.state) for piece in found}
+        if missing:
+            parameter, state = min(missing)
+            raise OptimizerError(f"the optimizer makes no state `{state}` of `{parameter}`, which the checkpoint has")
+        return [piece for piece in found if (piece.parameter, piece.state) in wanted]
+
+    def _wanted(self, states: Mapping[str, Collection[str]]) -> set[tuple[str, str]]:
+        return {(name, state) for name, _, _ in self._pairs for state in states.get(name, ())}
+
+
+def _pieces(name: str, state: str, value: Any, parameter: Tensor, into: Any, key: str) -> Iterator[Piece]:
+    """Yields the tensors of a value, which is `into[key]`."""
+    if value is None:  # a momentum before the first gradient
+        return
+    if isinstance(value, Tensor):
+        for suffix, tensor in inner_tensors(value):
+            yield Piece(name, state + suffix, _as_part(tensor, parameter))
+    elif isinstance(value, Number):
+        kind: Any = type(value)
+        tensor = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+
+        def taken(read: Tensor) -> None:
+            into[key] = kind(read.item())
+
+        yield Piece(name, state, tensor, taken)
+    else:
+        raise OptimizerError(f"it keeps `{key}` of `{name}` as a {type(value).__name__}, and not as a tensor or number")
+
+
+def inner_tensors(value: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yields the plain tensors that a tensor is made of, each with its name after that of the whole."""
+    if not hasattr(value, "__tensor_flatten__") or is_distributed(value):
+        yield "", value
+        return
+    for attribute in value.__tensor_flatten__()[0]:
+        for suffix, tensor in inner_tensors(getattr(value, attribute)):
+            yield f":{attribute}{suffix}", tensor
+
+
+def _as_part(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """Returns a tensor like this rank's rows of a sharded parameter as its part of the whole; any other as it is."""
+    if not is_distributed(parameter) or tensor.shape != local_part(parameter).shape:
+        return tensor
+    from torch.distributed.tensor import DTensor
+
+    spec = spec_of(parameter)
+    spec = replace(spec, tensor_meta=spec.tensor_meta._replace(dtype=tensor.dtype))
+    return DTensor(tensor, spec, requires_grad=False)

@@ -1,0 +1,371 @@
+"""Tries a user's own optimizer before any rank starts: what it keeps, and what may be divided among ranks.
+
+Model: its state is measured by steps on the model's parameters, without memory (on the meta device) or, if its code
+cannot run there, on numbers. Then a few parameters of the model, made smaller, are trained for some steps by random
+gradients: all at once and each alone, whole and in rows and columns, from one seed and another, and with a checkpoint
+between two steps. Updates that agree to `CLOSE` of the largest are the same.
+
+Contract: `try_out` raises as the user's code does, and OptimizerError for what is no optimizer. A parameter whose
+smaller copy is kept otherwise (a quantised state of large parameters alone) is tried whole, if it is not too large.
+
+Limits: temporary tensors of an update that torch compiles, or that works on all parameters at once on GPUs alone, are
+not counted. An optimizer that treats parameters otherwise from a size on, and keeps the same for them, is not seen to.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import chain
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dslc.compiler.ir.optimizer_facts import OptimizerFacts, StateFact
+from dslc.compiler.ir.program import OptimizerStep
+from dslc.compiler.trace.private_torch import COMPILER, storage_identity, tree_leaves
+from dslc.runtime.checkpoint.own_state import OwnState, inner_tensors
+from dslc.runtime.parallel.own_optimizer import RATES, OptimizerError, OwnOptimizer
+
+CLOSE = 1e-5
+STEPS = (1.0, 0.5, 0.5, 0.25)  # factors of the learning rate
+LARGEST = 2**22  # numbers of parameters that are tried with real numbers, in all
+SMALL = 8  # rows and columns of a smaller copy
+EACH = 3  # parameters of one kind that are tried
+_UNKNOWN = (("weight", (8, 6)), ("bias", (8,)), ("kernel", (4, 3, 2, 2)))
+
+Kind = tuple[StateFact, ...]
+Named = tuple[tuple[str, ...], tuple[int, ...]]  # all names of a parameter, and its shape
+
+
+@dataclass(frozen=True)
+class _Measured:
+    kinds: dict[str, Kind]
+    scratches: dict[str, int]
+    at_once: bool
+    decays: bool
+
+
+def try_out(step: OptimizerStep, parameters: Sequence[Named]) -> OptimizerFacts:
+    """Returns the facts of an optimizer over `parameters` that train; with none, those of parameters of some shapes."""
+    named = parameters or [((name,), shape) for name, shape in _UNKNOWN]
+    measured = _measured(step, named)
+    kinds = sorted(set(measured.kinds.values()), key=repr)
+    trial = _Trial(step, *_samples(step, named, measured.kinds))
+    trial.follows_the_rate()
+    draws = trial.draws()
+    return OptimizerFacts(
+        kinds=tuple(kinds),
+        parameters=tuple(
+            (names[0], kinds.index(measured.kinds[names[0]]), measured.scratches[names[0]]) for names, _ in named
+        ),
+        at_once=measured.at_once,
+        alone="" if draws else trial.alone(),
+        rows="" if draws else trial.rows(measured.kinds),
+        draws=draws,
+        decays=measured.decays,
+        group_state=trial.group_state,
+        unkept=not draws and not trial.resumes(),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ measuring
+
+
+def _measured(step: OptimizerStep, named: Sequence[Named]) -> _Measured:
+    try:
+        return _measured_on("meta", step, named)
+    except Exception:  # of the user's code, which may need numbers; what is wrong with it shows there
+        _forget_compiled()
+        if sum(prod(shape) for _, shape in named) <= LARGEST:
+            return _measured_on("cpu", step, named)
+    found = [_measured_on("cpu", step, [_cut_down(each)]) for each in named]
+    return _Measured(
+        kinds={name: kind for each in found for name, kind in each.kinds.items()},
+        scratches={name: scratch for each in found for name, scratch in each.scratches.items()},
+        at_once=False,
+        decays=found[0].decays,
+    )
+
+
+def _forget_compiled() -> None:
+    """Has torch compile functions again whose compilation has failed, if it has compiled any."""
+    if COMPILER in sys.modules:
+        torch.compiler.reset()
+
+
+def _cut_down(named: Named) -> Named:
+    """Returns a parameter with fewer rows, if it is too large."""
+    names, shape = named
+    rest = prod(shape[1:])
+    return (names, (max(1, LARGEST // rest), *shape[1:])) if prod(shape) > LARGEST else named
+
+
+def _measured_on(device: str, step: OptimizerStep, named: Sequence[Named]) -> _Measured:
+    values = [(names, torch.empty(shape, device=device).normal_()) for names, shape in named]
+    first = _Made(step, values)
+    first.go([torch.zeros_like(value) for _, value in values], 1.0)
+    kinds = {names[0]: _kind(first.state_of(n), value) for n, (names, value) in enumerate(values)}
+    everything = _scratch(first, values)
+    scratches: dict[str, int] = {}
+    known: dict[tuple[Any, ...], int] = {}
+    for names, value in values:
+        key = (kinds[names[0]], value.shape)
+        if key not in known:
+            alone = _Made(step, [(names, value)])
+            alone.go([torch.zeros_like(value)], 1.0)
+            known[key] = _scratch(alone, [(names, value)])
+        scratches[names[0]] = known[key]
+    at_once = everything > 1.5 * max(scratches.values()) if len(scratches) > 1 else False
+    own = first.optimizer.own
+    assert own is not None
+    return _Measured(kinds, scratches, at_once, any("weight_decay" in group for group in own.param_groups))
+
+
+def _kind(kept: dict[Any, Any], value: Tensor) -> Kind:
+    return tuple(_fact(name, state, value) for name, state in sorted(kept.items(), key=str) if state is not None)
+
+
+def _fact(name: Any, state: Any, value: Tensor) -> StateFact:
+    if not isinstance(name, str) or "." in name or ":" in name:
+        raise OptimizerError(f"it keeps state of a parameter under the name {name!r}, and should use a plain word")
+    if isinstance(state, int | float):
+        return StateFact(name=name, form="plain", bytes=0)
+    if not isinstance(state, Tensor):
+        raise OptimizerError(
+            f"it keeps `{name}` of a parameter as a {type(state).__name__}: checkpoints take tensors and numbers"
+        )
+    inner = [tensor for _, tensor in inner_tensors(state)]
+    if len(inner) == 1 and inner[0] is state and state.shape == value.shape:
+        return StateFact(name=name, form="like", bytes=state.element_size())
+    size = sum(tensor.nbytes for tensor in inner)
+    return StateFact(name=name, form="number" if state.dim() == 0 else "other", bytes=size)
+
+
+class _Temporaries(TorchDispatchMode):
+    """Records the most bytes that tensors made inside have at one time."""
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.peak = self._live = 0
+        self._seen: dict[int, Any] = {storage_identity(tensor): None for tensor in known}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and storage_identity(tensor) not in self._seen:
+                key, place = storage_identity(tensor), tensor.untyped_storage()
+                self._live += place.nbytes()
+                self._seen[key] = weakref.ref(place, self._gone(key, place.nbytes()))
+        self.peak = max(self.peak, self._live)
+        return result
+
+    def _gone(self, key: int, size: int) -> Callable[[object], None]:
+        def gone(_: object) -> None:
+            self._seen.pop(key, None)
+            self._live -= size
+
+        return gone
+
+
+def _scratch(made: _Made, values: Sequence[tuple[tuple[str, ...], Tensor]]) -> int:
+    """Returns the bytes of temporary tensors of one more step."""
+    made.ready([torch.zeros_like(value) for _, value in values], 1.0)
+    gradients = [q.grad for q in made.parameters if q.grad is not None]
+    kept = chain.from_iterable(state.values() for state in made.optimizer.state.values() if isinstance(state, dict))
+    states = chain.from_iterable(_inner(value) for value in kept if isinstance(value, Tensor))
+    with _Temporaries([*states, *gradients, *made.parameters]) as temporaries:
+        try:
+            made.optimizer.step()
+        except Exception:  # it has done a step before: torch compiles nothing that is watched
+            _forget_compiled()
+            return 0
+    return temporaries.peak
+
+
+def _inner(tensor: Tensor) -> list[Tensor]:
+    return [inner for _, inner in inner_tensors(tensor)]
+
+
+# --------------------------------------------------------------------------------------------------------- training
+
+
+class _Made:
+    """An optimizer over copies of some parameters, as a training makes it."""
+
+    def __init__(self, step: OptimizerStep, values: Sequence[tuple[tuple[str, ...], Tensor]]) -> None:
+        self._lr = step.lr
+        self.parameters = [nn.Parameter(value.clone()) for _, value in values]
+        self.names = {id(q): names[0] for q, (names, _) in zip(self.parameters, values, strict=True)}
+        still = [any(fnmatchcase(name, each) for name in names for each in step.no_decay) for names, _ in values]
+        groups = [
+            {"params": [q for q, lone in zip(self.parameters, still, strict=True) if lone == spared]}
+            | ({"weight_decay": 0.0} if spared else {})
+            for spared in (False, True)
+        ]
+        self.optimizer = OwnOptimizer(step, [group for group in groups if group["params"]], self.names)
+        for group in self.optimizer.param_groups:
+            group["initial_lr"] = step.lr
+
+    def go(self, gradients: Sequence[Tensor], factor: float) -> None:
+        self.ready(gradients, factor)
+        self.optimizer.step()
+
+    def ready(self, gradients: Sequence[Tensor], factor: float) -> None:
+        for q, gradient in zip(self.parameters, gradients, strict=True):
+            q.grad = gradient.clone()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._lr * factor
+
+    def state_of(self, number: int) -> dict[Any, Any]:
+        found = self.optimizer.state.get(self.parameters[number])
+        return found if isinstance(found, dict) else {}
+
+
+def _samples(step: OptimizerStep, named: Sequence[Named], kinds: dict[str, Kind]) -> tuple[list[Named], set[str]]:
+    """Returns some parameters of each kind and number of dims, smaller where that changes nothing of what is kept; and
+    the names of those that are kept otherwise.
+    """
+    chosen: dict[tuple[Any, ...], list[Named]] = {}
+    for names, shape in named:
+        chosen.setdefault((len(shape), tuple((fact.name, fact.form) for fact in kinds[names[0]])), []).append(
+            (names, shape)
+        )
+    found, odd, left = [], set(), LARGEST
+    for each in chain.from_iterable(some[:EACH] for some in chosen.values()):
+        names, shape = each
+        small = names, tuple(min(size, SMALL + n) for n, size in enumerate(shape))
+        if _alike(step, small, kinds[names[0]]):
+            found.append(small)
+        elif prod(shape) <= left:
+            left -= prod(shape)
+            found.append(each)
+        else:
+            odd.add(names[0])
+            found.append(small)
+    return found, odd
+
+
+def _alike(step: OptimizerStep, named: Named, kind: Kind) -> bool:
+    """True if a smaller copy of a parameter has the same state."""
+    names, shape = named
+    made = _Made(step, [(names, torch.ones(shape))])
+    made.go([torch.ones(shape)], 1.0)
+    return _forms(_kind(made.state_of(0), made.parameters[0])) == _forms(kind)
+
+
+def _forms(kind: Kind) -> list[tuple[str, str]]:
+    return [(fact.name, fact.form) for fact in kind]
+
+
+class _Trial:
+    """Trains the same parameters again and again. `odd`: those whose smaller copies are kept otherwise."""
+
+    def __init__(self, step: OptimizerStep, named: Sequence[Named], odd: set[str]) -> None:
+        self._step, self._odd = step, odd
+        made = torch.Generator().manual_seed(0)
+        scale = 10 * step.lr  # so that rounding does not hide an update
+        self._values = [(names, torch.randn(shape, generator=made) * scale) for names, shape in named]
+        self._gradients = [[torch.randn(shape, generator=made) for _, shape in named] for _ in STEPS]
+        last = self._trained()
+        self._whole = [q.detach() for q in last.parameters]
+        self.group_state = self._changed(last)
+
+    def follows_the_rate(self) -> None:
+        slower = self._trained(scale=0.5)
+        if all(torch.equal(a, b) for a, b in zip(self._whole, slower.parameters, strict=True)):
+            raise OptimizerError("its update does not depend on the `lr` of its groups, which the schedule sets")
+
+    def draws(self) -> bool:
+        """True if another seed gives another update."""
+        return not self._same(self._whole, self._trained(seed=1).parameters)
+
+    def alone(self) -> str:
+        """Returns the reason why a parameter cannot be updated without the others; "" if it can."""
+        for n, (names, _) in enumerate(self._values):
+            (only,) = self._trained(only=n).parameters
+            if not self._same([self._whole[n]], [only], [n]):
+                return f"the update of `{names[0]}` is another without the other parameters"
+        return ""
+
+    def rows(self, kinds: dict[str, Kind]) -> str:
+        """Returns the reason why rows or columns of a parameter cannot be updated alone; "" if they can."""
+        for n, (names, value) in enumerate(self._values):
+            for fact in kinds[names[0]]:
+                if fact.form == "other":
+                    return f"what it keeps as `{fact.name}` of `{names[0]}` has neither its shape nor one number"
+            if names[0] in self._odd:
+                return f"it keeps something else for a smaller `{names[0]}`, and that one is too large to try"
+            for dim in range(min(2, value.dim())):
+                first = value.shape[dim] // 2 + 1
+                pieces = (slice(0, first), slice(first, None), slice(0, 0))
+                parts: list[Tensor] = [self._trained(only=n, part=(dim, piece)).parameters[0] for piece in pieces]
+                if not self._same([self._whole[n]], [torch.cat(parts, dim)], [n]):
+                    return f"the update of {('rows', 'columns')[dim]} of `{names[0]}` is another without the rest of it"
+        return ""
+
+    @torch.no_grad()
+    def resumes(self) -> bool:
+        """True if a training that ends after two steps goes on from what a checkpoint keeps as if it had not ended."""
+        before = self._trained(steps=range(2))
+        kept = OwnState(before.optimizer, before.names, self.group_state)
+        pieces = {(piece.parameter, piece.state): piece.tensor.clone() for piece in kept.pieces()}
+        states: dict[str, list[str]] = {}
+        for name, state in pieces:
+            states.setdefault(name, []).append(state)
+        values = [(names, q.detach()) for (names, _), q in zip(self._values, before.parameters, strict=True)]
+        after = _Made(self._step, values)
+        for piece in OwnState(after.optimizer, after.names, self.group_state).make(states):
+            piece.tensor.copy_(pieces[piece.parameter, piece.state])
+            if piece.taken is not None:
+                piece.taken(piece.tensor)
+        for n in range(2, len(STEPS)):
+            after.go(self._gradients[n], STEPS[n])
+        return self._same(self._whole, after.parameters)
+
+    def _trained(
+        self,
+        *,
+        only: int | None = None,
+        part: tuple[int, slice] | None = None,
+        seed: int = 0,
+        scale: float = 1.0,
+        steps: range = range(len(STEPS)),
+    ) -> _Made:
+        torch.manual_seed(seed)
+        chosen = range(len(self._values)) if only is None else (only,)
+
+        def cut(tensor: Tensor) -> Tensor:
+            return tensor if part is None else tensor.movedim(part[0], 0)[part[1]].movedim(0, part[0]).contiguous()
+
+        made = _Made(self._step, [(self._values[n][0], cut(self._values[n][1])) for n in chosen])
+        for n in steps:
+            made.go([cut(self._gradients[n][each]) for each in chosen], STEPS[n] * scale)
+        return made
+
+    def _changed(self, last: _Made) -> tuple[str, ...]:
+        """Returns the entries of groups that updates have changed."""
+        first = _Made(self._step, self._values).optimizer.own
+        assert first is not None and last.optimizer.own is not None
+        found = set()
+        for before, after in zip(first.param_groups, last.optimizer.own.param_groups, strict=True):
+            for entry, value in after.items():
+                if entry in ("params", *RATES) or not isinstance(value, int | float | Tensor):
+                    continue
+                if entry not in before or bool(torch.as_tensor(before[entry]).ne(torch.as_tensor(value)).any()):
+                    found.add(entry)
+        return tuple(sorted(found))
+
+    def _same(self, ones: Sequence[Tensor], others: Sequence[Tensor], which: Sequence[int] | None = None) -> bool:
+        """True if values that the same parameters went to are the same."""
+        for n, one, other in zip(which or range(len(ones)), ones, others, strict=True):
+            way = (one - self._values[n][1]).abs().max()
+            if not bool((one - other).abs().max() <= CLOSE * way):
+                return False
+        return True

@@ -1,0 +1,134 @@
+"""A user's own optimizer: a function or class that gives a `torch.optim.Optimizer`.
+
+Model: the user's code gets the tensors that this rank updates: parameters as they are, the rows that this rank holds of
+those that are sharded (it needs no DTensor), under ZeRO-1 the parameters dealt out to this rank. `OwnOptimizer` stands
+around it for the rest of the training, and has the parameters themselves. The schedule sets the rate of its groups; in
+a step it gives the user's groups theirs, each multiplied by the same factor, and the gradients of this rank's rows.
+
+Contract: the user's optimizer has each of the tensors once, in any groups, each with an `lr`. Without `no_decay` it is
+given a list of tensors; else a list of groups, of which the second has a `weight_decay` of 0. A first argument that is
+called `named_parameters` gets pairs (name, tensor) for tensors.
+
+Limits: a rank that holds no row of a parameter has a tensor without numbers for it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dslc.compiler.ir.program import OptimizerStep
+from dslc.compiler.trace.private_torch import is_distributed, local_part
+from dslc.runtime.process.job_line import at
+from dslc.runtime.process.user_code import load_function
+from dslc.runtime.technique import dynamo
+
+NAMED = "named_parameters"  # the first argument of a function that takes names
+RATES = ("lr", "initial_lr")  # entries of a group that the schedule sets
+
+Group = tuple[list[tuple[str, Tensor]], bool]  # tensors with their names; true if they do not decay
+
+
+class OptimizerError(RuntimeError):
+    """What a user's function gives is not an optimizer of its parameters."""
+
+
+def made(step: OptimizerStep, groups: Sequence[Group]) -> torch.optim.Optimizer:
+    """Returns the user's optimizer over `groups`, with an `initial_lr` in each group. Raises as the user's code does,
+    and OptimizerError.
+    """
+    assert step.python is not None
+    groups = [group for group in groups if group[0]]
+    given = [pair for pairs, _ in groups for pair in pairs]
+    with at(step.python.line):
+        function = load_function(step.python)
+        named = _takes_names(function)
+        lists: list[list[Any]] = [pairs if named else [tensor for _, tensor in pairs] for pairs, _ in groups]
+        parameters: list[Any] = [
+            {"params": each} | ({"weight_decay": 0.0} if spared else {})
+            for each, (_, spared) in zip(lists, groups, strict=True)
+        ]
+        found: Any = function(parameters if step.no_decay else [each for each in lists for each in each], lr=step.lr)
+        _check(found, given)
+    for group in found.param_groups:
+        group["initial_lr"] = float(group["lr"])
+    optimizer: torch.optim.Optimizer = found
+    return optimizer
+
+
+def _takes_names(function: Callable[..., Any]) -> bool:
+    try:
+        return next(iter(inspect.signature(function).parameters), "") == NAMED
+    except ValueError:  # of a built-in
+        return False
+
+
+def _check(found: Any, given: Sequence[tuple[str, Tensor]]) -> None:
+    if not isinstance(found, torch.optim.Optimizer):
+        raise OptimizerError(f"it gives a {type(found).__name__}, and should give a torch.optim.Optimizer")
+    names = {id(tensor): name for name, tensor in given}
+    for group in found.param_groups:
+        if "lr" not in group:
+            raise OptimizerError("a group of its parameters has no `lr`, which the schedule sets")
+        for tensor in group["params"]:
+            if names.pop(id(tensor), None) is None:
+                raise OptimizerError("its groups have a parameter twice, or one that it was not given")
+    if names:
+        raise OptimizerError(
+            f"its groups lack `{next(iter(names.values()))}`, which trains: `model.freeze` is for what does not"
+        )
+
+
+class OwnOptimizer(torch.optim.Optimizer):
+    """Runs a user's optimizer over `groups` of parameters; see the module's docstring.
+
+    `own` is the user's; None if this rank has nothing to update. `pairs` are the parameters and, of each, the tensor
+    that the user's optimizer updates, which shares its memory.
+    """
+
+    def __init__(self, step: OptimizerStep, groups: Iterable[Mapping[str, Any]], names: Mapping[int, str]) -> None:
+        given = [dict(group) for group in groups]
+        super().__init__(given, {"lr": step.lr})
+        self.pairs: list[tuple[Tensor, Tensor]] = []
+        mine: list[Group] = []
+        for group in given:
+            found = [(parameter, _part(parameter)) for parameter in group["params"]]
+            self.pairs += found
+            mine.append(([(names[id(parameter)], part) for parameter, part in found], "weight_decay" in group))
+        self.own = made(step, mine) if self.pairs else None
+        if self.own is not None:
+            self.state = self.own.state
+            self._update = _step_of(self.own)
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        if self.own is None:
+            return
+        rate, full = self.param_groups[0]["lr"], self.param_groups[0]["initial_lr"]
+        for group in self.own.param_groups:
+            own = group["initial_lr"]
+            now = rate if own == full else own * (rate / full)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(now)
+            else:
+                group["lr"] = now
+        apart = [pair for pair in self.pairs if pair[0] is not pair[1]]
+        for parameter, part in apart:
+            part.data = local_part(parameter).detach()  # `fully_shard` may have moved it
+            part.grad = None if parameter.grad is None else local_part(parameter.grad).detach()
+        self._update()
+        for _, part in apart:
+            part.grad = None
+
+
+def _part(parameter: Tensor) -> Tensor:
+    return nn.Parameter(local_part(parameter).detach()) if is_distributed(parameter) else parameter
+
+
+def _step_of(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
+    """Returns `optimizer.step`; of one of torch's own without the wrapper that loads the compiler."""
+    kind = type(optimizer)
+    return dynamo.plain_step(optimizer) if kind.step.__module__.startswith("torch.optim.") else optimizer.step
