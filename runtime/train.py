@@ -64,7 +64,7 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
         board.records = records.begin
     guard = Guard(job, place, parts, board, checkpoints)
     goals = Goals(job, parts.device, start.goals)
-    told = _Told(job, place, board, guard, checkpoints, goals)
+    told = _Told(job, place, parts, board, guard, checkpoints, goals)
     measure = Measure(job, place, parts, start.step)
     looks = Looks(loss=guard.loss, between=told.between, norm=guard.norm)
     work = measure.around((pipeline_step.stepper if job.pipeline else stepper)(job, place, parts, looks))
@@ -95,7 +95,8 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
             if records is not None:
                 more = {"skipped": guard.skipped(run_dir, told.guarded)} if job.on_nonfinite == "skip" else {}
                 since = {"samples": seen, "seconds": time.monotonic() - began}
-                records.write({"step": step, "split": "train", "loss": told.loss, "lr": rate, **more, **since})
+                line = {"step": step, "split": "train", "loss": told.loss, "lr": rate}
+                records.write({**line, **told.further, **more, **since})
         timed = stopped and board.timed
         if stopped and not timed and not checkpoints.on:
             break
@@ -126,7 +127,7 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
 
 
 def _units(job: JobProgram, batch: StepBatch) -> int:
-    return 1 if job.loss.counts == "samples" else per_sample(batch)
+    return per_sample(batch) if job.loss.counts in ("tokens", "kept") else 1
 
 
 class _Told:
@@ -136,19 +137,29 @@ class _Told:
     """
 
     def __init__(
-        self, job: JobProgram, place: RankPlace, board: Board, guard: Guard, checkpoints: Checkpoints, goals: Goals
+        self,
+        job: JobProgram,
+        place: RankPlace,
+        parts: Parts,
+        board: Board,
+        guard: Guard,
+        checkpoints: Checkpoints,
+        goals: Goals,
     ) -> None:
-        self._job, self._place, self._board, self._guard, self._checkpoints = job, place, board, guard, checkpoints
-        self._goals = goals
+        self._job, self._place, self._parts = job, place, parts
+        self._board, self._guard, self._checkpoints, self._goals = board, guard, checkpoints, goals
+        self._samples = 1
         self.enter(0)
 
     def enter(self, step: int) -> None:
         self._step, self.stopped, self.late, self.guarded = step, False, False, 0
         self.loss: float | None = None
+        self.further: dict[str, float] = {}
 
     def between(self, batch: StepBatch, total: Tensor, number: int | Tensor) -> None:
         """Exchanges it between the passes of the step and its update."""
         job, guard, step = self._job, self._guard, self._step
+        self._samples = batch.samples
         guard.passed(batch, total)
         if guard.hears_in_logs:
             with collectives.aside():
@@ -171,6 +182,9 @@ class _Told:
             told.append(told[0].new_full((), float(self._checkpoints.late and self._place.rank == 0)))
         if (guarded := self._guard.tells()) is not None:
             told.append(guarded.double())
+        further = sorted(self._parts.further)  # the same names on all ranks
+        told += [self._parts.further[name].to(told[0].device) * mesh_of(job).leads for name in further]
+        self._parts.further.clear()
         together = torch.stack(told)
         if job.world_size > 1:
             dist.all_reduce(together)
@@ -178,7 +192,8 @@ class _Told:
         counted = float(number)
         self.loss = summed / counted if counted else math.nan
         self.late = bool(job.checkpoint.seconds and said.pop(0))
-        self.guarded = int(said[0]) if said else 0
+        self.guarded = int(said.pop(0)) if guarded is not None else 0
+        self.further = {name: value / self._samples for name, value in zip(further, said, strict=True)}
 
     def _may_be_saved(self) -> bool:
         return self._checkpoints.due(self._step, self.late) or (self._goals.some and _evaluated(self._job, self._step))

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.facts.sources import source_facts
 from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
+from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.sharding import low_copy, low_precision, units
 from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.training import configuration_file
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.calls import Datasets, Parquet, PythonLoss, PythonSource
+from dslc.dsl.language.calls import Datasets, Own, Parquet, PythonCollate, PythonLoss, PythonSource
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.lr_schedules import PythonSchedule
@@ -24,7 +26,16 @@ from dslc.dsl.language.metrics import PythonMetric, TorchMetric
 from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
-from dslc.probe.own_code import tell_what_is_left, try_loss, try_metric, try_optimizer, try_schedule, used
+from dslc.probe.own_code import (
+    Trial,
+    tell_what_is_left,
+    trial,
+    try_loss,
+    try_metric,
+    try_optimizer,
+    try_schedule,
+    used,
+)
 from dslc.probe.unseen import tell_of_network
 
 if TYPE_CHECKING:
@@ -37,33 +48,54 @@ def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
     """Returns the facts that the job does not state: of its data, of the user's own functions (only with `trace`), of
     this machine.
     """
+    with tempfile.TemporaryDirectory() as folder:
+        return _gather(job, report, Files(folder), trace=trace, run=run)
+
+
+class Files:
+    """Files in which the children that run a user's code pass on batches: those that the source makes, as pairs (input,
+    target), and what the network makes of them, as pairs (output, target).
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.batches, self.outputs = os.path.join(folder, "batches.pt"), os.path.join(folder, "outputs.pt")
+
+
+def _gather(job: JobSpec, report: Report, files: Files, *, trace: bool, run: bool) -> Facts:
     source = source_facts(job.data.source, context_of(job))
     if isinstance(job.data.source, Parquet | Datasets) and not source.missing:
         source = _opened(job.data.source, fetch=run)
     model: ModelFacts | None = None
     if trace and isinstance(job.data.source, PythonSource):
-        source = _traced_source(job, job.data.source, report) or source
+        source = _traced_source(job, job.data.source, files, report) or source
     network = job.model.network
     if trace and isinstance(network, PythonNetwork):
-        model = _traced_model(job, network, source, report)
+        model = _traced_model(job, network, source, files, report)
     elif trace and isinstance(network, TransformersNetwork) and _is_here(network, job.folder):
         model = _traced_transformers(job, network, source, report, run)
     made = isinstance(network, PythonNetwork | TransformersNetwork) and _is_here(network, job.folder)
-    if trace and not run and made and source.input is None and not report.errors:
+    if trace and not run and made and source.input is None and source.structures is None and not report.errors:
         tell_of_network(job, source, report)
-    if trace and isinstance(job.model.loss, PythonLoss):
-        try_loss(job, job.model.loss, source, model, report)
-    for metric in job.evaluate.metrics if trace else ():
+    optimizer: OptimizerFacts | None = None
+    if trace:
+        source = _tried(job, source, trial(job, source, model, files.outputs), report)
+        if isinstance(job.train.optimizer, PythonOptimizer):
+            optimizer = try_optimizer(job, job.train.optimizer, source, model, report)
+    return Facts(source=source, model=model, optimizer=optimizer, machine=_machine(job) if run else None)
+
+
+def _tried(job: JobSpec, source: SourceFacts, tried: Trial, report: Report) -> SourceFacts:
+    """Tries a user's loss, metrics and schedule; returns the facts with what that tells of the loss."""
+    if isinstance(job.model.loss, PythonLoss) and try_loss(job, job.model.loss, source, tried, report):
+        source = replace(source, loss_counts=True)
+    for metric in job.evaluate.metrics:
         if isinstance(metric, PythonMetric):
-            try_metric(job, metric, source, model, report)
+            try_metric(job, metric, source, tried, report)
         elif isinstance(metric, TorchMetric) and importlib.util.find_spec("torchmetrics") is None:
             _library_missing("torchmetrics", metric.span, report)
-    if trace and isinstance(job.train.lr_schedule, PythonSchedule):
+    if isinstance(job.train.lr_schedule, PythonSchedule):
         try_schedule(job, job.train.lr_schedule, report)
-    optimizer = None
-    if trace and isinstance(job.train.optimizer, PythonOptimizer):
-        optimizer = try_optimizer(job, job.train.optimizer, source, model, report)
-    return Facts(source=source, model=model, optimizer=optimizer, machine=_machine(job) if run else None)
+    return source
 
 
 def _is_here(network: PythonNetwork | TransformersNetwork, folder: str) -> bool:
@@ -125,27 +157,44 @@ def gpus_here() -> tuple[int, ...]:
     return tuple(answer["made"])
 
 
-def _traced_source(job: JobSpec, call: PythonSource, report: Report) -> SourceFacts | None:
+def _traced_source(job: JobSpec, call: PythonSource, files: Files, report: Report) -> SourceFacts | None:
+    from dslc.compiler.graph.constants import python_function
     from dslc.compiler.ir.codec import from_json, to_json
+
+    own = job.data.collate
 
     def use(make: Callable[..., Any]) -> Any:
         from dslc.compiler.trace.trace import trace_source
+        from dslc.runtime.data.collating import collate
         from dslc.runtime.process.random_numbers import begin_sample
 
-        return to_json(trace_source(make, lambda index: begin_sample(job.train.seed, "train", 0, index)))
+        return to_json(
+            trace_source(
+                make,
+                lambda index: begin_sample(job.train.seed, "train", 0, index),
+                collate=collate(python_function(own, job.folder) if isinstance(own, PythonCollate) else None),
+                stacked=own is None,
+                whole=isinstance(job.model.loss, Own),
+                example=files.batches,
+            )
+        )
 
     made = used(job, call, "source", use, report)
     return made and from_json(SourceFacts, made)
 
 
-def _traced_model(job: JobSpec, call: PythonNetwork, source: SourceFacts, report: Report) -> ModelFacts | None:
+def _traced_model(
+    job: JobSpec, call: PythonNetwork, source: SourceFacts, files: Files, report: Report
+) -> ModelFacts | None:
     from dslc.compiler.ir.codec import from_json, to_json
     from dslc.compiler.ir.module_facts import ModelFacts
 
     def use(make: Callable[..., Any]) -> Any:
         from dslc.compiler.trace.trace import try_to_make
 
-        return to_json(_told(job, make, source)) if source.input is not None else try_to_make(make)
+        if source.input is None and source.structures is None:
+            return try_to_make(make)
+        return to_json(_told(job, make, source, files))
 
     made = used(job, call, "model", use, report)
     return made and from_json(ModelFacts, made)
@@ -155,10 +204,12 @@ def _library_missing(name: str, span: Span | None, report: Report) -> None:
     report.add("E0803", f"the library `{name}` is not installed", span, help=f"`pip install 'dslc[{name}]'`")
 
 
-def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts) -> ModelFacts:
+def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts, files: Files | None = None) -> ModelFacts:
     """Returns the facts of the module that `make` returns and, if the job has a pipeline, its possible cuts."""
-    from dslc.compiler.graph.constants import precision_step
+    from dslc.compiler.graph.constants import loss_step, precision_step
+    from dslc.compiler.trace.batch import Example, Outputs, read_example
     from dslc.compiler.trace.trace import trace_model, try_low_copy
+    from dslc.runtime.model.own_losses import OwnSum
 
     kept: list[Any] = []
 
@@ -166,12 +217,18 @@ def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts) -> ModelFa
         kept.append(make())
         return kept[-1]
 
-    assert source.input is not None
-    facts = trace_model(keep, source.input, **_axes(job))
+    given = read_example(files.batches) if source.structures is not None and files else source.input
+    assert given is not None
+    own = OwnSum(loss_step(job, source, job.folder)) if isinstance(job.model.loss, Own) else None
+    target = given if isinstance(given, Example) else source.target
+    outputs = Outputs(files.outputs, target) if files and target is not None else None
+    facts = trace_model(keep, given, loss=own, outputs=outputs, **_axes(job))
     graph = opaque(facts, job.model, source, Report()) if low_copy(job) else None
     if graph is not None:
         sharded = [unit.name for unit in units(graph) if unit.name]
-        try_low_copy(kept[0], source.input, precision_step(job).dtype, sharded)
+        try_low_copy(kept[0], given, precision_step(job).dtype, sharded)
+    if source.input is None or facts.structured or facts.looks:
+        return facts
     if job.parallelism.pipeline == 1:
         return facts
     from dslc.compiler.ir.program import TensorParallelStep

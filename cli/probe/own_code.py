@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.facts import SourceFacts
@@ -28,46 +29,67 @@ if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
 
 
-def _sample(
-    job: JobSpec, source: SourceFacts, model: ModelFacts | None
-) -> tuple[tuple[int, ...], tuple[int, ...], str] | None:
-    """Returns the shapes of a sample's output and target and the target's dtype; None if not known, or large."""
+@dataclass(frozen=True)
+class Trial:
+    """What a user's loss and metrics are tried with, if it is known and not large: the shapes of a sample's output and
+    target and the target's dtype; or the file of batches that tracing wrote, with their outputs (`gather.py`).
+    """
+
+    shapes: tuple[tuple[int, ...], tuple[int, ...], str] | None = None
+    file: str = ""
+
+    def batches(self) -> list[tuple[Any, Any]]:
+        """Returns outputs and targets of some samples: of a file, or zeros for two samples."""
+        import torch
+
+        if self.shapes is not None:
+            output, target, dtype = self.shapes
+            zeros = (
+                torch.zeros((2, *output), requires_grad=True),
+                torch.zeros((2, *target), dtype=getattr(torch, dtype)),
+            )
+            return [zeros]
+        found: list[tuple[Any, Any]] = torch.load(self.file, weights_only=False) if self.file else []
+        return found
+
+
+def trial(job: JobSpec, source: SourceFacts, model: ModelFacts | None, file: str) -> Trial:
+    if source.structures is not None or (model is not None and model.structured):
+        return Trial(file=file if model is not None and os.path.exists(file) else "")
     made = model or build(job.model, source, context_of(job), Report())
     output, target = made.output if made is not None else None, source.target
     if output is None or target is None or not can_be_tried(output, target):
-        return None
-    return output.shape, target.shape, target.dtype
+        return Trial()
+    return Trial(shapes=(output.shape, target.shape, target.dtype))
 
 
-def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, model: ModelFacts | None, report: Report) -> None:
-    """Finds a user's loss and, if its input is known and not large, calls it."""
+def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: Trial, report: Report) -> bool:
+    """Finds a user's loss and, if its input is known and not large, calls it. Returns whether it counts by itself."""
     from dslc.compiler.graph.constants import loss_step
 
-    sample = _sample(job, source, model)
+    def use(function: Callable[..., Any]) -> bool:
+        from dslc.runtime.model.losses import try_out
 
-    def use(function: Callable[..., Any]) -> None:
-        if sample is not None:
-            from dslc.runtime.model.losses import try_out
+        layout = lay_out(job, Report())
+        ranks = layout.world_size if layout else 1
+        return any(try_out(loss_step(job, source, job.folder), *batch, ranks) for batch in tried.batches()[:1])
 
-            layout = lay_out(job, Report())
-            ranks = layout.world_size if layout else 1
-            try_out(loss_step(job, source, job.folder), *sample, ranks)
-
-    used(job, call, "loss", use, report)
+    return bool(used(job, call, "loss", use, report))
 
 
-def try_metric(job: JobSpec, call: PythonMetric, source: SourceFacts, model: ModelFacts | None, report: Report) -> None:
+def try_metric(job: JobSpec, call: PythonMetric, source: SourceFacts, tried: Trial, report: Report) -> None:
     """Makes a user's metric and, if its input is known and not large, tries whether its states add up over ranks, and
     whether it gives the numbers that goals look at.
     """
     from dslc.compiler.graph.constants import loss_step, metric_step
 
-    sample = _sample(job, source, model)
-
     def use(function: Callable[..., Any]) -> list[str] | None:
-        from dslc.runtime.loop.kept_metrics import try_out
+        from dslc.runtime.loop.kept_metrics import drawn, try_out
 
-        return try_out(metric_step(call, job.folder), loss_step(job, source, job.folder), sample)
+        loss = loss_step(job, source, job.folder)
+        batches = tried.batches() if tried.shapes is None else []
+        whole, parts = drawn(loss, *tried.shapes) if tried.shapes is not None else (batches, batches)
+        return try_out(metric_step(call, job.folder), loss, whole, parts)
 
     numbers = used(job, call, "metric", use, report)
     if numbers is not None:
@@ -176,8 +198,8 @@ def used(
 
 _WANTED = {
     "source": "a data set has `len` and indexing, and a sample of it is a pair (input, target)",
-    "model": "it is called once, without data, and returns a `torch.nn.Module` that takes one tensor and gives one",
-    "loss": "it takes (output, target) and gives one number for each sample or token",
+    "model": "it is called once, without data, and returns a `torch.nn.Module` that takes an input of the data",
+    "loss": "it takes (output, target) and gives one number for each sample or token, or a pair (sum, count)",
     "metric": "it returns a `torchmetrics.Metric`, or an object with `update(output, target)`, `compute()`, `states`",
     "optimizer": "it takes (params, lr = …) and gives a `torch.optim.Optimizer` over all of them",
     "schedule": "it takes (step, steps) and gives the factor on the learning rate, which follows from these alone",

@@ -50,18 +50,19 @@ def _unseen(analysis: Analysis, trace: bool) -> Iterator[tuple[str, bool]]:
     untraced_source = isinstance(job.data.source, PythonSource) and not trace
     if source.missing or untraced_source:
         yield "its data", untraced_source
-    known = source.input is not None or untraced_source
+    known = source.input is not None or source.structures is not None or untraced_source
     if model is None:
         yield "its network", isinstance(job.model.network, PythonNetwork | TransformersNetwork) and known and not trace
+    tried = model is not None and (source.structures is not None or can_be_tried(model.output, source.target))
     if isinstance(job.model.loss, PythonLoss):
         if not trace:
             yield "its loss", True
-        elif model is None or not can_be_tried(model.output, source.target):
+        elif not tried:
             yield "its loss", False
     if any(isinstance(metric, PythonMetric) for metric in job.evaluate.metrics):
         if not trace:
             yield "its metrics", True
-        elif model is None or not can_be_tried(model.output, source.target):
+        elif not tried:
             yield "its metrics", False
     if isinstance(job.train.optimizer, PythonOptimizer):
         if not trace:
@@ -89,7 +90,8 @@ def tell_of_checkpoint(analysis: Analysis, name: str, report: Report) -> None:
     """Reports W0439 for parts of a checkpoint that were not compared with the job."""
     job = analysis.job
     if analysis.model is None:
-        own = isinstance(job.model.network, PythonNetwork | TransformersNetwork) and analysis.source.input is not None
+        own = isinstance(job.model.network, PythonNetwork | TransformersNetwork)
+        own = own and not (analysis.source.input is None and analysis.source.structures is None)
         report.add(
             "W0439",
             f"the tensors of {name} are not compared with the network",

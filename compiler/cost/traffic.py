@@ -28,7 +28,7 @@ from math import prod
 
 from dslc.compiler.common.shares import largest
 from dslc.compiler.cost.tensor_traffic import Exchanged, TensorTraffic
-from dslc.compiler.ir.nodes import LayerNode, ModelGraph, ParameterNode
+from dslc.compiler.ir.nodes import LayerNode, ParameterNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
 from dslc.compiler.ir.traffic import TrafficNode
 from dslc.compiler.placement.lowering import Issue, row_of
@@ -42,6 +42,7 @@ from dslc.compiler.placement.sharding import (
     low_precision,
     optimizer_groups,
     recomputed,
+    searches,
     with_copies,
     zero1_partition,
 )
@@ -124,6 +125,8 @@ def _over_data(place: Coordinate) -> Iterator[TrafficNode]:
         yield _data("all_reduce", "batch statistics", _statistics(place), "float64", layout.microbatches)
     if place.workload.counts == "kept" and layout.sizes["data"] > 1:
         yield _data("all_reduce", "count of what is kept", [8], "int64")
+    if place.workload.counts == "own" and layout.sizes["data"] > 1:
+        yield _data("all_reduce", "count of the losses", [8], "float64")
 
 
 def _over_all(place: Coordinate) -> Iterator[TrafficNode]:
@@ -149,7 +152,7 @@ def _ddp(place: Coordinate) -> Iterator[TrafficNode]:
     if not order:
         return
     yield _data("all_reduce", "gradients", buckets(4 * q.count for q in order))
-    if _searches(model):
+    if searches(model, place.sharding):
         yield _data("all_reduce", "which parameters were used", [4 * len(order)], "int32")
     if not model.batch_norm:  # else the buffers are equal, or each rank's own
         for dtype, sizes in _buffers(layers).items():
@@ -161,15 +164,10 @@ def _ddp(place: Coordinate) -> Iterator[TrafficNode]:
 def in_buckets(place: Coordinate) -> list[ParameterNode]:
     """Returns the parameters in DistributedDataParallel's buckets, in order; they have room for every gradient."""
     names, layers = place.whole.trained, place.layers
-    if _searches(place.model):
+    if searches(place.model, place.sharding):
         return [q for layer in layers for q in layer.parameters if q.name in names]
     # Laid out again after the first steps, in the order in which gradients came.
     return [q for q in ready(layers, autocast=low_precision(place.job)) if q.name in names]
-
-
-def _searches(model: ModelGraph) -> bool:
-    """True if DistributedDataParallel looks for parameters that a step does not use."""
-    return model.root is None and bool(model.unused)
 
 
 def buckets(sizes: Iterable[int], first: int = FIRST_BUCKET_BYTES, most: int = BUCKET_BYTES) -> list[int]:
@@ -280,6 +278,8 @@ def _fsdp(place: Coordinate) -> Iterator[TrafficNode]:
         yield _data("reduce_scatter", "gradients", scattered, times=1 if sharding.accumulate else microbatches)
     if sharding.replicas > 1:
         yield _data("all_reduce", "gradients", [size // shards for size in scattered])
+    if searches(place.model, sharding) and place.layout.sizes["data"] > 1:
+        yield _data("all_reduce", "which parameters were used", [4 * len(place.whole.trained)], "int32")
 
 
 def units_by_stage(place: Coordinate) -> Iterator[tuple[int, list[Unit]]]:

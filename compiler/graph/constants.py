@@ -19,7 +19,7 @@ from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.ir.records import Shape, Training
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.seams import sent
-from dslc.compiler.placement.sharding import fused_on, low_copy, low_dtype, offloaded, recomputed, units
+from dslc.compiler.placement.sharding import fused_on, low_copy, low_dtype, offloaded, recomputed, searches, units
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.workload import Workload, counted, ignored, in_steps, steps_of
 from dslc.compiler.rules.analyse import context_of
@@ -123,6 +123,7 @@ def _gradients(analysis: Analysis) -> p.GradientStep:
         # user's module that depends on data.
         static_graph=not own and layout.microbatches == 1,
         unused=model.unused if own and model else (),
+        search=plan.engine != "none" and model is not None and searches(model, plan),
         replicas=plan.replicas,
         units=tuple(unit.name for unit in units(model) if unit.name) if plan.engine == "fsdp" and model else (),
         reshard=plan.reshard,
@@ -277,12 +278,18 @@ def loss_step(job: JobSpec, source: SourceFacts, folder: str) -> p.LossStep:
     loss = job.model.loss
     return p.LossStep(
         kind=loss.word,  # type: ignore[arg-type]
-        arguments={"label_smoothing": loss.label_smoothing} if isinstance(loss, c.CrossEntropy) else {},
+        arguments=_loss_arguments(loss),
         counts=counted(job, source),
         ignore=ignored(job, source),
         python=python_function(loss, folder) if isinstance(loss, c.PythonLoss) else None,
         line=short_line(job.model.at("loss")),
     )
+
+
+def _loss_arguments(loss: Call) -> dict[str, Any]:
+    if isinstance(loss, c.CrossEntropy):
+        return {"label_smoothing": loss.label_smoothing}
+    return arguments_of(loss) if isinstance(loss, c.Own) else {}
 
 
 def _data(analysis: Analysis) -> p.DataStep:
@@ -303,6 +310,9 @@ def _data(analysis: Analysis) -> p.DataStep:
         arguments=arguments | found | _limits(analysis),
         paths=tuple(sorted(paths)),
         python=python_function(source, HERE) if isinstance(source, c.PythonSource) else None,
+        structured=analysis.source.structures is not None,
+        collate=python_function(collate, HERE) if isinstance(collate := job.data.collate, c.PythonCollate) else None,
+        whole=isinstance(job.model.loss, c.Own),
         train_samples=workload.train,
         validation_samples=workload.validation or 0,
         split=workload.split,  # type: ignore[arg-type]

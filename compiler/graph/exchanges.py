@@ -196,4 +196,4 @@ class Placing:
         return sharding.shards, inner
 
 
-_OVER_SAMPLES = ("batch statistics", "count of what is kept")
+_OVER_SAMPLES = ("batch statistics", "count of what is kept", "count of the losses")

@@ -364,10 +364,13 @@ def _asked(plan: PlanGraph) -> dict[str, tuple[bool, bool, Callable[[Action], bo
     spread = shards > 1 or any(plan.axis(name).size > 1 for name in ("pipeline", "context", "tensor"))
     skips = precision.scaled or training.on_nonfinite == "skip"
 
-    searches = gradients.kind in ("ddp", "zero1") and bool(gradients.unused)
+    searches = gradients.search and data.size > 1
 
     def of_samples(action: Action) -> bool:
         return of_parameters(action) and (action.dtypes, action.bytes) == (("int64",), 8)
+
+    def of_losses(action: Action) -> bool:
+        return of_parameters(action) and (action.dtypes, action.bytes) == (("float64",), 8)
 
     def of_parameters(action: Action) -> bool:
         return (action.ranks, action.stride, action.count) == (data.size, data.stride, 1)
@@ -380,6 +383,7 @@ def _asked(plan: PlanGraph) -> dict[str, tuple[bool, bool, Callable[[Action], bo
 
     return {
         "count of what is kept": (loss.counts == "kept" and data.size > 1, True, of_samples),
+        "count of the losses": (loss.counts == "own" and data.size > 1, False, of_losses),
         "which parameters were used": (searches, False, of_parameters),
         "norm of the gradient": (training.clip is not None and spread, False, of_gradients),
         "whether a gradient is not finite": (skips and spread, False, of_gradients),

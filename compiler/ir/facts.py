@@ -11,7 +11,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.optimizer_facts import OptimizerFacts
-from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.ir.tensors import TensorFact, TreeFact
 from dslc.dsl.record import Record, record
 
 if TYPE_CHECKING:
@@ -28,10 +28,12 @@ class SourceFacts(Record):
     validation_samples: int | None = None  # of a pair (train, validation); then `samples` is the first
     input: TensorFact | None = None
     target: TensorFact | None = None
+    structures: tuple[TreeFact, TreeFact] | None = None  # of input and target, in place of these two
     classes: int | None = None  # targets are 0 <= t < classes
     vocab: int | None = None  # inputs are tokens 0 <= t < vocab
     stream: bool = False  # cut from one stream: the validation split is its end
     changes: int | None = None  # a user's sample that differed when it was fetched again
+    loss_counts: bool = False  # a user's own loss, tried on two samples, gave (sum, count), or further losses
     found: Mapping[str, Any] = field(default_factory=dict)  # files and layouts that the runtime opens
     missing: str = ""
     help: str = ""

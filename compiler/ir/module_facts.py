@@ -86,7 +86,7 @@ class ModelFacts(Record):
     buffers: tuple[tuple[str, tuple[int, ...], str], ...]  # name, shape, dtype
     ties: tuple[tuple[str, str], ...] = ()  # (parameter, the parameter whose tensor it is)
     layers: tuple[LayerFacts, ...]  # in the order of their first call
-    output: TensorFact
+    output: TensorFact  # of a structure, as many bytes as all its tensors
     batch_norm: bool  # true if some use batch statistics
     noise: bool  # dropout and other random operations
     changed: tuple[str, ...] = ()  # buffers that a forward pass writes, except batch statistics
@@ -96,6 +96,8 @@ class ModelFacts(Record):
     batch_norm_values: int | None = None  # the fewest numbers per channel of a batch norm, of each sample
     still: tuple[str, ...] = ()  # batch norms that the module keeps in evaluation mode
     vocab: int | None = None  # the input's numbers index tables of so many rows
+    structured: bool = False  # true if the output is no tensor
+    looks: str = ""  # the operation by which its forward pass reads numbers: its figures are those of a few samples
     padding: int | None = None  # the padding token in its configuration
     seams: tuple[SeamFacts, ...] = ()  # before each layer but the first, if the job has a pipeline
     uncut: tuple[str, str] | None = None  # the reason why the forward pass cannot be cut at all, and the line

@@ -74,12 +74,13 @@ class LossStep(Record):
     """The loss, as a sum over samples or tokens; the runtime divides it by the global count.
 
     `counts` is the unit: `samples`; `tokens` (all elements of the target, known from its shape); `kept`: the elements
-    of the target that are not `ignore`, which the ranks must sum before the first backward.
+    of the target that are not `ignore`, which the ranks must sum before the first backward; `own`: what the loss itself
+    counts, which the ranks sum after the last backward. `own` as a kind is the loss that the model returns.
     """
 
-    kind: Literal["cross_entropy", "mse", "l1", "bce", "python"]
+    kind: Literal["cross_entropy", "mse", "l1", "bce", "python", "own"]
     arguments: Arguments = field(default_factory=dict)
-    counts: Literal["samples", "tokens", "kept"] = "samples"
+    counts: Literal["samples", "tokens", "kept", "own"] = "samples"
     ignore: int | None = None
     python: PythonFunction | None = None
     line: str = ""
@@ -99,6 +100,9 @@ class DataStep(Record):
     arguments: Arguments = field(default_factory=dict)
     paths: tuple[str, ...] = ()  # the arguments that are paths, or several
     python: PythonFunction | None = None
+    structured: bool = False  # batches are structures of tensors, and each micro-batch is made by itself
+    collate: PythonFunction | None = None  # makes samples a batch
+    whole: bool = False  # the model is given whole batches, which are not pairs (input, target)
     train_samples: int
     validation_samples: int
     split: Literal["random", "tail", "given", "none"]  # by the seed; the end of the stream; a pair of data sets; none
@@ -237,6 +241,7 @@ class GradientStep(Record):
     bucket_megabytes: float | None = None  # ddp, zero1; None: torch's own, of which the first is small and sent early
     static_graph: bool = False
     unused: tuple[str, ...] = ()  # parameters that no step uses: they have no gradient
+    search: bool = False  # each step finds out which parameters it has used, over the ranks
     replicas: int = 1  # fsdp: full copies kept
     units: tuple[str, ...] = ()  # fsdp: modules gathered and scattered one by one; the root takes the rest
     reshard: bool = False  # fsdp: parameters are freed after the forward pass and gathered again (ZeRO-3)

@@ -1,4 +1,4 @@
-"""One sample of a tensor: its shape and dtype."""
+"""One sample of a tensor, or of a structure of tensors: shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -39,3 +39,40 @@ class TensorFact(Record):
     @property
     def bytes(self) -> int:
         return self.numbers * DTYPE_BYTES[self.dtype]
+
+
+@record
+class LeafFact(Record):
+    """One tensor of a batch that is a structure, and its place in it, as in `["boxes"]`. Of n samples its shape is
+    `fixed + n * grown`, dimension by dimension.
+    """
+
+    path: str
+    fixed: tuple[int, ...]
+    grown: tuple[int, ...]
+    dtype: str
+
+    @property
+    def numbers(self) -> int:
+        """Returns the numbers of one sample."""
+        return prod(fixed + grown for fixed, grown in zip(self.fixed, self.grown, strict=True))
+
+
+@record
+class TreeFact(Record):
+    """One sample of a batch that is a structure of tensors (dicts, tuples, dataclasses)."""
+
+    leaves: tuple[LeafFact, ...]
+
+    @property
+    def numbers(self) -> int:
+        return sum(leaf.numbers for leaf in self.leaves)
+
+    @property
+    def bytes(self) -> int:
+        return sum(leaf.numbers * DTYPE_BYTES.get(leaf.dtype, 8) for leaf in self.leaves)
+
+    @property
+    def flat(self) -> TensorFact:
+        """Returns one tensor of as many bytes."""
+        return TensorFact(shape=(-(-self.bytes // 4),), dtype="float32")

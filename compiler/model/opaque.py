@@ -33,10 +33,13 @@ def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts, report: Rep
     """Returns the graph of a traced module; None if it does not fit the data, with the reason in the report."""
     before = len(report.errors)
     span = _span(model)
-    fact = source.input or TensorFact(shape=(), dtype="float32")
+    if source.structures is not None:
+        fact = source.structures[0].flat
+    else:
+        fact = source.input or TensorFact(shape=(), dtype="float32")
     layers = _layers(facts, fact, span)
     _check_vocab(facts, model, source, report)
-    if len(report.errors) == before:
+    if len(report.errors) == before and source.structures is None and not facts.structured:
         check_output(model, layers[-1] if layers else None, entry(facts.output), source, report, [])
     if len(report.errors) > before:
         return None
@@ -52,7 +55,8 @@ def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts, report: Rep
         unsynced_batch_norm=False,
         noise=facts.noise,
         parameters=sum(prod(shape) for _, shape, _ in facts.parameters),
-        unused=facts.unused,
+        unused=() if facts.looks else facts.unused,
+        varies=bool(facts.looks),
         traced=facts,
     )
 

@@ -98,11 +98,19 @@ def units(model: ModelGraph) -> tuple[Unit, ...]:
     left: list[ParameterNode] = []
     for layer in model.layers:
         own = tuple(q for q in layer.parameters if q.tied_to is None)
-        if _is_unit(layer, shared):
+        # The ranks gather a unit together, and where numbers decide what runs, one of them may pass a layer over.
+        if _is_unit(layer, shared) and not model.varies:
             apart.append(Unit(name=layer.name, parameters=own))
         else:
             left.extend(own)
     return (*apart, Unit(name="", parameters=tuple(left)))
+
+
+def searches(model: ModelGraph, sharding: Sharding) -> bool:
+    """True if each step has to find out which parameters it has used: DistributedDataParallel also for those that no
+    step uses, which `fully_shard` passes over by itself.
+    """
+    return model.root is None and (model.varies or (bool(model.unused) and sharding.engine != "fsdp"))
 
 
 def _is_unit(layer: LayerNode, shared: set[str]) -> bool:

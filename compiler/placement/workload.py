@@ -23,7 +23,7 @@ from dslc.dsl.record import Record, record
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
-Counts = Literal["samples", "tokens", "kept"]  # see `LossStep`
+Counts = Literal["samples", "tokens", "kept", "own"]  # see `LossStep`
 # Sources whose targets are known to be classes from 0 up.
 _CLASSES_FROM_0 = c.Digits | c.Stdlib | c.Text | c.Tokens | c.Images | c.MNIST | c.CIFAR10 | c.Synthetic
 
@@ -113,6 +113,8 @@ def counted(job: JobSpec, source: SourceFacts) -> Counts:
     The ranks must sum in each step how many targets are kept, unless all are classes from 0 up and none of these is
     ignored: then their count is arithmetic.
     """
+    if isinstance(job.model.loss, c.Own) or source.loss_counts or source.structures:
+        return "own"
     ignore = ignored(job, source)
     if ignore is None:
         return "samples"

@@ -40,11 +40,14 @@ from dslc.compiler.rules import (
 from dslc.compiler.rules import (
     sharding as rules_sharding,
 )
+from dslc.compiler.rules import (
+    structures as rules_structures,
+)
 from dslc.compiler.rules.analysis import Analysis, Pipeline
 from dslc.compiler.rules.own_optimizer import check_own_optimizer
 from dslc.dsl.bounds import TRIED, WORK
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.calls import PythonSource
+from dslc.dsl.language.calls import Own, PythonSource
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 
@@ -77,10 +80,15 @@ def analyse(
     if layout and model:  # the rules, and the search for stages
         stages = layout.sizes["pipeline"] * layout.virtual_stages
         reuse.spent += layout.work(len(model.layers)) // 4 + len(model.layers) * stages // 80
+    shared = True
     if fine("model", "data", "train", "evaluate", "parallelism"):
-        rules.check_job(job, layout, workload, source, model, cuts, report)
+        shared = rules_structures.check_structures(job, layout, source, facts.model, report)
+        rules.check_job(job, layout if shared else None, workload, source, model, cuts, report)
         check_own_optimizer(job, layout, facts.optimizer, report)
         rules_padding.check_padding(job, source, facts.model, report)
+    if not shared:
+        rules.check_supported(job, report)
+        return None
     pipeline = _pipeline(job, layout, workload, model, cuts, facts, reuse, report) if layout and model else None
     uneven = (layout is not None and layout.sizes["data"] % job.parallelism.replicas) or (cuts and cuts.uneven)
     if layout is None or workload is None or uneven or (model is not None and pipeline is None):
@@ -173,7 +181,7 @@ def _model(
         if ranks > 1:
             graph = share_out_traced(graph, cuts, ranks)
         return replace(graph, reset=True) if parts else graph, cuts
-    if isinstance(job.data.source, PythonSource) and source.input is None:
+    if (isinstance(job.data.source, PythonSource) and source.input is None) or isinstance(job.model.loss, Own):
         return None, None
     graph = reuse.build(job.model, source, context_of(job), report)
     ranks, pieces = (layout.sizes["tensor"], layout.sizes["context"]) if layout else (1, 1)

@@ -57,7 +57,7 @@ def kept_by_blocks(run: Run, saved: dict[str, int]) -> dict[str, int]:
             around.callback(module.register_forward_hook(_leaving(calls, path)).remove)
         around.enter_context(run.fake)
         around.enter_context(torch.autocast("cpu", dtype=torch.bfloat16, enabled=run.low))
-        run.model(run.input)
+        run.called()
     held, found = set(run.own), {}
     known: dict[Hashable, _Kept | None] = {}
     for path, call in calls.items():

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dslc.compiler.ir.working import Moment, Working
-from dslc.compiler.trace.run import LARGE, SMALL, Run, storage, tensors_of
+from dslc.compiler.trace.batch import LARGE, SMALL
+from dslc.compiler.trace.run import Run, storage, tensors_of, total_of
 
 if TYPE_CHECKING:
     from dslc.compiler.trace.private_torch import Operator
@@ -49,13 +50,13 @@ class Walk(Run):
         import torch
 
         with torch.set_grad_enabled(self._gradients), self.running():
-            output = self.model(self.input)
-        if not output.requires_grad:
-            return
+            output = self.called()
         # The output's gradient is allocated, and the output is freed.
         with self.fake:
-            total = (output * 1.0).sum()
+            total = total_of([tensor * 1.0 for tensor in tensors_of(output) if tensor.requires_grad])
         del output
+        if total is None:
+            return
         self.backward(total)
         for parameter in self.model.parameters():
             parameter.grad = None
@@ -103,7 +104,7 @@ def measure(run: Run, saved: dict[str, int], given: dict[str, int]) -> dict[str,
     walks = []
     for gradients in (True, False):
         for samples in (SMALL, LARGE):
-            walk = Walk(run.model, run.cut, run.fake, run.sample, samples, run.low, gradients=gradients)
+            walk = Walk(run.model, run.cut, run.mode, run.sample, samples, run.low, gradients=gradients)
             walk.go()
             walks.append(walk)
     small, large, idle_small, idle_large = (walk.steps for walk in walks)

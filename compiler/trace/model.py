@@ -8,27 +8,30 @@ bytes per sample, so that anything that does not grow with the batch is left out
 
 Contract: the conventions of `LayerNode`; each piece of memory counts once, at the first layer that keeps it.
 
-Limits: tracing follows one path through the module. Control flow that depends on numbers is an error; control flow that
-depends on anything else may take other paths in training. Memory that a module saves by itself for its backward pass
-(`torch.utils.checkpoint` its inputs) is not seen.
+Limits: tracing follows one path through the module. Where that depends on numbers, the module is run for real on a few
+samples, and others may take other paths, as they may where control flow depends on anything else. Memory that a module
+saves by itself for its backward pass (`torch.utils.checkpoint` its inputs) is not seen.
 """
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
 from dslc.compiler.ir.tensors import DType, TensorFact
 from dslc.compiler.ir.working import LayerMemory, Working
+from dslc.compiler.trace.batch import LARGE, SMALL, Example, Outputs, batch_of, grown, without_numbers
 from dslc.compiler.trace.compiled import kept_by_blocks
 from dslc.compiler.trace.cut import Cut
 from dslc.compiler.trace.flops import formulas
 from dslc.compiler.trace.memory import measure
-from dslc.compiler.trace.run import LARGE, SMALL, Run, storage, tensors_of
+from dslc.compiler.trace.run import Run, storage, tensors_of, total_of
 from dslc.compiler.trace.shares import with_shares
 
 if TYPE_CHECKING:
@@ -40,6 +43,11 @@ if TYPE_CHECKING:
 
 _NOTHING = LayerMemory(saved=0, selective=0)
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "linear")
+
+
+REAL = 8 << 30  # bytes of parameters with which a module is made and run for real, at most
+
+Loss: TypeAlias = "Callable[[Any, Any], torch.Tensor]"
 
 
 class TraceError(Exception):
@@ -54,8 +62,10 @@ class TraceError(Exception):
 
 def trace_model(
     make: Callable[[], object],
-    input: TensorFact,
+    input: TensorFact | Example,
     *,
+    loss: Loss | None = None,
+    outputs: Outputs | None = None,
     low: bool = False,
     compile: bool = False,
     tensor: int = 1,
@@ -63,39 +73,79 @@ def trace_model(
 ) -> ModelFacts:
     """Returns the facts of the module that `make()` makes, for a sample `input`.
 
-    `low`: the job runs in 16 bits, so that a module that fails under autocast is at fault; otherwise its float32 bytes
-    stand for those. `compile`: torch compiles its blocks, which then keep less. `tensor`: ranks of a tensor axis, over
-    which `tensor_plan`, or a plan of the module's own, cuts it.
-    """
-    import torch
+    A module that looks at numbers, which a run without memory does not have, is made and run for real, if its
+    parameters take no more than `REAL` bytes; `looks` then says where it does.
 
+    `loss`, of an output and a target of the example, is the loss, where only its gradient tells which parameters are
+    used. `outputs` takes outputs like those of the module. `low`: the job runs in 16 bits, so that a module that fails
+    under autocast is at fault; otherwise its float32 bytes stand for those. `compile`: torch compiles its blocks, which
+    then keep less. `tensor`: ranks of a tensor axis, over which `tensor_plan`, or a plan of the module's own, cuts it.
+    """
     from dslc.compiler.trace.private_torch import (
-        AnyBatchNorm,
         DataDependentOutputException,
         DynamicOutputShapeException,
         FakeTensorMode,
-        own_buffers,
-        own_parameters,
     )
 
     # A module's tensors besides its parameters and buffers may be real.
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     model = _made(make, fake)
+    try:
+        return _traced(model, fake, input, loss, outputs, low, compile, tensor, tensor_plan)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        size = sum(p.numel() * p.element_size() for p in model.parameters())
+        if size > REAL:
+            message = f"its forward reads numbers out of tensors (`{error.func}`), and here they have no values"
+            raise TraceError(message, remedy="it is too large to be made and run for real beforehand") from error
+        looks = f"`{error.func.overloadpacket.__name__}`" + _line_of(error)
+    return replace(_traced(_module(make()), None, input, loss, outputs, low, False, 1, None), looks=looks)
+
+
+def _line_of(error: BaseException) -> str:
+    """Returns the line of the user's code that an exception comes from, as in `, net.py:31`; "" if there is none."""
+    import torch
+
+    others = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(others)]
+    return f", {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+
+
+def _traced(
+    model: nn.Module,
+    fake: FakeTensorMode | None,
+    input: TensorFact | Example,
+    loss: Loss | None,
+    outputs: Outputs | None,
+    low: bool,
+    compile: bool,
+    tensor: int,
+    tensor_plan: tuple[str, ...] | None,
+) -> ModelFacts:
+    import torch
+
+    from dslc.compiler.trace.private_torch import AnyBatchNorm, own_buffers, own_parameters
+
     cut = Cut(model)
     first = _Count(model, cut, fake, input, SMALL)
-    try:
-        with _normalised(model) as values, _writing(model, first) as written:
-            output = first.forward()
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        message = f"its forward reads numbers out of tensors (`{error.func}`), and here they have no values"
-        raise TraceError(message) from error
-    _check(output)
-    if output.requires_grad:
-        first.backward(output.sum())
+    with _normalised(model) as values, _writing(model, first) as written:
+        output = first.forward()
+    if isinstance(input, TensorFact) and isinstance(output, torch.Tensor):
+        _check(output)
+    total = total_of(output)
+    if loss is not None and isinstance(input, Example):
+        with first.fake:
+            total = loss(output, without_numbers(input.target(SMALL), fake))
+    if total is not None and total.requires_grad:
+        first.backward(total)
     unused = tuple(name for name, p in model.named_parameters() if p.requires_grad and p.grad is None)
     for parameter in model.parameters():
         parameter.grad = None
-    float32 = _memory(first, _forward(model, cut, fake, input, LARGE), compile)
+    structured = not isinstance(output, torch.Tensor)
+    second = _Count(model, cut, fake, input, LARGE)
+    larger = second.forward()
+    if outputs is not None:
+        outputs.write(output, larger)
+    float32 = _memory(first, second, compile)
     try:
         one, other = (_forward(model, cut, fake, input, samples, low=True) for samples in (SMALL, LARGE))
         autocast = _memory(one, other, compile)
@@ -111,7 +161,8 @@ def trace_model(
         buffers=tuple((name, tuple(b.shape), _name(b.dtype)) for name, b in model.named_buffers()),
         ties=_ties(model),
         layers=_layers(cut, first, float32, autocast),
-        output=fact(output, SMALL),
+        output=grown(output, larger).flat if structured else fact(output, SMALL),
+        structured=structured,
         batch_norm=any(module.training for module in norms.values()),
         still=tuple(path for path, module in norms.items() if not module.training),
         batch_norm_values=min(values, default=None),
@@ -127,7 +178,9 @@ def trace_model(
         ),
         vocab=first.vocab,
     )
-    return facts if tensor == 1 else with_shares(facts, model, cut, fake, input, tensor, tensor_plan)
+    if tensor == 1 or fake is None or structured or isinstance(input, Example):
+        return facts
+    return with_shares(facts, model, cut, fake, input, tensor, tensor_plan)
 
 
 def try_to_make(make: Callable[[], object]) -> None:
@@ -137,13 +190,14 @@ def try_to_make(make: Callable[[], object]) -> None:
     _made(make, FakeTensorMode(allow_non_fake_inputs=True))
 
 
-def try_low_copy(model: nn.Module, input: TensorFact, dtype: str, units: Sequence[str]) -> None:
+def try_low_copy(model: nn.Module, input: TensorFact | Example, dtype: str, units: Sequence[str]) -> None:
     """Runs a forward pass as O2 does, of a module that was traced: its parameters have `dtype`, and so have the inputs
     of it and its `units`; buffers stay as they are. Raises TraceError if that fails.
     """
     import torch
 
     from dslc.compiler.trace.private_torch import TorchDispatchMode, detect_fake_mode, tree_map_only
+    from dslc.compiler.trace.structures import call
 
     class OneDtype(TorchDispatchMode):
         """Raises for products of two dtypes, which fail with real numbers; without memory torch accepts them."""
@@ -180,9 +234,14 @@ def try_low_copy(model: nn.Module, input: TensorFact, dtype: str, units: Sequenc
         around.enter_context(torch.no_grad())
         for module in (model, *map(model.get_submodule, units)):
             around.callback(module.register_forward_pre_hook(given, with_kwargs=True).remove)
-        sample = torch.empty((SMALL, *input.shape), dtype=getattr(torch, input.dtype))
+        low_parameters = cast(dict(model.named_parameters()))
+        sample = batch_of(input, SMALL, fake)
+
+        def with_low(*args: Any, **kwargs: Any) -> Any:
+            return torch.func.functional_call(model, low_parameters, args, kwargs)
+
         try:
-            torch.func.functional_call(model, cast(dict(model.named_parameters())), (sample,))
+            call(with_low, model.forward, sample)
         except RuntimeError as error:
             reason = str(error).strip().split("\n")[0]
             raise TraceError(
@@ -248,19 +307,24 @@ def fact(tensor: torch.Tensor, samples: int) -> TensorFact:
 
 def _made(make: Callable[[], object], fake: FakeTensorMode) -> nn.Module:
     """Returns the module without memory; one that cannot be built so is built on the CPU and emptied."""
-    import torch
 
     with fake:
         try:
             made = make()
         except (RuntimeError, TypeError, ValueError):  # torch and numpy raise these for tensors without numbers
             made = None
-    if made is None:
-        made = make()
+    module = _module(make() if made is None else made)
+    _empty(module, fake)
+    return module
+
+
+def _module(made: object) -> nn.Module:
+    """Returns it in training mode, as in the step that is traced."""
+    import torch
+
     if not isinstance(made, torch.nn.Module):
         raise TraceError(f"it returns a `{type(made).__name__}`, not a `torch.nn.Module`")
-    _empty(made, fake)
-    return made.train()  # as the runtime does: a training step is traced
+    return made.train()
 
 
 def _empty(model: nn.Module, fake: FakeTensorMode) -> None:
@@ -321,7 +385,7 @@ class _Count(Run):
         import torch
 
         with self.running(), torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
-            return self.model(self.input)
+            return self.called()
 
     def entered(self, path: str, given: object) -> None:
         tensors = tensors_of(given)
@@ -373,7 +437,8 @@ class _Count(Run):
         aten = torch.ops.aten
         if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):
             self.noise = True
-        if func is aten.embedding.default and storage(args[1]) == storage(self.input):
+        alone = isinstance(self.input, torch.Tensor)
+        if alone and func is aten.embedding.default and storage(args[1]) == storage(self.input):
             rows = args[0].shape[0]
             self.vocab = rows if self.vocab is None else min(self.vocab, rows)
 
@@ -393,17 +458,18 @@ class _Count(Run):
 # ------------------------------------------------------------------------------------------------------ the facts
 
 
-def _check(output: object) -> None:
-    import torch
-
-    if not isinstance(output, torch.Tensor):
-        raise TraceError(f"its forward returns a `{type(output).__name__}`, not a tensor")
+def _check(output: torch.Tensor) -> None:
     if output.shape[:1] != (SMALL,):
         raise TraceError(f"{SMALL} samples go in, and the output's shape is {tuple(output.shape)}")
 
 
 def _forward(
-    model: nn.Module, cut: Cut, fake: FakeTensorMode, input: TensorFact, samples: int, low: bool = False
+    model: nn.Module,
+    cut: Cut,
+    fake: FakeTensorMode | None,
+    input: TensorFact | Example,
+    samples: int,
+    low: bool = False,
 ) -> _Count:
     made = _Count(model, cut, fake, input, samples, low)
     made.forward()

@@ -30,7 +30,17 @@ from torch._subclasses.fake_tensor import (
 from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
 from torch.nn.modules.dropout import _DropoutNd as AnyDropout
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import (
+    MappingKey,
+    register_dataclass,
+    register_pytree_node,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map_only,
+    tree_unflatten,
+)
+from torch.utils._pytree import keystr as path_text
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -45,7 +55,10 @@ __all__ = [  # of what is not defined here
     "Operator",  # an operation as a dispatch mode sees it, such as `aten.add.Tensor`
     "TorchDispatchMode",  # sees every operation
     "detect_fake_mode",  # the fake mode that tensors belong to
+    "path_text",  # the place of a leaf, as in `["boxes"][0]`
+    "register_dataclass",  # makes the fields of a class's objects parts of a tree
     "tree_flatten",  # nested lists, tuples and mappings as their leaves and their form
+    "tree_flatten_with_path",
     "tree_leaves",
     "tree_map_only",
     "tree_unflatten",
@@ -63,6 +76,20 @@ OVERRIDDEN = {
     # Refuses an input of the wrong number of dims.
     "torch.nn:BatchNorm2d": ("_check_input_dim",),
 }
+
+
+def register_mapping(kind: type) -> None:
+    """Makes the values of a mapping's class parts of a tree; it is made again from a dict of them."""
+    register_pytree_node(
+        kind,
+        lambda mapping: (list(mapping.values()), list(mapping)),
+        lambda values, keys: kind(dict(zip(keys, values, strict=True))),
+        flatten_with_keys_fn=lambda mapping: (
+            [(MappingKey(key), mapping[key]) for key in mapping],
+            list(mapping),
+        ),
+    )
+
 
 # ------------------------------------------------------------------------------------------------ a module's insides
 

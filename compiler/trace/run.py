@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.trace.batch import Example, batch_of
 from dslc.compiler.trace.cut import Cut
 
 if TYPE_CHECKING:
@@ -21,23 +22,29 @@ if TYPE_CHECKING:
 
     from dslc.compiler.trace.private_torch import FakeTensorMode, Operator
 
-SMALL, LARGE = 2, 4  # samples; a single one would make batch norm fail
 _NO_ORDER = 2**64 - 1  # sequence number of nodes that accumulate gradients
 
 
 class Run:
-    """A run. `now` is the path of the running layer, "" between layers; subclasses observe the operations."""
+    """A run. `now` is the path of the running layer, "" between layers; subclasses observe the operations.
+
+    Without `mode` the module has numbers, and so have its batches.
+    """
 
     def __init__(
-        self, model: nn.Module, cut: Cut, fake: FakeTensorMode, input: TensorFact, samples: int, low: bool = False
+        self,
+        model: nn.Module,
+        cut: Cut,
+        mode: FakeTensorMode | None,
+        input: TensorFact | Example,
+        samples: int,
+        low: bool = False,
     ) -> None:
-        import torch
-
-        self.model, self.cut, self.fake, self.low = model, cut, fake, low
+        self.model, self.cut, self.mode, self.low = model, cut, mode, low
+        self.fake: AbstractContextManager[object] = nullcontext() if mode is None else mode
         self.sample, self.samples = input, samples
-        with fake:
-            self.input = torch.empty((samples, *input.shape), dtype=getattr(torch, input.dtype))
-        self.own = {storage(tensor) for tensor in (*model.parameters(), *model.buffers(), self.input)}
+        self.input = batch_of(input, samples, mode)
+        self.own = {storage(tensor) for tensor in (*model.parameters(), *model.buffers(), *tensors_of(self.input))}
         self.going_back = False
         self._inside: list[str] = []
         self._marks: list[tuple[int, str]] = []  # autograd's first sequence number in a layer
@@ -77,6 +84,12 @@ class Run:
             around.enter_context(torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.low))
             self.moved()
             yield
+
+    def called(self) -> Any:
+        """Returns the model's output."""
+        from dslc.compiler.trace.structures import call
+
+        return call(self.model, self.model.forward, self.input)
 
     def backward(self, total: torch.Tensor) -> None:
         self.going_back = True
@@ -138,6 +151,12 @@ def storage(tensor: torch.Tensor) -> int:
     from dslc.compiler.trace.private_torch import storage_identity
 
     return storage_identity(tensor)
+
+
+def total_of(output: object) -> torch.Tensor | None:
+    """Returns the sum of all numbers of an output that depend on a parameter; None if none does."""
+    sums = [tensor.sum() for tensor in tensors_of(output) if tensor.requires_grad]
+    return sum(sums[1:], start=sums[0]) if sums else None
 
 
 def tensors_of(value: object) -> list[torch.Tensor]:

@@ -30,10 +30,11 @@ from dslc.compiler.ir.module_facts import CutCall, ModelFacts, ModuleFacts, Shar
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.tensor_patterns import chosen
+from dslc.compiler.trace.batch import SMALL
 from dslc.compiler.trace.cut import Cut
 from dslc.compiler.trace.flops import formulas
 from dslc.compiler.trace.operators import Operation, Refused, Share, follow
-from dslc.compiler.trace.run import SMALL, Run, storage, tensors_of
+from dslc.compiler.trace.run import Run, storage, tensors_of
 
 if TYPE_CHECKING:
     import torch

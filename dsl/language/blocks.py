@@ -69,6 +69,12 @@ class DataSpec(Block):
         default=None,
         shown="none",
     )
+    collate: Call | None = arg(
+        calls("collate"),
+        'makes samples a batch, where they do not stack: `python("module:function")`',
+        default=None,
+        shown="stacked",
+    )
     shuffle: bool = arg(Bool(), "a new order for each epoch", default=True)
     workers: int = arg(Int(min=0), "loader processes of each rank", default=0)
     last_batch: str = arg(word("drop", "keep"), "for the samples of an epoch that fill no batch", default="drop")

@@ -71,9 +71,29 @@ class Contrastive(Call):
 
 @call("loss", "python", open=True)
 class PythonLoss(PythonCall):
-    """`f(output, target)` of yours, giving one loss for each sample or token, in the order of the targets."""
+    """`f(output, target)` of yours, giving one loss for each sample or token, in the order of the targets; or a pair
+    (sum, count) of what its batch holds; or either with a dict of further losses, which are logged by name.
+    """
 
     ignore: int = arg(Int(), "the target that does not count, where targets are whole numbers", default=-100)
+
+
+@call("loss")
+class Own(Call):
+    """The loss that the network returns itself, as `loss` in its output or alone: one for each sample, a pair (sum,
+    count), or one number, which is taken to be a mean. The network is given whole samples.
+    """
+
+    mean_of: str | None = arg(
+        Str(),
+        "the part of the batch that the mean is of, as in `labels`: over its entries that are not `ignore`",
+        default=None,
+        shown="samples",
+    )
+    ignore: int = arg(Int(), "the entry of `mean_of` that does not count", default=-100)
+    shift: int = arg(
+        Int(min=0), "entries at the beginning of each sequence of `mean_of` that have no prediction", default=0
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ sources
@@ -190,6 +210,13 @@ class Synthetic(Call):
 class PythonSource(PythonCall):
     """A data set of yours with `len` and indexing, or a pair (train, validation). The random numbers that indexing
     draws from `random`, `numpy.random` and `torch` follow from the seed, the epoch and the sample.
+    """
+
+
+@call("collate", "python", open=True)
+class PythonCollate(PythonCall):
+    """`f(samples)` of yours, which makes a list of samples a batch, as the `collate_fn` of a `DataLoader` does: a pair
+    (input, target), each a tensor or a structure of tensors.
     """
 
 

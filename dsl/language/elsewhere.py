@@ -25,6 +25,7 @@ _FIELDS = (
     ("data.last_batch", "`drop` or `keep`", "drop_last dataloader_drop_last"),
     ("data.source.context", "", "max_length max_len seq_length seq_len sequence_length max_seq_length max_seq_len "
      "block_size context_length context_size n_ctx n_positions max_position_embeddings model_max_length cutoff_len"),
+    ("data.collate", "", "collate_fn data_collator collator"),
     ("data.source.input", "", "input_column text_column image_column feature_columns input_key"),
     ("data.source.target", "", "label_column target_column label_names label_key"),
     ("data.source.size", "", "image_size img_size input_size resize crop_size"),
@@ -186,8 +187,10 @@ _ABSENT = (
     ("there is nothing to set: batches are pinned and fetched ahead by themselves",
      "pin_memory dataloader_pin_memory persistent_workers dataloader_persistent_workers prefetch_factor "
      "dataloader_prefetch_factor non_blocking"),
-    ("samples are stacked to batches: let the source give samples of one shape",
-     "collate_fn data_collator collator padding pad_to_max_length remove_unused_columns group_by_length"),
+    ("samples of unequal length are put together by `data.collate`",
+     "padding pad_to_max_length"),
+    ("there is nothing to set: a batch is what the source and `data.collate` make",
+     "remove_unused_columns group_by_length"),
     ("there is nothing to set: each rank is given its share of every global batch",
      "sampler batch_sampler use_distributed_sampler replace_sampler_ddp distributed_sampler split_batches "
      "dispatch_batches even_batches reload_dataloaders_every_n_epochs shuffle_buffer"),

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dslc.compiler.ir.program import DataStep, RankPlace
+from dslc.compiler.trace.structures import map_tensors
 from dslc.runtime.data.sampler import (
     batch_samples,
     generator,
@@ -35,21 +36,19 @@ from dslc.runtime.data.sampler import (
     steps_per_epoch,
     validation_indices,
 )
-from dslc.runtime.data.samples import Samples, SourceError, Splits
+from dslc.runtime.data.samples import Pair, Samples, SourceError, Splits
 from dslc.runtime.process.job_line import each_at
 from dslc.runtime.process.lifetime import end_with
 
 GATHERED = 1 << 20  # bytes gathered at once, of several steps; a single step may take more
 AHEAD = 2  # steps, or micro-batches of a worker, prepared before they are asked for
 
-Pair = tuple[Tensor, Tensor]
-
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     """The work of one rank in one step."""
 
-    micro: list[Pair]  # (input, target) of each micro-batch
+    micro: list[Pair]  # (input, target) of each micro-batch: tensors, or structures of them
     samples: int  # samples of the whole global batch, over all ranks
     epoch: int  # from 0
 
@@ -94,6 +93,12 @@ def _in_line(
     while number < numbers.stop:
         epoch, k = divmod(number, per_epoch)
         count = max(1, min(at_once, full - k, numbers.stop - number))
+        if samples.apart:
+            pieces = micro_batches(step, place, microbatches, epoch, k)
+            made = [_moved(samples.batch(indices, epoch), device) for indices in pieces]
+            yield StepBatch(made, batch_samples(step, k), epoch)
+            number += 1
+            continue
         _, _, sizes = sizes_of(step, place, microbatches, k)
         pair = samples.batch(shares(step, place, epoch, k, count), epoch)
         if not samples.by_process:
@@ -110,8 +115,16 @@ def _moved(pair: Pair, device: torch.device) -> Pair:
     """Copies a pair to the device. Page-locked memory lets the copy overlap with the device's computation."""
     if device.type == "cpu":
         return pair
-    inputs, targets = (tensor.pin_memory().to(device, non_blocking=True) for tensor in pair)
-    return inputs, targets
+    return _to(pair, device, pin=True)
+
+
+def _to(pair: Pair, device: torch.device, pin: bool = False) -> Pair:
+    def moved(tensor: Tensor) -> Tensor:
+        return (tensor.pin_memory() if pin else tensor).to(device, non_blocking=True)
+
+    input, target = pair
+    inputs = map_tensors(moved, input)
+    return inputs, inputs if target is input else map_tensors(moved, target)
 
 
 # ---------------------------------------------------------------------------------------------------- by a thread
@@ -213,8 +226,7 @@ def _loader(step: DataStep, samples: Samples, place: RankPlace, order: Any, devi
     for made in loader:
         if isinstance(made, SourceError):
             raise made
-        inputs, targets = made
-        yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+        yield made if device.type == "cpu" else _to(made, device)
 
 
 def _begin(rank: int, worker: int) -> None:

@@ -5,10 +5,12 @@ target tensor. `TensorSamples` are in memory or mapped into it, in the form in w
 float64), and are converted batch by batch. `FetchedSamples` are fetched one at a time. `Joined` are several sources one
 after another, of which a limited number is open. `Part` is some of the samples of another source.
 
-Contract: floats become float32, integers of any width and booleans int64. A batch depends on its indices alone and, if
+Contract: floats become float32, integers of any width and booleans int64, but in structures, whose tensors keep their
+dtypes. A batch depends on its indices alone and, if
 the data set draws random numbers, on the epoch: not on the process that makes it, or on the batches made before.
 Evaluations and predictions use epoch 0. `by_process` says that a sample needs computing (a picture is decoded, a user's
-code runs), so that workers are processes; other samples are gathered by a thread.
+code runs), so that workers are processes; other samples are gathered by a thread. `apart` says that a batch is a
+structure of tensors, which is not cut: each micro-batch is made by itself.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from dslc.runtime.data.collating import Collate, UnevenSamples
 from dslc.runtime.process.random_numbers import aside, begin_sample
+
+Pair: TypeAlias = tuple[Any, Any]  # input and target: tensors, or structures of them
 
 
 class SourceError(RuntimeError):
@@ -30,15 +35,18 @@ class SourceError(RuntimeError):
 
 class Samples(Protocol):
     """Samples numbered from 0. `batch` takes int64 indices of shape (n,) and returns tensors (n, …) on the CPU, as they
-    are in `epoch` (from 0).
+    are in `epoch` (from 0); two structures of tensors where they are made `apart`.
     """
 
     @property
     def by_process(self) -> bool: ...
 
+    @property
+    def apart(self) -> bool: ...
+
     def __len__(self) -> int: ...
 
-    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]: ...
+    def batch(self, indices: Tensor, epoch: int = 0) -> Pair: ...
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,7 @@ class TensorSamples:
     inputs: Tensor
     targets: Tensor
     by_process: ClassVar[bool] = False
+    apart: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return self.inputs.shape[0]
@@ -66,29 +75,55 @@ class TensorSamples:
 
 @dataclass(frozen=True)
 class FetchedSamples:
-    """Samples of a user's data set, fetched one by one and stacked. Each has random numbers of its own, which follow
-    from (`seed`, `part`, epoch, index).
+    """Samples of a user's data set, fetched one by one. Each has random numbers of its own, which follow from (`seed`,
+    `part`, epoch, index).
+
+    They are pairs of tensors, which are stacked; or, with `collate`, anything that it makes a pair of structures, or
+    with `whole` one structure, which is both input and target.
     """
 
     dataset: Any
     line: str
     seed: int = 0
     part: str = "train"
+    collate: Collate | None = None
+    whole: bool = False
     by_process: ClassVar[bool] = True
+
+    @property
+    def apart(self) -> bool:
+        return self.collate is not None
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
         with aside():
-            pairs = [self._sample(epoch, index) for index in indices.tolist()]
-        if any(not isinstance(pair, Sequence) or len(pair) != 2 for pair in pairs):
+            samples = [self._sample(epoch, index) for index in indices.tolist()]
+            if self.collate is not None:
+                return self._collated(samples)
+        if any(not isinstance(pair, Sequence) or len(pair) != 2 for pair in samples):
             raise SourceError(f"{self.line}: a sample of the data set has to be a pair (input, target)")
-        return self._stack([pair[0] for pair in pairs]), self._stack([pair[1] for pair in pairs])
+        return self._stack([pair[0] for pair in samples]), self._stack([pair[1] for pair in samples])
 
     def _sample(self, epoch: int, index: int) -> Any:
         begin_sample(self.seed, self.part, epoch, index)
         return self.dataset[index]
+
+    def _collated(self, samples: list[Any]) -> Pair:
+        assert self.collate is not None
+        try:
+            batch = self.collate(samples)
+        except UnevenSamples as error:
+            raise SourceError(
+                f"{self.line}: samples of the data set do not stack to a batch: {error}; `data.collate` puts samples "
+                "of unequal size together"
+            ) from error
+        if self.whole:
+            return batch, batch
+        if not isinstance(batch, Sequence) or len(batch) != 2:
+            raise SourceError(f"{self.line}: a batch of the data set has to be a pair (input, target)")
+        return batch[0], batch[1]
 
     def _stack(self, items: list[Any]) -> Tensor:
         if not items:
@@ -109,6 +144,10 @@ class _Of:
     def by_process(self) -> bool:
         return self.samples.by_process
 
+    @property
+    def apart(self) -> bool:
+        return self.samples.apart
+
     def __len__(self) -> int:
         return len(self.samples)
 
@@ -124,7 +163,7 @@ class Part(_Of):
     def __len__(self) -> int:
         return self.length if self.chosen is None else self.chosen.shape[0]
 
-    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
         if self.chosen is not None:
             return self.samples.batch(self.chosen[indices], epoch)
         return self.samples.batch(indices + self.start if self.start else indices, epoch)
@@ -139,7 +178,7 @@ class Joined:
     def __init__(
         self, counts: Sequence[int], opened: Callable[[int], Samples], *, keep: int | None, by_process: bool = False
     ) -> None:
-        self.by_process = by_process
+        self.by_process, self.apart = by_process, False
         self._starts = torch.tensor([0, *counts], dtype=torch.int64).cumsum(0)
         self._opened = lru_cache(maxsize=keep)(opened)
 
@@ -150,7 +189,7 @@ class Joined:
         """Returns the part that holds each of these samples."""
         return torch.searchsorted(self._starts, indices, right=True) - 1
 
-    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
         if not indices.numel():
             return torch.empty(0), torch.empty(0)
         parts = self.part_of(indices)
@@ -161,7 +200,7 @@ class Joined:
             if len(rows) == len(indices):
                 return pair
             if made is None:
-                made = tuple(t.new_empty((len(indices), *t.shape[1:])) for t in pair)  # type: ignore[assignment]
+                made = tuple(t.new_empty((len(indices), *t.shape[1:])) for t in pair)
             assert made is not None
             for whole, piece in zip(made, pair, strict=True):
                 whole[rows] = piece
@@ -184,12 +223,12 @@ class Checked(_Of):
     place: Callable[[Tensor], list[str]]  # the files of some samples
     part: str = ""  # the word before `sample` in messages, if there are two data sets
 
-    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
         inputs, targets = self.samples.batch(indices, epoch)
-        if self.vocab is not None:
+        if self.vocab is not None and isinstance(inputs, Tensor):
             said = "the token", f"the network has a vocabulary of {self.vocab}: 0 to {self.vocab - 1}"
             self._hold(indices, beyond(inputs, self.vocab), said)
-        if self.classes is not None:
+        if self.classes is not None and isinstance(targets, Tensor):
             said = "the target", f"the network gives {self.classes} numbers: classes are 0 to {self.classes - 1}"
             self._hold(indices, beyond(targets, self.classes, self.ignore), said)
         return inputs, targets

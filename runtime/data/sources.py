@@ -6,7 +6,7 @@ format of their own have modules of their own: sources_files.py, sources_images.
 Contract: a source that does not hold as many samples as the plan was made for raises before the first step.
 
 Limits: `stdlib` is read whole (a byte a token). A Fortran-ordered, compressed or otherwise unmappable array is read
-whole too. Samples of `python(…)` are fetched one at a time, and have one input and one target.
+whole too. Samples of `python(…)` are fetched one at a time.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep
 from dslc.runtime.data import sources_files, sources_images, sources_tables
+from dslc.runtime.data.collating import collate
 from dslc.runtime.data.sampler import held_out
 from dslc.runtime.data.samples import (
     Checked,
@@ -223,6 +224,8 @@ def _python(step: DataStep) -> Samples | tuple[Samples, Samples]:
 
 def _dataset(step: DataStep, made: Any, part: str) -> Samples:
     """Wraps a user's data set: tensors and arrays are taken whole, anything else sample by sample."""
+    if step.structured:
+        return _structures(step, made, part)
     if isinstance(made, torch.utils.data.TensorDataset):
         made = made.tensors
     if is_pair_of_arrays(made):
@@ -230,11 +233,24 @@ def _dataset(step: DataStep, made: Any, part: str) -> Samples:
         if inputs.shape[0] != targets.shape[0]:
             raise SourceError(f"{step.line}: inputs and targets are of unequal length: {len(inputs)}, {len(targets)}")
         return TensorSamples(inputs.contiguous(), targets.contiguous())
+    return FetchedSamples(_indexed(step, made), step.line, step.seed, part)
+
+
+def _structures(step: DataStep, made: Any, part: str) -> Samples:
+    """Wraps a user's data set whose batches are structures of tensors."""
+    if is_pair_of_arrays(made):
+        made = list(zip(*made, strict=True))
+    return FetchedSamples(
+        _indexed(step, made), step.line, step.seed, part, collate=collate(step.collate), whole=step.whole
+    )
+
+
+def _indexed(step: DataStep, made: Any) -> Any:
     if not hasattr(made, "__len__") or not hasattr(made, "__getitem__"):
         raise SourceError(
             f"{step.line}: a data set needs `len` and indexing, and {type(made).__name__} lacks one of them"
         )
-    return FetchedSamples(made, step.line, step.seed, part)
+    return made
 
 
 def is_pair_of_arrays(made: object) -> bool:

@@ -37,6 +37,7 @@ class TokenSamples:
     stream: NDArray[np.generic]
     context: int
     by_process: ClassVar[bool] = False
+    apart: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return max(0, self.stream.shape[0] - 1) // self.context
@@ -103,6 +104,7 @@ class PixelSamples:
     images: NDArray[np.uint8]
     labels: NDArray[np.uint8]
     by_process: ClassVar[bool] = False
+    apart: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return self.images.shape[0]

@@ -27,6 +27,7 @@ class ImageSamples:
     """The images below `folder`, which has a folder for each class."""
 
     by_process = True
+    apart = False
 
     def __init__(self, folder: str, classes: tuple[str, ...], size: int, line: str) -> None:
         self.size, self.line = size, line

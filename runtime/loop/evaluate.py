@@ -17,14 +17,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.program import JobProgram, MetricStep, RankPlace
+from dslc.compiler.trace.structures import call
 from dslc.runtime.data.batches import validation_batches
+from dslc.runtime.data.samples import Pair
 from dslc.runtime.data.sources import Splits
 from dslc.runtime.loop.kept_metrics import Kept, Value, exchange, keeps
 from dslc.runtime.loop.metrics import Metrics
@@ -64,13 +66,13 @@ def evaluate(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits) ->
     return found
 
 
-def forward(job: JobProgram, parts: Parts, input: Tensor) -> Tensor | None:
+def forward(job: JobProgram, parts: Parts, input: Any) -> Any:
     """Returns the model's output for `input`; None if another rank of a pipeline has it."""
     if parts.pipeline is not None:
         output = parts.pipeline.forward(input)
     else:
         with autocast(job.precision, parts.device):
-            output = parts.plain(input)
+            output = call(parts.plain, parts.plain.forward, input) if job.data.structured else parts.plain(input)
     return None if output is None else whole(output)
 
 
@@ -88,10 +90,10 @@ def evaluating(parts: Parts) -> Iterator[None]:
             module.training = training
 
 
-def _batches(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits) -> Iterator[tuple[Tensor, Tensor, bool]]:
+def _batches(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits) -> Iterator[tuple[Any, Any, bool]]:
     """Yields this rank's batches (input, target, whether they count): as many on every rank if they go in lockstep."""
     size, own = batch_size(job, place), 0
-    pair: tuple[Tensor, Tensor] | None = None
+    pair: Pair | None = None
     for pair in validation_batches(job.data, splits, place, size, parts.device):
         own += 1
         yield *pair, True

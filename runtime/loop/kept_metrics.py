@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep, MetricStep
-from dslc.runtime.model.losses import alike, classes_last, wide
+from dslc.runtime.model.losses import alike, classes_last, wide, wide_tensors
 from dslc.runtime.process.job_line import at
 from dslc.runtime.process.user_code import load_function
 
@@ -62,14 +62,14 @@ class Kept:
         self._settings: Settings = {}
         self._object: Any = None
 
-    def update(self, output: Tensor, target: Tensor) -> None:
+    def update(self, output: Any, target: Any) -> None:
         """Counts one batch: the model's output, in float32 at least, and the target."""
         with at(self._line):
             if self._step.kind == "torchmetrics":
                 output, target, self._settings = _as_scores(wide(output), target, self._loss)
             if self._object is None:
                 self._object = self.made(self._settings)
-            self._object.update(wide(output), target)
+            self._object.update(wide_tensors(output), target)
 
     def states(self) -> tuple[Settings, States] | None:
         """Returns what it has counted, in the host's memory; None if nothing."""
@@ -128,28 +128,34 @@ def _merged(metrics: Sequence[Kept], found: Sequence[Sequence[Any]]) -> dict[str
     return values
 
 
-def try_out(
-    step: MetricStep, loss: LossStep, sample: tuple[Sequence[int], Sequence[int], str] | None, samples: int = 7
-) -> list[str] | None:
-    """Makes a metric and, given the shapes of a sample's output and target and the target's dtype, tries it on random
-    samples: whole, and put together from three pieces of which one is empty. Returns the names of its results that are
-    one number; None if it was not tried. Raises as its code does, and MetricError if it is no metric or the results
+Batch: TypeAlias = tuple[Any, Any]  # an output and a target
+
+
+def try_out(step: MetricStep, loss: LossStep, whole: Sequence[Batch], parts: Sequence[Batch]) -> list[str] | None:
+    """Makes a metric, and tries it on the batches `whole`, and on `parts`, the same samples, each by a metric of its
+    own and put together with one that had none; without batches it is only made. Returns the names of its results that
+    are one number; None if it was not tried. Raises as its code does, and MetricError if it is no metric or the results
     differ.
     """
-    whole, *parts = (Kept(step, loss) for _ in range(4))
-    if sample is None:
-        whole.made({})
+    alone, *several = (Kept(step, loss) for _ in range(len(parts) + 2))
+    if not whole:
+        alone.made({})
         return None
-    output, target = _drawn(loss, (samples, *sample[0]), (samples, *sample[1]), getattr(torch, sample[2]))
-    halves = (slice(0, samples // 2), slice(samples // 2, None))
-    whole.update(output, target)
-    for part, half in zip(parts, halves, strict=False):
-        part.update(output[half], target[half])
-    once = whole.result([whole.states()])
-    again = whole.result([part.states() for part in parts])
+    for output, target in whole:
+        alone.update(output, target)
+    for part, (output, target) in zip(several, parts, strict=False):
+        part.update(output, target)
+    once = alone.result([alone.states()])
+    again = alone.result([part.states() for part in several])
     if not _same(once, again):
         raise MetricError(f"it gives {once} over all samples, and {again} put together from two pieces of them")
     return [name for name, value in once.items() if not isinstance(value, list)]
+
+
+def drawn(loss: LossStep, output: Sequence[int], target: Sequence[int], dtype: str) -> tuple[list[Batch], list[Batch]]:
+    """Returns random samples for `try_out`, of such shapes and with targets of this dtype: whole, and in two pieces."""
+    made = _drawn(loss, (7, *output), (7, *target), getattr(torch, dtype))
+    return [made], [(made[0][:3], made[1][:3]), (made[0][3:], made[1][3:])]
 
 
 def _drawn(loss: LossStep, output: Sequence[int], target: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep, MetricStep
-from dslc.runtime.model.losses import alike, classes_last, count, loss_sum, wide
+from dslc.runtime.model.losses import alike, classes_last, count, loss_sum, wide_tensors
+from dslc.runtime.model.own_losses import OwnSum
 
-Measure: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, int | Tensor]]
+Measure: TypeAlias = Callable[[Any, Any], tuple[Tensor, int | Tensor]]
 
 
 class Metrics:
@@ -37,9 +38,9 @@ class Metrics:
         self.sums = torch.zeros(2 * len(self._steps), dtype=torch.float64, device=device)
 
     @torch.no_grad()
-    def update(self, output: Tensor, target: Tensor) -> None:
+    def update(self, output: Any, target: Any) -> None:
         """Adds one batch: the model's output and the target, as the loss takes them."""
-        output = wide(output)
+        output = wide_tensors(output)
         for place, measure in enumerate(self._measures):
             total, number = measure(output, target)
             self.sums[2 * place] += total
@@ -68,6 +69,9 @@ def _exponential(mean: float) -> float:
 
 def _measure(step: MetricStep, loss: LossStep) -> Measure:
     match step.kind:
+        case "loss" if loss.counts == "own":
+            own = OwnSum(loss)
+            return lambda output, target: own.counted(output, target)[:2]
         case "loss":
             total = loss_sum(loss)
             return lambda output, target: (total(output, target), count(loss, target))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.private_torch import local_part, norms, tree_leaves
+from dslc.compiler.trace.structures import tensors
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
 from dslc.runtime.loop.evaluate import forward
@@ -60,11 +61,12 @@ def samples_of(job: JobProgram, place: RankPlace, step: int, batch: StepBatch) -
     indices = micro_batches(data, place, job.microbatches, *divmod(step - 1, steps_per_epoch(data)))
     found = []
     for taken, pair in zip(indices, batch.micro, strict=True):
-        for what, tensor in zip(("input", "target"), pair, strict=True):
-            if not tensor.is_floating_point():
-                continue
-            rows = tensor.reshape(len(tensor), -1).isfinite().all(1).logical_not().nonzero().flatten().tolist()
-            found += [f"the {what} of sample {int(taken[row])} of the training data" for row in rows]
+        for what, part in zip(("input", "target"), pair, strict=True):
+            for tensor in tensors(part):
+                if not tensor.is_floating_point() or tensor.shape[:1] != taken.shape:
+                    continue
+                rows = tensor.reshape(len(tensor), -1).isfinite().all(1).logical_not().nonzero().flatten().tolist()
+                found += [f"the {what} of sample {int(taken[row])} of the training data" for row in rows]
     return tuple(found)
 
 

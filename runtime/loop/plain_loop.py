@@ -34,6 +34,7 @@ from dslc.compiler.ir.program import (
     OptimizerStep,
     RankPlace,
 )
+from dslc.compiler.trace.structures import call
 from dslc.runtime.data.batches import StepBatch, batches
 from dslc.runtime.data.sources import Splits
 from dslc.runtime.measure.observe import Observer
@@ -43,7 +44,7 @@ from dslc.runtime.process import random_numbers
 from dslc.runtime.process.user_code import load_function
 from dslc.runtime.step.stepper import Done
 
-MeanLoss = Callable[[Tensor, Tensor], Tensor]
+MeanLoss = Callable[[Any, Any], Tensor]
 
 
 def train(job: JobProgram, place: RankPlace, splits: Splits, device: torch.device, run_dir: str) -> int:
@@ -78,7 +79,8 @@ def _step(
         ((input, target),) = batch.micro
         low = job.precision.dtype != "float32"
         with torch.autocast(device.type, getattr(torch, job.precision.dtype)) if low else contextlib.nullcontext():
-            loss = mean(model(input), target)
+            output = call(model, model.forward, input) if job.data.structured else model(input)
+            loss = mean(output, target)
         optimizer.zero_grad()
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
@@ -87,7 +89,7 @@ def _step(
             nn.utils.clip_grad_value_(trained, job.clip_value)
         scaler.step(optimizer)
         scaler.update()
-        number = _number(job.loss, target)
+        number = _number(job.loss, target) if job.loss.counts != "own" else batch.samples
         return Done(loss.detach() * number, number, norm)
 
     return step
@@ -203,6 +205,12 @@ def _mean_loss(step: LossStep) -> MeanLoss:
             return lambda output, target: F.binary_cross_entropy_with_logits(
                 output, target.reshape(output.shape).to(output.dtype)
             )
+        case "own":
+            return lambda output, target: _mean_of_own(step, output, target)
+        case "python" if step.counts == "own":
+            assert step.python is not None
+            function = load_function(step.python)
+            return lambda output, target: _mean_of_own(step, function(output, target), target)
         case "python":
             assert step.python is not None
             function = load_function(step.python)
@@ -216,6 +224,16 @@ def _mean_loss(step: LossStep) -> MeanLoss:
             return own
 
 
+def _mean_of_own(step: LossStep, found: Any, target: Any) -> Tensor:
+    """Returns the mean of a loss that counts by itself, or that the model returns."""
+    if step.kind == "own" and not isinstance(found, Tensor | tuple | list):
+        found = found["loss"] if isinstance(found, dict) else found.loss
+    if isinstance(found, tuple | list) and isinstance(found[-1], dict):
+        found = found[0] if len(found) == 2 else found[:2]
+    mean: Tensor = found.mean() if isinstance(found, Tensor) else found[0] / found[1]
+    return mean
+
+
 def _number(step: LossStep, target: Tensor) -> int:
     """Returns the number of samples or tokens that the mean is over."""
     match step.counts:
@@ -223,5 +241,7 @@ def _number(step: LossStep, target: Tensor) -> int:
             return len(target)
         case "tokens":
             return target.numel()
+        case "own":
+            raise AssertionError("it counts by itself")
         case "kept":
             return int(target.ne(-100 if step.ignore is None else step.ignore).sum())

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from dslc.compiler.common.shares import piece
 from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace
+from dslc.compiler.trace.structures import map_tensors
 from dslc.runtime.checkpoint import files as checkpoint_files
 from dslc.runtime.checkpoint.state import load_model
 from dslc.runtime.data.sampler import held_out
@@ -71,7 +72,7 @@ def _predict(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, ru
     with Part(run_dir, place.rank) as part, evaluating(parts):
         for indices, counts in _batches(job, place, parts, len(chosen)):
             input, _ = samples.batch(chosen[indices])
-            output = forward(job, parts, cut(input.to(parts.device)))
+            output = forward(job, parts, cut(map_tensors(lambda tensor: tensor.to(parts.device), input)))
             if output is None:
                 continue
             output = context_parallel.joined(job, output)

@@ -33,8 +33,10 @@ from torch import Tensor, nn
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.private_torch import AnyDropout
+from dslc.compiler.trace.structures import map_tensors
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
+from dslc.runtime.data.samples import Pair
 from dslc.runtime.model.initial_weights import Part, own_part
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.process import random_numbers
@@ -95,7 +97,7 @@ class Observer:
             first = self._first  # the first of the ranks that share samples, which reports them
             digests = tuple(digest for pair in batch.micro for digest in _digests(*pair)) if first else ()
             if self._job.exact:
-                batch = replace(batch, micro=[(_wide(input), _wide(target)) for input, target in batch.micro])
+                batch = replace(batch, micro=[map_tensors(_wide, pair) for pair in batch.micro])
             if self._job.reorder:
                 batch = replace(batch, micro=[self._reordered(*pair) for pair in batch.micro])
             before = random_numbers.state(self._device)
@@ -124,7 +126,9 @@ class Observer:
 
         return watched
 
-    def _reordered(self, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    def _reordered(self, input: Any, target: Any) -> Pair:
+        if self._job.data.structured:
+            return input, target  # its first dim need not be the samples
         generator = torch.Generator().manual_seed(self._job.reorder + 1000 * self._step)
         order = torch.randperm(len(input), generator=generator).to(input.device)
         return input[order], target[order]
@@ -167,8 +171,10 @@ def _silence(model: nn.Module) -> None:
             module.dropout = 0.0
 
 
-def _digests(inputs: Tensor, targets: Tensor) -> Iterator[str]:
-    """Yields a digest for each sample."""
+def _digests(inputs: Any, targets: Any) -> Iterator[str]:
+    """Yields a digest for each sample; none for structures, which other micro-batches may pad otherwise."""
+    if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
+        return
     for pair in zip(inputs.cpu().contiguous(), targets.cpu().contiguous(), strict=True):
         digest = hashlib.blake2b(digest_size=8)
         for tensor in pair:

@@ -15,8 +15,9 @@ Limits: a target that is not ignored and is no class is an error on the CPU, and
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -24,20 +25,22 @@ from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep
 from dslc.compiler.trace.private_torch import fake_store
+from dslc.compiler.trace.structures import map_tensors
+from dslc.runtime.model.loss_error import LossError
+from dslc.runtime.model.own_losses import OwnSum, counts_itself
 from dslc.runtime.process.job_line import at
 from dslc.runtime.process.user_code import load_function
 
-LossSum: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+__all__ = ["LossError", "LossSum", "alike", "classes_last", "count", "loss_sum", "try_out", "wide", "wide_tensors"]
+
+LossSum: TypeAlias = Callable[[Any, Any], Tensor]
 
 _NONE_IGNORED = -(2**62)  # torch always has an ignored target; no label has this value
 
 
-class LossError(RuntimeError):
-    """Output and target do not fit together, or a user's loss returns a wrong value."""
-
-
 def count(step: LossStep, target: Tensor) -> int | Tensor:
     """Returns the divisor of the sum of the losses over `target`: samples, tokens, or (an int64 scalar) those kept."""
+    assert step.counts != "own", "own_losses.py counts"
     match step.counts:
         case "samples":
             return target.shape[0]
@@ -48,23 +51,25 @@ def count(step: LossStep, target: Tensor) -> int | Tensor:
             return target.ne(step.ignore).sum()
 
 
-def try_out(step: LossStep, output: Sequence[int], target: Sequence[int], dtype: str, ranks: int) -> None:
-    """Calls the loss on zeros of these shapes, two samples of each, as rank 0 of `ranks`, with collectives that return
-    its own input. Raises as the loss does; the process is useless afterwards.
+def try_out(step: LossStep, output: Any, target: Any, ranks: int) -> bool:
+    """Calls the loss on a batch of two samples, as rank 0 of `ranks`, with collectives that return its own input.
+    Returns whether it counts by itself. Raises as the loss does; the process is useless afterwards.
     """
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     os.environ.update(rank)
     torch.distributed.init_process_group("fake", store=fake_store(), rank=0, world_size=ranks)
-    loss_sum(step)(
-        torch.zeros((2, *output), requires_grad=True), torch.zeros((2, *target), dtype=getattr(torch, dtype))
-    )
+    if step.python is not None and counts_itself(step.python, output, target):
+        step = replace(step, counts="own")
+    loss_sum(step)(output, target)
+    return step.counts == "own"
 
 
 def loss_sum(step: LossStep) -> LossSum:
     """Returns the function (output, target) -> scalar tensor that sums the losses; differentiable in the output."""
     here = at(step.line)
     with here:
-        return here(_unmarked(step))
+        made = _unmarked(step)
+    return made if isinstance(made, OwnSum) else here(made)  # which marks its errors itself
 
 
 def _unmarked(step: LossStep) -> LossSum:
@@ -78,7 +83,9 @@ def _unmarked(step: LossStep) -> LossSum:
         case "bce":
             return _elementwise(step, F.binary_cross_entropy_with_logits)
         case "python":
-            return _python(step)
+            return _python(step) if step.counts != "own" else OwnSum(step)
+        case "own":
+            return OwnSum(step)
 
 
 def classes_last(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,6 +101,11 @@ def classes_last(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 def wide(output: Tensor) -> Tensor:
     """Converts 16-bit numbers to float32 and leaves others as they are."""
     return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
+
+
+def wide_tensors(output: Any) -> Any:
+    """Converts the tensors of a structure so."""
+    return map_tensors(wide, output)
 
 
 def alike(output: Tensor, target: Tensor) -> Tensor:

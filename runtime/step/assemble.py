@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.model import initial_weights
@@ -37,6 +37,7 @@ class Parts:
     loss: LossSum
     device: torch.device
     pipeline: pipeline.Pipeline | None = None
+    further: dict[str, Tensor] = field(default_factory=dict)  # sums of a step's further losses on this rank, by name
 
 
 def assemble(job: JobProgram, device: torch.device) -> Parts:

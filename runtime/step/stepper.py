@@ -8,7 +8,8 @@ Contract: between the data and torch there is nothing that a hand-written loop w
 back from the device.
 
 Limits: if targets may be ignored (`counts` is `kept`) the ranks sum the count of each step by an all-reduce of one
-number, which overlaps with the forward pass of the first micro-batch.
+number, which overlaps with the forward pass of the first micro-batch. A loss that counts by itself (`own`) is divided
+by the samples at first, and its gradients are corrected once the count is known.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ from torch import Tensor
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.private_torch import lower_all, raise_all, scale_all
+from dslc.compiler.trace.structures import call
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.model.losses import count
+from dslc.runtime.model.own_losses import OwnSum
 from dslc.runtime.parallel import context_parallel
 from dslc.runtime.parallel.mesh import mesh_of
+from dslc.runtime.parallel.varying import Varying
 from dslc.runtime.step.assemble import Parts
 from dslc.runtime.technique import dynamo, offload
 from dslc.runtime.technique.precision import autocast
@@ -69,13 +73,26 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
     precision, device, update = job.precision, parts.device, updater(job, parts, looks)
     cut = context_parallel.piece_of(job)
     aside = offload.activations(job, device)
+    counted, parameters = own_count(job, parts), list(parts.plain.parameters())
 
     def forward(input: Tensor, target: Tensor) -> Tensor:
         with aside(), autocast(precision, device):
             return loss_sum(model(cut(input)), cut(target))
 
+    def forward_of_structure(input: Any, target: Any) -> Tensor:
+        with aside(), autocast(precision, device):
+            return loss_sum(call(model, plain, input), target)
+
+    if job.data.structured:
+        plain, forward = parts.plain.forward, forward_of_structure
+    varying: Varying | None = None
+    if job.gradients.search and job.gradients.kind == "fsdp":
+        varying = Varying(parts.plain, device, mesh_of(job).group("data") if job.world_size > 1 else None)
+
     def backward(loss: Tensor, number: int | Tensor) -> Tensor:
         looks.loss(loss)
+        if varying is not None:
+            loss = varying.touched(loss)
         # Not by an argument of `backward`: torch loads sympy to compare its shape, 0.3 s.
         scaler.scale(share_of_mean(loss, ranks, number)).backward()
         return loss.detach()
@@ -93,10 +110,37 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
         agreed()
         total = _sum(total, backward(loss, number))
         engine.complete()
+        if varying is not None:
+            varying.drop()
+        if counted is not None:
+            number = counted(batch.samples, parameters)
         looks.between(batch, total, number)
         return Done(total, number, update())
 
     return step
+
+
+def own_count(job: JobProgram, parts: Parts) -> Callable[[int, Sequence[Tensor]], Tensor] | None:
+    """Returns, for a loss that counts by itself, the function that returns the number of all ranks' losses in a step,
+    after it has divided gradients by it that were divided by a number of samples; else None.
+    """
+    if job.loss.counts != "own":
+        return None
+    assert isinstance(parts.loss, OwnSum)
+    loss, group = parts.loss, mesh_of(job).group("data") if job.world_size > 1 else None
+
+    @torch.no_grad()
+    def counted(samples: int, parameters: Sequence[Tensor]) -> Tensor:
+        number, further = loss.taken()
+        parts.further.update(further)
+        if group is not None:
+            dist.all_reduce(number, group=group)
+        gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        rows = [gradient.to_local() if hasattr(gradient, "to_local") else gradient for gradient in gradients]
+        scale_all(rows, (samples / number.clamp(min=1)).float())
+        return number
+
+    return counted
 
 
 def updater(job: JobProgram, parts: Parts, looks: Looks) -> Callable[[], Tensor | None]:
@@ -184,7 +228,7 @@ def global_count(
 ) -> tuple[int | Tensor, Callable[[], None]]:
     """Returns the divisor of a step's losses, and a function to call before it is used."""
     match job.loss.counts:
-        case "samples":
+        case "samples" | "own":
             return batch.samples, _nothing
         case "tokens":
             return batch.samples * per_sample(batch), _nothing

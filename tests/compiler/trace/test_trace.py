@@ -362,16 +362,31 @@ class Narrow(Wrapper):
     "kind, message",
     [
         (lambda inner: 3, "it returns a `int`"),
-        (Both, "its forward returns a `tuple`, not a tensor"),
         (Narrow, "2 samples go in, and the output's shape is ()"),
-        (Reads, "its forward reads numbers"),
     ],
-    ids=["no module", "tuple", "no batch", "numbers"],
+    ids=["no module", "no batch"],
 )
 def test_what_cannot_be_used_is_said(kind: Any, message: str) -> None:
     with pytest.raises(TraceError) as error:
         trace_model(lambda: kind(nn.Linear(4, 4)), TensorFact(shape=(4,), dtype="float32"))
     assert message in str(error.value)
+
+
+def test_a_module_that_reads_numbers_is_run_for_real() -> None:
+    inner = fact(4)
+    facts = trace_model(lambda: Reads(nn.Linear(4, 4)), inner)
+    assert facts.looks.startswith("`_local_scalar_dense`, test_trace.py:")
+    assert trace_model(lambda: Wrapper(nn.Linear(4, 4)), inner).looks == ""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dslc.compiler.trace.model.REAL", 8)
+        with pytest.raises(TraceError, match="its forward reads numbers") as error:
+            trace_model(lambda: Reads(nn.Linear(4, 4)), inner)
+    assert error.value.remedy == "it is too large to be made and run for real beforehand"
+
+
+def test_an_output_that_is_no_tensor_has_as_many_bytes() -> None:
+    facts = trace_model(lambda: Both(nn.Linear(4, 4)), fact(4))
+    assert facts.structured and facts.output.bytes == 4 * (4 + 4)
 
 
 def test_failing_under_autocast_matters_to_jobs_that_use_it() -> None:

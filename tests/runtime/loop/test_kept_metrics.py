@@ -13,7 +13,7 @@ from helpers.paths import HELPERS
 from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep, MetricStep, PythonFunction
-from dslc.runtime.loop.kept_metrics import Kept, MetricError, exchange, try_out
+from dslc.runtime.loop.kept_metrics import Kept, MetricError, drawn, exchange, try_out
 
 KEPT = LossStep(kind="cross_entropy", counts="kept", ignore=-100)
 BCE = LossStep(kind="bce")
@@ -105,11 +105,12 @@ def test_a_metric_of_nothing_is_nan() -> None:
 )
 def test_what_does_not_add_up_is_refused(name: str, said: str) -> None:
     with pytest.raises(MetricError, match=said):
-        try_out(own(name), KEPT, ((4, CLASSES), (4,), "int64"))
+        try_out(own(name), KEPT, *drawn(KEPT, (4, CLASSES), (4,), "int64"))
 
 
 def test_what_adds_up_is_not() -> None:
     for step in STEPS[-2:]:
-        try_out(step, KEPT, ((4, CLASSES), (4,), "int64"))
-        try_out(step, KEPT, None)
-    try_out(own("Spread"), LossStep(kind="mse"), ((3,), (3,), "float32"))
+        try_out(step, KEPT, *drawn(KEPT, (4, CLASSES), (4,), "int64"))
+        try_out(step, KEPT, [], [])
+    mse = LossStep(kind="mse")
+    try_out(own("Spread"), mse, *drawn(mse, (3,), (3,), "float32"))

@@ -1,0 +1,139 @@
+"""Rules for batches that are structures of tensors, losses that count by themselves, and networks that look at numbers.
+
+E0320 to E0326, W0326. All of these run over the data axis alone, with any `zero`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.placement.layout import Layout
+from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.language import calls as c
+from dslc.dsl.language import metrics as m
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.layers import PythonNetwork
+from dslc.dsl.source import Span
+
+if TYPE_CHECKING:
+    from dslc.compiler.ir.module_facts import ModelFacts
+
+_AXES = ("pipeline", "tensor", "context")
+
+
+def check_structures(
+    job: JobSpec, layout: Layout | None, source: SourceFacts, model: ModelFacts | None, report: Report
+) -> bool:
+    """Returns whether the job's axes can share out what it has: if not, no rule on an axis says more."""
+    structures = source.structures is not None
+    _check_source(job, report)
+    if isinstance(job.model.loss, c.Own):
+        _check_own(job, report)
+    if structures:
+        _check_network(job, report)
+    if structures or (model is not None and model.structured):
+        _check_loss_and_metrics(job, report)
+    used = [axis for axis in _AXES if layout is not None and layout.sizes[axis] > 1]
+    fits = not [axis for axis in used if not _fits(job, axis, source, model, report)]
+    if model is not None and model.looks:
+        report.add(
+            "W0326",
+            f"the network's forward pass reads numbers out of tensors ({model.looks}), so its memory and its FLOPs are "
+            "those of a few samples, and may differ for others",
+            _network(job),
+            help="`dslc run --profile` measures its memory beside the plan",
+        )
+    return fits
+
+
+def _check_source(job: JobSpec, report: Report) -> None:
+    if job.data.collate is not None and not isinstance(job.data.source, c.PythonSource):
+        report.add(
+            "E0325",
+            f"`{job.data.source.word}` makes its batches itself",
+            job.data.at("collate"),
+            notes=[Note(message="the source", span=job.data.at("source"))],
+            help="leave `collate` out; it is for the samples of `python(…)`",
+        )
+
+
+def _check_own(job: JobSpec, report: Report) -> None:
+    span = job.model.loss.span or job.model.at("loss")
+    if not isinstance(job.model.network, PythonNetwork):
+        report.add(
+            "E0324",
+            "`own()` takes the loss that the network returns, and this network returns none",
+            span,
+            notes=[Note(message="the network", span=_network(job))],
+            help='`cross_entropy()` and the like; or `network = python("module:function")`',
+        )
+    elif not isinstance(job.data.source, c.PythonSource):
+        report.add(
+            "E0324",
+            f"a network that returns its loss is given whole samples, and those of `{job.data.source.word}` are pairs "
+            "(input, target)",
+            span,
+            notes=[Note(message="the source", span=job.data.at("source"))],
+            help='`source = python("module:function")`, or a loss of (output, target)',
+        )
+
+
+def _check_network(job: JobSpec, report: Report) -> None:
+    if not isinstance(job.model.network, PythonNetwork):
+        report.add(
+            "E0321",
+            "the network takes one tensor, and an input of the data is a structure of tensors",
+            _network(job),
+            notes=[Note(message="the source", span=job.data.at("source"))],
+            help='`network = python("module:function")`; or let the data set give one tensor as the input',
+        )
+
+
+def _check_loss_and_metrics(job: JobSpec, report: Report) -> None:
+    loss = job.model.loss
+    if not isinstance(loss, c.PythonLoss | c.Own):
+        report.add(
+            "E0322",
+            f"`{loss.word}` compares two tensors, and the network's output or the target is a structure of them",
+            loss.span or job.model.at("loss"),
+            help='`python("module:function")`, a loss of your own, or `own()`, which the network returns',
+        )
+    for metric in job.evaluate.metrics:
+        if not isinstance(metric, m.LossMetric | m.PythonMetric):
+            report.add(
+                "E0323",
+                f"`{metric.word}` compares two tensors, and the network's output or the target is a structure of them",
+                metric.span or job.evaluate.at("metrics"),
+                help='`python("module:function")`, a metric of your own',
+            )
+
+
+def _fits(job: JobSpec, axis: str, source: SourceFacts, model: ModelFacts | None, report: Report) -> bool:
+    for why, what, span in _reasons(job, source, model):
+        report.add(
+            "E0320",
+            f"{why}, which the {axis} axis cannot share out",
+            job.parallelism.at(axis),
+            notes=[Note(message=what, span=span)],
+            help="use the data axis, with `zero` where memory is short",
+        )
+        return False
+    return True
+
+
+def _reasons(job: JobSpec, source: SourceFacts, model: ModelFacts | None) -> Iterator[tuple[str, str, Span | None]]:
+    if source.structures is not None:
+        yield "a batch is a structure of tensors", "the source", job.data.at("source")
+    if model is not None and model.looks:
+        yield "the network looks at numbers as it runs", "the network", _network(job)
+    if model is not None and model.structured:
+        yield "the network's output is a structure of tensors", "the network", _network(job)
+    if isinstance(job.model.loss, c.Own) or source.loss_counts:
+        yield "the loss counts by itself", "the loss", job.model.loss.span or job.model.at("loss")
+
+
+def _network(job: JobSpec) -> Span | None:
+    network = job.model.network
+    return job.model.at("network") if isinstance(network, tuple) else network.span

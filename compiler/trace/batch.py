@@ -1,0 +1,131 @@
+"""The batches that a module is traced with: of few samples, and of more."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from dslc.compiler.ir.tensors import LeafFact, TensorFact, TreeFact
+
+if TYPE_CHECKING:
+    import torch
+
+    from dslc.compiler.trace.private_torch import FakeTensorMode
+
+SMALL, LARGE = 2, 4  # samples; a single one would make batch norm fail
+
+
+class Example:
+    """Batches of `SMALL` and `LARGE` samples, with their targets, of a source that makes structures.
+
+    They are real: where a forward pass looks at numbers, it is run on these.
+    """
+
+    def __init__(self, small: tuple[Any, Any], large: tuple[Any, Any]) -> None:
+        self._pairs = {SMALL: small, LARGE: large}
+
+    def input(self, samples: int) -> Any:
+        return self._pairs[samples][0]
+
+    def target(self, samples: int) -> Any:
+        return self._pairs[samples][1]
+
+
+def read_example(path: str) -> Example:
+    """Returns the example that `trace_source` wrote for this check: its objects are of the user's own classes."""
+    import torch
+
+    return Example(*torch.load(path, weights_only=False))
+
+
+class Outputs:
+    """A file for outputs like those of a traced module, with targets, by which a loss and metrics are tried."""
+
+    def __init__(self, path: str, target: TensorFact | Example) -> None:
+        self._path, self._target = path, target
+
+    def write(self, small: Any, large: Any) -> None:
+        """Writes random outputs of the forms of these two, with targets, as pairs."""
+        import torch
+
+        from dslc.compiler.trace.structures import map_tensors
+
+        def drawn(tensor: torch.Tensor) -> torch.Tensor:
+            shape, dtype = tuple(tensor.shape), tensor.dtype
+            return torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
+
+        outputs = [map_tensors(drawn, output) for output in (small, large)]
+        torch.save(list(zip(outputs, map(self._of, (SMALL, LARGE)), strict=True)), self._path)
+
+    def _of(self, samples: int) -> Any:
+        target = self._target
+        return target.target(samples) if isinstance(target, Example) else batch_of(target, samples, None)
+
+
+def batch_of(given: TensorFact | Example, samples: int, fake: FakeTensorMode | None) -> Any:
+    """Returns the input of so many samples; in `fake` its tensors have no numbers, else they are an example's, or
+    noise.
+    """
+    import torch
+
+    if isinstance(given, Example):
+        return without_numbers(given.input(samples), fake)
+    shape, dtype = (samples, *given.shape), getattr(torch, given.dtype)
+    if fake is None:
+        return torch.randn(shape) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
+    with fake:
+        return torch.empty(shape, dtype=dtype)
+
+
+def without_numbers(value: Any, fake: FakeTensorMode | None) -> Any:
+    """Returns a structure with its tensors in `fake`; as it is for None."""
+    import torch
+
+    from dslc.compiler.trace.structures import map_tensors
+
+    if fake is None:
+        return value
+
+    def blank(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+    with fake:
+        return map_tensors(blank, value)
+
+
+def grown(small: Any, large: Any) -> TreeFact:
+    """Returns the fact of a structure, from its batches of `SMALL` and `LARGE` samples."""
+    import torch
+
+    from dslc.compiler.trace.structures import flatten, paths
+
+    ones, others = flatten(small)[0], flatten(large)[0]
+    if len(ones) != len(others):  # a list with an entry for each sample
+        return TreeFact(leaves=tuple(_totals(ones, others)))
+    leaves = []
+    for path, one, other in zip(paths(small), ones, others, strict=True):
+        if not isinstance(one, torch.Tensor):
+            continue
+        each = tuple((b - a) // (LARGE - SMALL) for a, b in zip(one.shape, other.shape, strict=True))
+        fixed = tuple(a - SMALL * more for a, more in zip(one.shape, each, strict=True))
+        leaves.append(LeafFact(path=path, fixed=fixed, grown=each, dtype=_name(one)))
+    return TreeFact(leaves=tuple(leaves))
+
+
+def _totals(ones: list[Any], others: list[Any]) -> Iterator[LeafFact]:
+    """Yields, for each dtype, the numbers of all its tensors as one."""
+    import torch
+
+    found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for place, leaves in enumerate((ones, others)):
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                found[_name(leaf)][place] += leaf.numel()
+    for dtype, (one, other) in found.items():
+        each = (other - one) // (LARGE - SMALL)
+        yield LeafFact(path="", fixed=(one - SMALL * each,), grown=(each,), dtype=dtype)
+
+
+def _name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,87 @@
+"""Structures of tensors: batches, samples and outputs that are more than one tensor.
+
+Model: torch's pytrees, nested dicts, lists and tuples; dataclasses and mappings of other classes, such as a tokenizer's
+`BatchEncoding`, are registered with torch as soon as one is met. Anything else is a leaf, a tensor or not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+
+from dslc.compiler.trace.private_torch import (
+    path_text,
+    register_dataclass,
+    register_mapping,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_unflatten,
+)
+
+
+def flatten(value: object) -> tuple[list[Any], Any]:
+    """Returns the leaves, and the form for `unflatten`."""
+    leaves, form = tree_flatten(value)
+    while new := {type(leaf) for leaf in leaves if _is_structure(leaf)}:
+        for kind in new:
+            if dataclasses.is_dataclass(kind):
+                register_dataclass(kind)
+            else:
+                register_mapping(kind)
+        leaves, form = tree_flatten(value)
+    return leaves, form
+
+
+def unflatten(leaves: list[Any], form: Any) -> Any:
+    """Returns the structure of this form with other leaves."""
+    return tree_unflatten(leaves, form)
+
+
+def tensors(value: object) -> list[Tensor]:
+    """Returns the tensors among the leaves."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor)]
+
+
+def paths(value: object) -> list[str]:
+    """Returns the place of each leaf, as in `["boxes"][0]`; "" for a value that is a leaf."""
+    flatten(value)
+    return [path_text(path) for path, _ in tree_flatten_with_path(value)[0]]
+
+
+def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
+    """Returns the structure with `function` of each tensor in its place; other leaves stay."""
+    if isinstance(value, Tensor):
+        return function(value)
+    leaves, form = flatten(value)
+    return unflatten([function(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves], form)
+
+
+def call(module: Callable[..., Any], forward: Callable[..., Any], batch: Any) -> Any:
+    """Returns `module` of a batch. What its `forward` takes decides how: a mapping becomes keyword arguments and a list
+    or tuple positional ones where it takes them, else the batch is its one argument.
+    """
+    if isinstance(batch, Mapping) and _takes(forward, 0, tuple(batch)):
+        return module(**batch)
+    if isinstance(batch, tuple | list) and _takes(forward, len(batch), ()):
+        return module(*batch)
+    return module(batch)
+
+
+@lru_cache(maxsize=16)
+def _takes(forward: Callable[..., Any], count: int, names: tuple[str, ...]) -> bool:
+    try:
+        inspect.signature(forward).bind(*range(count), **dict.fromkeys(names))
+    except (TypeError, ValueError):  # other arguments; a function of C, which has no signature
+        return False
+    return True
+
+
+def _is_structure(leaf: object) -> bool:
+    return isinstance(leaf, Mapping) or (dataclasses.is_dataclass(leaf) and not isinstance(leaf, type))

@@ -1,0 +1,141 @@
+"""Losses that count by themselves: a user's own that gives sums, and those that a model returns.
+
+Model: for each micro-batch such a loss gives one of
+
+    one number for each sample, or each token    their sum and their number
+    a pair (sum, count)                          just that
+    one number, of a model alone                 the mean of its samples, or of a part of the batch (`mean_of`)
+
+and, in a pair with any of them, a dict of further losses: one number, a mean of the samples, or one for each sample.
+`OwnSum` gives the sum, and adds up the counts until they are taken: they are known when the backward passes of a step
+have begun, and its gradients are divided afterwards (step/stepper.py).
+
+Limits: the samples of a batch are counted by the first dim of its first tensor, where one number is their mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dslc.compiler.ir.program import LossStep, PythonFunction
+from dslc.compiler.trace.structures import tensors
+from dslc.runtime.model.loss_error import LossError
+from dslc.runtime.process.job_line import at
+from dslc.runtime.process.user_code import load_function
+
+
+class Counted(NamedTuple):
+    """The sum of a batch's losses and their number, and the sums of its further losses over its samples, by name."""
+
+    total: Tensor
+    number: Tensor
+    further: dict[str, Tensor]
+
+
+def counts_itself(function: PythonFunction, output: Any, target: Any) -> bool:
+    """True if a user's loss gives a pair, so that its program has to say so."""
+    with at(function.line):
+        return isinstance(load_function(function)(output, target), tuple | list)
+
+
+class OwnSum:
+    """The sum of the losses of a batch, differentiable. `taken` returns what has been counted since it was called."""
+
+    def __init__(self, step: LossStep) -> None:
+        self._step = step
+        self._own = load_function(step.python) if step.python is not None else None
+        self._line = step.line or (step.python.line if step.python else "")
+        self._number: Tensor | None = None
+        self._further: dict[str, Tensor] = {}
+
+    def __call__(self, output: Any, target: Any) -> Tensor:
+        found = self.counted(output, target)
+        number = found.number.detach().double()
+        self._number = number if self._number is None else self._number + number
+        for name, value in found.further.items():
+            self._further[name] = self._further[name] + value if name in self._further else value
+        return found.total
+
+    def taken(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the number of the losses (float64), and the sums of the further ones, and begins anew."""
+        assert self._number is not None, "a loss comes first"
+        number, further = self._number, self._further
+        self._number, self._further = None, {}
+        return number, further
+
+    def counted(self, output: Any, target: Any) -> Counted:
+        """Returns what a batch gives. Raises LossError."""
+        with at(self._line):
+            found = self._own(output, target) if self._own is not None else _of_model(output)
+        further: Mapping[str, Any] = {}
+        if isinstance(found, tuple | list) and len(found) in (2, 3) and isinstance(found[-1], Mapping):
+            *kept, further = found
+            found = kept[0] if len(kept) == 1 else tuple(kept)
+        total, number = self._sum(found, target)
+        return Counted(total, number, {name: _over_samples(value, target) for name, value in further.items()})
+
+    def _sum(self, found: Any, target: Any) -> tuple[Tensor, Tensor]:
+        if isinstance(found, tuple | list) and len(found) == 2:
+            total, number = found
+            if isinstance(total, Tensor) and total.numel() == 1:
+                return _in_float32(total.reshape(())), torch.as_tensor(number, device=total.device).reshape(())
+        elif isinstance(found, Tensor) and found.numel() > 1:
+            return _in_float32(found.sum()), torch.tensor(found.numel(), device=found.device)
+        elif isinstance(found, Tensor) and self._step.kind == "own":
+            number = self._number_of(target, found)
+            return _in_float32(found.reshape(())) * number, number
+        elif isinstance(found, Tensor) and _samples(target) == 1:
+            return _in_float32(found.reshape(())), torch.ones((), device=found.device)
+        self._refuse(found)
+        raise AssertionError
+
+    def _number_of(self, target: Any, found: Tensor) -> Tensor:
+        """Returns the number of what a mean is of."""
+        arguments = self._step.arguments
+        name, ignore, shift = arguments["mean_of"], arguments["ignore"], arguments["shift"]
+        if name is None:
+            return torch.tensor(_samples(target), device=found.device)
+        part = target[name] if isinstance(target, Mapping) else getattr(target, name)
+        if shift:
+            part = part[:, shift:]
+        number: Tensor = part.ne(ignore).sum()
+        return number
+
+    def _refuse(self, found: Any) -> None:
+        named = self._step.python
+        what = f"`{named.function}`" if named is not None else "the model"
+        got = "one number" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise LossError(
+            f"{self._line}: {what} has to give one loss for each sample or token, or a pair (sum, count), and it gave "
+            f"{got}"
+        )
+
+
+def _of_model(output: Any) -> Any:
+    """Returns the loss in a model's output: its `loss`, its first part, or itself."""
+    if isinstance(output, Mapping):
+        if output.get("loss") is None:
+            raise LossError("the model returns a dict without `loss`, which `own()` takes from it")
+        return output["loss"]
+    loss = getattr(output, "loss", None)
+    return output if loss is None else loss
+
+
+def _samples(batch: Any) -> int:
+    """Returns the samples of a batch, by its first tensor."""
+    found = tensors(batch)
+    return found[0].shape[0] if found and found[0].dim() else 1
+
+
+def _over_samples(value: Any, target: Any) -> Tensor:
+    """Returns the sum of a further loss over the samples."""
+    value = torch.as_tensor(value).detach().double()
+    return value.sum() if value.numel() > 1 else value.reshape(()) * _samples(target)
+
+
+def _in_float32(total: Tensor) -> Tensor:
+    return total.to(torch.promote_types(total.dtype, torch.float32))

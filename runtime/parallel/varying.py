@@ -1,0 +1,64 @@
+"""Sharded parameters of which a step uses some, where a forward pass looks at numbers.
+
+Model: `fully_shard` sums the gradients of all parameters of a unit at once, on all ranks alike, so each needs one. A
+parameter that a rank's batch has not used is added to its loss, times 0. The graph of the loss says which it has used;
+a parameter that no rank has used in a step loses its gradient before the update, as it has none in one process, where
+neither momentum nor weight decay moves it then.
+
+Limits: the whole model is one unit, gathered during the passes (compiler/placement/sharding.py). The host waits for the
+device once a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+class Varying:
+    """What the ranks of a group, all of which call both methods, use of a model in a step."""
+
+    def __init__(self, model: nn.Module, device: torch.device, group: dist.ProcessGroup | None) -> None:
+        self._model, self._group = model, group
+        self._used = torch.zeros(len(self._parameters()), dtype=torch.int32, device=device)
+
+    def touched(self, loss: Tensor) -> Tensor:
+        """Returns the loss of a micro-batch so that its backward pass gives every parameter a gradient."""
+        found = set(_leaves(loss))
+        for place, parameter in enumerate(self._parameters()):
+            if id(parameter) in found:
+                self._used[place] = 1
+            else:
+                loss = loss + 0 * parameter.reshape(-1)[:1].sum()
+        return loss
+
+    def drop(self) -> None:
+        """Drops, after the passes of a step, the gradients of parameters that no rank has used."""
+        if self._group is not None:
+            dist.all_reduce(self._used, dist.ReduceOp.MAX, group=self._group)
+        for parameter, used in zip(self._parameters(), self._used.tolist(), strict=True):
+            if not used:
+                parameter.grad = None
+        self._used.zero_()
+
+    def _parameters(self) -> list[nn.Parameter]:
+        """Returns the parameters as they are now: whole while passes run, and this rank's rows afterwards."""
+        return [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+
+
+def _leaves(loss: Tensor) -> Iterator[int]:
+    """Yields the identities of the parameters that a loss depends on."""
+    seen: set[Any] = set()
+    waiting: list[Any] = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield id(node.variable)
+        waiting.extend(next_node for next_node, _ in node.next_functions)

@@ -1,0 +1,52 @@
+"""Networks, losses and data for bad jobs: samples that are structures, and a network that looks at numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Pairs:
+    """Samples ({left, right}, target), all alike."""
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> tuple[dict[str, Tensor], Tensor]:
+        return {"left": torch.ones(4), "right": torch.ones(4)}, torch.tensor(index % 2)
+
+
+class Wholes(Pairs):
+    """Samples that are no pairs."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:  # type: ignore[override]
+        return super().__getitem__(index)[0]
+
+
+class Uneven(Pairs):
+    def __getitem__(self, index: int) -> tuple[dict[str, Tensor], Tensor]:
+        return {"left": torch.ones(4 + index), "right": torch.ones(4)}, torch.tensor(0)
+
+
+class Beside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower = nn.Linear(4, 2)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        scores: Tensor = self.tower(left) - self.tower(right)
+        return scores
+
+
+class Looking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        scores: Tensor = self.layers(pictures)
+        return scores if pictures.max() > 0 else -scores
+
+
+def mean(scores: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(scores, target)

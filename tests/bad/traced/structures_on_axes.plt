@@ -1,0 +1,19 @@
+import "../base/own.plt"
+
+model {
+  network = python("structures:Beside")
+  loss    = cross_entropy() #! E0322
+}
+
+data {
+  source     = python("structures:Pairs")
+  validation = 25%
+}
+
+parallelism {
+  pipeline = 2 #! E0320
+}
+
+evaluate {
+  metrics = [accuracy] #! E0323
+}
