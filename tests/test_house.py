@@ -38,6 +38,9 @@ OPTIONAL = (
 HEAVY = ("cattrs", "lark", "networkx", "numpy", "rich", "torch")
 
 
+OF_TORCH = ("dslc.compiler.trace.private_torch", "dslc.compiler.trace.structures")  # shared with the runtime
+
+
 def objection(floor: str, path: str, found: Import) -> str | None:
     """Returns why `path` (inside its floor) may not have this import, or None."""
     late = found.scope != "module"
@@ -54,9 +57,9 @@ def objection(floor: str, path: str, found: Import) -> str | None:
     if floor == "compiler":
         if found.is_of("networkx"):
             return None if path.startswith("graph/") else "networkx is for compiler/graph"
-        if found.is_of("torch") and path == "trace/private_torch.py":
-            return None  # which is imported inside functions itself, by the rest of compiler/trace
-        if found.is_of("dslc.compiler.trace.private_torch"):
+        if found.is_of("torch", *OF_TORCH) and path in ("trace/private_torch.py", "trace/structures.py"):
+            return None  # which are imported inside functions themselves, by the rest of compiler/trace
+        if found.is_of(*OF_TORCH):
             return None if late and path.startswith("trace/") else "it imports torch"
         if found.is_of("torch"):
             return None if late and path.startswith("trace/") else "torch is for the functions of compiler/trace"
@@ -77,7 +80,7 @@ def objection(floor: str, path: str, found: Import) -> str | None:
         return None if found.is_of("dslc.compiler", "dslc.dsl") else "compiler imports the standard library and dsl"
     if found.is_of(*OPTIONAL):
         return None if late else "a library that only some jobs need is imported where they need it"
-    own = ("dslc.runtime", "dslc.compiler.ir", "dslc.compiler.common", "dslc.compiler.trace.private_torch")
+    own = ("dslc.runtime", "dslc.compiler.ir", "dslc.compiler.common", *OF_TORCH)
     libraries = ("cloudpickle", "numpy", "rich", "safetensors", "tensorboard", "torch")
     return None if found.is_of(*own, *libraries) else "runtime imports torch, compiler/ir and compiler/common"
 

@@ -25,11 +25,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslc.compiler.ir.optimizer_facts import OptimizerFacts, StateFact
 from dslc.compiler.ir.program import OptimizerStep
-from dslc.compiler.trace.private_torch import COMPILER, storage_identity, tree_leaves
+from dslc.compiler.trace.private_torch import COMPILER, TorchDispatchMode, storage_identity, tree_leaves
 from dslc.runtime.checkpoint.own_state import OwnState, inner_tensors
 from dslc.runtime.parallel.own_optimizer import RATES, OptimizerError, OwnOptimizer
 
