@@ -64,6 +64,7 @@ def _trace_argument(made: argparse.ArgumentParser) -> None:
 def _checkpoint_argument(made: argparse.ArgumentParser) -> None:
     wanted = "a checkpoint, a folder of them, a run, a .safetensors file, or `best` (default: the newest)"
     made.add_argument("--checkpoint", metavar="PATH", help=wanted)
+    made.add_argument("--raw", action="store_true", help="take the weights themselves, not their average (`train.ema`)")
 
 
 def _run(made: argparse.ArgumentParser) -> None:

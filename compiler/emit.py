@@ -49,6 +49,7 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
         on_nonfinite=training.on_nonfinite,  # type: ignore[arg-type]
         precision=plan.one(p.PrecisionStep),
         gradients=plan.one(p.GradientStep),
+        average=training.average,
         recompute=plan.one(p.RecomputeStep),
         offload=training.offload,
         compiled=training.compiled,

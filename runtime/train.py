@@ -11,6 +11,7 @@ step updates all the same, with a gradient of 0: momentum and weight decay act a
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
     records = Records(run_dir, start.step) if place.rank == 0 else None
     if records is not None:
         board.records = records.begin
+    average = parts.average
+    averaged = average.in_place if average is not None else contextlib.nullcontext
     guard = Guard(job, place, parts, board, checkpoints)
     goals = Goals(job, parts.device, start.goals)
     told = _Told(job, place, parts, board, guard, checkpoints, goals)
@@ -88,6 +91,8 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
         told.enter(step)
         done = work(batch)
         guard.leave()
+        if average is not None:
+            average.update(step)
         told.agree(done.total, done.number)
         seen, stopped = seen + batch.samples, told.stopped
         if told.loss is not None:
@@ -101,7 +106,8 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
         if stopped and not timed and not checkpoints.on:
             break
         if job.data.validation_samples and not job.observe and (timed or _evaluated(job, step)):
-            found = evaluate(job, place, parts, splits)
+            with averaged():
+                found = evaluate(job, place, parts, splits)
             goals.hear(step, found)
             if records is not None:
                 passed = time.monotonic() - began
@@ -118,7 +124,8 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
         observer.leave()
     if records is not None:
         records.close()
-    weights.save_weights(parts.plain, run_dir, writes=place.rank == 0, pipeline=parts.pipeline)
+    with averaged():
+        weights.save_weights(parts.plain, run_dir, writes=place.rank == 0, pipeline=parts.pipeline)
     checkpoints.finish()
     if step == job.steps:
         return End(steps=step)

@@ -18,7 +18,7 @@ from dslc.use import Refused, metrics, ready
 def main(arguments: argparse.Namespace) -> int:
     _, combinations = load_each(arguments.job, arguments.settings)
     try:
-        made, taken = ready(combinations[0], arguments.checkpoint, "evaluate")
+        made, taken = ready(combinations[0], arguments.checkpoint, "evaluate", raw=arguments.raw)
         if not made.program.data.validation_samples:
             print(
                 "dslc: there is nothing to evaluate on: the job holds no samples out (`--set data.validation=10%`)",

@@ -43,7 +43,9 @@ def main(arguments: argparse.Namespace) -> int:
     from dslc.runtime.checkpoint.state import CheckpointError
 
     try:
-        count = export(taken.path, dict(analysis.model.ties) if analysis.model else {}, arguments.output)
+        count = export(
+            taken.path, dict(analysis.model.ties) if analysis.model else {}, arguments.output, raw=arguments.raw
+        )
     except (CheckpointError, OSError) as error:
         print(plain_lines(f"dslc: {error}"), file=sys.stderr)
         return TRAINING_FAILED

@@ -23,7 +23,9 @@ def main(arguments: argparse.Namespace) -> int:
         return WRONG_USAGE
     _, combinations = load_each(arguments.job, arguments.settings)
     try:
-        made, taken = ready(combinations[0], arguments.checkpoint, "predict", split=arguments.split, output=output)
+        made, taken = ready(
+            combinations[0], arguments.checkpoint, "predict", split=arguments.split, output=output, raw=arguments.raw
+        )
         data = made.program.data
         if arguments.split == "validation" and not data.validation_samples:
             print("dslc: the job holds no samples out: `--split train` or `--split all`", file=sys.stderr)

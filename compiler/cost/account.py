@@ -7,7 +7,8 @@ update. At each stop the memory is the state, the activations that earlier layer
     parameters      float32, a rank's share of them
     gradients       float32: buckets of DistributedDataParallel, which stay, and beside them those of micro-batches
                     before the exchange; else made in the backward pass, whole until `fully_shard` has scattered them
-    optimizer       float32 state, by optimizer, and its step counts; under ZeRO-1 of the rank dealt the most
+    optimizer       float32 state, by optimizer, and its step counts; under ZeRO-1 of the rank dealt the most. And the
+                    average of the weights, in float32, of each parameter that trains, sharded as it is
     activations     tensors that autograd keeps of the micro-batches in flight, under `recompute`, autocast's copies of
                     weights, and a layer's working memory, including gradients that are made to be added to others; of
                     a stage also its output; on a GPU the samples
@@ -185,13 +186,14 @@ class _Account:
             rank = max(range(len(dealt)), key=held.__getitem__)
             self._updated = dealt[rank]
         optimizer = self._kept(self._updated)
-        if "parameters" in self._moved:
-            parameters = optimizer = 0
+        average = 4 * sum(_share(q, shards) for q in train) if self._job.train.ema else 0
+        if "parameters" in self._moved:  # and with them what is kept of each
+            parameters = optimizer = average = 0
         workspace = workspace_bytes(layout.device, layout.hardware)
         return MemoryNode(
             parameters=parameters,
             gradients=4 * sum(_share(q, 1) for q in train) if sharding.engine in ("ddp", "zero1") else 0,
-            optimizer=0 if "optimizer" in self._moved else optimizer,
+            optimizer=average + (0 if "optimizer" in self._moved else optimizer),
             activations=self._step_bytes(),
             buffers=sum(buffer_bytes(layer) for layer in self._layers),
             communication=self._received,

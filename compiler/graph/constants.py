@@ -71,6 +71,7 @@ def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> Training:
         steps=steps,
         steps_per_epoch=steps_per_epoch,
         max_time=job.train.max_time,
+        average=average_step(job.train.average, workload),
         clip=job.train.clip_norm,
         clip_value=job.train.clip_value,
         on_nonfinite=job.train.on_nonfinite,
@@ -427,6 +428,14 @@ def _in_steps(name: str, value: Any, workload: Workload) -> Any:
     if not isinstance(value, Quantity):
         return value
     return max(steps_of(value, workload) or 0, 0 if name == "warmup" else 1)
+
+
+def average_step(average: c.EMA | None, workload: Workload) -> p.AverageStep | None:
+    """Returns the step of an average of the weights, or None if there is none."""
+    if average is None:
+        return None
+    every = in_steps(average.every, workload) or 1
+    return p.AverageStep(decay=average.decay, every=every, warmup=average.warmup)
 
 
 def goal_step(goal: Goal | None) -> p.GoalStep | None:

@@ -250,6 +250,15 @@ class GradientStep(Record):
 
 
 @record
+class AverageStep(Record):
+    """An exponential moving average of the weights, by which they are evaluated; runtime/technique/ema.py takes it."""
+
+    decay: float
+    every: int = 1  # steps
+    warmup: bool = False
+
+
+@record
 class RecomputeStep(Record):
     """Modules whose forward pass runs again in the backward pass. `selective` keeps the results of products and of
     attention."""
@@ -358,6 +367,7 @@ class JobProgram(Record):
     on_nonfinite: Literal["stop", "skip", "continue"] = "stop"  # for a step whose loss is not finite
     precision: PrecisionStep
     gradients: GradientStep
+    average: AverageStep | None = None
     recompute: RecomputeStep = field(default_factory=RecomputeStep)
     offload: tuple[str, ...] = ()  # optimizer, parameters, activations: kept in the host's memory; () on a CPU
     compiled: tuple[str, ...] = ()  # modules that torch.compile compiles one by one; ("",): the whole model
@@ -373,6 +383,7 @@ class JobProgram(Record):
         "train"  # plain: a hand-written loop (runtime/loop/plain_loop.py)
     )
     use: str = ""  # evaluate, predict: the checkpoint, or the file of weights
+    raw: bool = False  # evaluate, predict: the weights themselves, also where the checkpoint has their average
     split: Literal["train", "validation", "all"] = "validation"  # predict: the samples
     output: str = ""  # predict: the output file
     evaluate_every: int  # steps; 0: at the end only, and nothing without a validation split

@@ -189,6 +189,7 @@ class Training(Record):
     steps: int
     steps_per_epoch: int
     max_time: float | None = None
+    average: p.AverageStep | None = None
     clip: float | None
     clip_value: float | None = None
     on_nonfinite: str

@@ -192,6 +192,13 @@ class TrainSpec(Block):
         shown="none",
     )
     precision: Call = arg(calls("precision"), "of the arithmetic", default=c.Fp32(), shown="fp32")
+    ema: float | c.EMA | None = arg(
+        either(Float(above=0, below=1), calls("ema")),
+        "an exponential moving average of the weights, which is evaluated and exported in their place: its decay, "
+        "`0.999`, or `ema(…)`",
+        default=None,
+        shown="none",
+    )
     early_stopping: EarlyStopping | None = arg(
         calls("early_stopping"), "ends the training once the evaluations get no better", default=None, shown="none"
     )
@@ -210,6 +217,11 @@ class TrainSpec(Block):
         if isinstance(self.clip, c.ClipValue):
             return None
         return self.clip.limit if isinstance(self.clip, c.ClipNorm) else self.clip
+
+    @property
+    def average(self) -> c.EMA | None:
+        """The average of the weights that is asked for."""
+        return c.EMA(decay=self.ema) if isinstance(self.ema, float) else self.ema
 
     @property
     def clip_value(self) -> float | None:

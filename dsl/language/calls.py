@@ -6,11 +6,13 @@ from typing import Any, ClassVar
 
 from dslc.dsl.language.registry import (
     Anything,
+    Bool,
     Call,
     Float,
     Int,
     ListOf,
     Path,
+    Quantity,
     Str,
     arg,
     call,
@@ -255,6 +257,17 @@ class ClipValue(Call):
     """Cuts off each number of a gradient above the limit, and below its negative."""
 
     limit: float = arg(Float(above=0), "the largest absolute value")
+
+
+@call("ema")
+class EMA(Call):
+    """After every `every`, average = decay * average + (1 - decay) * weights; the first time it is the weights."""
+
+    decay: float = arg(Float(above=0, below=1), "the share that stays", default=0.999)
+    every: Quantity = arg(
+        measure("steps", "epochs", above=0), "how often", default=Quantity(1, "steps"), shown="1 step"
+    )
+    warmup: bool = arg(Bool(), "the n-th decay is at most (1 + n) / (10 + n)", default=False)
 
 
 @call("precision")

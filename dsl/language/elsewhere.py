@@ -104,6 +104,7 @@ _FIELDS = (
     ("train.precision = bf16", "", "bf16 bfloat16 use_bf16 bf16_full_eval"),
     ("train.precision = fp16", "", "fp16 float16 half use_fp16 fp16_full_eval"),
     ("train.precision.level", "", "opt_level fp16_opt_level amp_level"),
+    ("train.ema", "its decay", "ema_decay use_ema model_ema ema_momentum weight_averaging exponential_moving_average"),
     ("train.early_stopping", "`lowest(loss, patience = 3)`, `highest(accuracy)`",
      "earlystopping early_stop early_stopping_callback stop_early"),
     ("train.early_stopping.patience", "", "patience early_stopping_patience"),

@@ -19,22 +19,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dslc.runtime.checkpoint.state import CheckpointError, keys_of, read
+from dslc.runtime.checkpoint.state import CheckpointError, key_of, keys_of, read
 from dslc.runtime.checkpoint.tensor_file import writing
 from dslc.runtime.checkpoint.weights import METADATA, entry, write_tensor
 
 SUFFIXES = (".safetensors", ".pt")
 
 
-def export(source: str, ties: Mapping[str, str], path: str) -> int:
+def export(source: str, ties: Mapping[str, str], path: str, *, raw: bool = False) -> int:
     """Writes the weights of `source`, a checkpoint or a `.safetensors` file, to `path`; returns the number of tensors.
+    Of a checkpoint with an average of the weights that is written, but with `raw` the weights themselves.
 
     `ties` maps a parameter to the one whose tensor it is. Raises CheckpointError and OSError.
     """
     plain = path + ".plain"
     try:
         if os.path.isdir(source):
-            _write(source, plain)
+            _write(source, plain, raw)
         else:
             shutil.copyfile(source, plain)
         tensors = _mapped(plain, source)
@@ -50,13 +51,14 @@ def export(source: str, ties: Mapping[str, str], path: str) -> int:
             os.remove(plain)
 
 
-def _write(checkpoint: str, path: str) -> None:
+def _write(checkpoint: str, path: str, raw: bool) -> None:
     kept = {key.removeprefix("model."): about for key, about in keys_of(checkpoint).items() if key.startswith("model.")}
     blank = {name: torch.empty(each.size, dtype=each.properties.dtype, device="meta") for name, each in kept.items()}
+    taken = key_of(checkpoint, raw)
     with writing(path, {name: entry(tensor) for name, tensor in blank.items()}, METADATA) as file:
         for name, tensor in blank.items():
             whole = torch.empty(tensor.shape, dtype=tensor.dtype)
-            read(checkpoint, {f"model.{name}": whole})
+            read(checkpoint, {taken(name): whole})
             write_tensor(file, whole)
 
 

@@ -1,6 +1,7 @@
 """Saves and loads the state of a training, under names that no plan changes.
 
     model.<name>                parameters and persistent buffers of the plain model, a tied weight once
+    average.<name>              the average of a parameter, if the job asks for one
     optimizer.<name>.<state>    the optimizer's state of that parameter: exp_avg, momentum_buffer, step, …
     scaler.<number>             the state of the loss scaler
     rng.<rank>.<generator>      the state of a rank's random generators
@@ -11,7 +12,8 @@ tensor (`fully_shard`), or held by one rank alone (ZeroRedundancyOptimizer). Pla
 the tensors that this rank needs, whatever the ranks held that wrote them. The names in the checkpoint decide which
 optimizer state is made, so that no step has to be done first.
 
-Contract: `load` leaves model, optimizer and scaler as they were on the ranks that saved. Random generators continue
+Contract: `load` leaves model, average, optimizer and scaler as they were on the ranks that saved; an average that the
+checkpoint lacks begins with the weights. Random generators continue
 from their states if the number of ranks is the same; else each rank begins a new sequence, seeded by this step.
 
 Limits: if copies differ (statistics of a batch norm that is not synchronised) rank 0's are kept, with which
@@ -24,7 +26,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +39,7 @@ from dslc.runtime.checkpoint.own_state import OwnState
 from dslc.runtime.model.names import named_tensors
 from dslc.runtime.parallel.own_optimizer import OwnOptimizer
 from dslc.runtime.process import random_numbers
+from dslc.runtime.technique import offload
 from dslc.runtime.transport import unpickling
 
 if TYPE_CHECKING:
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from dslc.runtime.step.assemble import Parts
 
 State = dict[str, Tensor]
+AVERAGE = "average."  # begins the name of a parameter's average
 
 
 class CheckpointError(RuntimeError):
@@ -56,8 +60,11 @@ def shapes_of(model: nn.Module) -> Shapes:
 
 
 @torch.no_grad()
-def load_model(path: str, manifest: Manifest, model: nn.Module, pipeline: Pipeline | None = None) -> None:
-    """Loads the weights of the checkpoint at `path` into `model`, the plain one, in place.
+def load_model(
+    path: str, manifest: Manifest, model: nn.Module, pipeline: Pipeline | None = None, *, raw: bool = False
+) -> None:
+    """Loads the weights of the checkpoint at `path` into `model`, the plain one, in place: their average if it has one,
+    but with `raw` the weights themselves.
 
     Its tensors may be whole or parts (`fully_shard`), on any number of processes; each reads what it needs, and none
     waits for another. Raises CheckpointError if they do not fit or cannot be read.
@@ -66,7 +73,16 @@ def load_model(path: str, manifest: Manifest, model: nn.Module, pipeline: Pipeli
     wrong = misfitting_tensors(manifest.fit.tensors, whole)
     if wrong:
         raise CheckpointError(f"{path} is not of this model: {wrong}")
-    read(path, {f"model.{name}": tensor.detach() for name, tensor in named_tensors(model).items()})
+    taken = key_of(path, raw)
+    read(path, {taken(name): tensor.detach() for name, tensor in named_tensors(model).items()})
+
+
+def key_of(path: str, raw: bool) -> Callable[[str], str]:
+    """Returns the function that gives, for a name of the model, the name in the checkpoint at `path`: of its average if
+    there is one, but with `raw` of the tensor itself.
+    """
+    there = keys_of(path)
+    return lambda name: f"{AVERAGE}{name}" if f"{AVERAGE}{name}" in there and not raw else f"model.{name}"
 
 
 class TrainingState:
@@ -99,6 +115,7 @@ class TrainingState:
         inner = parts.optimizer.optim if _is_zero1(parts.optimizer) else parts.optimizer  # type: ignore[attr-defined]
         self._own = OwnState(inner, named, group_state) if isinstance(inner, OwnOptimizer) else None
         self._slots = tuple(_slots(parts.optimizer, named)) if self._own is None else ()
+        self._averages = parts.average.tensors if parts.average is not None else {}
         self._dealt_out = not _is_zero1(parts.optimizer)
 
     @property
@@ -115,13 +132,14 @@ class TrainingState:
     @torch.no_grad()
     def mine(self) -> State:
         """Returns the tensors that this rank writes: those of the training themselves, not copies."""
-        optimizer: Any = self._parts.optimizer
-        if hasattr(optimizer, "optim_dict"):  # offloaded: the new parameters may still be on their way
-            torch.cuda.current_stream().wait_stream(optimizer.stream)
+        offload.settle(self._parts.optimizer)
         deal, found = _Deal(*self._alike), State()
         for name, tensor in self._model.items():
             if name in self._parameters and self._owns(name) and deal.is_mine(tensor):
                 found[f"model.{name}"] = tensor
+        for name, tensor in self._averages.items():
+            if self._owns(name) and deal.is_mine(tensor):
+                found[f"{AVERAGE}{name}"] = tensor
         for slot in self._slots:
             if not self._owns(slot.name):
                 continue
@@ -177,7 +195,11 @@ class TrainingState:
             if same_ranks and own + name in there
         }
         wanted |= {own + name: tensor for name, tensor in generators.items()}
+        averaged = {name: tensor for name, tensor in self._averages.items() if f"{AVERAGE}{name}" in there}
+        wanted |= {f"{AVERAGE}{name}": tensor for name, tensor in averaged.items()}
         read(path, wanted)
+        if self._parts.average is not None:
+            self._parts.average.begin(self._averages.keys() - averaged.keys())
         for slot in self._slots:
             slot.loaded()
         for piece in made_own:

@@ -47,7 +47,7 @@ class OutputError(RuntimeError):
 def work_off(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, run_dir: str) -> None:
     """Does the task of `job`, which is not a training. Raises CheckpointError and WeightsError for `job.use`."""
     if os.path.isdir(job.use):
-        load_model(job.use, checkpoint_files.read_manifest(job.use), parts.plain, parts.pipeline)
+        load_model(job.use, checkpoint_files.read_manifest(job.use), parts.plain, parts.pipeline, raw=job.raw)
     else:
         whole = parts.pipeline.whole if parts.pipeline is not None else None
         initial_weights.load(dataclasses.replace(job.model, weights=job.use, weights_line=""), parts.plain, whole)

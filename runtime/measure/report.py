@@ -66,7 +66,8 @@ def tracker_of(parts: Parts) -> Tracker:
         schedule = parts.pipeline and parts.pipeline.schedule
         return schedule.received if schedule else ()
 
-    return Tracker(parts.plain, parts.optimizer, parts.device, received)
+    averages = parts.average.tensors.values() if parts.average is not None else ()
+    return Tracker(parts.plain, parts.optimizer, parts.device, received, averages)
 
 
 class Measure:

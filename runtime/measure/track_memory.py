@@ -5,7 +5,8 @@ allocations in C++ (the buckets of DistributedDataParallel, kernels' scratch ten
 (gathers of `fully_shard`), which a dispatch mode does not see. They are replayed over the storages from before the
 first step. On a GPU the allocator's own figures are used, which have no kinds.
 
-Kinds: `parameters`, `gradients`, `optimizer` and `buffers` are the storages of these tensors; `communication` is memory
+Kinds: `parameters`, `gradients`, `optimizer` and `buffers` are the storages of these tensors, `optimizer` also those of
+`averages` of the weights; `communication` is memory
 allocated while something was gathered, scattered or reduced; `activations` is all else. On a GPU all but parameters,
 optimizer and buffers are `others`, cuBLAS's workspaces among them.
 
@@ -82,8 +83,10 @@ class Tracker:
         optimizer: torch.optim.Optimizer,
         device: torch.device,
         received: Callable[[], Iterable[Tensor]] = tuple,
+        averages: Iterable[Tensor] = (),
     ) -> None:
         self._model, self._optimizer, self._device, self._received = model, optimizer, device, received
+        self._averages = averages
         self._live: dict[int, tuple[int, str]] = {}  # address of a storage: its bytes and kind
         self._gradients: dict[int, int] = {}
         self.rest: dict[str, int] = {}
@@ -128,6 +131,8 @@ class Tracker:
             for state in getattr(owner, "state", {}).values():
                 for value in state.values() if isinstance(state, dict) else ():
                     add(value, "optimizer")
+        for average in self._averages:
+            add(average, "optimizer")
         for buffer in self._received():
             add(buffer, "communication")
         for address, size in self._gradients.items():

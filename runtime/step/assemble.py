@@ -21,13 +21,15 @@ from dslc.runtime.parallel.optimizers import build_optimizer
 from dslc.runtime.pipeline import pipeline
 from dslc.runtime.process.job_line import at
 from dslc.runtime.technique import batch_norm, compiling, dynamo, frozen, offload, recompute
+from dslc.runtime.technique.ema import Average
 from dslc.runtime.technique.precision import grad_scaler
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """The parts of a training. `plain` is the model under its own names, `engine` holds the module that the loop calls.
-    Under a pipeline `plain` is this rank's part of the model, its own stages.
+    Under a pipeline `plain` is this rank's part of the model, its own stages. `average` is that of the weights, if the
+    job asks for one.
     """
 
     plain: nn.Module
@@ -38,6 +40,7 @@ class Parts:
     device: torch.device
     pipeline: pipeline.Pipeline | None = None
     further: dict[str, Tensor] = field(default_factory=dict)  # sums of a step's further losses on this rank, by name
+    average: Average | None = None
 
 
 def assemble(job: JobProgram, device: torch.device) -> Parts:
@@ -65,6 +68,7 @@ def assemble(job: JobProgram, device: torch.device) -> Parts:
         loss=loss_sum(job.loss),
         device=device,
         pipeline=axis,
+        average=Average(job.average, plain, optimizer) if job.average is not None and job.task == "train" else None,
     )
 
 

@@ -133,6 +133,12 @@ def moves_optimizer(job: JobProgram) -> bool:
     return "optimizer" in job.offload and "parameters" not in job.offload
 
 
+def settle(optimizer: Any) -> None:
+    """Lets the device wait for parameters that an offloaded optimizer is still sending back."""
+    if hasattr(optimizer, "optim_dict"):  # torchao's
+        torch.cuda.current_stream().wait_stream(optimizer.stream)
+
+
 def optimizer(
     kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], arguments: dict[str, Any]
 ) -> torch.optim.Optimizer:

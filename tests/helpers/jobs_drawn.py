@@ -438,6 +438,8 @@ class _Drawing:
             body["no_decay"] = self.one('["*.bias"]', '["*.weight"]', '["*bias*", "*weight*"]', '["no.*"]')
         if self.chance(0.1):
             body["max_time"] = self.one("1 h", "0.5d")
+        if self.chance(0.15):
+            body["ema"] = self.one("0.9", "ema(0.5, every = 2 steps)", "ema(warmup = true)")
         if self.chance(0.25):
             body["clip"] = self.one("0.05", "norm(0.5)", "10", "value(0.01)")
         if self.chance(0.25):

@@ -77,6 +77,7 @@ class Case:
     precision: str = "fp32"
     optimizer: str = "adamw()"
     clip: str = "none"
+    ema: str = "none"
     context: int = 1
     tensor: int = 1
     sequence: str = "true"
@@ -121,6 +122,7 @@ train {{
   optimizer = {self.optimizer}
   precision = {self.precision}
   clip      = {self.clip}
+  ema       = {self.ema}
 }}
 """
 
@@ -138,6 +140,7 @@ CASES = (
     Case(ranks=4, zero=3, replicas=2),
     Case(network="tied gpt", ranks=4, zero=1, clip="1.0"),
     Case(network="mlp", ranks=2, zero=1),
+    Case(network="mlp", ranks=2, zero=2, optimizer="sgd(lr = 0.1)", ema="0.99"),
     Case(network="mlp", ranks=2, zero=3, microbatches=4),
     Case(network="mlp", ranks=4, zero=3, precision="bf16(level = O2)"),
     Case(network="convnet", batch=64, ranks=2),

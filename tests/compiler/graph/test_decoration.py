@@ -31,6 +31,8 @@ PLANS: dict[str, tuple[str, ...]] = {
         "data.validation=10%",
         "train.early_stopping=lowest(loss)",
         "train.max_time=2h",
+        "train.clip=value(0.5)",
+        "train.ema=ema(0.9, every = 2 steps)",
         "checkpoint.best=highest(loss)",
     ),
     "ddp": ("devices.cpus=2", "parallelism.pipeline=1", "parallelism.data=2"),

@@ -78,6 +78,7 @@ def test_each_block_answers_names_of_others(block: str, name: str) -> None:
         ("early_stopping { patience = 3 }", "E0106", "`early_stopping`"),
         ("train { early_stopping = EarlyStopping(loss) }", "E0130", "did you mean `lowest`?"),
         ("train { patience = 3 }", "E0107", "`patience` is an argument of `early_stopping`"),
+        ("train { model_ema = true }", "E0107", "did you mean `ema`?"),
         ("train { max_hours = 3 }", "E0107", "did you mean `max_time`? (`2h`, `30 min`)"),
         ("checkpoint { metric_for_best_model = loss }", "E0107", "did you mean `best`? (`lowest(loss)`"),
         ("trainer { clip = 1.0 }", "E0106", "that is the block `train` here"),

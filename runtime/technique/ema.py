@@ -1,0 +1,88 @@
+"""The exponential moving average of the weights.
+
+Model: after every `every` steps, average = decay * average + (1 - decay) * weights, by torch's own function
+(`torch.optim.swa_utils.get_ema_multi_avg_fn`); the first time the average is set to the weights, as its `AveragedModel`
+does. With `warmup` the n-th decay, from 0 on, is at most (1 + n) / (10 + n). Each rank averages what it holds of the
+parameters, so that the average is sharded as they are, and needs no exchange.
+
+Contract: the average of each parameter that trains, in the parameter's dtype and on its device; all else (buffers,
+frozen parameters) is the model's. `in_place` exchanges the numbers of both, in place, one tensor at a time.
+
+Source: https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema; the warm-up is that of
+TensorFlow's ExponentialMovingAverage with `num_updates`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from dslc.compiler.ir.program import AverageStep
+from dslc.compiler.trace.private_torch import local_part
+from dslc.runtime.model.names import named_tensors
+from dslc.runtime.technique import offload
+
+
+class Average:
+    """The average of a plain model, or of a rank's part of it; to be made before the first step.
+
+    `tensors` has the average of each parameter by its name, sharded as the parameter is.
+    """
+
+    @torch.no_grad()
+    def __init__(self, step: AverageStep, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._step, self._optimizer = step, optimizer
+        # Kept, because a model that has just been evaluated may show whole parameters instead of its parts.
+        self._weights = {
+            name: each
+            for name, each in named_tensors(model).items()
+            if isinstance(each, nn.Parameter) and each.requires_grad and each.is_floating_point()
+        }
+        self.tensors = {name: weight.detach().clone() for name, weight in self._weights.items()}
+
+    def update(self, step: int) -> None:
+        """Takes the weights after `step` (from 1) into the average, if it is their turn."""
+        updates, left = divmod(step, self._step.every)
+        if left:
+            return
+        offload.settle(self._optimizer)
+        weights, averages = self._parts()
+        if updates == 1:
+            self.begin()
+        elif weights:
+            n = updates - 1
+            decay = min(self._step.decay, (1 + n) / (10 + n)) if self._step.warmup else self._step.decay
+            get_ema_multi_avg_fn(decay)(averages, weights, n)
+
+    @torch.no_grad()
+    def begin(self, names: set[str] | None = None) -> None:
+        """Sets the average, or that of the parameters `names`, to the weights."""
+        for name, average in self.tensors.items():
+            if names is None or name in names:
+                local_part(average).copy_(local_part(self._weights[name]))
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Puts the average in the place of the weights, while the context lasts."""
+        offload.settle(self._optimizer)
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for weight, average in zip(*self._parts(), strict=True):
+            kept = weight.clone()
+            weight.copy_(average)
+            average.copy_(kept)
+
+    def _parts(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Returns this rank's parts of the weights, and of their averages."""
+        weights = [local_part(weight) for weight in self._weights.values()]
+        return weights, [local_part(average) for average in self.tensors.values()]
