@@ -61,6 +61,8 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
         early_stopping=training.early_stopping,
         log_every=training.log_every,
         tensorboard=training.tensorboard,
+        hooks=training.hooks,
+        loggers=training.loggers,
         deterministic=training.deterministic,
         seed=training.seed,
     )
@@ -73,6 +75,9 @@ def located(program: p.JobProgram, folder: str, file: str) -> p.JobProgram:
 
     def function(named: p.PythonFunction | None) -> p.PythonFunction | None:
         return replace(named, folder=resolved(named.folder, folder)) if named else None
+
+    def hook(named: p.HookStep) -> p.HookStep:
+        return replace(named, python=replace(named.python, folder=resolved(named.python.folder, folder)))
 
     def there(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -93,6 +98,8 @@ def located(program: p.JobProgram, folder: str, file: str) -> p.JobProgram:
         loss=replace(program.loss, python=function(program.loss.python)),
         optimizer=replace(program.optimizer, python=function(program.optimizer.python)),
         learning_rate=replace(program.learning_rate, python=function(program.learning_rate.python)),
+        hooks=tuple(map(hook, program.hooks)),
+        loggers=tuple(replace(each, folder=resolved(each.folder, folder)) for each in program.loggers),
         metrics=tuple(replace(metric, python=function(metric.python)) for metric in program.metrics),
         data=replace(
             data,

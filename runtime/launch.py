@@ -32,7 +32,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, TextIO
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
@@ -411,9 +411,16 @@ def _hand_over(program: JobProgram, path: str) -> None:
             os.remove(path)
 
 
-def _functions(program: JobProgram) -> list[PythonFunction]:
-    found = (program.model.python, program.loss.python, program.data.python)
-    return [function for function in found if function is not None]
+def _functions(part: object) -> Iterator[PythonFunction]:
+    """Yields each function of the user's in a program."""
+    if isinstance(part, PythonFunction):
+        yield part
+    elif isinstance(part, tuple):
+        for each in part:
+            yield from _functions(each)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from _functions(getattr(part, field.name))
 
 
 def _take_over(path: str) -> None:

@@ -28,6 +28,7 @@ from dslc.runtime.data.batches import StepBatch, batches
 from dslc.runtime.data.sources import Splits
 from dslc.runtime.loop.evaluate import evaluate
 from dslc.runtime.loop.goals import Goals
+from dslc.runtime.loop.hooks import Hooks, Loggers
 from dslc.runtime.loop.learning_rate import schedule, set_learning_rate
 from dslc.runtime.loop.nonfinite import Guard
 from dslc.runtime.measure import collectives
@@ -58,9 +59,38 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
     Ends early if the board or a goal says so, after a step that is the same on all ranks. If the job's time has passed,
     that step is evaluated and saved as the last one is.
     """
-    checkpoints = Checkpoints(job, place, parts, run_dir)
+    hooks = Hooks(job, place, parts, run_dir) if job.hooks else None
+    loggers = Loggers(job.loggers) if job.loggers and place.rank == 0 else None
+    try:
+        end = _train(job, place, parts, splits, board, run_dir, hooks, loggers)
+        if hooks is not None:
+            hooks.end()
+    except BaseException as error:
+        if hooks is not None:
+            hooks.failed(error)
+        if loggers is not None:
+            loggers.failed()
+        raise
+    if loggers is not None:
+        loggers.close()
+    return end
+
+
+def _train(
+    job: JobProgram,
+    place: RankPlace,
+    parts: Parts,
+    splits: Splits,
+    board: Board,
+    run_dir: str,
+    hooks: Hooks | None,
+    loggers: Loggers | None,
+) -> End:
+    checkpoints = Checkpoints(job, place, parts, run_dir, hooks)
     start = checkpoints.resume()
-    records = Records(run_dir, start.step) if place.rank == 0 else None
+    if hooks is not None:
+        hooks.start(start.step)
+    records = Records(run_dir, start.step, loggers.log if loggers else None) if place.rank == 0 else None
     if records is not None:
         board.records = records.begin
     average = parts.average
@@ -69,7 +99,8 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
     goals = Goals(job, parts.device, start.goals)
     told = _Told(job, place, parts, board, guard, checkpoints, goals)
     measure = Measure(job, place, parts, start.step)
-    looks = Looks(loss=guard.loss, between=told.between, norm=guard.norm)
+    between = told.between if hooks is None else hooks.between(told.between)
+    looks = Looks(loss=guard.loss, between=between, norm=guard.norm)
     work = measure.around((pipeline_step.stepper if job.pipeline else stepper)(job, place, parts, looks))
     factor = schedule(job.learning_rate)
     observer: Observer | None = None
@@ -87,6 +118,8 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
             late = job.max_time is not None and time.monotonic() - began >= job.max_time
             board.answer(_next_wait(job, step), timed=late)
         rate = set_learning_rate(parts.optimizer, factor(step - 1) * goals.rate)
+        if hooks is not None:
+            hooks.before_step(step, rate)
         guard.enter(step)
         told.enter(step)
         done = work(batch)
@@ -102,6 +135,8 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
                 since = {"samples": seen, "seconds": time.monotonic() - began}
                 line = {"step": step, "split": "train", "loss": told.loss, "lr": rate}
                 records.write({**line, **told.further, **more, **since})
+        if hooks is not None:
+            hooks.after_step(told.loss)
         timed = stopped and board.timed
         if stopped and not timed and not checkpoints.on:
             break
@@ -112,6 +147,8 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
             if records is not None:
                 passed = time.monotonic() - began
                 records.write({"step": step, "split": "validation", **found, "samples": seen, "seconds": passed})
+            if hooks is not None:
+                hooks.evaluated(found)
         ended = stopped or bool(goals.reason)
         if checkpoints.due(step, told.late or ended or goals.is_best(step)):
             guard.state()

@@ -230,6 +230,8 @@ def _observed(program: JobProgram, steps: int, checkpoint: CheckpointStep | None
         observe=True,
         log_every=steps,
         tensorboard=False,
+        hooks=(),
+        loggers=(),
         checkpoint=checkpoint or CheckpointStep(),
     )
 

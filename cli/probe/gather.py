@@ -30,6 +30,7 @@ from dslc.probe.own_code import (
     Trial,
     tell_what_is_left,
     trial,
+    try_followers,
     try_loss,
     try_metric,
     try_optimizer,
@@ -79,6 +80,7 @@ def _gather(job: JobSpec, report: Report, files: Files, *, trace: bool, run: boo
     optimizer: OptimizerFacts | None = None
     if trace:
         source = _tried(job, source, trial(job, source, model, files.outputs), report)
+        try_followers(job, report)
         if isinstance(job.train.optimizer, PythonOptimizer):
             optimizer = try_optimizer(job, job.train.optimizer, source, model, report)
     return Facts(source=source, model=model, optimizer=optimizer, machine=_machine(job) if run else None)

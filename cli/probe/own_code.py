@@ -27,6 +27,7 @@ from dslc.probe.unseen import can_be_tried
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
+    from dslc.compiler.ir.program import PythonFunction
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,21 @@ def _trained(job: JobSpec, model: ModelGraph) -> list[tuple[tuple[str, ...], tup
     return [((q.name, *others.get(q.name, ())), q.shape) for q in everything if q.name in names]
 
 
+def try_followers(job: JobSpec, report: Report) -> None:
+    """Looks at the methods of hooks and loggers, which are not made: that may begin something."""
+    from dslc.compiler.graph.constants import python_function
+
+    for call, what in [*((each, "hook") for each in job.train.hooks), *((each, "logger") for each in job.log.loggers)]:
+        named = python_function(call, job.folder)
+
+        def use(function: Callable[..., Any], named: PythonFunction = named, what: str = what) -> None:
+            from dslc.runtime.loop import hooks
+
+            (hooks.try_hook if what == "hook" else hooks.try_logger)(named)
+
+        used(job, call, what, use, report)
+
+
 def used(
     job: JobSpec,
     call: PythonCall,
@@ -202,6 +218,8 @@ _WANTED = {
     "loss": "it takes (output, target) and gives one number for each sample or token, or a pair (sum, count)",
     "metric": "it returns a `torchmetrics.Metric`, or an object with `update(output, target)`, `compute()`, `states`",
     "optimizer": "it takes (params, lr = …) and gives a `torch.optim.Optimizer` over all of them",
+    "hook": "it has some of the methods start, before_step, after_backward, after_step, evaluated, end and failed",
+    "logger": "it has `log(record)`",
     "schedule": "it takes (step, steps) and gives the factor on the learning rate, which follows from these alone",
 }
 

@@ -69,6 +69,9 @@ def _unseen(analysis: Analysis, trace: bool) -> Iterator[tuple[str, bool]]:
             yield "its optimizer", True
         elif model is None:
             yield "its optimizer", False
+    for what, calls in (("its hooks", job.train.hooks), ("its loggers", job.log.loggers)):
+        if calls and not trace:
+            yield what, True
     if isinstance(job.train.lr_schedule, PythonSchedule) and not trace:
         yield "its learning rate schedule", True
     if job.model.weights is not None and not file_of(job.model.weights).endswith(".safetensors"):

@@ -83,6 +83,10 @@ def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> Training:
         early_stopping=goal_step(job.train.early_stopping),
         log_every=in_steps(job.log.every, workload) or 1,
         tensorboard=job.log.tensorboard,
+        hooks=tuple(
+            p.HookStep(python=python_function(hook, HERE), everywhere=hook.ranks == "all") for hook in job.train.hooks
+        ),
+        loggers=tuple(python_function(logger, HERE) for logger in job.log.loggers),
         deterministic=job.train.deterministic,
         seed=job.train.seed,
     )

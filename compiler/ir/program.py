@@ -220,6 +220,14 @@ class GoalStep(Record):
 
 
 @record
+class HookStep(Record):
+    """A user's object that is called at the events of a training, on rank 0 or `everywhere`."""
+
+    python: PythonFunction
+    everywhere: bool = False
+
+
+@record
 class PrecisionStep(Record):
     """O1: autocast to `dtype` over float32 parameters. O2: the forward and backward pass in `dtype`, on a copy of
     float32 parameters, which the optimizer updates. `scaled` asks for loss scaling."""
@@ -391,6 +399,8 @@ class JobProgram(Record):
     early_stopping: GoalStep | None = None
     log_every: int
     tensorboard: bool
+    hooks: tuple[HookStep, ...] = ()
+    loggers: tuple[PythonFunction, ...] = ()
     deterministic: bool
     seed: int
 

@@ -201,6 +201,8 @@ class Training(Record):
     early_stopping: p.GoalStep | None = None
     log_every: int
     tensorboard: bool
+    hooks: tuple[p.HookStep, ...] = ()
+    loggers: tuple[p.PythonFunction, ...] = ()
     deterministic: bool
     seed: int
 

@@ -151,9 +151,13 @@ _FIELDS = (
     ("checkpoint.asynchronous", "", "async_save async_checkpoint async_checkpointing"),
     ("checkpoint.resume", "", "resume_from_checkpoint ckpt_path resume_from load_checkpoint auto_resume resume_path "
      "restore_from load_dir load"),
-    ("log", "", "logging logger loggers"),
+    ("log", "", "logging"),
     ("log.every", "", "log_every_n_steps logging_steps log_interval steps_per_print print_freq log_every "
      "logging_interval logging_strategy log_freq print_every"),
+    ("train.hooks", 'as `python("module:object")`', "callbacks callback hook plugins on_epoch_end on_train_end "
+     "extensions on_train_start trainer_callbacks"),
+    ("log.loggers", 'as `python("module:object")`', "logger mlflow comet neptune wandb_project trackers "
+     "custom_loggers"),
     ("log.tensorboard", "", "report_to log_with tensorboard_dir use_tensorboard tensorboard_log_dir"),
     ("launch.with", "", "launcher job_launcher rdzv_backend scheduler_type"),
     ("launch.restarts", "", "max_restarts num_restarts"),
@@ -170,8 +174,6 @@ _BLOCKS = (("data", "dataset datasets datamodule data_module train_dataset train
 _ABSENT = (
     ("no value of a metric ends a training: `train.early_stopping` ends it where none gets better",
      "stopping_threshold divergence_threshold"),
-    ("there are no callbacks: a program of yours can follow the run's `metrics.jsonl`",
-     "callbacks callback hooks hook plugins on_epoch_end on_train_end extensions"),
     ("the newest checkpoints are always kept: `checkpoint.keep`", "save_last"),
     ("a goal says which is better: `lowest(loss)`, `highest(accuracy)`", "greater_is_better monitor_op"),
     ("a checkpoint holds the whole state of the training; `dslc export` writes the weights alone",

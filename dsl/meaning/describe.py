@@ -33,7 +33,7 @@ CATEGORIES = {
     "lr_schedule": "learning rate schedule", "lr_scale": "scaling rule", "precision": "precision",
     "recompute": "recomputation", "gradients": "gradient exchange", "gpus": "choice of GPUs", "launch": "launcher",
     "metric": "metric", "goal": "goal", "early_stopping": "goal of early stopping",
-    "clip": "way to clip", "collate": "collate function", "ema": "moving average",
+    "clip": "way to clip", "collate": "collate function", "ema": "moving average", "hook": "hook", "logger": "logger",
 }  # fmt: skip
 
 

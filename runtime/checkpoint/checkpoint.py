@@ -36,7 +36,7 @@ from dslc.compiler.common.units import path_text
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.checkpoint import files
-from dslc.runtime.checkpoint.state import CheckpointError, Copies, State, TrainingState, write
+from dslc.runtime.checkpoint.state import Beside, CheckpointError, Copies, State, TrainingState, write
 from dslc.runtime.parallel.tensor_parallel import noise_rank
 from dslc.runtime.process.job_line import at
 from dslc.runtime.process.records import note
@@ -68,7 +68,9 @@ def _wanted(job: JobProgram) -> bool:
 class Checkpoints:
     """The checkpoints of one rank; a no-op if the job asks for none. To be made before the first step."""
 
-    def __init__(self, job: JobProgram, place: RankPlace, parts: Parts, run_dir: str) -> None:
+    def __init__(
+        self, job: JobProgram, place: RankPlace, parts: Parts, run_dir: str, beside: Beside | None = None
+    ) -> None:
         self._job, self._rank, self._step, self._run_dir = job, place.rank, job.checkpoint, run_dir
         self.on = self._step.written
         self._thread: threading.Thread | None = None
@@ -86,6 +88,7 @@ class Checkpoints:
             counts=job.optimizer.counts,
             group_state=job.optimizer.group_state,
             noise=noise_rank(job, place.rank),
+            beside=beside,
         )
         self._fit = files.fit_of(job, self._state.shapes)
         # A group of its own, so that a thread's messages never come between those of the training.

@@ -5,6 +5,7 @@
     optimizer.<name>.<state>    the optimizer's state of that parameter: exp_avg, momentum_buffer, step, …
     scaler.<number>             the state of the loss scaler
     rng.<rank>.<generator>      the state of a rank's random generators
+    hook.<rank>.<name>          the state of a user's hook (loop/hooks.py)
 
 Model: parameters and optimizer state are plain tensors that every rank holds (DistributedDataParallel), parts of one
 tensor (`fully_shard`), or held by one rank alone (ZeroRedundancyOptimizer). Plain tensors, and the copies of
@@ -28,7 +29,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +86,17 @@ def key_of(path: str, raw: bool) -> Callable[[str], str]:
     return lambda name: f"{AVERAGE}{name}" if f"{AVERAGE}{name}" in there and not raw else f"model.{name}"
 
 
+class Beside(Protocol):
+    """Further state of a rank, by names of its own."""
+
+    def kept(self) -> State: ...
+
+    def wanted(self, there: Mapping[str, Any]) -> State:
+        """Returns tensors to read into, given the names in a checkpoint with the shape of each."""
+
+    def loaded(self, tensors: State) -> None: ...
+
+
 class TrainingState:
     """The parts of a training by name. To be made before the first step, while sharded parameters are in place.
 
@@ -102,7 +114,9 @@ class TrainingState:
         counts: Sequence[str],
         group_state: Sequence[str] = (),
         noise: int | None = None,
+        beside: Beside | None = None,
     ) -> None:
+        self._beside = beside
         self._parts, self._rank, self._ranks, self._counts = parts, rank, ranks, counts
         self._noise = rank if noise is None else noise
         stages = parts.pipeline.coordinates if parts.pipeline is not None else 1
@@ -159,6 +173,8 @@ class TrainingState:
         if self._rank == 0:
             for name, number in self._parts.scaler.state_dict().items():
                 found[f"scaler.{name}"] = torch.tensor(float(number), dtype=torch.float64)
+        if self._beside is not None:
+            found |= self._beside.kept()
         generators = random_numbers.state(self._parts.device)
         return found | {f"rng.{self._rank}.{name}": value for name, value in generators.items()}
 
@@ -197,7 +213,8 @@ class TrainingState:
         wanted |= {own + name: tensor for name, tensor in generators.items()}
         averaged = {name: tensor for name, tensor in self._averages.items() if f"{AVERAGE}{name}" in there}
         wanted |= {f"{AVERAGE}{name}": tensor for name, tensor in averaged.items()}
-        read(path, wanted)
+        more = self._beside.wanted(there) if self._beside is not None else {}
+        read(path, wanted | more)
         if self._parts.average is not None:
             self._parts.average.begin(self._averages.keys() - averaged.keys())
         for slot in self._slots:
@@ -205,6 +222,8 @@ class TrainingState:
         for piece in made_own:
             if piece.taken is not None:
                 piece.taken(piece.tensor)
+        if self._beside is not None:
+            self._beside.loaded(more)
         if of_scaler:
             self._parts.scaler.load_state_dict({n: type(numbers[n])(float(t)) for n, t in of_scaler.items()})
         if same_ranks:

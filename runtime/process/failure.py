@@ -41,7 +41,7 @@ from torch import nn
 
 from dslc.compiler.ir.program import JobProgram, ModuleStep
 from dslc.runtime.process.error_text import READ, error_text, narrow
-from dslc.runtime.process.job_line import line_of
+from dslc.runtime.process.job_line import during, line_of
 from dslc.runtime.process.out_of_memory import planned_memory
 from dslc.runtime.process.records import NAME, NOTES
 from dslc.runtime.process.stop import Board
@@ -164,6 +164,7 @@ def record(
         frames=_frames(error),
         log=log_path(run_dir, rank),
         notes=(
+            *(f"in {at_work}" for at_work in (during(error),) if at_work),
             *_own_notes(error),
             *planned_memory(error, job, rank),
             *_of_storage(error, (run_dir, job.checkpoint.folder)),

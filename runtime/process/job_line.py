@@ -13,24 +13,30 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-_MARK = "_dslc_line"
+_MARK, _DURING = "_dslc_line", "_dslc_during"
 
 T = TypeVar("T")
 
 
 class at(contextlib.ContextDecorator):
-    """Marks exceptions with a line of the job, as a `with` statement or a decorator. An empty line marks nothing."""
+    """Marks exceptions with a line of the job, and with what is at work, as a `with` statement or a decorator. Empty
+    text marks nothing.
+    """
 
-    def __init__(self, line: str) -> None:
-        self._line = line
+    def __init__(self, line: str, during: str = "") -> None:
+        self._line, self._during = line, during
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is not None and self._line and not line_of(error):
-            with contextlib.suppress(Exception):  # a user's own class may refuse the attribute
+        if error is None:
+            return
+        with contextlib.suppress(Exception):  # a user's own class may refuse the attribute
+            if self._line and not line_of(error):
                 setattr(error, _MARK, self._line)
+            if self._during and not during(error):
+                setattr(error, _DURING, self._during)
 
 
 def each_at(line: str, items: Iterable[T]) -> Iterator[T]:
@@ -41,10 +47,19 @@ def each_at(line: str, items: Iterable[T]) -> Iterator[T]:
 
 def line_of(error: BaseException) -> str:
     """Returns the line with which an exception, or one that it was raised from, is marked; "" if there is none."""
+    return _mark_of(error, _MARK)
+
+
+def during(error: BaseException) -> str:
+    """Returns what was at work when an exception was raised, if it is marked with that; "" if not."""
+    return _mark_of(error, _DURING)
+
+
+def _mark_of(error: BaseException, mark: str) -> str:
     seen: BaseException | None = error
     while seen is not None:
-        line = vars(seen).get(_MARK, "")
-        if line:
-            return str(line)
+        found = vars(seen).get(mark, "")
+        if found:
+            return str(found)
         seen = seen.__cause__
     return ""

@@ -17,7 +17,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 NAME = "metrics.jsonl"
@@ -30,10 +30,11 @@ Record = dict[str, Any]
 class Records:
     """Writes metrics.jsonl of a run directory, after the records of the first `step` steps; on rank 0 alone.
 
-    `begin` is the position in the file at which the new lines begin.
+    `begin` is the position in the file at which the new lines begin. `also` is given each new record.
     """
 
-    def __init__(self, run_dir: str, step: int = 0) -> None:
+    def __init__(self, run_dir: str, step: int = 0, also: Callable[[Record], None] | None = None) -> None:
+        self._also = also
         path = os.path.join(run_dir, NAME)
         found, damaged = _read(run_dir)
         for fault in damaged:
@@ -49,6 +50,8 @@ class Records:
     def write(self, record: Record) -> None:
         with naming(self._path):
             self._file.write(json.dumps(finite(record)) + "\n")
+        if self._also is not None:
+            self._also(finite(record))
 
     def close(self) -> None:
         with naming(self._path):

@@ -1,0 +1,289 @@
+"""Hooks and loggers: the user's objects that follow a training.
+
+Model: each rank makes the hooks that are for it, and calls their methods at the events of the training with one
+`Context`. `start` comes after a checkpoint is loaded, `after_backward` between the passes of a step and its update,
+`evaluated` after an evaluation, `end` after everything is written, `failed` when an exception ends the training. What
+`state_dict` returns is kept in checkpoints as bytes that `torch.load(weights_only=True)` reads.
+
+Contract: a job without hooks pays nothing, and one with hooks for their calls alone: no number is read back from the
+device for them. An exception of a hook ends the training like any other, with its name, method and line of the job.
+Where a training resumes, each rank gives a hook the state that it had there, or, if that rank was not there, rank 0's.
+
+Limits: a hook must not change parameters, draw random numbers or call collectives, unless it does on all ranks alike.
+Between the passes and the update gradients are those of this rank: not clipped yet, still scaled in fp16, and of its
+own rows where they are sharded.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dslc.compiler.ir.program import HookStep, JobProgram, PythonFunction, RankPlace
+from dslc.runtime.data.batches import StepBatch
+from dslc.runtime.process.job_line import at
+from dslc.runtime.process.records import Record
+from dslc.runtime.process.user_code import load_function
+from dslc.runtime.step.assemble import Parts
+
+EVENTS = ("start", "before_step", "after_backward", "after_step", "evaluated", "end", "failed")
+_STATE = ("state_dict", "load_state_dict")
+
+Between = Callable[[StepBatch, Tensor, int | Tensor], None]
+
+
+class HookError(RuntimeError):
+    """An object that cannot be used as a hook or a logger; the text says why."""
+
+
+class Context:
+    """The training as a hook sees it; read-only.
+
+    `step` counts from 1, and is 0 before the first; `steps` is the last. `model` is the module under its own names: of
+    a pipeline this rank's stages. `loss` is the mean over the global batch of the last step that was logged
+    (`log.every`), `metrics` those of the last evaluation, `lr` the rate of this step. `folder` is the run directory,
+    `error` the exception of `failed`.
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        object.__setattr__(self, "_values", values)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(f"a training has no `{name}`; it has {', '.join(sorted(self._values))}") from None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"`{name}` cannot be set: a hook looks at a training")
+
+    def __dir__(self) -> list[str]:
+        return sorted(self._values)
+
+
+class Hooks:
+    """The hooks of one rank."""
+
+    def __init__(self, job: JobProgram, place: RankPlace, parts: Parts, run_dir: str) -> None:
+        inner: Any = getattr(parts.optimizer, "optim", parts.optimizer)
+        self._rank = place.rank
+        self._values: dict[str, Any] = {
+            "step": 0,
+            "steps": job.steps,
+            "rank": place.rank,
+            "world_size": job.world_size,
+            "model": parts.plain,
+            "optimizer": getattr(inner, "own", inner),
+            "lr": 0.0,
+            "loss": None,
+            "metrics": {},
+            "folder": run_dir,
+            "error": None,
+        }
+        self._context = Context(self._values)
+        named = _named(job.hooks)
+        self._hooks = [
+            (name, hook.python.line, made(hook.python))
+            for name, hook in zip(named, job.hooks, strict=True)
+            if hook.everywhere or place.rank == 0
+        ]
+
+    def _call(self, event: str) -> None:
+        for name, line, hook in self._hooks:
+            method = getattr(hook, event, None)
+            if method is not None:
+                with at(line, f"the hook `{name}`, its `{event}`"):
+                    method(self._context)
+
+    def start(self, step: int) -> None:
+        self._values["step"] = step
+        self._call("start")
+
+    def before_step(self, step: int, rate: float) -> None:
+        self._values |= {"step": step, "lr": rate}
+        self._call("before_step")
+
+    def between(self, inner: Between) -> Between:
+        """Returns `inner`, which is called between the passes and the update, with the hooks' `after_backward`."""
+        if not any(hasattr(hook, "after_backward") for _, _, hook in self._hooks):
+            return inner
+
+        def both(batch: StepBatch, total: Tensor, number: int | Tensor) -> None:
+            inner(batch, total, number)
+            self._call("after_backward")
+
+        return both
+
+    def after_step(self, loss: float | None) -> None:
+        if loss is not None:
+            self._values["loss"] = loss
+        self._call("after_step")
+
+    def evaluated(self, metrics: Mapping[str, Any]) -> None:
+        self._values["metrics"] = dict(metrics)
+        self._call("evaluated")
+
+    def end(self) -> None:
+        self._call("end")
+
+    def failed(self, error: BaseException) -> None:
+        """Calls `failed`. The training has an exception already: one of a hook is shown in the rank's log alone."""
+        self._values["error"] = error
+        try:
+            self._call("failed")
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+
+    # ------------------------------------------------------------------------------------------------ checkpoints
+
+    def kept(self) -> dict[str, Tensor]:
+        found = {}
+        for name, line, hook in self._hooks:
+            if hasattr(hook, "state_dict"):
+                with at(line, f"the hook `{name}`, its `state_dict`"):
+                    found[f"hook.{self._rank}.{name}"] = _packed(hook.state_dict())
+        return found
+
+    def wanted(self, there: Mapping[str, Any]) -> dict[str, Tensor]:
+        found = {}
+        for name, _, hook in self._hooks:
+            keys = [key for key in (f"hook.{self._rank}.{name}", f"hook.0.{name}") if key in there]
+            if keys and hasattr(hook, "load_state_dict"):
+                found[keys[0]] = torch.empty(tuple(there[keys[0]].size), dtype=torch.uint8)
+        return found
+
+    def loaded(self, tensors: Mapping[str, Tensor]) -> None:
+        states = {key.split(".", 2)[2]: tensor for key, tensor in tensors.items()}
+        for name, line, hook in self._hooks:
+            if name in states:
+                with at(line, f"the hook `{name}`, its `load_state_dict`"):
+                    hook.load_state_dict(_unpacked(states[name]))
+
+
+def _named(hooks: Sequence[HookStep]) -> list[str]:
+    """Returns a name for each hook: its function, and a number for a second one of the same."""
+    found: list[str] = []
+    for hook in hooks:
+        before = sum(each.partition(" ")[0] == hook.python.function for each in found)
+        found.append(f"{hook.python.function} {before + 1}" if before else hook.python.function)
+    return found
+
+
+def made(function: PythonFunction) -> Any:
+    """Returns the object that a job names: what a class or function returns, or an object of a module. Raises
+    HookError.
+    """
+    with at(function.line, f"`{function.function}`"):
+        found: Any = load_function(function)
+        known = any(callable(getattr(found, name, None)) for name in (*EVENTS, "log"))
+        if isinstance(found, type) or not known:
+            if not callable(found):
+                raise HookError(f"a {type(found).__name__} is neither a hook nor a function that makes one")
+            found = found()
+        return found
+
+
+def _packed(state: Any) -> Tensor:
+    """Returns a state as bytes, after trying that it can be read back."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    try:
+        torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    except Exception as error:
+        raise HookError("its state can have tensors, numbers, text, lists and dicts, and has something else") from error
+    return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+
+
+def _unpacked(tensor: Tensor) -> Any:
+    return torch.load(io.BytesIO(tensor.numpy().tobytes()), map_location="cpu", weights_only=True)
+
+
+class Loggers:
+    """The user's loggers, on rank 0."""
+
+    def __init__(self, functions: Sequence[PythonFunction]) -> None:
+        self._loggers = [(each.function, each.line, made(each)) for each in functions]
+
+    def log(self, record: Record) -> None:
+        for name, line, logger in self._loggers:
+            with at(line, f"the logger `{name}`"):
+                logger.log(dict(record))
+
+    def failed(self) -> None:
+        """Closes them. The training has an exception already: one of a logger is shown in the rank's log alone."""
+        try:
+            self.close()
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+
+    def close(self) -> None:
+        for name, line, logger in self._loggers:
+            if hasattr(logger, "close"):
+                with at(line, f"the logger `{name}`, its `close`"):
+                    logger.close()
+
+
+# ------------------------------------------------------------------------------------------- before any rank starts
+
+
+def try_hook(function: PythonFunction) -> None:
+    """Looks at the methods of a hook, without making it: that may begin something. Raises as its module does, and
+    HookError.
+    """
+    owner = _seen(function)
+    if owner is None:
+        return
+    found = [event for event in EVENTS if callable(getattr(owner, event, None))]
+    if not found:
+        raise HookError(f"{_word(owner)} has none of the methods {', '.join(EVENTS)}")
+    for event in found:
+        _takes_one(owner, event)
+    state = [name for name in _STATE if callable(getattr(owner, name, None))]
+    if len(state) == 1:
+        raise HookError(f"it has `{state[0]}` alone: a state is kept by `state_dict` and `load_state_dict`")
+
+
+def try_logger(function: PythonFunction) -> None:
+    """Looks for the `log` of a logger, without making it. Raises as its module does, and HookError."""
+    owner = _seen(function)
+    if owner is None:
+        return
+    if not callable(getattr(owner, "log", None)):
+        raise HookError(f"{_word(owner)} has no `log`")
+    _takes_one(owner, "log")
+
+
+def _seen(function: PythonFunction) -> Any:
+    """Returns the class or object that a job names, whose arguments fit; None if it is a function, which tells nothing
+    without being called.
+    """
+    found: Any = load_function(replace(function, arguments={}))
+    if callable(found):
+        try:
+            inspect.signature(found).bind(**function.arguments)
+        except (TypeError, ValueError) as error:
+            if isinstance(found, type) or function.arguments:
+                raise HookError(f"it is called with other arguments: {error}") from error
+    return None if inspect.isroutine(found) else found
+
+
+def _word(owner: Any) -> str:
+    return f"the class {owner.__name__}" if isinstance(owner, type) else f"a {type(owner).__name__}"
+
+
+def _takes_one(owner: Any, name: str) -> None:
+    given = (None, None) if isinstance(owner, type) else (None,)
+    try:
+        inspect.signature(getattr(owner, name)).bind(*given)
+    except TypeError as error:
+        raise HookError(f"its `{name}` is called with one argument: {error}") from error

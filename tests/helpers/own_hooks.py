@@ -1,0 +1,118 @@
+"""Hooks and loggers as users write them."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import torch
+
+
+class Diary:
+    """Writes down each event, and counts the steps over all resumes."""
+
+    def __init__(self, name: str = "diary") -> None:
+        self.name, self.steps, self.mean = name, 0, torch.zeros(2)
+
+    def _write(self, context: Any, event: str, **more: Any) -> None:
+        told = {"event": event, "step": context.step, "loss": context.loss, "lr": context.lr, **more}
+        with open(os.path.join(context.folder, f"{self.name}-{context.rank}.jsonl"), "a", encoding="utf-8") as file:
+            file.write(json.dumps(told) + "\n")
+
+    def start(self, context: Any) -> None:
+        shown = [context.world_size, context.steps, type(context.optimizer).__name__, type(context.model).__name__]
+        self._write(context, "start", steps=self.steps, shown=shown, mean=self.mean.tolist())
+
+    def before_step(self, context: Any) -> None:
+        self._write(context, "before_step", gradients=_gradients(context))
+
+    def after_backward(self, context: Any) -> None:
+        self._write(context, "after_backward", gradients=_gradients(context))
+
+    def after_step(self, context: Any) -> None:
+        self.steps += 1
+        self.mean += context.step
+        self._write(context, "after_step", gradients=_gradients(context))
+
+    def evaluated(self, context: Any) -> None:
+        self._write(context, "evaluated", metrics=context.metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps, "mean": self.mean, "name": self.name}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps, self.mean = state["steps"], state["mean"]
+
+    def end(self, context: Any) -> None:
+        self._write(context, "end", weights=os.path.exists(os.path.join(context.folder, "weights.safetensors")))
+
+    def failed(self, context: Any) -> None:
+        self._write(context, "failed", error=str(context.error))
+
+
+def _gradients(context: Any) -> int:
+    return sum(parameter.grad is not None for parameter in context.model.parameters())
+
+
+class Fails:
+    """Fails after a step."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def after_step(self, context: Any) -> None:
+        if context.step == self.at:
+            raise ValueError("no more")
+
+
+class Sets:
+    def start(self, context: Any) -> None:
+        context.step = 3
+
+
+class Unkept:
+    """Has a state that cannot be read back."""
+
+    def start(self, context: Any) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"self": self}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class Nothing:
+    def on_epoch_end(self) -> None:
+        pass
+
+
+class TakesNothing:
+    def start(self) -> None:
+        pass
+
+
+class HalfAState:
+    def start(self, context: Any) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+class File:
+    """A logger."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.records = path, []  # type: ignore[var-annotated]
+
+    def log(self, record: dict[str, Any]) -> None:
+        if record.get("step") == 4 and self.path.endswith("fails"):
+            raise ConnectionError("the server is away")
+        self.records.append(record)
+
+    def close(self) -> None:
+        with open(self.path, "w", encoding="utf-8") as file:
+            json.dump(self.records, file)

@@ -1,0 +1,140 @@
+"""Hooks see a training go on, keep their state, and are named where they fail; loggers have its records."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.launcher import Launcher
+from helpers.paths import HELPERS
+from helpers.trained import Trained, ready, train_job
+
+from dslc.front import check_one
+from dslc.runtime.process.failure import Failure, describe
+
+JOB = """
+model {
+  network = [linear(8), relu(), linear(4)]
+  loss    = cross_entropy()
+}
+data {
+  source     = synthetic(samples = 48, shape = [6], classes = 4)
+  batch      = 8
+  validation = 8/48
+}
+devices { cpus = 2 }
+train {
+  steps     = 4
+  optimizer = sgd(lr = 0.1)
+}
+log {
+  every = 2 steps
+}
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    shutil.copy(HELPERS / "own_hooks.py", tmp_path)
+    made = tmp_path / "job.plt"
+    made.write_text(JOB)
+    return made
+
+
+def hook(name: str, **arguments: Any) -> str:
+    given = "".join(f", {key} = {json.dumps(value)}" for key, value in arguments.items()).replace('"all"', "all")
+    return f'train.hooks=python("own_hooks:{name}"{given})'
+
+
+def diary(trained: Trained, rank: int, name: str = "diary") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (trained.folder / f"{name}-{rank}.jsonl").read_text().splitlines()]
+
+
+def failure(launcher: Launcher, folder: Path, job: Path, *settings: str) -> tuple[Failure, str]:
+    made = ready(job, *settings)
+    folder.mkdir()
+    outcome, _ = launcher.launch(made.program, made.places, folder)
+    assert outcome is not None and outcome.failure is not None
+    return outcome.failure, describe(outcome)
+
+
+def test_a_hook_sees_each_event_on_the_ranks_that_it_asks_for(launcher: Launcher, job: Path) -> None:
+    two = 'train.hooks=[python("own_hooks:Diary"), python("own_hooks:Diary", name = "second", ranks = all)]'
+    trained = train_job(launcher, job, two, "evaluate.every=2 steps")
+    assert not (trained.folder / "diary-1.jsonl").exists() and diary(trained, 1, "second")
+    told = diary(trained, 0)
+    step = ["before_step", "after_backward", "after_step"]
+    assert [each["event"] for each in told] == ["start", *step, *step, "evaluated", *step, *step, "evaluated", "end"]
+    assert [each["step"] for each in told] == [0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4, 4, 4, 4]
+    assert told[0]["shown"] == [2, 4, "SGD", "Sequential"]
+    assert [each["gradients"] for each in told if "gradients" in each] == [0, 4, 0] * 4
+    losses = trained.losses()
+    assert [each["loss"] for each in told if each["event"] == "after_step"] == pytest.approx(
+        [losses[0], losses[1], losses[1], losses[2]]
+    )
+    assert [each["metrics"]["loss"] for each in told if "metrics" in each] == trained.losses("validation")
+    assert told[-1]["weights"]
+
+
+def test_a_hook_goes_on_from_its_state_under_another_plan(launcher: Launcher, job: Path) -> None:
+    kept = f"checkpoint.dir={job.parent / 'kept'}"
+    every = hook("Diary", ranks="all")
+    train_job(launcher, job, every, kept, "checkpoint.every=2 steps", "train.steps=2")
+    resumed = train_job(launcher, job, every, kept, "devices.cpus=4", "checkpoint.resume=auto")
+    for rank in range(4):
+        begun = diary(resumed, rank)[0]
+        assert (begun["steps"], begun["mean"], begun["step"]) == (2, [3.0, 3.0], 2)
+
+
+def test_a_failing_hook_is_named(launcher: Launcher, tmp_path: Path, job: Path) -> None:
+    two = 'train.hooks=[python("own_hooks:Diary", ranks = all), python("own_hooks:Fails", at = 3)]'
+    found, text = failure(launcher, tmp_path / "run", job, two)
+    assert (found.rank, found.step, found.message) == (0, 3, "ValueError: no more")
+    assert "in the hook `own_hooks:Fails`, its `after_step`" in text and "own_hooks.py" in text and "--set 1" in text
+    last = json.loads((tmp_path / "run" / "diary-0.jsonl").read_text().splitlines()[-1])
+    assert (last["event"], last["error"]) == ("failed", "no more")
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "said"),
+    [
+        ("Sets", (), "`step` cannot be set: a hook looks at a training"),
+        ("Unkept", ("checkpoint.every=2 steps",), "its state can have tensors, numbers, text, lists and dicts"),
+    ],
+)
+def test_a_hook_may_not(
+    launcher: Launcher, tmp_path: Path, job: Path, name: str, more: tuple[str, ...], said: str
+) -> None:
+    found, text = failure(launcher, tmp_path / "run", job, hook(name), *more)
+    assert said in found.message and f"the hook `own_hooks:{name}`" in text
+
+
+def test_a_logger_has_the_records_of_rank_0(launcher: Launcher, job: Path) -> None:
+    path = job.parent / "records.json"
+    trained = train_job(launcher, job, f'log.loggers=python("own_hooks:File", path = "{path}")')
+    assert json.loads(path.read_text()) == trained.lines and len(trained.lines) == 4
+
+
+def test_a_failing_logger_is_named_and_closed(launcher: Launcher, tmp_path: Path, job: Path) -> None:
+    path = tmp_path / "fails"
+    found, text = failure(launcher, tmp_path / "run", job, f'log.loggers=python("own_hooks:File", path = "{path}")')
+    assert found.step == 4 and "in the logger `own_hooks:File`" in text
+    assert [record["step"] for record in json.loads(path.read_text())] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("field", "call", "said"),
+    [
+        ("train.hooks", 'python("own_hooks:Nothing")', "the class Nothing has none of the methods start, before_step"),
+        ("train.hooks", 'python("own_hooks:TakesNothing")', "its `start` is called with one argument"),
+        ("train.hooks", 'python("own_hooks:HalfAState")', "it has `state_dict` alone"),
+        ("train.hooks", 'python("own_hooks:Diary", nome = 1)', "it is called with other arguments"),
+        ("log.loggers", 'python("own_hooks:Diary")', "the class Diary has no `log`"),
+    ],
+)
+def test_what_is_none_is_refused(job: Path, field: str, call: str, said: str) -> None:
+    (error,) = check_one(str(job), [f"{field}={call}"], trace=True)[0].errors
+    assert error.code == "E0802" and said in error.message, error.message
