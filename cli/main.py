@@ -73,6 +73,12 @@ def _run(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--profile", action="store_true", help="measure memory and collectives of some steps, beside the predictions"
     )
+    made.add_argument(
+        "--try",
+        dest="trial",
+        action="store_true",
+        help="take three steps, evaluate, save, resume and take one more, and leave nothing",
+    )
 
 
 def _check(made: argparse.ArgumentParser) -> None:

@@ -21,6 +21,10 @@ INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 def main(arguments: argparse.Namespace) -> int:
+    for option, given in (("--out", arguments.out), ("--profile", arguments.profile)):
+        if arguments.trial and given:
+            print(f"dslc: `--try` leaves nothing, and `{option}` asks for something: leave one out", file=sys.stderr)
+            return WRONG_USAGE
     if is_plan_file(arguments.job):
         return _run_plan(arguments)
     loaded, combinations = load_each(arguments.job, arguments.settings)
@@ -30,6 +34,8 @@ def main(arguments: argparse.Namespace) -> int:
     if report.errors or loaded.job is None:
         return JOB_AT_FAULT
     runs = [each for each in ready if each is not None]
+    if arguments.trial:
+        return _try_each(runs)
     try:
         folder = make_folder(runs[0].program, arguments.out)
         places = [place for place, _ in folders_of(loaded, combinations, folder)]
@@ -48,6 +54,8 @@ def _run_plan(arguments: argparse.Namespace) -> int:
     show(report)
     if ready is None:
         return JOB_AT_FAULT
+    if arguments.trial:
+        return _try_each([ready])
     try:
         folder = make_folder(ready.program, arguments.out)
         # A plan takes no settings: the job in the run directory does.
@@ -55,6 +63,18 @@ def _run_plan(arguments: argparse.Namespace) -> int:
     except Occupied as reason:
         print(plain(f"dslc: {reason}"), file=sys.stderr)
         return WRONG_USAGE
+
+
+def _try_each(runs: Sequence[Ready]) -> int:
+    """Tries the trainings of a sweep, one after another; returns the worst of their exit statuses."""
+    from dslc.trial import tried
+
+    status = GOOD
+    for n, ready in enumerate(runs, 1):
+        if len(runs) > 1:
+            print(f"run {n} of {len(runs)}", flush=True)
+        status = max(status, tried(ready))
+    return status
 
 
 def _run_each(runs: Sequence[Ready], places: Sequence[str]) -> int:

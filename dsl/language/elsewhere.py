@@ -181,7 +181,9 @@ _ABSENT = (
      "stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model_save fsdp_state_dict_type"),
     ("a training has one length: `train.steps` or `train.epochs`", "min_epochs min_steps steps_per_epoch"),
     ("the length of an epoch follows from the data; `--set train.steps=10` makes a run short",
-     "limit_train_batches overfit_batches fast_dev_run max_train_samples train_samples"),
+     "limit_train_batches overfit_batches max_train_samples train_samples"),
+    ("`dslc run JOB --try` takes a few steps, evaluates, saves and resumes, and leaves nothing",
+     "fast_dev_run smoke_test sanity_check sanity_steps"),
     ("every evaluation is of the whole validation split; `data.validation` sets its size",
      "limit_val_batches limit_test_batches num_sanity_val_steps max_eval_samples eval_iters eval_on_start"),
     ("there is nothing to set: evaluation takes the batches of the training, and counts every sample once",
@@ -363,8 +365,8 @@ _OPTIONS = (
     ("`dslc run JOB --out DIR` names the run directory", "output o out d dir directory out_path output_path folder"),
     ("the job is named without an option: `dslc run JOB`", "config config_file config_path config_name c f file job "
      "recipe yaml"),
-    ("`dslc check JOB` starts nothing, and `dslc plan JOB` shows what each rank would do", "dry_run dryrun "
-     "check no_run"),
+    ("`dslc check JOB` starts nothing, `dslc plan JOB` shows what each rank would do, and `dslc run JOB --try` takes a "
+     "few steps", "dry_run dryrun check no_run"),
     ("a setting is `--set PATH=VALUE`", "override overrides settings opts options param params define key"),
     ("`dslc run` shows progress by itself", "quiet silent q v"),
 )  # fmt: skip

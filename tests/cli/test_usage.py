@@ -36,7 +36,7 @@ HERE = "that is `devices { gpus = 2 }` in the job, or `--set devices.gpus=2`"
         ("run job.plt --output_dir x", "`dslc run JOB --out DIR`"),
         ("check job.plt --profile", "`dslc run JOB --profile`"),
         ("check --dry-run job.plt", "`dslc check JOB` starts nothing"),
-        ("run job.plt --patience 3", "there is no early stopping"),
+        ("run job.plt --patience 3", "`--set train.early_stopping.patience=3`"),
         ("fmt --lr 1 job.plt", "`dslc fmt --help` lists what there is"),
         ("run --quux job.plt", "`dslc run --help` lists what there is"),
         ("train job.plt", "there is no command `train`: did you mean `dslc run`?"),
