@@ -85,7 +85,7 @@ def located(program: p.JobProgram, folder: str, file: str) -> p.JobProgram:
         return resolved(value, folder) if value and is_path(value) else value
 
     model, data, checkpoint = program.model, program.data, program.checkpoint
-    network = model.transformers
+    network, weights = model.transformers, model.weights
     return replace(
         program,
         file=file,
@@ -93,7 +93,12 @@ def located(program: p.JobProgram, folder: str, file: str) -> p.JobProgram:
             model,
             python=function(model.python),
             transformers=replace(network, folder=resolved(network.folder, folder)) if network else None,
-            weights=resolved(model.weights, folder),
+            weights=weights
+            and replace(
+                weights,
+                path=resolved(weights.path, folder),
+                files=tuple(resolved(file, folder) for file in weights.files),
+            ),
         ),
         loss=replace(program.loss, python=function(program.loss.python)),
         optimizer=replace(program.optimizer, python=function(program.optimizer.python)),

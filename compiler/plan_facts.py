@@ -6,6 +6,7 @@ together.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Any
 from dslc.compiler.facts.fingerprint import FileFact, fingerprints
 from dslc.compiler.facts.hardware import Hardware
 from dslc.compiler.facts.sources import FOUND_PATHS
-from dslc.compiler.facts.weights_file import file_of
+from dslc.compiler.facts.weights_file import Unreadable, files_of
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.module_facts import ModelFacts
@@ -80,9 +81,12 @@ def _files(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, Located | N
     found = [path for name in sorted(FOUND_PATHS & source.found.keys()) for path in _flat(source.found[name]) if path]
     for path in found or paths:
         yield path, path if isinstance(path, Located) else next(iter(paths), None)
-    if job.model.weights:
-        weights = file_of(job.model.weights)
-        yield weights, job.model.weights if isinstance(job.model.weights, Located) else None
+    if job.model.start is not None:
+        path = job.model.start.path
+        with contextlib.suppress(Unreadable):  # a rule reports it
+            weights = files_of(path)
+            for file in dict.fromkeys((weights.path, *weights.files)):
+                yield file, path if isinstance(path, Located) else None
     for own in python_calls(job):
         yield from _module(own.function, job.folder)
     if isinstance(job.model.network, TransformersNetwork) and (

@@ -24,6 +24,7 @@ import contextlib
 import dataclasses
 import datetime
 import faulthandler
+import functools
 import io
 import json
 import os
@@ -43,6 +44,7 @@ from dslc.runtime.parallel.tensor_parallel import noise_rank
 from dslc.runtime.process import failure, random_numbers, stop
 from dslc.runtime.process.job_line import at
 from dslc.runtime.process.lifetime import end_with
+from dslc.runtime.process.records import note
 from dslc.runtime.step.assemble import Parts, assemble
 from dslc.runtime.train import End, train
 from dslc.runtime.transport import gloo, unpickling
@@ -81,7 +83,7 @@ def work(
         if job.task == "plain":
             end = End(steps=plain_loop.train(job, place, splits, device, run_dir))
         else:
-            parts = assemble(job, device)
+            parts = assemble(job, device, functools.partial(note, run_dir))
             assert mesh_of(job).coordinates == place.coordinates, place
             random_numbers.begin(job.seed, noise_rank(job, place.rank))
             if job.task == "train":

@@ -38,6 +38,7 @@ from dslc.probe.own_code import (
     used,
 )
 from dslc.probe.unseen import tell_of_network
+from dslc.probe.weights import opened_weights
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
@@ -83,7 +84,9 @@ def _gather(job: JobSpec, report: Report, files: Files, *, trace: bool, run: boo
         try_followers(job, report)
         if isinstance(job.train.optimizer, PythonOptimizer):
             optimizer = try_optimizer(job, job.train.optimizer, source, model, report)
-    return Facts(source=source, model=model, optimizer=optimizer, machine=_machine(job) if run else None)
+    weights = opened_weights(job, report) if trace else None
+    machine = _machine(job) if run else None
+    return Facts(source=source, model=model, optimizer=optimizer, weights=weights, machine=machine)
 
 
 def _tried(job: JobSpec, source: SourceFacts, tried: Trial, report: Report) -> SourceFacts:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from dslc.compiler.facts.weights_file import file_of
+from dslc.compiler.facts.weights_file import Unreadable, files_of
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.rules.analysis import Analysis
@@ -74,8 +74,15 @@ def _unseen(analysis: Analysis, trace: bool) -> Iterator[tuple[str, bool]]:
             yield what, True
     if isinstance(job.train.lr_schedule, PythonSchedule) and not trace:
         yield "its learning rate schedule", True
-    if job.model.weights is not None and not file_of(job.model.weights).endswith(".safetensors"):
-        yield "its weights, which only torch can read", False
+    if job.model.start is not None and not trace and _only_torch_reads(job.model.start.path):
+        yield "its weights, which only torch can read", True
+
+
+def _only_torch_reads(path: str) -> bool:
+    try:
+        return files_of(path).torchs
+    except Unreadable:  # a rule reports it
+        return False
 
 
 def tell_of_network(job: JobSpec, source: SourceFacts, report: Report) -> None:

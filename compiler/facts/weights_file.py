@@ -1,11 +1,16 @@
-"""Reads the header of a safetensors file: names, dtypes and shapes, without torch and without reading a number.
+"""Finds the files that `model.weights` names, and reads the headers of safetensors files: names, dtypes and shapes,
+without torch and without reading a number.
+
+Model: a path is a file, the index of a sharded model (`model.safetensors.index.json`, as `save_pretrained` writes it),
+or a folder that holds one of `NAMES`, looked for in this order. What is no safetensors file is one of `torch.save`,
+which only torch can read.
 
 The format (github.com/huggingface/safetensors): eight bytes, little-endian, with the length of the header; the header,
 a JSON object of `{"dtype", "shape", "data_offsets"}` by name, and `__metadata__`; then the numbers. No other file takes
 a header apart: tensors are read by the safetensors library, and written by runtime/checkpoint/tensor_file.py.
 
-Contract: the file need not be trusted. A header that is longer than `HEADER.most`, breaks the format or promises more
-than the file holds is Unreadable.
+Contract: the files need not be trusted. A header that is longer than `HEADER.most`, breaks the format or promises more
+than the file holds is Unreadable, and so is an index that names files outside of its folder.
 """
 
 from __future__ import annotations
@@ -13,12 +18,15 @@ from __future__ import annotations
 import json
 import os
 
-from dslc.dsl.bounds import HEADER
-from dslc.dsl.files import open_file
+from dslc.compiler.ir.facts import TensorEntry
+from dslc.dsl.bounds import HEADER, SHARDS, TENSORS
+from dslc.dsl.files import open_file, read_bytes
 from dslc.dsl.record import Record, record
 from dslc.dsl.words import plural
 
 NAME = "weights.safetensors"  # in a run directory
+INDEX = ".index.json"
+NAMES = (NAME, "model.safetensors", f"model.safetensors{INDEX}", "pytorch_model.bin", f"pytorch_model.bin{INDEX}")
 
 
 class Unreadable(Exception):
@@ -26,14 +34,74 @@ class Unreadable(Exception):
 
 
 @record
-class TensorEntry(Record):
-    dtype: str  # F32, BF16, I64, …
-    shape: tuple[int, ...]
+class WeightFiles(Record):
+    """The files of one model: those that hold tensors, and the index that names them, "" if there is none."""
+
+    path: str  # the file or the index, as messages name it
+    files: tuple[str, ...]
+    index: str = ""
+
+    @property
+    def torchs(self) -> bool:
+        """True if `torch.save` wrote them, so that only torch can read them."""
+        return any(not file.endswith(".safetensors") for file in self.files)
 
 
-def file_of(path: str) -> str:
-    """Returns the file that a job's `weights` names: itself, or the weights in a folder."""
-    return os.path.join(path, NAME) if os.path.isdir(path) else path
+def files_of(path: str) -> WeightFiles:
+    """Returns the files that a job's `weights` names. Raises Unreadable if there are none."""
+    if os.path.isdir(path):
+        inside = [os.path.join(path, name) for name in NAMES]
+        found = next((each for each in inside if os.path.isfile(each)), None)
+        if found is None:
+            raise Unreadable(f"{path} holds no weights: no {', '.join(NAMES[:3])} or {NAMES[3]}")
+        path = found
+    if not os.path.isfile(path):
+        raise Unreadable(f"there is no {path}")
+    if not path.endswith(INDEX):
+        return WeightFiles(path=path, files=(path,))
+    names = tuple(dict.fromkeys(_map_of(path).values()))
+    if len(names) > SHARDS.most:
+        raise Unreadable(f"{path} names {len(names):,} files: {SHARDS.most:,} are the most")
+    files = tuple(os.path.join(os.path.dirname(path), name) for name in names)
+    missing = [file for file in files if not os.path.isfile(file)]
+    if missing:
+        raise Unreadable(f"there is no {missing[0]}, which {path} names")
+    return WeightFiles(path=path, files=files, index=path)
+
+
+def entries_of(weights: WeightFiles) -> dict[str, TensorEntry]:
+    """Returns the tensors of all the files, which are safetensors files, by name. Raises Unreadable."""
+    found: dict[str, TensorEntry] = {}
+    for file in weights.files:
+        for name, entry in entries(file).items():
+            if name in found:
+                raise Unreadable(f"two files that {weights.path} names hold `{name}`")
+            found[name] = entry
+        if len(found) > TENSORS.most:
+            raise Unreadable(f"{weights.path} leads to more than {TENSORS.most:,} tensors, which are the most")
+    if weights.index:
+        for name, file in _map_of(weights.index).items():
+            if name not in found:
+                raise Unreadable(f"{file} does not hold `{name}`, which {weights.index} looks for there")
+    return found
+
+
+def _map_of(index: str) -> dict[str, str]:
+    """Returns the file of each tensor that an index names. Raises Unreadable."""
+    try:
+        told = json.loads(read_bytes(index, HEADER.most).decode())
+        places = told["weight_map"]
+        plain = all(
+            isinstance(name, str) and os.path.basename(name) == name and name not in ("", ".", "..")
+            for name in places.values()
+        )
+        if not places or not plain:
+            raise ValueError("it names no files of its folder")
+    except OSError as error:
+        raise Unreadable(f"{index}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Unreadable(f"{index} is not the index of a sharded model") from error
+    return dict(places)
 
 
 def entries(path: str) -> dict[str, TensorEntry]:

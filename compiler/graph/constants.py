@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from dslc.compiler.facts.sources import FOUND_PATHS, source_key
+from dslc.compiler.facts.weights_file import Unreadable, WeightFiles, files_of
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import ModelGraph
@@ -216,8 +217,7 @@ def _model(analysis: Analysis) -> p.ModelStep:
     network, seed = job.model.network, job.train.seed
     common: dict[str, Any] = {
         "seed": seed,
-        "weights": portable(job.model.weights, job.folder) if job.model.weights else "",
-        "weights_line": short_line(job.model.at("weights")) if job.model.weights else "",
+        "weights": _weights(job, job.model.start) if job.model.start else None,
         "frozen": job.model.freeze,
     }
     own = common | ({"ties": model.ties, "reset": model.reset} if model else {})
@@ -232,6 +232,26 @@ def _model(analysis: Analysis) -> p.ModelStep:
     alone = analysis.layout.world_size == analysis.layout.sizes["data"]
     channels_last = image and alone and analysis.sharding.engine in ("none", "ddp") and not _overruns(analysis)
     return p.ModelStep(root=model.root, inits=model.inits, ties=model.ties, channels_last=channels_last, **common)
+
+
+def _weights(job: JobSpec, start: c.Pretrained) -> p.WeightsStep:
+    try:
+        found = files_of(start.path)
+    except Unreadable:  # a rule reports it, and no run comes as far as to open them
+        found = WeightFiles(path=start.path, files=(start.path,))
+
+    def there(path: str) -> str:
+        return portable(path, job.folder, start.path)
+
+    return p.WeightsStep(
+        files=tuple(map(there, found.files)),
+        path=there(found.path),
+        only=start.only,
+        rename=start.rename,
+        allow_missing=start.allow_missing,
+        allow_unused=start.allow_unused,
+        line=short_line(start.at("path")),
+    )
 
 
 def _overruns(analysis: Analysis) -> bool:

@@ -41,6 +41,14 @@ class SourceFacts(Record):
 
 
 @record
+class TensorEntry(Record):
+    """A tensor of a file of weights."""
+
+    dtype: str  # F32, BF16, I64, …
+    shape: tuple[int, ...]
+
+
+@record
 class MachineFacts(Record):
     """The machine the job runs on; for `run` alone."""
 
@@ -51,7 +59,10 @@ class MachineFacts(Record):
 
 @record
 class Facts(Record):
+    """`weights` are the tensors of the files that `model.weights` names, if only torch can read them."""
+
     source: SourceFacts | None = None
     model: ModelFacts | None = None
     optimizer: OptimizerFacts | None = None  # of a user's own
+    weights: Mapping[str, TensorEntry] | None = None
     machine: MachineFacts | None = None

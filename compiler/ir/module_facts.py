@@ -84,6 +84,7 @@ class ModelFacts(Record):
 
     parameters: tuple[tuple[str, tuple[int, ...], bool], ...]  # name, shape, trainable; each tensor once
     buffers: tuple[tuple[str, tuple[int, ...], str], ...]  # name, shape, dtype
+    unsaved: tuple[str, ...] = ()  # buffers that are not in its state dict
     ties: tuple[tuple[str, str], ...] = ()  # (parameter, the parameter whose tensor it is)
     layers: tuple[LayerFacts, ...]  # in the order of their first call
     output: TensorFact  # of a structure, as many bytes as all its tensors

@@ -42,9 +42,12 @@ class ParameterNode(Record):
 
 @record
 class BufferNode(Record):
+    """A buffer; `saved` if it is in the state dict."""
+
     name: str
     shape: tuple[int, ...]
     dtype: str
+    saved: bool = True
 
 
 class PartNode(NamedTuple):

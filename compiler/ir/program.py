@@ -48,12 +48,28 @@ class TransformersStep(Record):
 
 
 @record
+class WeightsStep(Record):
+    """The files whose values replace initial ones: safetensors files, or else files of `torch.save`.
+
+    The patterns say which tensor goes where (compiler/common/weights_fit.py); without any each has one place.
+    """
+
+    files: tuple[str, ...]
+    path: str = ""  # as messages name them all
+    only: tuple[str, ...] = ()
+    rename: tuple[str, ...] = ()
+    allow_missing: tuple[str, ...] = ()
+    allow_unused: tuple[str, ...] = ()
+    line: str = ""
+
+
+@record
 class ModelStep(Record):
     """The model: `root` with `inits` and `ties`, or `python`, or `transformers`.
 
-    `frozen` are patterns (`fnmatch`, over full names) of parameters that do not train. `weights` is a file whose values
-    replace the initial ones. `reset` asks for a user's own model to be built on the meta device and given its numbers
-    module by module, by `reset_parameters`, because it is too large to be made whole.
+    `frozen` are patterns (`fnmatch`, over full names) of parameters that do not train. `reset` asks for a user's own
+    model to be built on the meta device and given its numbers module by module, by `reset_parameters`, because it is
+    too large to be made whole.
     """
 
     root: ModuleStep | None = None
@@ -63,8 +79,7 @@ class ModelStep(Record):
     transformers: TransformersStep | None = None
     seed: int = 0
     channels_last: bool = False
-    weights: str = ""
-    weights_line: str = ""
+    weights: WeightsStep | None = None
     frozen: tuple[str, ...] = ()
     reset: bool = False
 

@@ -99,7 +99,11 @@ def _layers(facts: ModelFacts, input: TensorFact, span: Span | None) -> tuple[La
     ties = dict(facts.ties)
     shapes = {name: shape for name, shape, _ in facts.parameters}
     trains = {name: trains for name, _, trains in facts.parameters}
-    buffers = {name: BufferNode(name=name, shape=shape, dtype=dtype) for name, shape, dtype in facts.buffers}
+    unsaved = frozenset(facts.unsaved)
+    buffers = {
+        name: BufferNode(name=name, shape=shape, dtype=dtype, saved=name not in unsaved)
+        for name, shape, dtype in facts.buffers
+    }
 
     def nodes(names: Sequence[str]) -> tuple[ParameterNode, ...]:
         return tuple(

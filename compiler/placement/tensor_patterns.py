@@ -63,10 +63,13 @@ class Fault(Record):
 
 @dataclass(kw_only=True)
 class Chosen:
-    """`uneven` are counts that the ranks cannot share: the module, the kind of count, the number."""
+    """`uneven` are counts that the ranks cannot share: the module, the kind of count, the number. `ignored` are entries
+    that name no module, beside others that do: warnings.
+    """
 
     styles: list[tuple[str, TensorStyle]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    ignored: list[Fault] = field(default_factory=list)
     uneven: list[tuple[str, str, int]] = field(default_factory=list)
 
 
@@ -118,6 +121,7 @@ def _written(
 ) -> dict[str, tuple[TensorStyle, str]]:
     """Returns by module the style, and the entry that gives it."""
     named: dict[str, tuple[TensorStyle, str]] = {}
+    unknown: list[tuple[str, str]] = []
     for entry in plan:
         parts = read(entry)
         if isinstance(parts, Fault):
@@ -126,14 +130,18 @@ def _written(
         pattern, style = parts
         matched = [name for name in modules if name and fnmatchcase(name, pattern)]
         if not matched:
-            message = f"no module is called `{pattern}`"
-            found.faults.append(Fault(code="E0426", entry=entry, message=message, unknown=pattern))
+            unknown.append((entry, pattern))
         for name in matched:
             before, by = named.setdefault(name, (style, entry))
             if before != style:
                 message = f"`{name}` is a `{before}` by `{by}`, and a `{style}` here"
                 found.faults.append(Fault(code="E0426", entry=entry, message=message, help="one style for each module"))
                 break
+    for entry, pattern in unknown:
+        message, code = f"no module is called `{pattern}`", "W0426" if named else "E0426"
+        (found.ignored if named else found.faults).append(
+            Fault(code=code, entry=entry, message=message, unknown=pattern)
+        )
     return named
 
 

@@ -43,6 +43,9 @@ from dslc.compiler.rules import (
 from dslc.compiler.rules import (
     structures as rules_structures,
 )
+from dslc.compiler.rules import (
+    weights as rules_weights,
+)
 from dslc.compiler.rules.analysis import Analysis, Pipeline
 from dslc.compiler.rules.own_optimizer import check_own_optimizer
 from dslc.dsl.bounds import TRIED, WORK
@@ -86,6 +89,7 @@ def analyse(
         rules.check_job(job, layout if shared else None, workload, source, model, cuts, report)
         check_own_optimizer(job, layout, facts.optimizer, report)
         rules_padding.check_padding(job, source, facts.model, report)
+        rules_weights.check_weights(job, model, facts.weights, report)
     if not shared:
         rules.check_supported(job, report)
         return None

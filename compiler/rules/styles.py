@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.placement.tensor_patterns import Chosen, Fault, chosen, read
-from dslc.compiler.rules.training import entry_at, likely_patterns
+from dslc.compiler.rules.patterns import entry_at, likely_patterns
 from dslc.dsl.diagnostics import Note, Report, division
 from dslc.dsl.language.calls import CrossEntropy
 from dslc.dsl.language.job import JobSpec
@@ -44,7 +44,7 @@ def check_styles(job: JobSpec, ranks: int, source: SourceFacts, model: ModelGrap
                 _report_fault(job, parts, None, report)
         return
     found = chosen(plan, facts, ranks)
-    for fault in found.faults:
+    for fault in (*found.faults, *found.ignored):
         _report_fault(job, fault, facts, report)
     if found.faults:
         return

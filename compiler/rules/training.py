@@ -1,4 +1,4 @@
-"""Rules for checkpoints, recomputation, offload, frozen parameters and initial weights. E0710 to E0719, W0714.
+"""Rules for checkpoints, recomputation, offload and frozen parameters. E0710, E0711, E0715 to E0718, W0714.
 
 Pure functions over the facts known so far, as in rules.py; None is an unknown, which is left for the run.
 """
@@ -9,24 +9,19 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from itertools import islice
 
-from dslc.compiler.facts.weights_file import TensorEntry, Unreadable, entries, file_of
 from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import autocasts, offloaded, recomputed, sharding_of, splits_backward, trained
+from dslc.compiler.rules.patterns import report_unmatched
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import TransformersNetwork
 from dslc.dsl.language.registry import Block
-from dslc.dsl.language.suggest import near
 from dslc.dsl.source import Span
-from dslc.dsl.words import first_of, plural
-
-_FLOATS = ("F64", "F32", "F16", "BF16")
-_SHOWN = 3  # names of a kind that a message lists, at most
+from dslc.dsl.words import plural
 
 
 def check_training(job: JobSpec, layout: Layout | None, model: ModelGraph | None, report: Report) -> None:
@@ -35,8 +30,6 @@ def check_training(job: JobSpec, layout: Layout | None, model: ModelGraph | None
         _check_recompute(job, model, report)
     if isinstance(job.model.network, TransformersNetwork):
         _check_configuration(job, job.model.network, report)
-    if job.model.weights is not None:
-        _check_weights(job, job.model.weights, model, report)
     if layout is not None:
         _check_offload(job, layout, report)
     if layout is not None and model is not None:
@@ -70,47 +63,12 @@ def _check_patterns(job: JobSpec, model: ModelGraph, report: Report) -> None:
 
 
 def _unmatched(field: str, block: Block, patterns: Sequence[str], names: Sequence[str], report: Report) -> list[str]:
-    found = [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)]
-    likely = list(islice(likely_patterns(names), LIKELY)) if found else []
-    for number, pattern in enumerate(found):
-        meant = near(pattern, likely) if number < MEANT else None
-        report.add(
-            "E0710",
-            f"`{type(block).word}.{field}`: no parameter is called `{pattern}`",
-            entry_at(block.at(field), pattern),
-            help=f"did you mean `{meant}`?" if meant else f"the parameters are called {first_of(_quoted(names))}",
-        )
-    return found
-
-
-LIKELY = 2_000  # patterns to compare with one that matches nothing,
-MEANT = 20  # and how many may be meant
+    message = f"`{type(block).word}.{field}`: no parameter is called @"
+    return report_unmatched("0710", message, block.at(field), patterns, names, report)
 
 
 def _matches(patterns: Iterable[str], name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def likely_patterns(names: Iterable[str]) -> dict[str, None]:
-    """Returns patterns that a user may have meant: names, names with any number, all below a module, all with an
-    ending.
-    """
-    made: dict[str, None] = {}
-    for name in names:
-        for form in (name, re.sub(r"\d+", "*", name)):
-            parts = form.split(".")
-            for number in range(1, len(parts)):
-                made[".".join(parts[:number]) + ".*"] = None
-                made["*." + ".".join(parts[number:])] = None
-            made[form] = None
-    return made
-
-
-def entry_at(span: Span | None, text: str) -> Span | None:
-    """Returns the span of `text`, in quotes, within the list at `span`."""
-    if span is None or (start := span.text().find(f'"{text}"')) < 0:
-        return span
-    return Span(span.source, span.start + start, span.start + start + len(text) + 2)
 
 
 # --------------------------------------------------------------------------------------- configurations of networks
@@ -135,75 +93,6 @@ def _check_configuration(job: JobSpec, network: TransformersNetwork, report: Rep
         fetch = f"hf download {name} config.json --local-dir {here}"
         help = f'nothing is fetched: `{fetch}` does it; then write `transformers("./{here}")`'
     report.add("W0806", f"there is no {file}", network.at("path"), help=help)
-
-
-# ------------------------------------------------------------------------------------------------- weights of a file
-
-
-def _check_weights(job: JobSpec, path: str, model: ModelGraph | None, report: Report) -> None:
-    span, file = job.model.at("weights"), file_of(path)
-    try:
-        if not os.path.isfile(file):
-            raise Unreadable(f"there is no {file}")
-        if not file.endswith(".safetensors"):
-            return  # made by torch.save, which only torch reads: the run checks it
-        found = entries(file)
-    except Unreadable as absent:
-        report.add(
-            "W0712",
-            str(absent),
-            span,
-            help="a `.safetensors` file, a run directory, or a file of `torch.save`; "
-            "paths are relative to the file that wrote them",
-        )
-        return
-    if model is not None:
-        _check_fit(found, file, model, span, report)
-
-
-def _check_fit(found: dict[str, TensorEntry], file: str, model: ModelGraph, span: Span | None, report: Report) -> None:
-    parameters = {q.name: q.shape for layer in model.layers for q in layer.parameters if q.tied_to is None}
-    buffers = {buffer.name: buffer.shape for layer in model.layers for buffer in layer.buffers}
-    own = model.root is not None  # for other models the buffers in a file are unknown
-    wanted = parameters | (buffers if own else {})
-    missing = [name for name in wanted if name not in found]
-    over = [name for name in found if name not in wanted and name not in buffers and name not in dict(model.ties)]
-    unlike = [
-        f"`{name}` is {list(entry.shape)} there and {list(wanted[name])} here"
-        for name, entry in found.items()
-        if name in wanted and entry.shape != wanted[name]
-    ]
-    unlike += [f"`{name}` is {found[name].dtype}" for name in parameters if name in found if not _float(found[name])]
-    kinds = (("lacks", _quoted(missing)), ("has besides", _quoted(over)), ("has unlike tensors:", unlike))
-    notes = [Note(message=f"the file {what} {first_of(said)}") for what, said in kinds if said]
-    if notes:
-        report.add(
-            "E0713",
-            f"{file} does not hold the weights of this network",
-            span,
-            notes=notes,
-            help=_renamed(missing, over),
-        )
-
-
-def _float(entry: TensorEntry) -> bool:
-    return entry.dtype in _FLOATS
-
-
-def _renamed(missing: Sequence[str], over: Sequence[str]) -> str:
-    """Returns the likely name in the file of one that is missing."""
-    for name in missing[:_SHOWN]:
-        longer = next((other for other in over if other.endswith(f".{name}")), None)
-        if longer is not None:
-            return f"`{name}` may be `{longer}`: take `{longer.removesuffix(name)}` off the names of the file"
-        other = near(name, over[:LIKELY])
-        if other is not None:
-            return f"`{name}` may be `{other}` of the file"
-    return ""
-
-
-def _quoted(names: Iterable[str]) -> list[str]:
-    return [f"`{name}`" for name in names]
 
 
 # ------------------------------------------------------------------------------------------- recomputation, offload

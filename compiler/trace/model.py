@@ -153,12 +153,13 @@ def _traced(
         if low:
             raise TraceError(f"under autocast its forward fails: {str(error).strip().split(chr(10))[0]}") from error
         autocast = {path: replace(memory, working=None) for path, memory in float32.items()}
-    named = list(model.named_parameters())
+    named, saved = list(model.named_parameters()), model.state_dict(keep_vars=True).keys()
     # After a forward pass, which may itself put some of them into evaluation mode.
     norms = {path: m for path, m in model.named_modules() if isinstance(m, AnyBatchNorm)}
     facts = ModelFacts(
         parameters=tuple((name, tuple(p.shape), p.requires_grad) for name, p in named),
         buffers=tuple((name, tuple(b.shape), _name(b.dtype)) for name, b in model.named_buffers()),
+        unsaved=tuple(name for name, _ in model.named_buffers() if name not in saved),
         ties=_ties(model),
         layers=_layers(cut, first, float32, autocast),
         output=grown(output, larger).flat if structured else fact(output, SMALL),

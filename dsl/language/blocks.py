@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from dslc.dsl.bounds import PATTERN, PATTERNS
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.goals import EarlyStopping, Goal
 from dslc.dsl.language.hooks import PythonHook, PythonLogger
@@ -34,7 +33,7 @@ from dslc.dsl.language.registry import (
 )
 
 _COUNT = Int(min=1)
-_PATTERNS = ListOf(Str(max_length=PATTERN.most), max_length=PATTERNS.most)
+_PATTERNS = c.PATTERN_LIST
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zero_bubble", "zbv", "dualpipev")
 
 
@@ -47,8 +46,21 @@ class ModelSpec(Block):
         'a list of layers, a library network, or `python("module:function")`',
     )
     loss: Call = arg(calls("loss"), "what training minimises")
-    weights: str | None = arg(Path("read"), "a file of weights to start from", default=None)
+    weights: str | Call | None = arg(
+        either(Path("read"), calls("weights")),
+        "the file or folder of weights to start from; `pretrained(…)` takes a part of them, or renames them",
+        default=None,
+        shown="none",
+    )
     freeze: tuple[str, ...] = arg(_PATTERNS, "patterns of parameters that do not train", default=(), shown="none")
+
+    @property
+    def start(self) -> c.Pretrained | None:
+        """`weights` in its long form."""
+        if isinstance(self.weights, str):
+            return c.Pretrained(path=self.weights, span=self.at("weights"))
+        assert self.weights is None or isinstance(self.weights, c.Pretrained)
+        return self.weights
 
 
 @block

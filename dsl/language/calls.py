@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from dslc.dsl.bounds import PATTERN, PATTERNS
 from dslc.dsl.language.registry import (
     Anything,
     Bool,
@@ -24,6 +25,7 @@ from dslc.dsl.record import record
 _COUNT = Int(min=1)
 _COLUMNS = ListOf(Str(), min_length=1, single=True)
 _SIZE_DOC = "the height and width to which pictures are brought"
+PATTERN_LIST = ListOf(Str(max_length=PATTERN.most), max_length=PATTERNS.most)
 FUNCTION = Str(r"(.*/)?(?![^/]*\.py:)[\w.]+:[\w.]+", '"module:function"')
 FUNCTION_DOC = "where it is; the folder of the job is searched first, or with `folder/module:function` that one"
 _ARGUMENTS_DOC = "the arguments of the call"
@@ -35,6 +37,45 @@ class PythonCall(Call):
 
     function: str = arg(FUNCTION, FUNCTION_DOC)
     arguments: tuple[tuple[str, Any], ...] = arg(Anything(), _ARGUMENTS_DOC, default=())
+
+
+# ------------------------------------------------------------------------------------------------ initial weights
+
+
+@call("weights")
+class Pretrained(Call):
+    """The weights of a trained model, or some of them, or under other names: what it does not give keeps its initial
+    value. Patterns are of whole names, and `*` is any text.
+    """
+
+    path: str = arg(
+        Path("read"),
+        "a `.safetensors` file, a run directory, a folder or an index of `save_pretrained`, or a file of `torch.save`",
+    )
+    only: tuple[str, ...] = arg(
+        PATTERN_LIST, "patterns of the tensors that are taken, by their names in the file", default=(), shown="all"
+    )
+    rename: tuple[str, ...] = arg(
+        ListOf(
+            Str(r"\S+ -> \S+", 'a rename such as "model.* -> *"', max_length=PATTERN.most), max_length=PATTERNS.most
+        ),
+        'other names for tensors of the file: `"model.* -> *"`, `"*.gamma -> *.weight"`; the first that matches counts',
+        default=(),
+        shown="none",
+    )
+    allow_missing: tuple[str, ...] = arg(
+        PATTERN_LIST,
+        "patterns of the network's tensors that may keep their initial values: the file lacks them, or has them in "
+        "another shape",
+        default=(),
+        shown="none",
+    )
+    allow_unused: tuple[str, ...] = arg(
+        PATTERN_LIST,
+        "patterns of tensors in the file for which the network has no use",
+        default=(),
+        shown="none",
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- losses

@@ -132,6 +132,11 @@ _FIELDS = (
     ("model.network.kernel", "", "kernel_size"),
     ("model.weights", "", "pretrained init_from load_weights init_checkpoint pretrained_weights state_dict "
      "pretrained_checkpoint from_checkpoint from_pretrained weights_path"),
+    ("model.weights.rename", "", "key_mapping rename_keys state_dict_mapping param_mapping"),
+    ("model.weights.allow_missing", "", "ignore_mismatched_sizes missing_keys ignore_missing strict "
+     "keys_to_ignore_on_load_missing"),
+    ("model.weights.allow_unused", "", "unexpected_keys ignore_unexpected keys_to_ignore_on_load_unexpected "
+     "exclude_keys"),
     ("model.freeze", "", "frozen freeze_layers freeze_patterns requires_grad freeze_backbone"),
     # ------------------------------------------------------------------------------- evaluate, checkpoint, log, launch
     ("evaluate", "", "evaluation validate eval val test"),

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.common.shares import piece
-from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace
+from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace, WeightsStep
 from dslc.compiler.trace.structures import map_tensors
 from dslc.runtime.checkpoint import files as checkpoint_files
 from dslc.runtime.checkpoint.state import load_model
@@ -50,7 +50,8 @@ def work_off(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, ru
         load_model(job.use, checkpoint_files.read_manifest(job.use), parts.plain, parts.pipeline, raw=job.raw)
     else:
         whole = parts.pipeline.whole if parts.pipeline is not None else None
-        initial_weights.load(dataclasses.replace(job.model, weights=job.use, weights_line=""), parts.plain, whole)
+        weights = WeightsStep(files=(job.use,))
+        initial_weights.load(dataclasses.replace(job.model, weights=weights), parts.plain, whole)
     if job.task == "predict":
         _predict(job, place, parts, splits, run_dir)
         return

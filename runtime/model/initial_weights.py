@@ -1,12 +1,14 @@
-"""Loads weights from a file instead of initial values.
+"""Loads weights from files instead of initial values.
 
-Model: the file holds one tensor for each parameter and persistent buffer of the unwrapped model, under its name: a
-`.safetensors` file, a folder with a `weights.safetensors` (a run directory is one), or a file in which `torch.save` has
-put a state dict. Of a sharded parameter a rank reads only its own part: safetensors files are read piece by piece,
-torch files are mapped into memory.
+Model: the files hold tensors under the names of the unwrapped model's parameters and persistent buffers, or under names
+that the job's renames bring there: `.safetensors` files, or files in which `torch.save` has put a state dict. Of a
+sharded parameter a rank reads only its own part: safetensors files are read piece by piece, torch files are mapped into
+memory.
 
-Contract: names and shapes fit exactly, or a WeightsError names those that do not. A tied weight is in the file once, or
-under all its names with the same values. Numbers are converted to the dtype of the model's tensor.
+Contract: names and shapes fit as compiler/common/weights_fit.py says, or a WeightsError names those that do not. A
+tensor that the job lets the files lack keeps its initial value. A tied weight is in the files once, or under several of
+its names with the same values. Numbers are converted to the dtype of the model's tensor. Rank 0 tells what was left out
+or kept its initial value: in short on the screen, whole in its log.
 
 Limits: torch files are read with `weights_only=True`, so that nothing in them runs; one written before torch 1.6 cannot
 be mapped and is read whole.
@@ -14,20 +16,24 @@ be mapped and is read whole.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from dslc.compiler.ir.program import ModelStep
+from dslc.compiler.common.weights_fit import Fit, Shapes, faults, fit
+from dslc.compiler.ir.program import ModelStep, WeightsStep
 from dslc.compiler.trace.private_torch import part_in_whole
-from dslc.runtime.model.names import WEIGHTS, named_tensors
+from dslc.runtime.model.names import named_tensors
 
 Part = tuple[slice, ...]
+Read = Callable[[str, Part], Tensor]
+Tell = Callable[[str, str], None]  # takes a line for the screen, and the line with all names, for the log
 _WRAPPINGS = ("state_dict", "model", "module")  # keys under which training scripts keep the state dict
+_SHOWN = 3  # names that a line on the screen has
 
 
 class WeightsError(RuntimeError):
@@ -35,66 +41,72 @@ class WeightsError(RuntimeError):
 
 
 @torch.no_grad()
-def load(step: ModelStep, model: nn.Module, whole: Mapping[str, Tensor] | None = None) -> None:
+def load(
+    step: ModelStep,
+    model: nn.Module,
+    whole: Mapping[str, Tensor] | None = None,
+    tell: Tell = lambda line, whole: None,
+) -> None:
     """Loads the values of `step.weights` into `model`, whose tensors may be sharded. Raises WeightsError.
 
-    If `model` is a part of a model, `whole` are all its tensors by name.
+    If `model` is a part of a model, `whole` are all its tensors by name. `tell` is given lines on tensors that are not
+    loaded.
     """
-    if not step.weights:
+    weights = step.weights
+    if weights is None:
         return
-    path = os.path.join(step.weights, WEIGHTS) if os.path.isdir(step.weights) else step.weights
-    where = f"{step.weights_line}: " if step.weights_line else ""
+    path = weights.path or weights.files[0]
+    what = f"{weights.line}: {path}" if weights.line else path
+    tensors, ties = named_tensors(model), dict(step.ties)
+    wanted = {name: tuple(tensor.shape) for name, tensor in (whole or tensors).items()}
     with ExitStack() as open_files:
-        try:
-            shapes, read = (_safetensors if path.endswith(".safetensors") else _torch)(path, open_files)
-        except Exception as error:  # unpickling and two libraries have errors of their own
-            raise WeightsError(f"{where}{path} cannot be read as weights: {error}") from error
-        _put(shapes, read, named_tensors(model), whole, dict(step.ties), f"{where}{path}")
+        found, read = _opened(weights, open_files, what)
+        fits = fit(
+            found,
+            wanted,
+            ties,
+            only=weights.only,
+            rename=weights.rename,
+            allow_missing=weights.allow_missing,
+            allow_unused=weights.allow_unused,
+        )
+        if not fits.good:
+            said = (f"it {kind} {_first(names)}" for kind, names in faults(fits, found, wanted))
+            raise WeightsError(f"{what} is not of this model: {'; '.join(said)}")
+        _put(fits, read, tensors, what)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        _tell(fits, path, tell)
 
 
-def _put(
-    shapes: Mapping[str, tuple[int, ...]],
-    read: Callable[[str, Part], Tensor],
-    tensors: Mapping[str, Tensor],
-    whole: Mapping[str, Tensor] | None,
-    ties: Mapping[str, str],
-    what: str,
-) -> None:
-    wanted = whole or tensors
-    wrong = _misfits(shapes, {name: tuple(tensor.shape) for name, tensor in wanted.items()}, ties)
-    if wrong:
-        raise WeightsError(f"{what} is not of this model: {'; '.join(wrong)}")
-    for name, tensor in tensors.items():
-        local, part = own_part(tensor)
-        if 0 not in local.shape:
-            local.copy_(read(name, part))
-    for name in shapes.keys() - wanted.keys():
-        if ties[name] not in tensors:
-            continue
-        local, part = own_part(tensors[ties[name]])
-        if 0 not in local.shape and not torch.equal(local.cpu(), read(name, part).to(local.dtype)):
-            raise WeightsError(f"{what}: `{name}` and `{ties[name]}` are one weight in the model, and differ here")
+def _put(fits: Fit, read: Read, tensors: Mapping[str, Tensor], what: str) -> None:
+    for name, there in fits.taken:
+        if name in tensors:
+            local, part = own_part(tensors[name])
+            if 0 not in local.shape:
+                local.copy_(read(there, part))
+    for name, there in fits.copies:
+        if name in tensors:
+            local, part = own_part(tensors[name])
+            if 0 not in local.shape and not torch.equal(local.cpu(), read(there, part).to(local.dtype)):
+                raise WeightsError(f"{what}: `{there}` and `{name}` are one weight in the model, and differ here")
 
 
-def _misfits(
-    found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]], ties: Mapping[str, str]
-) -> list[str]:
-    missing = [name for name in wanted if name not in found]
-    over = [name for name in found if ties.get(name, name) not in wanted]
-    shaped = [
-        f"`{name}` is {list(found[name])} there and {list(shape)} here"
-        for name, shape in wanted.items()
-        if name in found and found[name] != shape
-    ]
-    parts = (("it lacks", _quoted(missing)), ("it has besides", _quoted(over)), ("shapes differ:", shaped))
-    return [f"{what} {_first(names)}" for what, names in parts if names]
+def _tell(fits: Fit, path: str, tell: Tell) -> None:
+    """Tells of the tensors that were not loaded."""
+    count = len(fits.initial) + len(fits.taken)
+    kinds = (
+        (
+            f"{len(fits.initial)} of {count} tensors keep their initial values",
+            fits.initial,
+        ),
+        (f"{len(fits.left_out)} tensors of {path} are left out", fits.left_out),
+    )
+    for what, names in kinds:
+        if names:
+            tell(*(f"weights: {what}: {_first(list(names), most)}" for most in (_SHOWN, len(names))))
 
 
-def _quoted(names: list[str]) -> list[str]:
-    return [f"`{name}`" for name in names]
-
-
-def _first(names: list[str], count: int = 3) -> str:
+def _first(names: list[str], count: int = _SHOWN) -> str:
     return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
 
 
@@ -112,7 +124,28 @@ def part_of(tensor: Tensor) -> Part:
     return tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
 
 
-def _safetensors(path: str, open_files: ExitStack) -> tuple[dict[str, tuple[int, ...]], Callable[[str, Part], Tensor]]:
+# ---------------------------------------------------------------------------------------------------------- files
+
+
+def _opened(weights: WeightsStep, open_files: ExitStack, what: str) -> tuple[Shapes, Read]:
+    """Returns the shapes of the tensors in all files, and a function that reads a part of one. Raises WeightsError."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    readers: dict[str, Read] = {}
+    for file in weights.files:
+        try:
+            found, read = (_safetensors if file.endswith(".safetensors") else _torch)(file, open_files)
+        except Exception as error:  # unpickling and two libraries have errors of their own
+            place = what if len(weights.files) == 1 else f"{what}: {file}"
+            raise WeightsError(f"{place} cannot be read as weights: {error}") from error
+        twice = next((name for name in found if name in shapes), None)
+        if twice is not None:
+            raise WeightsError(f"{what}: two of its files hold `{twice}`")
+        shapes |= found
+        readers |= dict.fromkeys(found, read)
+    return shapes, lambda name, part: readers[name](name, part)
+
+
+def _safetensors(path: str, open_files: ExitStack) -> tuple[dict[str, tuple[int, ...]], Read]:
     from safetensors import safe_open
 
     file: Any = open_files.enter_context(safe_open(path, framework="pt", device="cpu"))
@@ -125,7 +158,15 @@ def _safetensors(path: str, open_files: ExitStack) -> tuple[dict[str, tuple[int,
     return shapes, read
 
 
-def _torch(path: str, open_files: ExitStack) -> tuple[dict[str, tuple[int, ...]], Callable[[str, Part], Tensor]]:
+def _torch(path: str, open_files: ExitStack) -> tuple[dict[str, tuple[int, ...]], Read]:
+    tensors = tensors_of(path)
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}, lambda name, part: tensors[name][part]
+
+
+def tensors_of(path: str) -> dict[str, Tensor]:
+    """Returns the tensors of a state dict that `torch.save` wrote, mapped into memory. Raises what torch raises, and
+    ValueError if there is no state dict.
+    """
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except RuntimeError as error:
@@ -137,5 +178,4 @@ def _torch(path: str, open_files: ExitStack) -> tuple[dict[str, tuple[int, ...]]
             loaded = loaded[key]
     if not isinstance(loaded, Mapping) or not any(isinstance(value, Tensor) for value in loaded.values()):
         raise ValueError("it holds no state dict")
-    tensors = {name: value for name, value in loaded.items() if isinstance(value, Tensor)}
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}, lambda name, part: tensors[name][part]
+    return {name: value for name, value in loaded.items() if isinstance(value, Tensor)}

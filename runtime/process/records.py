@@ -120,9 +120,11 @@ def _record(line: bytes) -> Record:
     return told
 
 
-def note(run_dir: str, text: str) -> None:
-    """Writes one line for whoever watches the training, and into this rank's log. Raises nothing if that fails."""
-    print(text, flush=True)
+def note(run_dir: str, text: str, whole: str = "") -> None:
+    """Writes one line for whoever watches the training, and into this rank's log, where `whole` may say more. Raises
+    nothing if that fails.
+    """
+    print(whole or text, flush=True)
     with contextlib.suppress(OSError), open(os.path.join(run_dir, NOTES), "a", encoding="utf-8") as file:
         file.write(" ".join(text.split()) + "\n")
 

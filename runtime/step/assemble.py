@@ -43,14 +43,16 @@ class Parts:
     average: Average | None = None
 
 
-def assemble(job: JobProgram, device: torch.device) -> Parts:
-    """Makes the parts on `device`. With several ranks or shards, the process group must be open."""
+def assemble(job: JobProgram, device: torch.device, tell: initial_weights.Tell = lambda line, whole: None) -> Parts:
+    """Makes the parts on `device`. With several ranks or shards, the process group must be open. `tell` is given lines
+    for whoever watches the training.
+    """
     axis: pipeline.Pipeline | None = None
     if job.pipeline is not None:
-        plain, engine, axis = _staged(job, device)
+        plain, engine, axis = _staged(job, device, tell)
     else:
         parts = job.gradients.kind == "fsdp" or job.tensor is not None
-        plain, engine = _sharded(job, device) if parts else _whole(job, device)
+        plain, engine = _sharded(job, device, tell) if parts else _whole(job, device, tell)
     moved, skips = offload.moves_optimizer(job), job.on_nonfinite == "skip"
     # Moving the optimizer needs all of torch.
     with at(job.optimizer.line), contextlib.nullcontext() if moved else dynamo.leave_out():
@@ -72,26 +74,28 @@ def assemble(job: JobProgram, device: torch.device) -> Parts:
     )
 
 
-def _whole(job: JobProgram, device: torch.device) -> tuple[nn.Module, Engine]:
+def _whole(job: JobProgram, device: torch.device, tell: initial_weights.Tell) -> tuple[nn.Module, Engine]:
     plain = build_model(job.model, device)  # with its memory format, which must be fixed before buckets are laid out
-    initial_weights.load(job.model, plain)
+    initial_weights.load(job.model, plain, tell=tell)
     _apply(job, plain, device)
     with dynamo.leave_out():
         return plain, ddp.wrap(job, plain)  # may broadcast rank 0's numbers: before the optimizer takes any
 
 
-def _sharded(job: JobProgram, device: torch.device) -> tuple[nn.Module, Engine]:
+def _sharded(job: JobProgram, device: torch.device, tell: initial_weights.Tell) -> tuple[nn.Module, Engine]:
     """Builds a sharded model. Nothing has numbers until all is in place, so that no rank ever holds the model whole."""
     made = blank(job.model)
     _apply(job, made.module, device)
     engine = _engine(job, made.module, device)
     home = offload.home(job, device)
     made.fill(lambda value, old: fsdp.place(value, old, device, home), device)
-    initial_weights.load(job.model, made.module)
+    initial_weights.load(job.model, made.module, tell=tell)
     return made.module, engine
 
 
-def _staged(job: JobProgram, device: torch.device) -> tuple[nn.Module, Engine, pipeline.Pipeline]:
+def _staged(
+    job: JobProgram, device: torch.device, tell: initial_weights.Tell
+) -> tuple[nn.Module, Engine, pipeline.Pipeline]:
     """Builds the stages of this rank, cut out of the model before they have numbers."""
     made, mesh = blank(job.model), mesh_of(job)
     frozen.freeze(job.model, made.module)  # while each pattern still finds all its parameters
@@ -102,7 +106,7 @@ def _staged(job: JobProgram, device: torch.device) -> tuple[nn.Module, Engine, p
     engine, home = _engine(cut.job, plain, device, tuple(axis.stages.values())), offload.home(job, device)
     cut.made.fill(lambda value, old: fsdp.place(value, old, device, home), device)
     cut.name_shared()
-    initial_weights.load(job.model, plain, cut.whole)
+    initial_weights.load(job.model, plain, cut.whole, tell)
     return plain, axis.engine(engine, plain), axis
 
 

@@ -16,21 +16,22 @@ from dslc.compiler.ir.program import ModelStep
 
 
 class FreezeError(RuntimeError):
-    """A pattern matches no parameter, or all of them."""
+    """The patterns match no parameter, or all of them."""
 
 
 def freeze(step: ModelStep, model: nn.Module) -> None:
     """Freezes the parameters that a pattern of `step.frozen` matches.
 
-    Raises FreezeError if a pattern matches none, or none is left to train: the compiler does not see the names in every
-    user's own model.
+    Raises FreezeError if the patterns match none, or none is left to train: the compiler does not see the names in
+    every user's own model.
     """
-    named = [*model.named_parameters(remove_duplicate=False)] if step.frozen else []
-    for pattern in step.frozen:
-        matched = [parameter for name, parameter in named if fnmatchcase(name, pattern)]
-        if not matched:
-            raise FreezeError(f"`model.freeze`: no parameter is called `{pattern}`")
-        for parameter in matched:
-            parameter.requires_grad_(False)
-    if step.frozen and not any(parameter.requires_grad for parameter in model.parameters()):
+    if not step.frozen:
+        return
+    named = model.named_parameters(remove_duplicate=False)
+    matched = [parameter for name, parameter in named if any(fnmatchcase(name, each) for each in step.frozen)]
+    if not matched:
+        raise FreezeError(f"`model.freeze`: no parameter is called {' or '.join(f'`{each}`' for each in step.frozen)}")
+    for parameter in matched:
+        parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
         raise FreezeError("`model.freeze` matches every parameter: there is nothing to train")

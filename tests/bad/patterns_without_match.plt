@@ -5,5 +5,5 @@ model {
 }
 
 train {
-  no_decay = ["*.bias", "*.norm.weight"] #! E0710
+  no_decay = ["*.bias", "*.norm.weight"] #! W0710
 }

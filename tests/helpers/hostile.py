@@ -270,6 +270,13 @@ def _files() -> Iterator[tuple[str, Attack]]:
     yield "half of a letter", attack(written().encode() + b"# caf\xe9\n")
     yield "half of a pair", attack(b"\xed\xa0\x80")
     yield "other line ends", attack(written().replace("\n", "\r\n"))
+    for name, index in (
+        ("names of files", b'{"weight_map":{' + b",".join(b'"%d":"%d"' % (n, n) for n in range(300_000)) + b"}}"),
+        ("brackets", b'{"weight_map":' + b"[" * 200_000),
+        ("devices", b'{"weight_map":{"a":"/dev/zero"}}'),
+    ):
+        there = {"m.safetensors.index.json": index}
+        yield f"an index of {name}", attack(written(model='  weights = "m.safetensors.index.json"\n'), beside=there)
     yield "a header of brackets", weights(b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}")
     yield "a header that is a list", weights(b"[1,2,3]")
     yield (

@@ -187,9 +187,9 @@ class _Drawing:
     def model(self, task: _Task) -> dict[str, str]:
         body = {"network": self.network(task), "loss": self.loss(task)}
         if self.chance(0.12):
-            body["freeze"] = self.one('["*.bias"]', '["*.bias"]', '["0.*"]', '["*0*"]', '["nothing"]')
+            body["freeze"] = self.one('["*.bias"]', '["*.bias", "nothing"]', '["0.*"]', '["*0*"]', '["nothing"]')
         if self.chance(0.01):
-            body["weights"] = '"missing.safetensors"'
+            body["weights"] = self.one('"missing.safetensors"', 'pretrained("missing", allow_missing = ["0.*"])')
         return body
 
     def loss(self, task: _Task) -> str:

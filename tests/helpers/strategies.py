@@ -49,6 +49,7 @@ MATCHING = {
     r"(.*/)?(?![^/]*\.py:)[\w.]+:[\w.]+": "../nets/pkg.module:make",
     r"\s*-?\d+\s*(,\s*\d+\s*)*": "0, 2",
     r"[\w.-]+": "own.f-1",
+    r"\S+ -> \S+": "model.* -> *",
 }
 
 _plain = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "Zs"), exclude_characters="\xa0"), max_size=8)

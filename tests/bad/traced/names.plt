@@ -3,7 +3,7 @@ import "../base/own.plt"
 parallelism {
   tensor      = 2
   tensor_plan = [
-    "blocks.*.up: column", #! E0426
+    "blocks.*.up: column", #! W0426
     "norm: column", #! E0426
     "attention: row", #! E0426
     "down: row",

@@ -11,8 +11,8 @@ import torch
 from helpers.made_jobs import gpt_model, make_job
 from safetensors.torch import save_file
 
-from dslc.compiler.facts.weights_file import TensorEntry, Unreadable, entries, file_of
-from dslc.compiler.ir.facts import Facts
+from dslc.compiler.facts.weights_file import Unreadable, entries, files_of
+from dslc.compiler.ir.facts import Facts, TensorEntry
 from dslc.compiler.placement.sharding import sharding_of, trained
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
@@ -102,7 +102,7 @@ def tensors() -> dict[str, torch.Tensor]:
 def test_a_file_that_fits(tmp_path: Path) -> None:
     save_file(tensors(), tmp_path / "weights.safetensors")
     assert of_file(tmp_path) == of_file(tmp_path / "weights.safetensors") == []
-    found = entries(file_of(str(tmp_path)))
+    found = entries(files_of(str(tmp_path)).path)
     assert {name: entry.shape for name, entry in found.items()} == SHAPES
     assert found["1.num_batches_tracked"] == TensorEntry(dtype="I64", shape=())
     save_file({name: tensor.half() for name, tensor in tensors().items()}, tmp_path / "half.safetensors")

@@ -176,6 +176,6 @@ def test_text_that_is_no_expression_is_taken_as_it_is(text: str) -> None:
     assert not loaded.report.errors and loaded.job is not None
     name = text.rpartition("/")[2]
     assert getattr(loaded.job.data.source, "file", "").endswith(name)
-    assert loaded.job.model.weights is not None and loaded.job.model.weights.endswith(name)
+    assert loaded.job.model.start is not None and loaded.job.model.start.path.endswith(name)
     loaded = load_text(job, settings=[f"data.source.file={text}", f"model.weights={text}"])
     assert [d.code for d in loaded.report.errors] == ["E0129"]  # `was` has no value

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from dslc.compiler.facts.weights_file import TensorEntry, entries
+from dslc.compiler.facts.weights_file import entries
+from dslc.compiler.ir.facts import TensorEntry
 from dslc.runtime.checkpoint.export import export
 from dslc.runtime.checkpoint.state import CheckpointError
 from dslc.runtime.checkpoint.tensor_file import SIZES, Entry, writing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,8 @@ def other(model: p.ModelStep) -> nn.Module:
 
 
 def start(model: p.ModelStep, weights: Path) -> p.ModelStep:
-    return p.ModelStep(
-        root=model.root, inits=model.inits, ties=model.ties, weights=str(weights), weights_line="made.plt:5:13"
-    )
+    file = weights / "weights.safetensors" if weights.is_dir() else weights
+    return dataclasses.replace(model, weights=p.WeightsStep(files=(str(file),), line="made.plt:5:13"))
 
 
 def loaded(model: p.ModelStep, weights: Path) -> nn.Module:
@@ -77,7 +77,7 @@ def wrong(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     return {
         "it lacks `2.mlp.weight`, `2.mlp.bias`": less,
         "it has besides `4.weight`": more,
-        "shapes differ: `1.weight` is [9, 16] there and [8, 16] here": shaped,
+        "it has unlike tensors: `1.weight` is [9, 16] there and [8, 16] here": shaped,
         "`3.weight` and `0.weight` are one weight in the model, and differ here": differing,
     }
 

@@ -1,0 +1,177 @@
+"""Which tensor of a file of weights goes into which tensor of a model: the compiler and the runtime follow this alike.
+
+Model: a tensor of the file is taken if a pattern of `only` matches its name (all are, without patterns), under the name
+that the first rename that matches gives it. It goes into the tensor of the model of that name, or, for a tied weight,
+of any of its names. Patterns are those of `fnmatch`: `*` is any text, dots included. In a rename, as
+`model.* -> encoder.*`, each `*` on the right is the text that the `*` at the same place on the left stands for, as
+short as possible.
+
+Contract: tensors of the model that the file does not have, and those that have another shape there, are faults unless a
+pattern of `allow_missing` matches one of their names; tensors of the file that the model does not have are faults
+unless one of `allow_unused` matches their name in the file. A tensor that `only` leaves out is no fault on either side.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import translate
+from typing import NamedTuple
+
+Shapes = Mapping[str, tuple[int, ...]]
+ARROW = " -> "
+
+
+class Fit(NamedTuple):
+    """Names are of the model in `taken` (with those of the file), `copies` (the same), `initial`, `missing` and
+    `unlike` (with those of the file), and of the file in `left_out`, `unused` and `twice` (with the name of both).
+    """
+
+    taken: tuple[tuple[str, str], ...]
+    copies: tuple[tuple[str, str], ...]  # further names of a tied weight, whose numbers have to be the same
+    initial: tuple[str, ...]  # keep their initial values, as the job allows
+    left_out: tuple[str, ...]  # are not read, as the job says
+    missing: tuple[str, ...]
+    unlike: tuple[tuple[str, str], ...]
+    unused: tuple[str, ...]
+    twice: tuple[tuple[str, str], ...]
+
+    @property
+    def good(self) -> bool:
+        return not (self.missing or self.unlike or self.unused or self.twice)
+
+
+def fit(
+    found: Shapes,
+    wanted: Shapes,
+    ties: Mapping[str, str],
+    *,
+    only: Sequence[str] = (),
+    rename: Sequence[str] = (),
+    allow_missing: Sequence[str] = (),
+    allow_unused: Sequence[str] = (),
+) -> Fit:
+    """Returns the places of the tensors `found` in a file among those `wanted` by a model, both with their shapes.
+
+    `ties` maps each further name of a tied weight to its first, which is in `wanted`.
+    """
+    renames = [_split(each) for each in rename]
+    chosen, may_miss, may_be_over = matcher(only), matcher(allow_missing), matcher(allow_unused)
+    named: dict[str, str] = {}  # the name in the file, by the name in the model
+    hidden: set[str] = set()
+    left_out: list[str] = []
+    twice: list[tuple[str, str]] = []
+    for name in found:
+        called = _renamed(name, renames)
+        if only and not chosen(name):
+            left_out.append(name)
+            hidden.add(ties.get(called, called))
+        elif called in named:
+            twice.append((name, called))
+        else:
+            named[called] = name
+    names: dict[str, list[str]] = {name: [name] for name in wanted}
+    for name, whose in ties.items():
+        names.get(whose, []).append(name)
+    taken: list[tuple[str, str]] = []
+    copies: list[tuple[str, str]] = []
+    unlike: list[tuple[str, str]] = []
+    initial: list[str] = []
+    missing: list[str] = []
+    for name, shape in wanted.items():
+        there = [named[each] for each in names[name] if each in named]
+        allowed = any(map(may_miss, names[name]))
+        other = next((each for each in there if found[each] != shape), None)
+        if not there:
+            (initial if allowed or name in hidden else missing).append(name)
+        elif other is None:
+            taken.append((name, there[0]))
+            copies += [(name, each) for each in there[1:]]
+        elif allowed:
+            initial.append(name)
+        else:
+            unlike.append((name, other))
+    unused = [name for called, name in named.items() if ties.get(called, called) not in wanted]
+    left_out += [name for name in unused if may_be_over(name)]
+    return Fit(
+        taken=tuple(taken),
+        copies=tuple(copies),
+        initial=tuple(initial),
+        left_out=tuple(left_out),
+        missing=tuple(missing),
+        unlike=tuple(unlike),
+        unused=tuple(name for name in unused if not may_be_over(name)),
+        twice=tuple(twice),
+    )
+
+
+def faults(fit: Fit, found: Shapes, wanted: Shapes) -> list[tuple[str, list[str]]]:
+    """Returns the faults of a fit by kind, in words that follow "the file"."""
+    kinds = (
+        ("lacks", _quoted(fit.missing)),
+        ("has besides", _quoted(fit.unused)),
+        (
+            "has unlike tensors:",
+            [f"`{there}` is {list(found[there])} there and {list(wanted[name])} here" for name, there in fit.unlike],
+        ),
+        ("has two tensors for one name:", [f"`{there}` would be `{name}` too" for there, name in fit.twice]),
+    )
+    return [(what, said) for what, said in kinds if said]
+
+
+def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
+    """Returns a function that is True for names of which one of the patterns is one; False for all without patterns."""
+    if not patterns:
+        return lambda name: False
+    found = re.compile("|".join(translate(pattern) for pattern in patterns)).match
+    return lambda name: found(name) is not None
+
+
+def renames_any(rename: str, names: Iterable[str]) -> bool:
+    """True if the left side of a rename is a pattern of one of the names."""
+    left, _ = _split(rename)
+    return any(_captured(left, name) is not None for name in names)
+
+
+def stars(rename: str) -> tuple[int, int]:
+    """Returns the numbers of `*` on the left and on the right of a rename."""
+    left, right = _split(rename)
+    return left.count("*"), right.count("*")
+
+
+def _split(rename: str) -> tuple[str, str]:
+    left, _, right = rename.partition(ARROW)
+    return left.strip(), right.strip()
+
+
+def _renamed(name: str, renames: Iterable[tuple[str, str]]) -> str:
+    for left, right in renames:
+        texts = _captured(left, name)
+        if texts is not None:
+            first, *others = right.split("*")
+            return first + "".join(text + other for text, other in zip(texts, others, strict=False))
+    return name
+
+
+def _captured(pattern: str, name: str) -> list[str] | None:
+    """Returns the texts that each `*` of a pattern stands for in a name; None if it is not one of the pattern."""
+    first, *others = pattern.split("*")
+    if not others:
+        return [] if name == pattern else None
+    if not name.startswith(first):
+        return None
+    at, texts = len(first), []
+    for part in others[:-1]:
+        end = name.find(part, at)
+        if end < 0:
+            return None
+        texts.append(name[at:end])
+        at = end + len(part)
+    last = len(name) - len(others[-1])
+    if last < at or not name.endswith(others[-1]):
+        return None
+    return [*texts, name[at:last]]
+
+
+def _quoted(names: Iterable[str]) -> list[str]:
+    return [f"`{name}`" for name in names]

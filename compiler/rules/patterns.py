@@ -1,0 +1,79 @@
+"""Patterns of names that match nothing, and those that were probably meant.
+
+One that matches nothing beside others that match is a warning: a list may serve several networks. If no pattern of the
+list matches anything, each is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+from itertools import islice
+
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.language.suggest import near
+from dslc.dsl.source import Span
+from dslc.dsl.words import first_of
+
+LIKELY = 2_000  # patterns to compare with one that matches nothing,
+MEANT = 20  # and how many may be meant
+
+
+def any_of(pattern: str, names: Iterable[str]) -> bool:
+    """True if the pattern is one of some of the names."""
+    return any(fnmatchcase(name, pattern) for name in names)
+
+
+def report_unmatched(
+    code: str,
+    message: str,
+    span: Span | None,
+    patterns: Sequence[str],
+    names: Sequence[str],
+    report: Report,
+    *,
+    what: str = "the parameters",
+    is_of: Callable[[str, Iterable[str]], bool] = any_of,
+) -> list[str]:
+    """Reports the patterns that are of none of `names` with `message`, in which `@` stands for the pattern; `code` is
+    the number of the diagnostic. Returns them.
+    """
+    found = [pattern for pattern in patterns if not is_of(pattern, names)]
+    likely = list(islice(likely_patterns(names), LIKELY)) if found else []
+    letter = "E" if len(found) == len(patterns) else "W"
+    for number, pattern in enumerate(found):
+        meant = near(pattern, likely) if number < MEANT else None
+        report.add(
+            letter + code,
+            message.replace("@", f"`{pattern}`"),
+            entry_at(span, pattern),
+            help=f"did you mean `{meant}`?" if meant else f"{what} are called {first_of(quoted(names))}",
+        )
+    return found
+
+
+def likely_patterns(names: Iterable[str]) -> dict[str, None]:
+    """Returns patterns that a user may have meant: names, names with any number, all below a module, all with an
+    ending.
+    """
+    made: dict[str, None] = {}
+    for name in names:
+        for form in (name, re.sub(r"\d+", "*", name)):
+            parts = form.split(".")
+            for number in range(1, len(parts)):
+                made[".".join(parts[:number]) + ".*"] = None
+                made["*." + ".".join(parts[number:])] = None
+            made[form] = None
+    return made
+
+
+def entry_at(span: Span | None, text: str) -> Span | None:
+    """Returns the span of `text`, in quotes, within the list at `span`."""
+    if span is None or (start := span.text().find(f'"{text}"')) < 0:
+        return span
+    return Span(span.source, span.start + start, span.start + start + len(text) + 2)
+
+
+def quoted(names: Iterable[str]) -> list[str]:
+    return [f"`{name}`" for name in names]

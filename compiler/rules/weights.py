@@ -1,0 +1,190 @@
+"""Rules for initial weights: the files are there, and hold the tensors of the network. E0712, E0713, E0724 to E0726.
+
+Pure functions over the headers of the files. Those of `torch.save`, which only torch can read, are known in a run and
+with `--trace`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+
+from dslc.compiler.common.weights_fit import Fit, Shapes, faults, fit, matcher, renames_any, stars
+from dslc.compiler.facts.weights_file import Unreadable, entries_of, files_of
+from dslc.compiler.ir.facts import TensorEntry
+from dslc.compiler.ir.nodes import ModelGraph
+from dslc.compiler.rules.patterns import LIKELY, any_of, entry_at, likely_patterns, quoted, report_unmatched
+from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.language.calls import Pretrained
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.suggest import near
+from dslc.dsl.words import first_of
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_SHOWN = 3  # names of a kind that a message lists, at most
+
+
+def check_weights(
+    job: JobSpec, model: ModelGraph | None, opened: Mapping[str, TensorEntry] | None, report: Report
+) -> None:
+    """Checks `model.weights`; `opened` are the tensors of files that only torch can read, None if they are unknown."""
+    start = job.model.start
+    if start is None or not _renames_are_good(start, report):
+        return
+    try:
+        files = files_of(start.path)
+        found = opened if files.torchs else entries_of(files)
+    except Unreadable as absent:
+        report.add(
+            "W0712",
+            str(absent),
+            start.at("path"),
+            help="a `.safetensors` file, a run directory, a folder or an index of `save_pretrained`, or a file of "
+            "`torch.save`; paths are relative to the file that wrote them",
+        )
+        return
+    if found is not None and _patterns_are_good(start, found, model, report) and model is not None:
+        _check_fit(found, files.path, model, start, report)
+
+
+def wanted_of(model: ModelGraph) -> dict[str, tuple[int, ...]]:
+    """Returns the tensors that a file of weights has to hold for `model`, a tied weight under its first name."""
+    parameters = {q.name: q.shape for layer in model.layers for q in layer.parameters if q.tied_to is None}
+    return parameters | {b.name: b.shape for layer in model.layers for b in layer.buffers if b.saved}
+
+
+def fit_of(start: Pretrained, found: Shapes, wanted: Shapes, ties: Mapping[str, str]) -> Fit:
+    """Returns the fit that the patterns of `start` ask for."""
+    return fit(
+        found,
+        wanted,
+        ties,
+        only=start.only,
+        rename=start.rename,
+        allow_missing=start.allow_missing,
+        allow_unused=start.allow_unused,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- patterns
+
+
+def _renames_are_good(start: Pretrained, report: Report) -> bool:
+    wrong = [each for each in start.rename if stars(each)[1] > stars(each)[0]]
+    for each in wrong:
+        left, right = stars(each)
+        report.add(
+            "E0726",
+            f"`{each}` has {right} `*` on the right, and {left} on the left whose text they could repeat",
+            entry_at(start.at("rename"), each),
+            help="`model.* -> *`: each `*` on the right is the text of the one at the same place on the left",
+        )
+    return not wrong
+
+
+def _patterns_are_good(
+    start: Pretrained, found: Mapping[str, TensorEntry], model: ModelGraph | None, report: Report
+) -> bool:
+    """Returns False if no pattern of a list matches anything: other faults may follow from it."""
+    before = len(report.errors)
+    for field in ("only", "rename", "allow_unused"):
+        report_unmatched(
+            "0724",
+            f"`model.weights.{field}`: no tensor of the file is called @",
+            start.at(field),
+            getattr(start, field),
+            list(found),
+            report,
+            what="its tensors",
+            is_of=renames_any if field == "rename" else any_of,
+        )
+    if model is not None:
+        report_unmatched(
+            "0724",
+            "`model.weights.allow_missing`: no tensor of the network is called @",
+            start.at("allow_missing"),
+            start.allow_missing,
+            [*wanted_of(model), *dict(model.ties)],
+            report,
+            what="its tensors",
+        )
+    return len(report.errors) == before
+
+
+# -------------------------------------------------------------------------------------------------------- the fit
+
+
+def _check_fit(
+    found: Mapping[str, TensorEntry], file: str, model: ModelGraph, start: Pretrained, report: Report
+) -> None:
+    wanted = wanted_of(model)
+    shapes = {name: entry.shape for name, entry in found.items()}
+    made = fit_of(start, shapes, wanted, dict(model.ties))
+    buffers = {buffer.name for layer in model.layers for buffer in layer.buffers}
+    unlike = [
+        f"`{there}` is {found[there].dtype}"
+        for name, there in made.taken
+        if name not in buffers and found[there].dtype not in _FLOATS
+    ]
+    said = faults(made, shapes, wanted) + ([("has unlike tensors:", unlike)] if unlike else [])
+    if said:
+        report.add(
+            "E0713",
+            f"{file} does not hold the weights of this network",
+            start.at("path"),
+            notes=[Note(message=f"the file {what} {first_of(names)}") for what, names in said],
+            help=_remedy(made, wanted),
+        )
+    elif not made.taken:
+        report.add(
+            "E0725",
+            f"{file} gives this network none of its tensors",
+            start.at("path"),
+            notes=[Note(message=f"the tensors of the {what} are called {first_of(quoted(names))}")
+                   for what, names in (("file", list(found)), ("network", list(wanted)))],
+            help="`rename` gives the tensors of the file the names of the network's; without `weights` all begin anew",
+        )  # fmt: skip
+
+
+def _remedy(made: Fit, wanted: Shapes) -> str:
+    """Returns the pattern that would mend the fit, as far as one can tell."""
+    for name in made.missing[:_SHOWN]:
+        longer = next((other for other in made.unused if other.endswith(f".{name}")), None)
+        if longer is not None:
+            return _pretrained(f"`{longer}` may be `{name}`", "rename", f"{longer.removesuffix(name)}* -> *")
+        shorter = next((other for other in made.unused if name.endswith(f".{other}")), None)
+        if shorter is not None:
+            rename = _numbered(shorter, name) if made.taken else f"* -> {name.removesuffix(shorter)}*"
+            return _pretrained(f"`{shorter}` may be `{name}`", "rename", rename)
+        other = near(name, made.unused[:LIKELY])
+        if other is not None:
+            return _pretrained(f"`{other}` of the file may be `{name}`", "rename", _numbered(other, name))
+    without = [*made.missing, *(name for name, _ in made.unlike)]
+    if without:
+        pattern = _covering(without, [name for name in wanted if name not in without])
+        return _pretrained("they keep their initial values", "allow_missing", pattern)
+    if made.unused:
+        taken = [there for _, there in (*made.taken, *made.copies)]
+        return _pretrained("they are left out", "allow_unused", _covering(made.unused, taken))
+    return ""
+
+
+def _pretrained(why: str, field: str, pattern: str) -> str:
+    return f'{why} with `pretrained("…", {field} = ["{pattern}"])`'
+
+
+def _numbered(there: str, here: str) -> str:
+    """Returns a rename of one tensor, of all with other numbers if both names have as many."""
+    one, other = (re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in (there, here))
+    return f"{one} -> {other}" if one.count("*") == other.count("*") else f"{there} -> {here}"
+
+
+def _covering(names: Sequence[str], others: Iterable[str]) -> str:
+    """Returns one pattern of all `names` and of none of `others`; of the first name alone if there is none."""
+    rest = list(others)
+    for pattern in islice(likely_patterns(names[:1]), LIKELY):
+        is_one = matcher((pattern,))
+        if all(map(is_one, names)) and not any(map(is_one, rest)):
+            return pattern
+    return names[0]

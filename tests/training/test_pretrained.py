@@ -1,0 +1,110 @@
+"""Trainings from the folder of a saved model: on every axis as on one rank, whole or in part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.launcher import Launcher
+from helpers.tiny_llama import TINY_LLAMA
+from helpers.trained import agree, ready, train_job
+from safetensors.torch import load_file
+
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.meaning.load import load
+from dslc.runs import prepare
+
+JOB = """
+model {
+  network = transformers("saved")
+  loss    = cross_entropy()
+  weights = WEIGHTS
+}
+data {
+  source = stdlib(context = 16)
+  batch  = 8
+}
+devices {
+  cpus = 1
+}
+train {
+  steps     = 3
+  optimizer = sgd(lr = 0.1, momentum = 0.9)
+}
+log {
+  every       = 1 step
+  tensorboard = false
+}
+"""
+PLANS = (
+    ("parallelism.zero=3", "devices.cpus=2"),
+    ("parallelism.pipeline=2", "devices.cpus=2", "parallelism.microbatches=2"),
+    ("parallelism.tensor=2", "devices.cpus=2"),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small Llama that `save_pretrained` wrote in several shards, and one in torch's format."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    made = tmp_path_factory.mktemp("pretrained")
+    config: dict[str, Any] = {name: value for name, value in TINY_LLAMA.items() if name != "model_type"}
+    torch.manual_seed(5)
+    model = LlamaForCausalLM(LlamaConfig(**config))
+    model.save_pretrained(made / "saved", max_shard_size="40KB")
+    assert len(list((made / "saved").glob("*.safetensors"))) > 1
+    (made / "torch").mkdir()
+    torch.save(model.state_dict(), made / "torch" / "pytorch_model.bin")
+    return made
+
+
+def job(folder: Path, weights: str) -> Path:
+    path = folder / f"job{len(list(folder.glob('*.plt')))}.plt"
+    path.write_text(JOB.replace("WEIGHTS", weights))
+    return path
+
+
+def first(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for shard in (folder / "saved").glob("*.safetensors"):
+        found |= {name: tensor.numpy() for name, tensor in load_file(shard).items()}
+    return found
+
+
+def test_a_sharded_folder_on_every_axis(folder: Path, launcher: Launcher) -> None:
+    path = job(folder, '"saved"')
+    still = train_job(launcher, path, "train.steps=1", "train.optimizer.lr=1e-30")
+    for name, value in first(folder).items():
+        np.testing.assert_array_equal(still.weights[name], value, err_msg=name)
+    one = train_job(launcher, path)
+    agree(one, train_job(launcher, job(folder, '"torch"')), losses=0, weights=0)
+    for plan in PLANS:
+        agree(one, train_job(launcher, path, *plan))
+
+
+def test_a_part_of_it(folder: Path, launcher: Launcher) -> None:
+    """The rest keeps the initial values that the seed gives, on several ranks too, and is named."""
+    path = job(folder, 'pretrained("saved", only = ["model.layers.*"])')
+    still = ("train.steps=1", "train.optimizer.lr=1e-30")
+    for plan in ((), PLANS[0], PLANS[1]):
+        found, before = train_job(launcher, path, *still, *plan), first(folder)
+        for name, value in found.weights.items():
+            if "norm" not in name:  # those begin as ones
+                assert np.array_equal(value, before[name]) == ("layers" in name), name
+    said = "3 of 21 tensors keep their initial values: model.embed_tokens.weight, lm_head.weight, model.norm.weight"
+    assert f"weights: {said.split(': ', maxsplit=1)[0]}: " in found.shown and "tensors of" in found.shown
+    log = (found.folder / "logs" / "rank-0.log").read_text()
+    assert "are left out: " in log and all(name in log for name in ("model.embed_tokens.weight", "lm_head.weight"))
+
+
+def test_what_does_not_fit_is_found_before_a_rank_starts(folder: Path) -> None:
+    path, report = job(folder, '"torch"'), Report()
+    assert prepare(load(str(path), ["model.network.num_hidden_layers=3"]), report) is None
+    assert [d.code for d in report.errors] == ["E0713"]
+    assert any("lacks `model.layers.2." in note.message for note in report.errors[0].notes)
+    allowed = job(folder, 'pretrained("torch", allow_missing = ["model.layers.2.*"])')
+    assert ready(allowed, "model.network.num_hidden_layers=3").program.model.weights is not None
