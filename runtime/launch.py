@@ -30,6 +30,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -53,8 +54,10 @@ from dslc.runtime.process.failure import Ends, Outcome
 from dslc.runtime.process.lifetime import Adopted, Pauses, end_with, ending, is_stopped
 from dslc.runtime.process.program_file import read_program, write_program
 from dslc.runtime.process.progress import Watch
+from dslc.runtime.process.records import Lines, Record
 from dslc.runtime.process.screen import prepare
 from dslc.runtime.process.stop import Board, listening
+from dslc.runtime.process.user_code import hand_over, take_over
 from dslc.runtime.train import End
 from dslc.runtime.transport.meeting import Meeting
 from dslc.runtime.transport.rendezvous import OneNode, shared_file
@@ -62,6 +65,7 @@ from dslc.runtime.transport.rendezvous import OneNode, shared_file
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 PATIENCE = 5.0  # seconds that processes get to end when they have nothing more to do
 _FUNCTIONS = "functions.pkl"
+_LOOK = 0.1  # seconds between two looks for new records
 # As `python -m dslc.runtime.launch`, except that Ctrl-C during torch's import ends it without a traceback.
 _START = """
 import signal, sys
@@ -337,15 +341,24 @@ class _Log(logging.FileHandler):
 # ----------------------------------------------------------------------------------------- in a fresh interpreter
 
 
-def run_in_subprocess(program: JobProgram, places: tuple[RankPlace, ...], run_dir: str) -> Outcome:
-    """Runs `launch` in a fresh interpreter; its output appears on this process's `sys.stdout`, line by line.
+def run_in_subprocess(
+    program: JobProgram,
+    places: tuple[RankPlace, ...],
+    run_dir: str,
+    *,
+    quiet: bool = False,
+    callback: Callable[[Record], object] | None = None,
+) -> Outcome:
+    """Runs `launch` in a fresh interpreter; its output appears on this process's `sys.stdout`, line by line, unless it
+    is to be `quiet`. `callback` is called here with each new record of metrics.jsonl.
 
-    Functions of `__main__` (`python("__main__:f")`) are passed by value. Ctrl-C here stops the training there. Raises
+    Functions of `__main__` (`python("__main__:f")`), and objects that the program gives, are passed by value. Ctrl-C
+    here stops the training there, and so does an exception of `callback`, which is raised at its end. Raises
     RuntimeError if that interpreter ends without an outcome.
     """
     os.makedirs(run_dir, exist_ok=True)
     write_program(run_dir, program, places)
-    _hand_over(program, os.path.join(run_dir, _FUNCTIONS))
+    hand_over((function.function for function in _functions(program)), os.path.join(run_dir, _FUNCTIONS))
     reading, writing = os.pipe()
     # -P: no module of the current folder hides those of Python and torch.
     command = [sys.executable, "-P", "-c", _START, run_dir]
@@ -364,7 +377,10 @@ def run_in_subprocess(program: JobProgram, places: tuple[RankPlace, ...], run_di
     )
     os.close(writing)
     try:
-        _pass_through(child)
+        if callback is None:
+            _pass_through(child, quiet)
+        else:
+            _follow(child, quiet, Lines(run_dir), callback)
         with open(reading, encoding="utf-8", closefd=False) as report:
             told = report.read()
     finally:
@@ -384,31 +400,43 @@ def _search_path() -> list[str]:
     return [path for path in sys.path if path] + ([os.getcwd()] if "" in sys.path else [])
 
 
-def _pass_through(child: subprocess.Popen[str]) -> None:
+def _follow(child: subprocess.Popen[str], quiet: bool, lines: Lines, callback: Callable[[Record], object]) -> None:
+    """Passes its output through, beside which each new record goes to `callback`, in this thread."""
+    passing = threading.Thread(target=_pass_through, args=(child, quiet), daemon=True)
+    passing.start()
+    failed: BaseException | None = None
+    while True:
+        ended = False
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_LOOK)
+                ended = True
+            for record in lines.new() if failed is None else ():
+                callback(record)
+        except KeyboardInterrupt:
+            child.send_signal(signal.SIGINT)
+        except BaseException as error:
+            failed = error
+            child.send_signal(signal.SIGINT)
+        if ended:
+            break
+    passing.join()
+    if failed is not None:
+        raise failed
+
+
+def _pass_through(child: subprocess.Popen[str], quiet: bool = False) -> None:
     assert child.stdout is not None
     with child.stdout:
         while True:
             try:
                 for line in child.stdout:
-                    sys.stdout.write(line)
-                    sys.stdout.flush()
+                    if not quiet:
+                        sys.stdout.write(line)
+                        sys.stdout.flush()
                 return
             except KeyboardInterrupt:
                 child.send_signal(signal.SIGINT)
-
-
-def _hand_over(program: JobProgram, path: str) -> None:
-    main = sys.modules["__main__"]
-    named = {function.function for function in _functions(program) if function.function.startswith("__main__:")}
-    names = sorted({name.partition(":")[2].partition(".")[0] for name in named})
-    if names:
-        import cloudpickle  # type: ignore[import-untyped]
-
-        with open(path, "wb") as file:
-            cloudpickle.dump({name: getattr(main, name) for name in names if hasattr(main, name)}, file)
-    else:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(path)
 
 
 def _functions(part: object) -> Iterator[PythonFunction]:
@@ -423,14 +451,6 @@ def _functions(part: object) -> Iterator[PythonFunction]:
             yield from _functions(getattr(part, field.name))
 
 
-def _take_over(path: str) -> None:
-    """Makes the caller's functions those of this `__main__`, in a rank."""
-    import cloudpickle
-
-    with open(path, "rb") as file:
-        vars(sys.modules["__main__"]).update(cloudpickle.load(file))
-
-
 def main(arguments: list[str] | None = None) -> int:
     """`python -m dslc.runtime.launch RUN_DIR`: returns 0, 3 if the training failed, or 130 if it was stopped."""
     parser = argparse.ArgumentParser(prog="python -m dslc.runtime.launch", description=__doc__)
@@ -443,7 +463,7 @@ def main(arguments: list[str] | None = None) -> int:
         end_with(options.parent)
     program, places = read_program(options.run_dir)
     functions = os.path.join(options.run_dir, _FUNCTIONS)
-    before = (lambda: _take_over(functions)) if os.path.exists(functions) else None
+    before = (lambda: take_over(functions)) if os.path.exists(functions) else None
     outcome = launch(program, places, options.run_dir, before=before)
     if options.report is not None:
         with open(options.report, "w", encoding="utf-8") as report:

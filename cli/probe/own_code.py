@@ -22,6 +22,7 @@ from dslc.dsl.language.lr_schedules import PythonSchedule
 from dslc.dsl.language.metrics import PythonMetric
 from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.source import Span
+from dslc.dsl.words import article
 from dslc.probe.child import in_child
 from dslc.probe.unseen import can_be_tried
 
@@ -204,7 +205,7 @@ def used(
         return answer["made"]
     report.add(
         "E0802",
-        f"`{call.function}` cannot be used as a {what}: {answer['error']}",
+        f"`{call.function}` cannot be used as {article(what)}: {answer['error']}",
         call.at("function"),
         label=answer["where"],
         help=answer["remedy"] or _remedy(call, what, answer),

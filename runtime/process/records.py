@@ -147,6 +147,28 @@ class Follower:
             return  # it is not there, or not at the moment
 
 
+class Lines:
+    """The new records of a run directory, as they are written."""
+
+    def __init__(self, run_dir: str) -> None:
+        self._path = os.path.join(run_dir, NAME)
+        self._seen = set(Follower(self._path).new())  # of the training that this one resumes
+        self._follower, self._file = Follower(self._path), 0
+
+    def new(self) -> Iterator[Record]:
+        """Yields the records written since the last call."""
+        try:
+            file = os.stat(self._path).st_ino
+        except OSError:
+            return
+        if file != self._file:  # a training that resumes writes it anew
+            self._follower, self._file = Follower(self._path), file
+        for line in self._follower.new():
+            if line not in self._seen:
+                self._seen.add(line)
+                yield _record(line.encode())
+
+
 class TensorBoard:
     """Writes each record's numbers into `<run_dir>/tensorboard`, as `train/loss`, `validation/accuracy`, `train/lr`.
 

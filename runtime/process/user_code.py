@@ -2,13 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any
 
 from dslc.compiler.ir.program import PythonFunction
+
+GIVEN = "dslc_given"  # the module of objects that a program gives in place of `python(…)`
+HANDED_OVER = ("__main__", GIVEN)  # modules whose objects go to other processes by value
+
+
+def hand_over(functions: Iterable[str], path: str) -> None:
+    """Writes the objects of `HANDED_OVER` that the `functions` name, for `take_over` in another process; removes the
+    file if there are none. Raises what cloudpickle raises.
+    """
+    named: dict[str, set[str]] = {}
+    for function in functions:
+        module, _, name = function.partition(":")
+        if module in HANDED_OVER:
+            named.setdefault(module, set()).add(name.partition(".")[0])
+    objects: dict[str, dict[str, Any]] = {}
+    for module, names in named.items():
+        there = vars(sys.modules.get(module, ModuleType(module)))
+        objects[module] = {name: there[name] for name in sorted(names) if name in there}
+    if not objects:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
+        return
+    import cloudpickle  # type: ignore[import-untyped]
+
+    with open(path, "wb") as file:
+        cloudpickle.dump(objects, file)
+
+
+def take_over(path: str) -> None:
+    """Puts the objects that `hand_over` wrote into the modules of their names."""
+    import cloudpickle
+
+    with open(path, "rb") as file:
+        objects = cloudpickle.load(file)
+    for module, named in objects.items():
+        vars(sys.modules.setdefault(module, ModuleType(module))).update(named)
 
 
 def load_function(named: PythonFunction) -> Callable[..., Any]:
@@ -21,6 +60,8 @@ def load_function(named: PythonFunction) -> Callable[..., Any]:
     if named.folder and named.folder not in sys.path[:1]:
         sys.path.insert(0, named.folder)
     module_name, _, path = named.function.partition(":")
+    if module_name == GIVEN and not hasattr(sys.modules.get(GIVEN), path.partition(".")[0]):
+        raise ImportError(f"`{path}` was given by a program: give it again, as in `dslc.run(job, {path} = …)`")
     where = f"{named.line}: " if named.line else ""
     try:
         found: Any = importlib.import_module(module_name)
