@@ -59,6 +59,7 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
         evaluate_every=training.evaluate_every,
         metrics=training.metrics,
         early_stopping=training.early_stopping,
+        own_step=training.own_step,
         log_every=training.log_every,
         tensorboard=training.tensorboard,
         hooks=training.hooks,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -37,9 +38,9 @@ from dslc.runtime.measure.report import Measure
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process.records import Records
 from dslc.runtime.process.stop import Board
-from dslc.runtime.step import pipeline_step
+from dslc.runtime.step import own_step, pipeline_step
 from dslc.runtime.step.assemble import Parts
-from dslc.runtime.step.stepper import Looks, per_sample, stepper
+from dslc.runtime.step.stepper import Done, Looks, per_sample, stepper
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,7 @@ def _train(
     measure = Measure(job, place, parts, start.step)
     between = told.between if hooks is None else hooks.between(told.between)
     looks = Looks(loss=guard.loss, between=between, norm=guard.norm)
-    work = measure.around((pipeline_step.stepper if job.pipeline else stepper)(job, place, parts, looks))
+    work = measure.around(_stepper(job)(job, place, parts, looks))
     factor = schedule(job.learning_rate)
     observer: Observer | None = None
     if job.observe:
@@ -168,6 +169,12 @@ def _train(
         return End(steps=step)
     early = goals.reason or (f"`max_time` has passed, {time_text(job.max_time)}" if timed and job.max_time else "")
     return End(steps=step, early=early) if early else End(steps=step, stopped_at=step)
+
+
+def _stepper(job: JobProgram) -> Callable[[JobProgram, RankPlace, Parts, Looks], Callable[[StepBatch], Done]]:
+    if job.own_step is not None:
+        return own_step.stepper
+    return pipeline_step.stepper if job.pipeline else stepper
 
 
 def _units(job: JobProgram, batch: StepBatch) -> int:

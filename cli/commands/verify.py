@@ -194,6 +194,8 @@ def _held_plain(one: Ready, alone: Observation, steps: int, folder: str) -> Find
     from dslc.verification import Finding, compare_plain
 
     program = _observed(one.program, steps)
+    if program.own_step is not None:
+        return Finding(status="not compared", texts=["the step is the job's own, and a plain loop has another"])
     if program.precision.level == "O2":
         return Finding(
             status="not compared", texts=["at level O2 parameters are kept twice, which a plain loop does not"]

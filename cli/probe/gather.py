@@ -18,7 +18,7 @@ from dslc.compiler.placement.sharding import low_copy, low_precision, units
 from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.training import configuration_file
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.calls import Datasets, Own, Parquet, PythonCollate, PythonLoss, PythonSource
+from dslc.dsl.language.calls import Datasets, Own, Parquet, PythonCollate, PythonLoss, PythonSource, PythonStep
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.lr_schedules import PythonSchedule
@@ -35,6 +35,7 @@ from dslc.probe.own_code import (
     try_metric,
     try_optimizer,
     try_schedule,
+    try_step,
     used,
 )
 from dslc.probe.unseen import tell_of_network
@@ -80,7 +81,7 @@ def _gather(job: JobSpec, report: Report, files: Files, *, trace: bool, run: boo
         tell_of_network(job, source, report)
     optimizer: OptimizerFacts | None = None
     if trace:
-        source = _tried(job, source, trial(job, source, model, files.outputs), report)
+        source = _tried(job, source, trial(job, source, model, files.outputs), files, report)
         try_followers(job, report)
         if isinstance(job.train.optimizer, PythonOptimizer):
             optimizer = try_optimizer(job, job.train.optimizer, source, model, report)
@@ -89,7 +90,7 @@ def _gather(job: JobSpec, report: Report, files: Files, *, trace: bool, run: boo
     return Facts(source=source, model=model, optimizer=optimizer, weights=weights, machine=machine)
 
 
-def _tried(job: JobSpec, source: SourceFacts, tried: Trial, report: Report) -> SourceFacts:
+def _tried(job: JobSpec, source: SourceFacts, tried: Trial, files: Files, report: Report) -> SourceFacts:
     """Tries a user's loss, metrics and schedule; returns the facts with what that tells of the loss."""
     if isinstance(job.model.loss, PythonLoss) and try_loss(job, job.model.loss, source, tried, report):
         source = replace(source, loss_counts=True)
@@ -98,6 +99,8 @@ def _tried(job: JobSpec, source: SourceFacts, tried: Trial, report: Report) -> S
             try_metric(job, metric, source, tried, report)
         elif isinstance(metric, TorchMetric) and importlib.util.find_spec("torchmetrics") is None:
             _library_missing("torchmetrics", metric.span, report)
+    if isinstance(job.train.step, PythonStep):
+        try_step(job, job.train.step, source, files.batches, report)
     if isinstance(job.train.lr_schedule, PythonSchedule):
         try_schedule(job, job.train.lr_schedule, report)
     return source
@@ -197,7 +200,7 @@ def _traced_model(
     def use(make: Callable[..., Any]) -> Any:
         from dslc.compiler.trace.trace import try_to_make
 
-        if source.input is None and source.structures is None:
+        if job.train.step is not None or (source.input is None and source.structures is None):
             return try_to_make(make)
         return to_json(_told(job, make, source, files))
 

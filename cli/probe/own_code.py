@@ -16,8 +16,9 @@ from dslc.compiler.placement.sharding import trained
 from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.goals import check_names
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.calls import PythonCall, PythonLoss
+from dslc.dsl.language.calls import PythonCall, PythonLoss, PythonStep
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.layers import PythonNetwork
 from dslc.dsl.language.lr_schedules import PythonSchedule
 from dslc.dsl.language.metrics import PythonMetric
 from dslc.dsl.language.optimizers import PythonOptimizer
@@ -96,6 +97,31 @@ def try_metric(job: JobSpec, call: PythonMetric, source: SourceFacts, tried: Tri
     numbers = used(job, call, "metric", use, report)
     if numbers is not None:
         check_names(job, call, numbers, report)
+
+
+def try_step(job: JobSpec, call: PythonStep, source: SourceFacts, batches: str, report: Report) -> None:
+    """Does a user's own step once, with a batch of two samples, if the data tells what one is."""
+    from dslc.compiler.graph.constants import loss_step, python_function
+
+    network = job.model.network
+    if not isinstance(network, PythonNetwork):
+        return
+
+    def use(function: Callable[..., Any]) -> None:
+        from dslc.compiler.trace.batch import SMALL, batch_of, read_example
+        from dslc.runtime.process.user_code import load_function
+        from dslc.runtime.step.own_step import try_out
+
+        if source.structures is not None:
+            batch = read_example(batches).input(SMALL)
+        elif source.input is not None and source.target is not None:
+            batch = tuple(batch_of(fact, SMALL, None) for fact in (source.input, source.target))
+        else:
+            return
+        model = load_function(python_function(network, job.folder))()
+        try_out(python_function(call, job.folder), loss_step(job, source, job.folder), model, batch, SMALL)
+
+    used(job, call, "step", use, report)
 
 
 def try_schedule(job: JobSpec, call: PythonSchedule, report: Report) -> None:
@@ -221,6 +247,7 @@ _WANTED = {
     "optimizer": "it takes (params, lr = …) and gives a `torch.optim.Optimizer` over all of them",
     "hook": "it has some of the methods start, before_step, after_backward, after_step, evaluated, end and failed",
     "logger": "it has `log(record)`",
+    "step": "it takes (training, batch), calls `training.update(losses)`, and returns the losses to be logged",
     "schedule": "it takes (step, steps) and gives the factor on the learning rate, which follows from these alone",
 }
 

@@ -51,7 +51,9 @@ def _unseen(analysis: Analysis, trace: bool) -> Iterator[tuple[str, bool]]:
     if source.missing or untraced_source:
         yield "its data", untraced_source
     known = source.input is not None or source.structures is not None or untraced_source
-    if model is None:
+    if job.train.step is not None:
+        yield "its step", not trace
+    elif model is None:
         yield "its network", isinstance(job.model.network, PythonNetwork | TransformersNetwork) and known and not trace
     tried = model is not None and (source.structures is not None or can_be_tried(model.output, source.target))
     if isinstance(job.model.loss, PythonLoss):

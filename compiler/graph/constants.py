@@ -82,6 +82,7 @@ def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> Training:
         evaluate_every=(in_steps(every, workload) or 0) if every else 0,
         metrics=tuple(metric_step(metric, HERE) for metric in job.evaluate.metrics),
         early_stopping=goal_step(job.train.early_stopping),
+        own_step=python_function(job.train.step, HERE) if isinstance(job.train.step, c.PythonStep) else None,
         log_every=in_steps(job.log.every, workload) or 1,
         tensorboard=job.log.tensorboard,
         hooks=tuple(
@@ -124,7 +125,7 @@ def _gradients(analysis: Analysis) -> p.GradientStep:
     plan = analysis.sharding
     own = isinstance(job.model.network, PythonNetwork | TransformersNetwork)
     return p.GradientStep(
-        kind=plan.engine,
+        kind="none" if job.train.step is not None else plan.engine,
         # A static graph lets DDP skip the search for unused parameters. It excludes `no_sync`, and control flow in a
         # user's module that depends on data.
         static_graph=not own and layout.microbatches == 1,

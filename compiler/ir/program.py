@@ -256,8 +256,9 @@ class PrecisionStep(Record):
 class GradientStep(Record):
     """The layout of parameters, gradients and optimizer state over the data axis, and the reduction of gradients.
 
-    `none`: one rank. `ddp`: DistributedDataParallel. `zero1`: that, with the optimizer's state sharded by
-    ZeroRedundancyOptimizer. `fsdp`: `fully_shard` over a mesh of `replicas` x (ranks / replicas), also of one rank.
+    `none`: one rank, or a step of the user's own. `ddp`: DistributedDataParallel. `zero1`: that, with the optimizer's
+    state sharded by ZeroRedundancyOptimizer. `fsdp`: `fully_shard` over a mesh of `replicas` x (ranks / replicas), also
+    of one rank.
     """
 
     kind: Literal["none", "ddp", "zero1", "fsdp"]
@@ -387,6 +388,7 @@ class JobProgram(Record):
     learning_rate: LearningRateStep
     clip: float | None  # the largest norm of the whole gradient
     clip_value: float | None = None  # the largest absolute value in it
+    own_step: PythonFunction | None = None  # does a step of training by itself
     on_nonfinite: Literal["stop", "skip", "continue"] = "stop"  # for a step whose loss is not finite
     precision: PrecisionStep
     gradients: GradientStep

@@ -199,6 +199,7 @@ class Training(Record):
     evaluate_every: int
     metrics: tuple[p.MetricStep, ...]
     early_stopping: p.GoalStep | None = None
+    own_step: p.PythonFunction | None = None
     log_every: int
     tensorboard: bool
     hooks: tuple[p.HookStep, ...] = ()

@@ -48,6 +48,7 @@ from dslc.compiler.rules import (
 )
 from dslc.compiler.rules.analysis import Analysis, Pipeline
 from dslc.compiler.rules.own_optimizer import check_own_optimizer
+from dslc.compiler.rules.own_step import check_own_step
 from dslc.dsl.bounds import TRIED, WORK
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Own, PythonSource
@@ -86,6 +87,7 @@ def analyse(
     shared = True
     if fine("model", "data", "train", "evaluate", "parallelism"):
         shared = rules_structures.check_structures(job, layout, source, facts.model, report)
+        shared &= check_own_step(job, layout, report)
         rules.check_job(job, layout if shared else None, workload, source, model, cuts, report)
         check_own_optimizer(job, layout, facts.optimizer, report)
         rules_padding.check_padding(job, source, facts.model, report)

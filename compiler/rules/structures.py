@@ -29,7 +29,7 @@ def check_structures(
     """Returns whether the job's axes can share out what it has: if not, no rule on an axis says more."""
     structures = source.structures is not None
     _check_source(job, report)
-    if isinstance(job.model.loss, c.Own):
+    if isinstance(job.model.loss, c.Own) and job.train.step is None:
         _check_own(job, report)
     if structures:
         _check_network(job, report)

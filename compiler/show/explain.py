@@ -259,8 +259,15 @@ def _samples(plan: Plan) -> list[str]:
     return table(rows, right=(3,), head=("batch", "data ranks", "", "samples each", "entries of the batch"))
 
 
+def _why(plan: Plan) -> str:
+    """Returns why figures of a step are unknown."""
+    return "the step is the user's own" if plan.settings["train"].get("step") else "the network was not traced"
+
+
 def _layers(plan: Plan) -> list[str]:
     if not plan.layers:
+        if plan.settings["train"].get("step"):
+            return [f"{UNKNOWN}: {_why(plan)}"]
         return [f"{UNKNOWN}: the network is the user's own; `--trace` looks at it"]
     rows = [
         (
@@ -311,7 +318,7 @@ def _clip(training: TrainingNode) -> str:
 
 def _memory(plan: Plan) -> list[str]:
     if not plan.ranks:
-        return [f"{UNKNOWN}: the network was not traced"]
+        return [f"{UNKNOWN}: {_why(plan)}"]
     kinds = [kind for kind in KINDS if any(getattr(node.memory, kind) for node in plan.ranks)]
     rows = [
         (
@@ -344,7 +351,7 @@ def _of_limit(plan: Plan, peak: int) -> str:
 
 def _traffic(plan: Plan) -> list[str]:
     if not plan.ranks:
-        return [f"{UNKNOWN}: the network was not traced"]
+        return [f"{UNKNOWN}: {_why(plan)}"]
     rows: list[Row] = []
     for _, alike in groupby(plan.ranks, key=lambda node: node.traffic):
         nodes = list(alike)
@@ -485,7 +492,7 @@ def _members(ranks: list[int], stride: int) -> str:
 def _rank_layers(plan: Plan, rank: int) -> list[str]:
     node = class_of(plan, rank)
     if node is None:
-        return [f"{UNKNOWN}: the network was not traced"]
+        return [f"{UNKNOWN}: {_why(plan)}"]
     rows = [
         (str(s.index), span_text(s.first, s.last), count_text(s.parameters), flop_text(s.flops), stage_layers(plan, s))
         for s in stages_of(plan, node)
@@ -521,7 +528,7 @@ def _rank_samples(plan: Plan, rank: int) -> list[str]:
 def _rank_memory(plan: Plan, rank: int) -> list[str]:
     node = class_of(plan, rank)
     if node is None:
-        return [f"{UNKNOWN}: the network was not traced"]
+        return [f"{UNKNOWN}: {_why(plan)}"]
     rows = [(kind, byte_text(getattr(node.memory, kind))) for kind in KINDS if getattr(node.memory, kind)]
     rows.append(("peak", byte_text(node.memory.peak), _of_limit(plan, node.memory.peak)))  # type: ignore[arg-type]
     return [*table(rows, right=(1,)), *_peak(node.memory)]
@@ -530,7 +537,7 @@ def _rank_memory(plan: Plan, rank: int) -> list[str]:
 def _rank_traffic(plan: Plan, rank: int) -> list[str]:
     node = class_of(plan, rank)
     if node is None:
-        return [f"{UNKNOWN}: the network was not traced"]
+        return [f"{UNKNOWN}: {_why(plan)}"]
     rows = _traffic_rows(plan, node)
     return table(rows, right=(3, 4), head=TRAFFIC) if rows else ["none: nothing is exchanged"]
 

@@ -195,6 +195,12 @@ class TrainSpec(Block):
         shown="none",
     )
     optimizer: Optimizer = arg(calls("optimizer"), "the rule of an update")
+    step: Call | None = arg(
+        calls("step"),
+        'does a step, where that is more than one loss and one update: `python("module:function")`',
+        default=None,
+        shown="forward, loss, backward, update",
+    )
     lr_schedule: Call = arg(calls("lr_schedule"), "the learning rate over time", default=Constant(), shown="constant")
     scale_lr: Call | None = arg(calls("lr_scale"), "the learning rate follows the batch", default=None, shown="none")
     no_decay: tuple[str, ...] = arg(_PATTERNS, "patterns of parameters without weight decay", default=(), shown="none")

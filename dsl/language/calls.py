@@ -256,6 +256,13 @@ class PythonSource(PythonCall):
     """
 
 
+@call("step", "python", open=True)
+class PythonStep(PythonCall):
+    """`f(training, batch)` of yours, which does a step by itself: `training.update(losses, "generator")` updates that
+    part of `training.model` by the mean of the losses over all ranks. It returns the losses to be logged.
+    """
+
+
 @call("collate", "python", open=True)
 class PythonCollate(PythonCall):
     """`f(samples)` of yours, which makes a list of samples a batch, as the `collate_fn` of a `DataLoader` does: a pair

@@ -51,6 +51,7 @@ class StepBatch:
     micro: list[Pair]  # (input, target) of each micro-batch: tensors, or structures of them
     samples: int  # samples of the whole global batch, over all ranks
     epoch: int  # from 0
+    number: int = 0  # of the step, from 0
 
 
 def batches(
@@ -96,7 +97,7 @@ def _in_line(
         if samples.apart:
             pieces = micro_batches(step, place, microbatches, epoch, k)
             made = [_moved(samples.batch(indices, epoch), device) for indices in pieces]
-            yield StepBatch(made, batch_samples(step, k), epoch)
+            yield StepBatch(made, batch_samples(step, k), epoch, number)
             number += 1
             continue
         _, _, sizes = sizes_of(step, place, microbatches, k)
@@ -105,9 +106,9 @@ def _in_line(
             at_once = max(1, GATHERED * count // max(1, sum(tensor.nbytes for tensor in pair)))
         inputs, targets = (tensor.split(sizes * count) for tensor in _moved(pair, device))
         each = len(sizes)
-        for at in range(0, count * each, each):
+        for n, at in enumerate(range(0, count * each, each)):
             micro = list(zip(inputs[at : at + each], targets[at : at + each], strict=True))
-            yield StepBatch(micro, batch_samples(step, k), epoch)
+            yield StepBatch(micro, batch_samples(step, k), epoch, number + n)
         number += count
 
 
@@ -208,7 +209,7 @@ def _by_processes(
     for number in numbers:
         epoch, k = divmod(number, per_epoch)
         _, _, sizes = sizes_of(step, place, microbatches, k)
-        yield StepBatch([next(loaded) for _ in sizes], batch_samples(step, k), epoch)
+        yield StepBatch([next(loaded) for _ in sizes], batch_samples(step, k), epoch, number)
 
 
 def _loader(step: DataStep, samples: Samples, place: RankPlace, order: Any, device: torch.device) -> Iterator[Pair]:

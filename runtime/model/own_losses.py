@@ -71,6 +71,10 @@ class OwnSum:
         """Returns what a batch gives. Raises LossError."""
         with at(self._line):
             found = self._own(output, target) if self._own is not None else _of_model(output)
+        return self.told(found, target)
+
+    def told(self, found: Any, target: Any) -> Counted:
+        """Returns the meaning of what a loss gave. Raises LossError."""
         further: Mapping[str, Any] = {}
         if isinstance(found, tuple | list) and len(found) in (2, 3) and isinstance(found[-1], Mapping):
             *kept, further = found

@@ -141,7 +141,7 @@ class Watch:
             with self._kept():
                 if self._job.tensorboard:
                     self._tensorboard = TensorBoard(self._run_dir, step)
-            units = "samples" if self._job.loss.counts == "samples" else "tokens"
+            units = "tokens" if self._job.loss.counts in ("tokens", "kept") else "samples"
             kind = _Bar if self._fancy else _Lines
             self._display = kind(self._job.steps, self._job.data.batch * self._board.units, units, self._screen)
         return self._display

@@ -302,7 +302,7 @@ def test_params_without_a_value_and_without_a_use() -> None:
         ("train", "gradient_clip_val", "did you mean `clip`?"),
         ("train", "max_epochs", "did you mean `epochs`?"),
         ("train", "accumulate_grad_batches", "`parallelism { microbatches = … }`"),
-        ("train", "step", "did you mean `steps`?"),
+        ("train", "stps", "did you mean `steps`?"),
         ("train", "workers", "`workers` belongs to `data`"),
         ("data", "num_workers", "did you mean `workers`?"),
         ("data", "bacth", "did you mean `batch`?"),

@@ -1,0 +1,70 @@
+"""Rules for a step of the user's own: it runs over the data axis, with nothing sharded. E0620, E0621, W0620."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslc.compiler.placement.layout import Layout
+from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.layers import PythonNetwork
+from dslc.dsl.source import Span
+
+
+def check_own_step(job: JobSpec, layout: Layout | None, report: Report) -> bool:
+    """Returns whether the rest of the job leaves the step to the user."""
+    if job.train.step is None:
+        return True
+    note = [Note(message="the step", span=job.train.at("step"))]
+    loss, network = job.model.loss, job.model.network
+    if not isinstance(loss, c.Own):
+        report.add(
+            "E0621",
+            f"a step of your own returns the loss that is logged, and `{loss.word}` is another",
+            loss.span or job.model.at("loss"),
+            notes=note,
+            help="`loss = own()`",
+        )
+    if not isinstance(network, PythonNetwork):
+        report.add(
+            "E0621",
+            "a step of your own calls the parts of a network of your own",
+            job.model.at("network"),
+            notes=note,
+            help='`network = python("module:function")`',
+        )
+    found = list(_excluded(job, layout))
+    for what, span in found:
+        report.add(
+            "E0620",
+            f"{what} changes what happens within a step, and this job does its steps itself",
+            span,
+            notes=note,
+            help="leave one of the two out",
+        )
+    report.add(
+        "W0620",
+        "what a step of your own holds and exchanges is not known before it runs: there is no account of its memory",
+        job.train.at("step"),
+        help="`dslc run --profile` measures it",
+    )
+    return not found
+
+
+def _excluded(job: JobSpec, layout: Layout | None) -> Iterator[tuple[str, Span | None]]:
+    """Yields what does not go with such a step."""
+    for axis in ("pipeline", "tensor", "context"):
+        if layout is not None and layout.sizes[axis] > 1:
+            yield f"the {axis} axis", job.parallelism.at(axis)
+    if job.parallelism.zero:
+        yield f"`zero = {job.parallelism.zero}`", job.parallelism.at("zero")
+    if layout is not None and layout.microbatches > 1:
+        yield "`microbatches`", job.parallelism.at("microbatches")
+    for name in ("recompute", "offload"):
+        if job.memory.is_set(name):
+            yield f"`memory.{name}`", job.memory.at(name)
+    if job.train.compile:
+        yield "`compile`", job.train.at("compile")
+    if job.train.on_nonfinite == "skip":
+        yield "`on_nonfinite = skip`", job.train.at("on_nonfinite")

@@ -1,0 +1,152 @@
+"""A step of the user's own, `train.step`: for what is no single loss and optimizer.
+
+Model: the function is called once a step, with this rank's batch and a `Training`, whose `update` does what closes a
+step, for all parameters or some parts of the model: a backward pass, the sum of the gradients over the ranks, divided
+by the count of all losses, clipping, the optimizer. What the function returns is logged as the loss of the step.
+
+Contract: an update is that of one process with the global batch. Every rank makes the same updates in the same order.
+A parameter of another part keeps its value and its optimizer state, and so does one that no rank has used.
+
+Limits: the data axis, nothing sharded. Gradients are exchanged after a backward pass, not while it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dslc.compiler.ir.program import JobProgram, LossStep, PythonFunction, RankPlace
+from dslc.runtime.data.batches import StepBatch
+from dslc.runtime.model.losses import LossError
+from dslc.runtime.model.own_losses import OwnSum
+from dslc.runtime.parallel.mesh import mesh_of
+from dslc.runtime.process.job_line import at
+from dslc.runtime.process.user_code import load_function
+from dslc.runtime.step.assemble import Parts
+from dslc.runtime.step.stepper import UNSEEN, Done, Looks, updater
+from dslc.runtime.technique.precision import autocast
+
+
+class Training:
+    """What a step of the user's own is given, beside its batch.
+
+    `model` is the network; `step` counts from 0 to `steps - 1`; `rank` is one of `ranks`; `samples` are those of the
+    global batch, of all ranks.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        steps: int,
+        close: Callable[[], Tensor | None],
+        *,
+        device: torch.device,
+        scaler: torch.amp.GradScaler | None = None,
+        seen: Callable[[Tensor], None] = UNSEEN.loss,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.model, self.device = model, device
+        self.step, self.steps = 0, steps
+        self.samples = 0
+        self.rank, self.ranks = (dist.get_rank(group), dist.get_world_size(group)) if group is not None else (0, 1)
+        self._close, self._seen, self._group = close, seen, group
+        self._scaler = torch.amp.GradScaler(device.type, enabled=False) if scaler is None else scaler
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.norm: Tensor | None = None
+
+    def update(self, losses: Tensor | tuple[Tensor, Tensor], *parts: str) -> None:
+        """Updates the parameters of some parts of the model (`"generator"`), or all, by the mean of losses over all
+        ranks: one for each sample, or a pair (sum, count). Raises LossError.
+        """
+        total, number = _summed(losses)
+        self._seen(total.detach())
+        if self._group is not None:
+            dist.all_reduce(number, group=self._group)
+        self._scaler.scale(total / number.clamp(min=1)).backward()
+        taken = self._taken(parts)
+        for name, parameter in self._parameters.items():
+            if name not in taken:
+                parameter.grad = None
+        if self._group is not None:
+            self._exchange(list(taken.values()))
+        self.norm = self._close()
+
+    def _taken(self, parts: tuple[str, ...]) -> dict[str, nn.Parameter]:
+        if not parts:
+            return self._parameters
+        found = {
+            name: parameter
+            for name, parameter in self._parameters.items()
+            if any(name == part or name.startswith(part + ".") for part in parts)
+        }
+        if not found:
+            raise LossError(f"the model has no parameters under {' or '.join(parts)}, which the step updates")
+        return found
+
+    @torch.no_grad()
+    def _exchange(self, parameters: list[nn.Parameter]) -> None:
+        """Sums the gradients over the ranks, as one tensor, behind it how many ranks have each."""
+        used = torch.tensor([float(p.grad is not None) for p in parameters], device=self.device)
+        pieces = [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in parameters]
+        together = torch.cat([*pieces, used])
+        dist.all_reduce(together, group=self._group)
+        *summed, used = together.split([*(p.numel() for p in parameters), len(parameters)])
+        for parameter, gradient, ranks in zip(parameters, summed, used.tolist(), strict=True):
+            parameter.grad = gradient.view_as(parameter).clone() if ranks else None
+
+
+def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSEEN) -> Callable[[StepBatch], Done]:
+    """Returns the function that does one step."""
+    named = job.own_step
+    assert named is not None and job.microbatches == 1
+    function, told = load_function(named), OwnSum(job.loss)
+    group = mesh_of(job).group("data") if job.world_size > 1 else None
+    close = updater(job, parts, looks)
+    training = Training(
+        parts.plain, job.steps, close, device=parts.device, scaler=parts.scaler, seen=looks.loss, group=group
+    )
+    if group is not None:
+        _begin_alike(parts.plain, group)
+
+    def step(batch: StepBatch) -> Done:
+        ((input, target),) = batch.micro
+        training.samples, training.norm = batch.samples, None
+        training.step = batch.number
+        with autocast(job.precision, parts.device), at(named.line):
+            found = function(training, input if target is input else (input, target))
+        total, number, further = told.told(found, target)
+        total, number = total.detach(), number.detach().double()
+        parts.further.update(further)
+        if group is not None:
+            dist.all_reduce(number, group=group)
+        looks.between(batch, total, number)
+        return Done(total, number, training.norm)
+
+    return step
+
+
+def try_out(step: PythonFunction, loss: LossStep, model: nn.Module, batch: Any, samples: int) -> None:
+    """Does one step with a batch, in this process, that updates nothing. Raises as the step does."""
+    training = Training(model.train(), 1, model.zero_grad, device=torch.device("cpu"))
+    training.samples = samples
+    OwnSum(loss).told(load_function(step)(training, batch), batch)
+
+
+def _begin_alike(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Gives all ranks the first one's numbers: a model of a user's own may draw others on each."""
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor, group_src=0, group=group)
+
+
+def _summed(losses: Any) -> tuple[Tensor, Tensor]:
+    if isinstance(losses, tuple | list) and len(losses) == 2:
+        total, number = losses
+        return total, torch.as_tensor(number, device=total.device).detach().double()
+    if not isinstance(losses, Tensor) or losses.dim() == 0:
+        raise LossError("`update` takes one loss for each sample, or a pair (sum, count): `reduction = 'none'`")
+    return losses.sum(), torch.tensor(float(losses.numel()), dtype=torch.float64, device=losses.device)

@@ -1,0 +1,9 @@
+import "base/digits.plt"
+
+parallelism {
+  zero = 2 #! E0620
+}
+
+train {
+  step = python("gan:step") #! W0620
+}
