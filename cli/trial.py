@@ -6,8 +6,9 @@ evaluation that fails, state that cannot be written or read) shows in the first 
 
 Contract: everything lies in a temporary folder, which is removed; it stays, and is named, if the ranks fail.
 
-Limits: a checkpoint that the job resumes from is not read, and its `checkpoint.dir` not touched. The folder is where
-Python puts temporary files (`TMPDIR`), which may be another disk than the training's.
+Limits: a checkpoint that the job resumes from is not read, its `checkpoint.dir` not touched, and its loggers, which may
+write elsewhere, not called. The folder is where Python puts temporary files (`TMPDIR`), which may be another disk than
+the training's.
 """
 
 from __future__ import annotations
@@ -72,7 +73,14 @@ def _tried(ready: Ready, folder: str) -> int:
 def _shortened(job: JobProgram, steps: int, resume: str) -> JobProgram:
     checkpoint = replace(job.checkpoint, every=steps, seconds=0.0, keep=1, folder="", resume=resume)
     return replace(
-        job, steps=steps, log_every=1, evaluate_every=0, max_time=None, tensorboard=False, checkpoint=checkpoint
+        job,
+        steps=steps,
+        log_every=1,
+        evaluate_every=0,
+        max_time=None,
+        tensorboard=False,
+        loggers=(),
+        checkpoint=checkpoint,
     )
 
 

@@ -462,3 +462,16 @@ def test_a_manifest_is_json_without_torch(two_checkpoints: Path) -> None:
     told = json.loads((newest(two_checkpoints / "run") / "manifest.json").read_text())["manifest"]
     assert (told["step"], told["samples"], told["job"], told["plan_hash"]) == (6, 96, "made", "0")
     assert set(told["files"]) == {"__0_0.distcp", "__1_0.distcp", ".metadata"}
+
+
+def test_the_link_to_the_best_is_replaced_and_nothing_else_is(tmp_path: Path) -> None:
+    folder, link = str(tmp_path), tmp_path / files.BEST
+    (tmp_path / "best.part").symlink_to("step-00000001")  # of a training that was killed
+    for name in ("step-00000002", "step-00000004"):
+        files.point(folder, name)
+        assert os.readlink(link) == name and os.listdir(folder) == [files.BEST]
+    assert not files.foreign(folder, best=True)
+    files.point_nowhere(folder)
+    link.mkdir()
+    files.point_nowhere(folder)
+    assert files.foreign(folder, best=True) == str(link) and not files.foreign(folder)
