@@ -139,7 +139,25 @@ def _predict(made: argparse.ArgumentParser) -> None:
 def _export(made: argparse.ArgumentParser) -> None:
     _job_arguments(made)
     _checkpoint_argument(made)
-    made.add_argument("-o", "--output", metavar="FILE", required=True, help=".safetensors or .pt")
+    made.add_argument(
+        "-o", "--output", metavar="PATH", required=True, help=".safetensors, .pt, or a folder for `from_pretrained`"
+    )
+    made.add_argument(
+        "--max-shard-size", metavar="SIZE", type=_bytes, help="the most bytes of a file in the folder (default: 50GB)"
+    )
+
+
+def _bytes(text: str) -> int:
+    import re
+
+    from dslc.dsl.language.units import measured
+
+    parts = re.fullmatch(r"(\d{1,15})\s*([A-Za-z]+)", text)
+    unit = parts[2] if parts is not None else ""
+    found = measured(int(parts[1]), "kB" if unit == "KB" else unit) if parts is not None else None
+    if found is None or found.dimension != "bytes" or found.value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a size such as 5GB")
+    return int(found.value)
 
 
 def _fmt(made: argparse.ArgumentParser) -> None:
@@ -153,7 +171,9 @@ def _explain(made: argparse.ArgumentParser) -> None:
 
 def _new(made: argparse.ArgumentParser) -> None:
     made.add_argument("name", metavar="NAME", help="the job's name: NAME.plt is written")
-    made.add_argument("--template", choices=("digits", "gpt", "python"), default="digits", help="the kind of job")
+    made.add_argument(
+        "--template", choices=("digits", "gpt", "python", "finetune"), default="digits", help="the kind of job"
+    )
 
 
 def _tokens(made: argparse.ArgumentParser) -> None:
@@ -184,7 +204,7 @@ _COMMANDS = {
     ),
     "predict": ("write a checkpoint's output for every sample", "dslc predict digits.plt -o digits.npz", _predict),
     "export": (
-        "write the whole weights of a checkpoint for plain torch",
+        "write the whole weights of a checkpoint for plain torch, or for `transformers`",
         "dslc export gpt.plt -o gpt.safetensors",
         _export,
     ),

@@ -27,6 +27,7 @@ import inspect
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,6 +36,7 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.program import TransformersStep
 from dslc.runtime.model.model_error import ModelError
+from dslc.runtime.model.names import named_tensors
 
 _AUTO = {
     "causal_lm": "AutoModelForCausalLM",
@@ -48,6 +50,22 @@ _WORDS = {
     "sequence_classification": "that classifies sequences",
     "image_classification": "that classifies images",
 }
+_BESIDE = (  # files of a tokenizer, and others that a model is used with
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "chat_template.jinja",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
 _OF_THE_FILE = (
     "model_type",
     "transformers_version",
@@ -89,6 +107,28 @@ def build_transformers(step: TransformersStep) -> nn.Module:
             module.reset_parameters = functools.partial(model._init_weights, module)
     made: nn.Module = model.train()
     return made
+
+
+def save_configuration(step: TransformersStep, folder: str) -> dict[str, tuple[int, ...]]:
+    """Writes into `folder` what `from_pretrained` needs beside the weights, and returns the tensors that these have to
+    hold: the configuration, and the tokenizer's files if the model's own is a folder with them.
+
+    Raises TransformersError and OSError.
+    """
+    written = _file(step) or {}
+    with torch.device("meta"):
+        model: Any = build_transformers(step)
+    config = model.config
+    config.architectures = [type(model).__name__]
+    config.dtype = torch.float32
+    config.use_cache = {**written, **step.arguments}.get("use_cache", True)  # which a training does without
+    with _quiet():
+        config.save_pretrained(folder)
+    here = os.path.join(step.folder, os.path.expanduser(step.name))
+    for name in _BESIDE if os.path.isdir(here) else ():
+        if os.path.isfile(os.path.join(here, name)):
+            shutil.copyfile(os.path.join(here, name), os.path.join(folder, name))
+    return {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
 
 
 def preload(step: TransformersStep) -> None:

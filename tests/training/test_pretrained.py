@@ -13,8 +13,10 @@ from helpers.tiny_llama import TINY_LLAMA
 from helpers.trained import agree, ready, train_job
 from safetensors.torch import load_file
 
+import dslc
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
+from dslc.main import main
 from dslc.runs import prepare
 
 JOB = """
@@ -108,3 +110,24 @@ def test_what_does_not_fit_is_found_before_a_rank_starts(folder: Path) -> None:
     assert any("lacks `model.layers.2." in note.message for note in report.errors[0].notes)
     allowed = job(folder, 'pretrained("torch", allow_missing = ["model.layers.2.*"])')
     assert ready(allowed, "model.network.num_hidden_layers=3").program.model.weights is not None
+
+
+def test_what_was_trained_is_exported_for_from_pretrained(
+    folder: Path, launcher: Launcher, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the template, on two ranks; a folder that was exported is one to begin from."""
+    from transformers import AutoModelForCausalLM
+
+    template = (Path(dslc.__file__).parent / "templates" / "finetune.plt").read_text()
+    path, context = folder / "finetune.plt", "data.source.context=16"
+    path.write_text(template.replace('"./base"', '"./saved"'))
+    found = train_job(launcher, path, context, "train.steps=2", "parallelism.zero=3")
+    made = folder / "made"
+    command = ["export", str(path), "-o", str(made), "--checkpoint", str(found.folder), "--set", context]
+    assert main([*command, "--max-shard-size", "40KB"]) == 0, capsys.readouterr().err
+    assert len(list(made.glob("*.safetensors"))) > 1
+    for name, value in AutoModelForCausalLM.from_pretrained(made).state_dict().items():
+        np.testing.assert_array_equal(value.numpy(), found.weights[name], err_msg=name)
+    assert main(command) == 2 and "made is not an empty folder" in capsys.readouterr().err
+    path.write_text(template.replace('"./base"', '"./made"'))
+    assert ready(path, context).program.model.weights is not None
