@@ -46,10 +46,17 @@ class Drawn:
     plain: str  # the same training in one process
 
 
+OWN_OPTIMIZERS = 0.08  # the share of jobs with one of a user's own
+
+
 def draw(seed: int, *, compile: float = 0.0) -> Drawn:
     """Returns a job; `compile` is the share of jobs with `train.compile`, which takes half a minute each."""
     rng = random.Random(seed)
     blocks = _Drawing(rng, compile).blocks()
+    others = random.Random(f"optimizers {seed}")  # of their own, so that jobs stay as they were
+    if others.random() < OWN_OPTIMIZERS:
+        function = others.choice(("Heavy", "Heavy", "Normed"))
+        blocks["train"]["optimizer"] = f'python("own_networks:{function}", lr = 0.02)'
     kept = ("model", "data", "train", "evaluate", "log")
     alone = {"devices": {"cpus": "1"}} | {name: blocks[name] for name in kept if name in blocks}
     alone["train"] = {name: text for name, text in alone["train"].items() if name != "compile"}

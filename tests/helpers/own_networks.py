@@ -1,4 +1,5 @@
-"""Networks, losses and data of a user's own, for tests of pipelines and for drawn jobs: `python("own_networks:…")`.
+"""Networks, losses, optimizers and data of a user's own, for tests of pipelines and for drawn jobs:
+`python("own_networks:…")`.
 
 They hold everything that is hard to cut into stages or shares: sequences within a sequence, parameters, buffers and
 tied weights that belong to no layer, skip connections that cross every cut, views, masks, and numbers that grow with
@@ -8,6 +9,7 @@ the batch.
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import torch
@@ -269,3 +271,35 @@ def labelled(wrong: int, whole: bool = False) -> Dataset[tuple[Tensor, ...]]:
 
 def class_loss(output: Tensor, target: Tensor) -> Tensor:
     return -output.log_softmax(-1).gather(-1, target[:, None])[:, 0]
+
+
+class Heavy(torch.optim.Optimizer):
+    """Momentum and weight decay, with a count of Python's and one in the group."""
+
+    def __init__(self, params: Any, lr: float, weight_decay: float = 0.01) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "steps": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["steps"] += 1
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state |= {"count": 0, "kept": torch.zeros_like(p)}
+                state["count"] += 1
+                state["kept"].mul_(0.9).add_(p.grad + group["weight_decay"] * p)
+                p.add_(state["kept"], alpha=-group["lr"] / (1 + 0.01 * (state["count"] + group["steps"])))
+
+
+class Normed(torch.optim.SGD):
+    """Divides by the norm of a parameter's whole gradient, which no rows of it know."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.add_(p.grad / (1 + p.grad.norm()), alpha=-group["lr"])
