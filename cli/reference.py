@@ -126,6 +126,24 @@ def _network(job: JobSpec, layout: Layout, smaller: Any) -> Any:
                 changes["context"] = min(network.context, CONTEXT)
                 if network.vocab is not None:
                     changes["vocab"] = min(network.vocab, VOCAB)
+        case n.Llama():
+            grouped = network.kv_heads is not None and network.kv_heads < network.heads
+            heads = 2 * tensor if grouped else max(1, 4 // tensor) * tensor
+            each = max(2, min(network.width, WIDTH) // heads // 2 * 2)
+            layers = max(LAYERS, layout.sizes["pipeline"] * layout.virtual_stages)
+            changes = {
+                "heads": heads,
+                "width": heads * each,
+                "hidden": max(tensor, min(network.hidden, 2 * WIDTH) // tensor * tensor),
+                "layers": min(network.layers, layers),
+                "context": min(network.context, CONTEXT),
+            }
+            if network.kv_heads is not None:
+                changes["kv_heads"] = tensor if grouped else heads
+            if network.head_dim is not None:
+                changes["head_dim"] = each
+            if network.vocab is not None:
+                changes["vocab"] = min(network.vocab, VOCAB)
         case n.MLP():
             changes = {"widths": tuple(min(width, WIDTH) for width in network.widths)}
         case n.ConvNet():
@@ -135,8 +153,8 @@ def _network(job: JobSpec, layout: Layout, smaller: Any) -> Any:
         case _:
             what = "a list of layers" if isinstance(network, tuple) else f"`{network.word}(…)`"
             raise CannotShrink(
-                f"{what} cannot be made narrow: only the library's networks can (mlp, convnet, resnet, vit, gpt). "
-                "Give its sizes as params, and verify it with smaller ones: `--set width=64`"
+                f"{what} cannot be made narrow: only the library's networks can (mlp, convnet, resnet, vit, gpt, "
+                "llama). Give its sizes as params, and verify it with smaller ones: `--set width=64`"
             )
     for name, value in changes.items():
         smaller(name, getattr(network, name), value)
@@ -146,7 +164,7 @@ def _network(job: JobSpec, layout: Layout, smaller: Any) -> Any:
 def _source(job: JobSpec, smaller: Any) -> Any:
     """Returns the job's source if it is here and fits a narrow network, else synthetic samples of its form."""
     source, network = job.data.source, job.model.network
-    if isinstance(network, n.GPT):
+    if isinstance(network, n.GPT | n.Llama):
         vocab = network.vocab if network.vocab is not None else getattr(source, "vocab", None)
         if isinstance(source, c.Stdlib | c.Text) and not source_facts(source, context_of(job)).missing:
             return replace(source, context=None)

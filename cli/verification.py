@@ -54,7 +54,11 @@ Status = Literal["holds", "broken", "not compared"]
 TITLES = ("same samples", "same start", "same scale", "same state")
 PLAIN = "plain torch"  # the fifth finding
 ROUNDING, NOISE = 10.0, 4.0
-KEYS = ("qkv.bias", "c_attn.bias")  # softmax ignores a constant added to all scores of a query: this bias has no effect
+KEYS = (
+    "qkv.bias",
+    "k_proj.bias",
+    "c_attn.bias",
+)  # softmax ignores a constant added to all scores of a query: this bias has no effect
 _NAMED = 3  # names of differing items in a message, at most
 
 

@@ -43,7 +43,7 @@ from dslc.dsl.record import Record, record
 
 FORWARD, AGAIN, BACKWARD = "activations", "activations, again", "gradients of activations"
 LOSS, SUMMED = "parts of the loss", "gradients beside pieces"
-_KEEP_NOTHING = ("flatten", "last_step", "mean_steps", "positional_embedding", "attention")  # itself
+_KEEP_NOTHING = ("flatten", "last_step", "mean_steps", "positional_embedding", "attention", "gated_mlp")  # itself
 
 
 class Exchanged(NamedTuple):
@@ -93,7 +93,8 @@ class TensorTraffic:
         self._styles = plan.by_module
         self._calls_of = calls_by_layer(model)
         shares = model.traced.shares if model.traced is not None else None
-        self._summed = Counter(shares.summed if shares is not None else ())
+        summed = shares.summed if shares is not None else plan.by_style(TensorStyle.SUMMED) if model.root else ()
+        self._summed = Counter(summed)
 
     # ---------------------------------------------------------------------------------------------------- the passes
 

@@ -388,7 +388,9 @@ def _over_context(place: Coordinate) -> Iterator[TrafficNode]:
     for layer in place.layers:
         for part in layer.parts:
             if part.kind == "attention":
-                scattered.append(size * prod(part.takes) // layout.sizes["tensor"])
+                # Separate projections of keys and values may be narrower than the input.
+                keys = next((p.gives for p in layer.parts if p.name == f"{part.name}.k_proj"), part.takes)
+                scattered.append(size * prod(keys) // layout.sizes["tensor"])
                 gathered += [scattered[-1] // layout.sizes["context"]] * (1 + (layer.name in again))
     for operation, what, sizes in (
         ("all_gather", "keys and values", gathered),

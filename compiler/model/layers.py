@@ -1,8 +1,8 @@
 """The arithmetic of layers on vectors and images: dense, convolution, pooling, norms, activations.
 
 One small function for each layer of `dsl/language/layers.py`: its input, its parameters with torch's own initial
-values, its products, and the activations that it keeps for the backward pass. Sequences and compositions are in
-sequence_layers.py.
+values, its products, and the activations that it keeps for the backward pass. Attention is in attention_layers.py,
+other sequences and compositions in sequence_layers.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import prod, sqrt
 from typing import TypeAlias
 
 from dslc.compiler.model.replay import Store
-from dslc.compiler.model.tape import Tape, layer
+from dslc.compiler.model.tape import Tape, at, layer
 from dslc.compiler.model.value import Value, describe, say
 from dslc.dsl.diagnostics import Note, division
 from dslc.dsl.language import layers as s
@@ -31,6 +31,17 @@ def wants_numbers(spec: Call, x: Value, t: Tape) -> None:
             spec,
             help="put `embedding(width = …)` before it",
         )
+
+
+def wants_sequence(spec: Call, x: Value, t: Tape) -> None:
+    wants_numbers(spec, x, t)
+    if len(x.shape) != 2:
+        advice = "put `patch_embedding` before it" if len(x.shape) == 3 else ""
+        t.fail("E0201", f"`{spec.word}` works on (length, width), and {x} comes in", spec, help=advice)
+
+
+def added(a: Value, b: Value) -> Value:
+    return a.new(*a.shape, low=a.low and b.low, grad=a.grad or b.grad, sequence=a.sequence or b.sequence)
 
 
 # ------------------------------------------------------------------------------------------- dense and convolution
@@ -53,6 +64,8 @@ def linear(spec: s.Linear, x: Value, t: Tape) -> Value:
     t.module("Linear", in_features=width, out_features=features, bias=spec.bias)
     bound = 1 / sqrt(max(1, width))
     t.parameter("weight", (features, width), "uniform", -bound, bound)
+    if spec.tie:
+        t.around.tied.append((f"{t.name}.weight", t.parameters[-1].shape, spec))
     if spec.bias:
         t.parameter("bias", (features,), "uniform", -bound, bound)
     return t.product(x, x.count * features, *x.shape[:-1], features)
@@ -267,6 +280,24 @@ def rms_norm(spec: s.RMSNorm, x: Value, t: Tape) -> Value:
 def _wants_dim(spec: Call, x: Value, t: Tape) -> None:
     if not x.shape:
         t.fail("E0201", f"`{spec.word}` works on the last dim, and {describe(x.shape)} comes in", spec)
+
+
+ACTIVATIONS: dict[str, type[Call]] = {
+    "relu": s.ReLU,
+    "gelu": s.GELU,
+    "silu": s.SiLU,
+    "tanh": s.Tanh,
+    "sigmoid": s.Sigmoid,
+    "leaky_relu": s.LeakyReLU,
+    "elu": s.ELU,
+}
+
+
+def activation_of(name: str, whole: Call) -> Call:
+    """Returns the activation of this name, at the place of the layer or network `whole`."""
+    if name == "gelu_tanh":
+        return s.GELU(approximate="tanh", **at(whole))
+    return ACTIVATIONS[name](**at(whole))
 
 
 def _activation(spec: Call, x: Value, t: Tape, kind: str, *, result: bool = False, **arguments: object) -> Value:

@@ -25,13 +25,14 @@ from dslc.compiler.ir.working import Halves, LayerMemory, Moment, Working
 from dslc.compiler.model.networks import Expansion, expand
 from dslc.compiler.model.outputs import check_output
 from dslc.compiler.model.tape import Misfit, Surroundings, record, too_many, unroll
-from dslc.compiler.model.value import Value, entry
+from dslc.compiler.model.value import Value, entry, say
 from dslc.compiler.placement.tensor_plan import TensorPlan, calls_by_layer, shape_on_a_rank
 from dslc.dsl.bounds import LAYERS
-from dslc.dsl.diagnostics import Report
+from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.blocks import ModelSpec
 from dslc.dsl.language.registry import Call
+from dslc.dsl.words import plural
 
 __all__ = ["BufferNode", "LayerNode", "ModelGraph", "ParameterNode", "build"]
 
@@ -40,14 +41,14 @@ def build(model: ModelSpec, source: SourceFacts, context: int | None, report: Re
     """Returns the graph of a layer list or library network; None if the input is unknown, or with the reason in the
     report.
 
-    Reports E0201 to E0221 and W0201 to W0203; of the mistakes along the chain of layers only the first, as the shapes
+    Reports E0201 to E0226 and W0201 to W0203; of the mistakes along the chain of layers only the first, as the shapes
     after it are unknown. `context` is the length of a sequence if the data's own is not known.
     """
     network = model.network
     if isinstance(network, s.PythonNetwork | s.TransformersNetwork):
         return None
     fact = source.input
-    if fact is None and context is not None and (source.vocab is not None or isinstance(network, s.GPT)):
+    if fact is None and context is not None and (source.vocab is not None or isinstance(network, s.GPT | s.Llama)):
         fact = TensorFact(shape=(context,), dtype="int64")
     if fact is None:
         return None
@@ -61,6 +62,7 @@ def build(model: ModelSpec, source: SourceFacts, context: int | None, report: Re
             output = _run_named(expansion.layers, entry(fact), around)
         else:
             output = _run_list(network, entry(fact), around)
+            expansion = Expansion(layers=(), ties=_ties(around))
     except Misfit as misfit:
         report.extend([misfit.diagnostic])
         return None
@@ -192,6 +194,36 @@ def _scaled_halves(found: Halves, kept: float, weights: float) -> Halves:
 def _run_list(network: Sequence[Call], x: Value, around: Surroundings) -> Value:
     numbers = count()
     return unroll(around, network, x, lambda spec, y: record(around, str(next(numbers)), spec, y))
+
+
+def _ties(around: Surroundings) -> tuple[tuple[str, str], ...]:
+    """Returns the weight of the last layer, and that of the embedding that it shares. Raises Misfit."""
+    tables = [node for node in around.nodes if node.kind == "embedding"]
+    for name, shape, spec in around.tied:
+        if name != f"{around.nodes[-1].name}.weight" or len(tables) != 1:
+            fault = "only the last layer can share the weight of an embedding"
+            if len(tables) != 1:
+                fault = f"the network has {plural(len(tables), 'embedding')}, and `tie` needs one"
+            raise Misfit(
+                Diagnostic(
+                    code="E0226",
+                    message=fault,
+                    span=spec.at("tie"),
+                    help="one `embedding` in the list, and `tie = true` in the last layer",
+                )
+            )
+        table = tables[0].parameters[0]
+        if table.shape != shape:
+            raise Misfit(
+                Diagnostic(
+                    code="E0226",
+                    message=f"a weight of {say(shape)} cannot be that of the embedding, {say(table.shape)}",
+                    span=spec.at("tie"),
+                    notes=(Note(message="the embedding", span=tables[0].span),),
+                    help="as many features as tokens, and an input as wide as the embedding",
+                )
+            )
+    return tuple((name, tables[0].parameters[0].name) for name, _, _ in around.tied)
 
 
 def _run_named(layers: Sequence[tuple[str, Call]], x: Value, around: Surroundings) -> Value:

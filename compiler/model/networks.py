@@ -13,7 +13,8 @@ from math import sqrt
 from typing import Any
 
 from dslc.compiler.ir.facts import SourceFacts
-from dslc.compiler.model.sequence_layers import added
+from dslc.compiler.model import attention_layers, sequence_layers  # noqa: F401  they register their layers
+from dslc.compiler.model.layers import activation_of, added
 from dslc.compiler.model.tape import Initialise, Misfit, Tape, at, layer, too_many
 from dslc.compiler.model.value import Value
 from dslc.dsl.bounds import LAYERS
@@ -57,23 +58,12 @@ def _classes(network: Any, source: SourceFacts) -> int:
     )
 
 
-ACTIVATIONS: dict[str, type[Call]] = {
-    "relu": s.ReLU,
-    "gelu": s.GELU,
-    "silu": s.SiLU,
-    "tanh": s.Tanh,
-    "sigmoid": s.Sigmoid,
-    "leaky_relu": s.LeakyReLU,
-    "elu": s.ELU,
-}
-
-
 def mlp(network: s.MLP, source: SourceFacts) -> Expansion:
     here = at(network, features="widths")
     layers: list[tuple[str, Call]] = [("flatten", s.Flatten(**here))]
     for number, width in enumerate(network.widths):
         layers.append((f"hidden.{number}.linear", s.Linear(features=width, **here)))
-        layers.append((f"hidden.{number}.activation", ACTIVATIONS[network.activation](**here)))
+        layers.append((f"hidden.{number}.activation", activation_of(network.activation, network)))
         if network.dropout:
             layers.append((f"hidden.{number}.dropout", s.Dropout(p=network.dropout, **here)))
     layers.append(("head", s.Linear(features=_classes(network, source), **at(network, features="classes"))))
@@ -244,6 +234,53 @@ def gpt(network: s.GPT, source: SourceFacts) -> Expansion:
     return Expansion(layers=tuple(layers), initialise=_gpt2(network.layers), ties=ties)
 
 
+def llama(network: s.Llama, source: SourceFacts) -> Expansion:
+    """The modules have the names of `transformers`."""
+    length = source.input.shape[0] if source.input is not None and source.input.dtype == "int64" else None
+    if length is not None and length > network.context:
+        raise Misfit(
+            Diagnostic(
+                code="E0209",
+                message=f"a context of {network.context} is shorter than the data's sequences of {length}",
+                span=network.at("context"),
+                label=f"{network.context} < {length}",
+                help=f"`context = {length}`, or shorter sequences: `context` of the source",
+            )
+        )
+    vocab = network.vocab if network.vocab is not None else source.vocab
+    here = at(network)
+    shared = {
+        name: getattr(network, name)
+        for name in (
+            "heads", "hidden", "kv_heads", "head_dim", "rope_theta", "rope_scaling", "qk_norm", "activation", "bias",
+            "mlp_bias", "norm_eps",
+        )
+    }  # fmt: skip
+    narrow, wide = (s.LlamaBlock(**shared, window=window, **here) for window in (network.window, None))
+    layers: list[tuple[str, Call]] = [
+        ("model.embed_tokens", s.Embedding(vocab=vocab, width=network.width, **here)),
+        *(
+            (f"model.layers.{number}", wide if number < network.max_window_layers else narrow)
+            for number in range(network.layers)
+        ),
+        ("model.norm", s.RMSNorm(eps=network.norm_eps, **here)),
+        ("lm_head", s.Linear(features=vocab or 1, bias=False, **at(network, features="vocab"))),
+    ]
+    ties = (("lm_head.weight", "model.embed_tokens.weight"),) if network.tie else ()
+    return Expansion(layers=tuple(layers), initialise=_normal(network.init_std), ties=ties)
+
+
+def _normal(deviation: float) -> Initialise:
+    """As `transformers` begins: all weights from one normal distribution, biases zero."""
+
+    def initialise(name: str, shape: tuple[int, ...], kind: str, a: float, b: float) -> tuple[str, float, float]:
+        if kind == "constant":
+            return kind, a, b
+        return ("constant", 0.0, 0.0) if name.endswith("bias") else ("normal", 0.0, deviation)
+
+    return initialise
+
+
 def vit(network: s.ViT, source: SourceFacts) -> Expansion:
     here = at(network)
     layers: list[tuple[str, Call]] = [
@@ -262,4 +299,5 @@ NETWORKS: dict[type[Call], Callable[[Any, SourceFacts], Expansion]] = {
     s.ResNet: resnet,
     s.ViT: vit,
     s.GPT: gpt,
+    s.Llama: llama,
 }

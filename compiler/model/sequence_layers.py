@@ -1,16 +1,15 @@
-"""The arithmetic of layers on sequences, and of layers made of layers.
+"""The arithmetic of layers on sequences, and of layers made of layers; attention is in attention_layers.py.
 
-A sequence is `(length, width)`. Attention is counted in full, causal or not, as torch's counter does.
+A sequence is `(length, width)`.
 """
 
 from __future__ import annotations
 
 from itertools import count
 
-from dslc.compiler.model.layers import wants_numbers
+from dslc.compiler.model.layers import added, wants_numbers, wants_sequence
 from dslc.compiler.model.tape import Tape, at, layer, unroll
 from dslc.compiler.model.value import Value, say
-from dslc.dsl.diagnostics import division
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.registry import Call
 
@@ -64,99 +63,6 @@ def positional_embedding(spec: s.PositionalEmbedding, x: Value, t: Tape) -> Valu
     t.module(".PositionalEmbedding", context=context, width=width)
     t.parameter("weight", (context, width), "normal", 0.0, 0.02)
     return t.operation(x, gives=x.new(*x.shape, low=False, grad=True, sequence=True), adds=True)
-
-
-def wants_sequence(spec: Call, x: Value, t: Tape) -> None:
-    wants_numbers(spec, x, t)
-    if len(x.shape) != 2:
-        advice = "put `patch_embedding` before it" if len(x.shape) == 3 else ""
-        t.fail("E0201", f"`{spec.word}` works on (length, width), and {x} comes in", spec, help=advice)
-
-
-# -------------------------------------------------------------------------------------------------- attention
-
-
-@layer(s.Attention, recomputable=True)
-def attention(spec: s.Attention, x: Value, t: Tape) -> Value:
-    wants_sequence(spec, x, t)
-    _wants_heads(spec, x, t, spec.heads)
-    width = x.shape[1]
-    head = width // spec.heads
-    t.module(".Attention", head_dim=head, causal=spec.causal)
-    qkv = t.child("qkv", s.Linear(features=3 * width, bias=spec.bias, **at(spec)), x)
-    length, own = qkv.shape[0], qkv.shape[1] // 3  # of this rank's heads
-    # Scores and their use are one product each; each has two in the backward pass.
-    t.forward += 4 * length * length * own
-    t.backward += 8 * length * length * own
-    # Splitting shares the memory; the gradients of the parts are made separately and then joined.
-    parts = t.operation(qkv, gives=qkv.new(*qkv.shape), view=True)
-    taken = [parts]
-    if t.around.pieces > 1:
-        taken.append(_of_all_pieces(parts, own, t))
-        t.keep(taken[-1])
-        t.masks += length * length // t.around.pieces if spec.causal else 0
-    t.keep(qkv)
-    result = t.computed(qkv.new(length, own, sequence=True))
-    t.keep(result)
-    rows = 4 * length * (own // head)  # the logarithm of each softmax's sum
-    t.keep_bytes(rows, rows)
-    t.operation(*taken, gives=result)
-    t.float32.products += rows
-    t.autocast.products += rows
-    y = t.child("output", s.Linear(features=width, bias=spec.bias, **at(spec)), result)
-    return t.child("dropout", s.Dropout(p=spec.dropout, **at(spec)), y) if spec.dropout else y
-
-
-def _of_all_pieces(parts: Value, own: int, t: Tape) -> Value:
-    """Returns keys and values of the whole sequence, for a rank of the context axis, which works on a piece: stacked,
-    gathered, and put into the order of the positions. The sizes are those of all ranks' pieces together.
-    """
-    length, pieces = parts.shape[0], t.around.pieces
-    together = t.operation(parts, gives=parts.new(length, 2 * own))
-    gathered = t.operation(together, gives=parts.new(pieces * length, 2 * own))
-    return t.operation(gathered, gives=parts.new(pieces * length, 2 * own))
-
-
-def _wants_heads(spec: Call, x: Value, t: Tape, heads: int) -> None:
-    width = x.shape[-1]
-    if width % heads:
-        close = sorted((h for h in range(1, width + 1) if width % h == 0), key=lambda h: abs(h - heads))[:2]
-        t.fail(
-            "E0207",
-            f"{heads} heads cannot share a width of {width}",
-            spec,
-            "heads",
-            label=division(width, heads),
-            help=f"`heads = {' or '.join(map(str, sorted(close)))}`, or a width that is a multiple of {heads}",
-        )
-
-
-@layer(s.TransformerBlock, recomputable=True)
-def transformer_block(spec: s.TransformerBlock, x: Value, t: Tape) -> Value:
-    wants_sequence(spec, x, t)
-    _wants_heads(spec, x, t, spec.heads)
-    width, here = x.shape[-1], at(spec)
-    t.module(".TransformerBlock")
-    norm = s.LayerNorm(bias=spec.bias, **here)
-    y = t.child("attention_norm", norm, x)
-    y = t.child(
-        "attention",
-        s.Attention(heads=spec.heads, causal=spec.causal, bias=spec.bias, dropout=spec.dropout, **here),
-        y,
-    )
-    x = t.operation(x, y, gives=added(x, y), adds=True)
-    y = t.child("mlp_norm", norm, x)
-    with t.inside("mlp"):
-        y = t.child("up", s.Linear(features=spec.ratio * width, bias=spec.bias, **here), y)
-        y = t.child("activation", s.GELU(**here), y)
-        y = t.child("down", s.Linear(features=width, bias=spec.bias, **here), y)
-        if spec.dropout:
-            y = t.child("dropout", s.Dropout(p=spec.dropout, **here), y)
-    return t.operation(x, y, gives=added(x, y), adds=True)
-
-
-def added(a: Value, b: Value) -> Value:
-    return a.new(*a.shape, low=a.low and b.low, grad=a.grad or b.grad, sequence=a.sequence or b.sequence)
 
 
 # ----------------------------------------------------------------------------------------------------- recurrent

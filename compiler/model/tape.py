@@ -1,8 +1,8 @@
 """Runs a model on shapes instead of numbers, and records its layers.
 
-Layer functions (layers.py, sequence_layers.py) take a `Value` and a `Tape`, record on the tape the tensors that
-autograd would keep and the products that are computed, and return the resulting value. Memory is followed piece by
-piece (`Store`), once in fp32 and once under autocast, so that a tensor that two layers keep is charged once.
+Layer functions (layers.py, attention_layers.py, sequence_layers.py) take a `Value` and a `Tape`, record on the tape the
+tensors that autograd would keep and the products that are computed, and return the resulting value. Memory is followed
+piece by piece (`Store`), once in fp32 and once under autocast, so that a tensor that two layers keep is charged once.
 
 The model of memory: a product or convolution keeps its input, in 16 bits under autocast (a copy, if it was in 32); an
 elementwise function keeps its input or its result as its derivative needs; views share their piece. This is torch on
@@ -59,6 +59,7 @@ class Surroundings:
     batch_norm_sync: set[bool] = field(default_factory=set)
     batch_norm_values: int | None = None
     noise: bool = False
+    tied: list[tuple[str, Shape, Call]] = field(default_factory=list)  # weights of an embedding: name, shape, layer
     layers: int = 0  # seen so far, including nested layers
     recorded: _Recorded | None = None  # the last block
     nodes: list[LayerNode] = field(default_factory=list)
@@ -300,7 +301,7 @@ class Tape:
                 rounds=2 if spec.word in ("conv1d", "conv2d") else 0,
             )
         made, self._frame = self._frame, outer
-        if not made.children or spec.word == "attention":
+        if not made.children or spec.word in ("attention", "gated_mlp"):
             self.parts.append(
                 PartNode(
                     name=outer.prefix + name,

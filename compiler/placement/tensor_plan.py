@@ -6,6 +6,8 @@ Model: a value between layers is whole on each rank, or a piece of the sequence,
   row. The dense network of a transformer block: `up` a column, `down` a row.
 - A run of such layers with norms, activations and dropout between them works on pieces of the sequence, if the job
   has `sequence`: norms once instead of on every rank, and their results kept in pieces (Korthikanti et al. 2022).
+  Separate projections are columns too, and norms of heads are summed; of a gated network `gate_proj` and `up_proj` are
+  columns, `down_proj` a row.
 - Two dense layers with nothing but activations between them are a column and a row.
 - A table of tokens is cut by rows. So is the dense layer at the end, whose scores stay in shares for plain cross
   entropy, and are put together for any other loss.
@@ -38,13 +40,13 @@ if TYPE_CHECKING:
 
 Leaf = tuple[str, ModuleStep]
 
-_BLOCKS = (".TransformerBlock", ".Attention")
+_BLOCKS = (".TransformerBlock", ".Attention", ".LlamaBlock", ".GroupedAttention")
 _NORMS = ("LayerNorm", ".RMSNorm")
 _ACTIVATIONS = ("ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "LeakyReLU", "ELU")
 _WHOLE = (".PositionalEmbedding", ".PatchEmbedding", ".LastStep", ".MeanSteps", "Flatten")
-_KNOWN = (*_BLOCKS, *_NORMS, *_ACTIVATIONS, *_WHOLE, "Linear", "Embedding", "Dropout", ".Residual")
+_KNOWN = (*_BLOCKS, *_NORMS, *_ACTIVATIONS, *_WHOLE, "Linear", "Embedding", "Dropout", ".Residual", ".GatedMLP")
 # Layers that work on each position for itself, or gather the other positions themselves.
-_ALONG = (*_BLOCKS, *_NORMS, *_ACTIVATIONS, "Linear", "Embedding", "Dropout", ".PositionalEmbedding")
+_ALONG = (*_BLOCKS, *_NORMS, *_ACTIVATIONS, "Linear", "Embedding", "Dropout", ".PositionalEmbedding", ".GatedMLP")
 
 
 @dataclass(kw_only=True)
@@ -85,6 +87,10 @@ class TensorPlan:
         """Modules whose weight is cut by columns."""
         return frozenset(name for name, style in self.styles if style.cut == 1)
 
+    def by_style(self, style: TensorStyle) -> list[str]:
+        """Returns the modules of a style."""
+        return [name for name, each in self.styles if each is style]
+
     @cached_property
     def by_module(self) -> dict[str, list[TensorStyle]]:
         """The styles of each module."""
@@ -105,7 +111,8 @@ def tensor_plan(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
     plan.unknown = [name for name, step in leaves if step.kind not in _KNOWN]
     runs = _runs(leaves) if job.parallelism.sequence else []
     plan.sequence = bool(runs)
-    _dense(leaves, runs, ranks, plan)
+    tied = {name.rpartition(".")[0] for name, _ in model.ties}
+    _dense([leaf for leaf in leaves if leaf[0] not in tied], runs, ranks, plan)
     _tables(leaves, ranks, plan)
     for run in runs:
         plan.styles.append((leaves[run.start][0], TensorStyle.SPLIT))
@@ -188,7 +195,7 @@ def _runs(leaves: Sequence[Leaf]) -> list[range]:
     the whole.
     """
     found, start = [], 0
-    fine = [step.kind in (*_BLOCKS, *_NORMS, *_ACTIVATIONS, "Dropout") for _, step in leaves]
+    fine = [step.kind in (*_BLOCKS, *_NORMS, *_ACTIVATIONS, "Dropout", ".GatedMLP") for _, step in leaves]
     while start < len(leaves):
         stop = start
         while stop < len(leaves) and fine[stop]:
@@ -206,11 +213,19 @@ def _inside(leaf: Leaf, ranks: int, pieces: bool, plan: TensorPlan) -> None:
     """Cuts attention, the dense network of a block, norms, and the parts of a residual."""
     name, step = leaf
     match step.kind:
-        case ".TransformerBlock":
+        case ".TransformerBlock" | ".LlamaBlock":
             for child in step.children:
                 _inside((f"{name}.{child.name}", child), ranks, pieces, plan)
         case ".Attention":
             _attention(name, step, ranks, pieces, plan)
+        case ".GroupedAttention":
+            _grouped(name, step, ranks, pieces, plan)
+        case ".GatedMLP":
+            hidden = {child.name: child for child in step.children}["up_proj"].arguments["out_features"]
+            if hidden % ranks:
+                plan.uneven.append((f"{name}.up_proj", "hidden", hidden))
+            _column(f"{name}.gate_proj", pieces, plan)
+            _pair(f"{name}.up_proj", f"{name}.down_proj", pieces, plan)
         case "Sequential":  # the dense network of a block
             parts = {child.name: child for child in step.children}
             width = parts["up"].arguments["out_features"]
@@ -242,8 +257,27 @@ def _attention(name: str, step: ModuleStep, ranks: int, pieces: bool, plan: Tens
         _noise(f"{name}.dropout", pieces, plan)
 
 
+def _grouped(name: str, step: ModuleStep, ranks: int, pieces: bool, plan: TensorPlan) -> None:
+    """Cuts separate projections by whole heads. The norms of heads have one weight for all of them."""
+    parts = {child.name: child for child in step.children}
+    for part, what in (("q_proj", "heads"), ("k_proj", "kv_heads")):
+        heads = parts[part].arguments["out_features"] // step.arguments["head_dim"]
+        if heads % ranks:
+            plan.uneven.append((f"{name}.{part}", what, heads))
+    for part in ("q_proj", "k_proj"):
+        _column(f"{name}.{part}", pieces, plan)
+    _pair(f"{name}.v_proj", f"{name}.o_proj", pieces, plan)
+    plan.styles += [(f"{name}.{part}", TensorStyle.SUMMED) for part in ("q_norm", "k_norm") if part in parts]
+    if "dropout" in parts:
+        _noise(f"{name}.dropout", pieces, plan)
+
+
+def _column(name: str, pieces: bool, plan: TensorPlan) -> None:
+    plan.styles.append((name, TensorStyle.COLUMN_OF_PIECES if pieces else TensorStyle.COLUMN))
+
+
 def _pair(column: str, row: str, pieces: bool, plan: TensorPlan) -> None:
-    plan.styles.append((column, TensorStyle.COLUMN_OF_PIECES if pieces else TensorStyle.COLUMN))
+    _column(column, pieces, plan)
     plan.styles.append((row, TensorStyle.ROW_TO_PIECES if pieces else TensorStyle.ROW))
 
 

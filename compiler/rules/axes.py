@@ -5,6 +5,8 @@ Pure functions; E0415 to E0419, E0424 and E0425. If a network's sizes are unknow
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.model.model import ModelGraph
@@ -13,10 +15,21 @@ from dslc.compiler.placement.tensor_plan import TensorPlan, needs_whole
 from dslc.compiler.rules.styles import check_styles, report_scores, report_uneven
 from dslc.dsl.diagnostics import Note, Report, division
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.layers import GPT, Attention, PythonNetwork, TransformerBlock, TransformersNetwork, ViT
+from dslc.dsl.language.layers import (
+    GPT,
+    Attention,
+    Llama,
+    LlamaBlock,
+    PythonNetwork,
+    TransformerBlock,
+    TransformersNetwork,
+    ViT,
+)
 from dslc.dsl.language.registry import Call
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
+
+WithHeads: TypeAlias = GPT | ViT | Llama | LlamaBlock | Attention | TransformerBlock
 
 
 def check_tensor(
@@ -37,6 +50,11 @@ def check_tensor(
         if block.heads % ranks:
             seen.add((block.span, block.heads))
             _report_heads(block, ranks, job, report)
+        kv_heads = getattr(block, "kv_heads", None)
+        if kv_heads is not None and kv_heads % ranks:
+            near = [n for n in range(1, block.heads + 1) if block.heads % n == n % ranks == 0]
+            remedy = f"`kv_heads = {near[0]}`" if near else f"`heads` and `kv_heads` that are multiples of {ranks}"
+            report_uneven("kv_heads", kv_heads, ranks, block.at("kv_heads"), job, report, help=remedy)
         vocab = getattr(block, "vocab", None)
         if vocab is not None and vocab % ranks:
             seen.add((block.span, vocab))
@@ -49,7 +67,7 @@ def check_tensor(
         layer = model.layer_of(module)
         where = (layer.span if layer else None) or job.model.at("network")
         # Without heads to share, only attention's own rules find fault with its widths.
-        if (where, value) not in seen and name not in ("heads", "width"):
+        if (where, value) not in seen and name not in ("heads", "kv_heads", "width"):
             seen.add((where, value))
             _report_features(job, source, model, module, (name, value), ranks, where, report)
     for module in plan.noisy[:1]:
@@ -66,7 +84,7 @@ def check_tensor(
     _check_pieces(layout, model, plan, span, report)
 
 
-def _report_heads(block: GPT | ViT | Attention | TransformerBlock, ranks: int, job: JobSpec, report: Report) -> None:
+def _report_heads(block: WithHeads, ranks: int, job: JobSpec, report: Report) -> None:
     """Reports E0417 for heads. They divide the width, which may have to change with them."""
     heads, width = block.heads, getattr(block, "width", None)
     near = [n for n in (heads // ranks * ranks, -(-heads // ranks) * ranks) if n]
@@ -100,7 +118,7 @@ def _report_features(
 def _check_known(job: JobSpec, model: ModelGraph, plan: TensorPlan, report: Report) -> None:
     """Checks that all layers can stand beside cut ones, and that something is cut at all."""
     span = job.parallelism.at("tensor")
-    advice = "`attention`, `transformer_block`, `gpt` and `vit` do; use the data axis for others"
+    advice = "attention, gated networks, blocks of both, `gpt`, `llama` and `vit` do; use the data axis for others"
     if not plan.styles:
         report.add(
             "E0416",
@@ -192,11 +210,11 @@ def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: Mode
         )
 
 
-def _attention(job: JobSpec) -> list[GPT | ViT | Attention | TransformerBlock]:
-    found: list[GPT | ViT | Attention | TransformerBlock] = []
+def _attention(job: JobSpec) -> list[WithHeads]:
+    found: list[WithHeads] = []
 
     def walk(value: object) -> None:
-        if isinstance(value, GPT | ViT | Attention | TransformerBlock):
+        if isinstance(value, WithHeads):
             found.append(value)
         elif isinstance(value, tuple):
             for item in value:

@@ -14,7 +14,7 @@ from typing import Any
 
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
-from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
+from dslc.dsl.language.layers import Llama, PythonNetwork, TransformersNetwork
 from dslc.dsl.language.lr_schedules import Multistep, Plateau, Step
 from dslc.dsl.language.optimizers import SGD, Optimizer
 from dslc.dsl.language.registry import Block, Node, Quantity, fields
@@ -154,6 +154,13 @@ def tokens_and_numbers(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
                         "set `vocab` for tokens")  # fmt: skip
 
 
+def without_window(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
+    network = blocks["model"].network
+    if isinstance(network, Llama) and network.window is None and changed(network, "max_window_layers"):
+        yield no_effect("model.network.max_window_layers", "the network has no window",
+                        network.named("max_window_layers"), "set `window`, or remove it")  # fmt: skip
+
+
 def step_never_taken(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     train = blocks["train"]
     schedule = train.lr_schedule
@@ -186,5 +193,6 @@ EFFECTS: tuple[Effect, ...] = (
     offload_on_cpu,
     momentum,
     tokens_and_numbers,
+    without_window,
     step_never_taken,
 )

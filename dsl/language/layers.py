@@ -16,6 +16,7 @@ _SIZE = Int(min=1)
 _BIAS_DOC = "learn and add a bias"
 LAYERS = ListOf(calls("layer"))
 ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu")
+GATES = (*ACTIVATIONS, "gelu_tanh")
 Layers = tuple[Call, ...]
 
 
@@ -28,6 +29,7 @@ class Linear(Call):
 
     features: int = arg(_SIZE, "the number of outputs")
     bias: bool = arg(Bool(), _BIAS_DOC, default=True)
+    tie: bool = arg(Bool(), "use the weight of the network's `embedding`; for the last layer", default=False)
 
 
 @call("layer", "conv1d")
@@ -209,25 +211,102 @@ class PositionalEmbedding(Call):
     context: int | None = arg(_SIZE, "the longest sequence", default=None, shown="the length of the input")
 
 
+@call("rope_scaling", "linear")
+class LinearScaling(Call):
+    """Divides all positions by the factor."""
+
+    factor: float = arg(Float(min=1), "how many times longer than those trained on the sequences may be")
+
+
+@call("rope_scaling", "llama3")
+class Llama3Scaling(Call):
+    """Llama 3's: divides the positions of slow rotations, leaves fast ones, and blends between."""
+
+    factor: float = arg(Float(min=1), "what the positions of slow rotations are divided by")
+    low_freq_factor: float = arg(Float(above=0), "slower than this many turns in `original_context`", default=1.0)
+    high_freq_factor: float = arg(Float(above=0), "faster than this many turns in `original_context`", default=4.0)
+    original_context: int = arg(_SIZE, "the longest sequence before scaling", default=8192)
+
+
+_HEADS_DOC = "the number of heads, which divide the width"
+_KV_DOC = "heads of keys and values, which divide `heads`"
+_HEAD_DIM_DOC = "the width of a head"
+_BY_HEADS = "width / heads"
+_THETA = Float(above=1)
+_THETA_DOC = "the base of rotary positions"
+_SCALINGS = calls("rope_scaling")
+_SCALING_DOC = "how rotary positions are stretched"
+_WINDOW_DOC = "a position sees this many, itself and those before it"
+_QK_DOC = "normalise queries and keys, each head by its root mean square"
+_EPS = Float(above=0)
+
+
 @call("layer")
 class Attention(Call):
-    """Multi-head self-attention over `(length, width)`, with its projections."""
+    """Multi-head self-attention over `(length, width)`, with its projections: one for queries, keys and values
+    together (`qkv`, `output`), or, with any of the arguments from `kv_heads` on, one for each (`q_proj`, `k_proj`,
+    `v_proj`, `o_proj`).
+    """
 
-    heads: int = arg(_SIZE, "the number of heads, which divide the width")
+    heads: int = arg(_SIZE, _HEADS_DOC)
     causal: bool = arg(Bool(), "a position sees only those before it", default=False)
     bias: bool = arg(Bool(), _BIAS_DOC, default=True)
     dropout: float = arg(Float(min=0, below=1), "dropout of the result", default=0.0)
+    kv_heads: int | None = arg(_SIZE, _KV_DOC, default=None, shown="heads")
+    head_dim: int | None = arg(_SIZE, _HEAD_DIM_DOC, default=None, shown=_BY_HEADS)
+    rope_theta: float | None = arg(_THETA, _THETA_DOC, default=None, shown="no rotary positions")
+    rope_scaling: Call | None = arg(_SCALINGS, _SCALING_DOC, default=None)
+    window: int | None = arg(_SIZE, _WINDOW_DOC, default=None, shown="all")
+    qk_norm: bool = arg(Bool(), _QK_DOC, default=False)
+    norm_eps: float = arg(_EPS, "added to the mean square by `qk_norm`", default=1e-6)
+
+    @property
+    def separate(self) -> bool:
+        """True if queries, keys and values have projections of their own."""
+        given = (self.kv_heads, self.head_dim, self.rope_theta, self.window)
+        return self.qk_norm or any(value is not None for value in given)
+
+
+@call("layer", "gated_mlp")
+class GatedMLP(Call):
+    """Two dense layers, one of them through the activation, multiplied, and a third back to the width (Shazeer 2020,
+    arXiv:2002.05202).
+    """
+
+    hidden: int = arg(_SIZE, "the width between")
+    activation: str = arg(word(*GATES), "of the gate", default="silu")
+    bias: bool = arg(Bool(), _BIAS_DOC, default=False)
 
 
 @call("layer")
 class TransformerBlock(Call):
     """Attention and a two-layer network of ratio times the width, each normalised before and added to its input."""
 
-    heads: int = arg(_SIZE, "the number of heads, which divide the width")
+    heads: int = arg(_SIZE, _HEADS_DOC)
     ratio: int = arg(_SIZE, "the inner width of the network, over the width", default=4)
     causal: bool = arg(Bool(), "a position sees only those before it", default=False)
     bias: bool = arg(Bool(), _BIAS_DOC, default=True)
     dropout: float = arg(Float(min=0, below=1), "dropout of both results", default=0.0)
+
+
+@call("layer")
+class LlamaBlock(Call):
+    """Causal attention with rotary positions and a gated network, each normalised by its root mean square before and
+    added to its input (Touvron et al. 2023, arXiv:2302.13971).
+    """
+
+    heads: int = arg(_SIZE, _HEADS_DOC)
+    hidden: int = arg(_SIZE, "the width inside the gated network")
+    kv_heads: int | None = arg(_SIZE, _KV_DOC, default=None, shown="heads")
+    head_dim: int | None = arg(_SIZE, _HEAD_DIM_DOC, default=None, shown=_BY_HEADS)
+    rope_theta: float = arg(_THETA, _THETA_DOC, default=10_000.0)
+    rope_scaling: Call | None = arg(_SCALINGS, _SCALING_DOC, default=None)
+    window: int | None = arg(_SIZE, _WINDOW_DOC, default=None, shown="all")
+    qk_norm: bool = arg(Bool(), _QK_DOC, default=False)
+    activation: str = arg(word(*GATES), "of the gate", default="silu")
+    bias: bool = arg(Bool(), "give the attention's projections biases", default=False)
+    mlp_bias: bool = arg(Bool(), "give the gated network biases", default=False)
+    norm_eps: float = arg(_EPS, "added to the mean squares", default=1e-6)
 
 
 @call("layer", "lstm")
@@ -318,7 +397,7 @@ class ViT(Call):
     patch: int = arg(_SIZE, "the side of a patch")
     layers: int = arg(_SIZE, "the number of transformer blocks")
     width: int = arg(_SIZE, "the width of the blocks")
-    heads: int = arg(_SIZE, "the number of heads, which divide the width")
+    heads: int = arg(_SIZE, _HEADS_DOC)
     classes: int | None = arg(_SIZE, "the number of outputs", default=None, shown="the data's classes")
     dropout: float = arg(Float(min=0, below=1), "dropout in the blocks", default=0.0)
 
@@ -329,12 +408,39 @@ class GPT(Call):
 
     layers: int = arg(_SIZE, "the number of transformer blocks")
     width: int = arg(_SIZE, "the width of the blocks")
-    heads: int = arg(_SIZE, "the number of heads, which divide the width")
+    heads: int = arg(_SIZE, _HEADS_DOC)
     context: int = arg(_SIZE, "the longest sequence")
     vocab: int | None = arg(_SIZE, "the number of tokens", default=None, shown="the data's")
     tie: bool = arg(Bool(), "let the head use the embedding's weight", default=False)
     dropout: float = arg(Float(min=0, below=1), "dropout in the blocks", default=0.0)
     bias: bool = arg(Bool(), "give the blocks biases", default=True)
+
+
+@call("network")
+class Llama(Call):
+    """Llama (Touvron et al. 2023, arXiv:2302.13971) and its kin, Llama 3 and Qwen 3 among them, with the names of
+    parameters of `transformers`, so that `weights` takes their files.
+    """
+
+    layers: int = arg(_SIZE, "the number of blocks")
+    width: int = arg(_SIZE, "the width of the blocks")
+    heads: int = arg(_SIZE, _HEADS_DOC)
+    hidden: int = arg(_SIZE, "the width inside the gated networks")
+    context: int = arg(_SIZE, "the longest sequence")
+    kv_heads: int | None = arg(_SIZE, _KV_DOC, default=None, shown="heads")
+    head_dim: int | None = arg(_SIZE, _HEAD_DIM_DOC, default=None, shown=_BY_HEADS)
+    vocab: int | None = arg(_SIZE, "the number of tokens", default=None, shown="the data's")
+    rope_theta: float = arg(_THETA, _THETA_DOC, default=10_000.0)
+    rope_scaling: Call | None = arg(_SCALINGS, _SCALING_DOC, default=None)
+    window: int | None = arg(_SIZE, _WINDOW_DOC, default=None, shown="all")
+    max_window_layers: int = arg(Int(min=0), "the first blocks, which `window` leaves out", default=0)
+    qk_norm: bool = arg(Bool(), _QK_DOC, default=False)
+    activation: str = arg(word(*GATES), "of the gates", default="silu")
+    bias: bool = arg(Bool(), "give the attention's projections biases", default=False)
+    mlp_bias: bool = arg(Bool(), "give the gated networks biases", default=False)
+    norm_eps: float = arg(_EPS, "added to the mean squares", default=1e-6)
+    tie: bool = arg(Bool(), "let the head use the embedding's weight", default=False)
+    init_std: float = arg(Float(min=0), "the deviation of initial weights", default=0.02)
 
 
 @call("network", "python", open=True)

@@ -29,7 +29,8 @@ from dslc.dsl.words import article, listed, quoted
 
 # The name of each category in messages; the plural adds an s.
 CATEGORIES = {
-    "layer": "layer", "network": "network", "loss": "loss", "source": "source", "optimizer": "optimizer",
+    "layer": "layer", "rope_scaling": "rotary scaling", "network": "network",
+    "loss": "loss", "source": "source", "optimizer": "optimizer",
     "lr_schedule": "learning rate schedule", "lr_scale": "scaling rule", "precision": "precision",
     "recompute": "recomputation", "gradients": "gradient exchange", "gpus": "choice of GPUs", "launch": "launcher",
     "metric": "metric", "goal": "goal", "early_stopping": "goal of early stopping",

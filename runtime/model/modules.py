@@ -15,6 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dslc.runtime.model.llama_modules import GatedMLP, GroupedAttention, LlamaBlock
+
+# Classes of other files that the builder finds here.
+__all__ = ["GatedMLP", "GroupedAttention", "LlamaBlock"]
+
 
 def _expect(module: nn.Module, *parts: str) -> None:
     """Fixes the order of the parts, and so of the parameters; a part that is never set stays None."""

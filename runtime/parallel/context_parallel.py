@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.trace.private_torch import gather_with_gradient
+from dslc.runtime.model import llama_modules
+from dslc.runtime.model.llama_modules import GroupedAttention
 from dslc.runtime.model.modules import Attention, PositionalEmbedding
 from dslc.runtime.parallel.mesh import mesh_of
 
@@ -36,24 +37,25 @@ def apply(job: JobProgram, model: nn.Module) -> None:
     mesh = mesh_of(job)
     number, group = mesh.coordinates["context"], mesh.group("context")
     for module in model.modules():
-        if isinstance(module, Attention):
+        if isinstance(module, Attention | GroupedAttention):
             module.attend = functools.partial(attend, number=number, group=group)
-        elif isinstance(module, PositionalEmbedding):
+        if isinstance(module, PositionalEmbedding | GroupedAttention):
             module.piece = number
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, *, number: int, group: Any) -> Tensor:
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, window: int | None = None, *, number: int, group: Any
+) -> Tensor:
     """Returns the attention for this rank's queries, piece `number` of a sequence, (batch, heads, length, head_dim)."""
-    own = query.shape[2]
+    first, own = number * query.shape[2], query.shape[2]
     # Not torch.distributed.nn's all_gather, whose gradient is wrong for permuted strides.
     gathered = gather_with_gradient(torch.stack((key, value)).contiguous(), dim=3, group=group)
     keys, values = gathered.unbind(0)
-    if not is_causal:
-        return F.scaled_dot_product_attention(query, keys, values)
-    first = number * own
-    seen = torch.arange(first + own, device=query.device)
-    mask = seen <= torch.arange(first, first + own, device=query.device)[:, None]
-    return F.scaled_dot_product_attention(query, keys[:, :, : first + own], values[:, :, : first + own], attn_mask=mask)
+    if is_causal:
+        keys, values = keys[:, :, : first + own], values[:, :, : first + own]
+    else:
+        first = 0
+    return llama_modules.attend(query, keys, values, is_causal=is_causal, window=window, first=first)
 
 
 def piece_of(job: JobProgram) -> Callable[[Tensor], Tensor]:

@@ -233,7 +233,8 @@ class _Drawing:
             more = "".join([", bias = false"] * self.chance(0.3) + [", dropout = 0.1"] * self.chance(0.06))
             return [
                 f"gpt(layers = {rng.randint(1, 4)}, width = {width}, heads = {heads}, context = {length}, "
-                f"tie = {flag}{more})"
+                f"tie = {flag}{more})",
+                self.llama(width, heads, length, flag),
             ]
         classes = f", classes = {count}" if not task.classes or self.chance(0.3) else ""
         made = [f"mlp(widths = {self.rng.choice(([8], [8, 6], [], [5, 5, 5]))}, activation = tanh{classes})"] * 2
@@ -243,6 +244,15 @@ class _Drawing:
                      f"heads = {heads}{classes})"] * 2  # fmt: skip
             made += [f"resnet(width = 4, stem = small{classes})"] * self.chance(0.2)
         return made
+
+    def llama(self, width: int, heads: int, length: int, flag: str) -> str:
+        more = [f"kv_heads = {self.rng.choice((1, 2, 2, heads))}"] * self.chance(0.6)
+        more += [f"head_dim = {self.rng.choice((2, 4, 4, 3))}"] * self.chance(0.3)
+        more += ["qk_norm = true"] * self.chance(0.4) + ["bias = true"] * self.chance(0.2)
+        more += [f"window = {self.number(1, 5)}"] * self.chance(0.3) + ["max_window_layers = 1"] * self.chance(0.1)
+        more += ["rope_scaling = llama3(4, original_context = 4)"] * self.chance(0.2)
+        sizes = f"layers = {self.number(1, 4)}, width = {width}, heads = {heads}, hidden = {self.number(3, 8) * 2}"
+        return f"llama({', '.join([sizes, f'context = {length}', f'tie = {flag}', *more])})"
 
     def layers(self, task: _Task) -> str:
         made: list[str] = []
@@ -291,6 +301,8 @@ class _Drawing:
             "sequence": (
                 ("layer_norm()", f"attention(heads = {heads}, causal = {bias}, bias = {bias})"),
                 (f"transformer_block(heads = {heads}, ratio = 2, causal = true, bias = {bias})",),
+                ("rms_norm()", f"attention(heads = {heads}, causal = true, rope_theta = 100, bias = {bias})"),
+                (f"llama_block(heads = {heads}, hidden = 6, kv_heads = {self.number(1, 2)})", "gated_mlp(4)"),
                 ("rms_norm()", f"linear({shape[-1]})", self.pointwise()),
             ),
             "vector": ((f"linear({shape[0]})", self.pointwise()), ("layer_norm()", f"linear({shape[0]})")),

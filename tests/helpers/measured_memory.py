@@ -58,6 +58,10 @@ NETWORKS = {
     "convnet": ("convnet(channels = [32, 64])", "digits()"),
     "mlp": ("mlp(widths = [1024, 1024])", "digits()"),
     "resnet": ("resnet(depth = 18, width = 16, stem = small)", "digits()"),
+    "llama": (
+        "llama(layers = 4, width = 128, heads = 4, kv_heads = 2, hidden = 344, context = 64, vocab = 256)",
+        "stdlib()",
+    ),
     "tiny": ("vit(layers = 3, width = 16, heads = 2, patch = 4, dropout = 0.1)", "digits()"),
     "vit": ("vit(layers = 4, width = 128, heads = 4, patch = 2)", "digits()"),
 }
@@ -153,12 +157,16 @@ CASES = (
     Case(network="tied gpt", ranks=4, tensor=2, sequence="false", zero=3),
     Case(ranks=2, context=2),
     Case(network="tied gpt", ranks=4, context=2, zero=3, recompute="full", precision="bf16"),
+    Case(network="llama", ranks=2, tensor=2),
     Case(ranks=2, pipeline=2, microbatches=4),
     Case(ranks=4, pipeline=2, tensor=2, microbatches=4, schedule="zbv"),
     Case(ranks=2, pipeline=2, microbatches=4, schedule="zero_bubble", recompute="full"),
 )
 # More plans of the tensor and the pipeline axis, unknown when the rules of the account were written.
 MORE = (
+    Case(network="llama"),
+    Case(network="llama", ranks=2, context=2, precision="bf16"),
+    Case(network="llama", ranks=2, zero=3, recompute="full"),
     Case(ranks=2, zero=1, microbatches=4, precision="bf16(level = O2)"),
     Case(ranks=2, tensor=2, sequence="false"),
     Case(ranks=2, tensor=2, microbatches=4),

@@ -123,7 +123,20 @@ def body(draw: Draw, shape: Shape, kind: str) -> tuple[Call, ...]:
     if kind == "sequence":
         attention = of(s.Attention, heads=2, causal=draw(st.booleans()), dropout=draw(st.sampled_from([0.0, 0.1])))
         block = of(s.TransformerBlock, heads=4, ratio=2, bias=draw(st.booleans()), dropout=0.0)
-        return draw(st.sampled_from([(of(s.LayerNorm), attention), (block,), (of(s.RMSNorm), pointwise)]))
+        grouped = of(
+            s.Attention,
+            heads=4,
+            causal=True,
+            kv_heads=draw(st.sampled_from([1, 2, 4])),
+            head_dim=draw(st.sampled_from([2, 6])),
+            rope_theta=draw(st.sampled_from([None, 100.0])),
+            window=draw(st.sampled_from([None, 1, 3])),
+            qk_norm=draw(st.booleans()),
+        )
+        gated = of(s.GatedMLP, hidden=5, activation=draw(st.sampled_from(s.GATES)), bias=draw(st.booleans()))
+        llama = of(s.LlamaBlock, heads=2, hidden=6, kv_heads=draw(st.integers(1, 2)), qk_norm=draw(st.booleans()))
+        options = [(of(s.LayerNorm), attention), (block,), (of(s.RMSNorm), pointwise), (grouped,), (gated,), (llama,)]
+        return draw(st.sampled_from(options))
     return (of(s.Linear, features=shape[0]), pointwise)
 
 

@@ -64,6 +64,31 @@ data {
   validation = 0.1%
 }
 """
+LLAMA = GPT.replace(
+    "gpt(layers = 2, width = 32, heads = 4, context = 16, vocab = 256, tie = TIE)",
+    """llama(
+    layers = 2, width = 32, heads = 4, kv_heads = 2, hidden = 48, context = 16, vocab = 256, qk_norm = true,
+    rope_theta = 500, rope_scaling = llama3(factor = 4, original_context = 8), tie = true, window = 11,
+    max_window_layers = 1,
+  )""",
+)
+# The same by hand: the norms, attention and gated network of a list, whose last layer is tied.
+LLAMAS = """
+model {
+  network = [
+    embedding(width = 24),
+    residual([rms_norm(), attention(heads = 4, causal = true, kv_heads = 2, rope_theta = 100, bias = false)]),
+    gated_mlp(20), attention(heads = 2, causal = true, window = 5), gated_mlp(20, activation = gelu),
+    layer_norm(), gelu(), linear(256, bias = false, tie = true),
+  ]
+  loss = cross_entropy(SETTING)
+}
+data {
+  source = stdlib(context = 12)
+  batch  = 8
+  validation = 0.1%
+}
+"""
 VIT = """
 model {
   network = vit(layers = 2, width = 16, heads = 4, patch = 2)
@@ -115,6 +140,8 @@ NETWORKS = {
     "list": LIST,
     "table": TABLE,
     "vit": VIT,
+    "llama": LLAMA,
+    "llamas": LLAMAS,
 }
 PLAIN = {
     "network": "tied",
@@ -153,8 +180,21 @@ JOBS: list[Choice] = [
     {"ranks": "2", "tensor": "2", "compile": "true", "network": "mlp"},
     {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "4", "schedule": "zbv", "precision": "bf16"},
     {"ranks": "4", "pipeline": "2", "context": "2", "microbatches": "2", "setting": "ignore = 32"},
+    {"ranks": "4", "tensor": "2", "context": "2", "network": "llama", "microbatches": "2", "recompute": "full"},
+    {"ranks": "4", "pipeline": "2", "tensor": "2", "network": "llama", "microbatches": "2"},
+    {"ranks": "4", "tensor": "2", "zero": "3", "network": "llamas"},
 ]
 MORE: list[Choice] = [
+    {"ranks": "2", "tensor": "2", "network": "llama"},
+    {"ranks": "2", "tensor": "2", "network": "llama", "sequence": "false", "precision": "bf16"},
+    {"ranks": "4", "context": "4", "network": "llama", "recompute": "selective"},
+    {"ranks": "4", "context": "2", "zero": "3", "network": "llamas"},
+    {"ranks": "4", "tensor": "2", "zero": "2", "network": "llama", "microbatches": "2", "optimizer": ADAMW},
+    {"ranks": "4", "pipeline": "2", "context": "2", "network": "llama", "microbatches": "4", "schedule": "zbv"},
+    {"ranks": "8", "pipeline": "2", "tensor": "2", "context": "2", "network": "llama", "microbatches": "2"},
+    {"ranks": "16", "pipeline": "2", "tensor": "2", "context": "2", "network": "llama", "microbatches": "2"}
+    | {"zero": "3"},
+    {"ranks": "2", "tensor": "2", "compile": "true", "network": "llama"},
     {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "4", "sequence": "false", "network": "list"},
     {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "4", "schedule": "interleaved_1f1b"},
     {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "4", "schedule": "zbv", "network": "gpt"},

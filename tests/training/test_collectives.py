@@ -23,6 +23,10 @@ NESTED = GPT.replace(
     "gpt(layers = 3, width = 36, heads = 2, context = 16, vocab = 256)",
     "[embedding(256, 8), residual([attention(heads = 2)]), transformer_block(heads = 2), linear(256)]",
 ).replace("stdlib()", "stdlib(context = 16)")
+LLAMA = GPT.replace(
+    "gpt(layers = 3, width = 36, heads = 2, context = 16, vocab = 256)",
+    "llama(layers = 2, width = 24, heads = 4, kv_heads = 2, hidden = 40, context = 16, vocab = 256, qk_norm = true)",
+)
 DEEP = GPT.replace("layers = 3, width = 36", "layers = 4, width = 16")
 TIED = GPT.replace("vocab = 256", "vocab = 256, tie = true")
 WIDE = """
@@ -145,8 +149,8 @@ def unused():
 """
 OWN_PLAN = '["inner.*.0: column", "inner.*.2: row", "wide: column", "head: row"]'
 NETWORKS = {
-    "gpt": GPT, "nested": NESTED, "deep": DEEP, "tied": TIED, "odd": ODD, "wide": WIDE, "layers": LAYERS,
-    "vit": VIT, "conv": CONV,
+    "gpt": GPT, "llama": LLAMA, "nested": NESTED, "deep": DEEP, "tied": TIED, "odd": ODD, "wide": WIDE,
+    "layers": LAYERS, "vit": VIT, "conv": CONV,
 } | {kind: OWN.replace("KIND", kind) for kind in ("normed", "buffered", "unused")}  # fmt: skip
 PLAIN = {
     "network": "gpt",
@@ -194,8 +198,13 @@ JOBS: list[dict[str, str]] = [
     {"pipeline": "2", "schedule": "zbv", "network": "deep", "precision": "fp16"},
     {"pipeline": "2", "tensor": "2", "ranks": "4", "network": "tied", "microbatches": "2", "clip": "1.0"},
     {"pipeline": "2", "ranks": "4", "zero": "3", "network": "odd", "microbatches": "2", "clip": "1.0"},
+    {"network": "llama", "tensor": "2", "context": "2", "ranks": "4", "recompute": "full", "microbatches": "2"},
 ]
 MORE: list[dict[str, str]] = [
+    {"network": "llama", "tensor": "2", "precision": "bf16", "clip": "1.0"},
+    {"network": "llama", "tensor": "2", "ranks": "4", "zero": "3", "sequence": "false", "recompute": "selective"},
+    {"network": "llama", "context": "2", "precision": "bf16(level = O2)"},
+    {"network": "llama", "pipeline": "2", "tensor": "2", "ranks": "4"},
     {"context": "2", "recompute": "full", "precision": "bf16"},
     {"freeze": '["*norm*", "embedding*"]', "recompute": "selective"},
     {"zero": "1", "network": "wide", "ranks": "4", "freeze": '["1.*", "3.*", "5.*", "*.bias"]'},

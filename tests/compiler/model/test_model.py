@@ -99,7 +99,13 @@ ONE_OF_EACH: list[tuple[Call, SourceFacts]] = [
     (of(s.Embedding, width=4), tokens(5, VOCAB)),
     (of(s.PositionalEmbedding, context=7), STEPS),
     (of(s.Attention, heads=2), STEPS),
+    (of(s.Attention, heads=2, kv_heads=1, rope_theta=10_000.0, dropout=0.1), STEPS),
+    (of(s.Attention, heads=2, causal=True, window=2, qk_norm=True, bias=False), STEPS),
+    (of(s.Attention, heads=6, causal=True, kv_heads=3, head_dim=2, rope_theta=9.0, qk_norm=True), STEPS),
     (of(s.TransformerBlock, heads=2, dropout=0.1), STEPS),
+    (of(s.GatedMLP, hidden=5), STEPS),
+    (of(s.GatedMLP, hidden=7, activation="relu", bias=True), STEPS),
+    (of(s.LlamaBlock, heads=2, kv_heads=1, hidden=7, rope_scaling=of(s.Llama3Scaling, factor=8.0)), STEPS),
     (of(s.LastStep), STEPS),
     (of(s.MeanSteps), STEPS),
     (of(s.PatchEmbedding, patch=3, width=4), IMAGES),
@@ -165,6 +171,7 @@ class Products(TorchDispatchMode):
     [
         (of(s.TransformerBlock, heads=2), SourceFacts(input=fact(6, 8))),
         (of(s.Attention, heads=2, causal=True), SourceFacts(input=fact(6, 8))),
+        (of(s.LlamaBlock, heads=4, kv_heads=2, hidden=6, qk_norm=True), SourceFacts(input=fact(6, 8))),
         (of(s.Residual, layers=(of(s.Conv2d, channels=2, padding=1), of(s.ReLU))), SourceFacts(input=fact(2, 6, 6))),
     ],
     ids=lambda value: value.word if isinstance(value, Call) else "",
@@ -217,6 +224,7 @@ CONV = of(s.Residual, layers=(of(s.Conv2d, channels=3, padding=1), of(s.BatchNor
     (
         (of(s.GPT, layers=4, width=8, heads=2, context=6, vocab=VOCAB, tie=True), tokens(6, VOCAB)),
         (of(s.GPT, layers=4, width=8, heads=2, context=6, vocab=VOCAB, dropout=0.1), tokens(6, VOCAB)),
+        (of(s.Llama, layers=4, width=8, heads=2, hidden=6, context=6, qk_norm=True), tokens(6, VOCAB)),
         (of(s.ViT, layers=4, width=8, heads=2, patch=2), classes(3, 1, 4, 4)),
         (of(s.ResNet, depth=18), classes(3, 3, 32, 32)),
         (
@@ -228,7 +236,7 @@ CONV = of(s.Residual, layers=(of(s.Conv2d, channels=3, padding=1), of(s.BatchNor
             classes(3, 3, 6, 6),
         ),
     ),
-    ids=("gpt", "with dropout", "vit", "resnet", "repeated", "convolutions"),
+    ids=("gpt", "with dropout", "llama", "vit", "resnet", "repeated", "convolutions"),
 )
 def test_a_block_like_the_one_before_it_is_what_it_would_be_if_it_was_run(
     network: Any, source: SourceFacts, ranks: int, monkeypatch: pytest.MonkeyPatch

@@ -98,7 +98,7 @@ def test_each_block_answers_names_of_others(block: str, name: str) -> None:
         ('model { loss = "nll" }', "E0121", "write `cross_entropy`"),
         ('model { network = "meta-llama/Llama-3-8B" }', "E0121", 'write `transformers("meta-llama/Llama-3-8B")`'),
         ('model { network = "nets:Net" }', "E0121", 'write `python("nets:Net")`'),
-        ("model { network = llama(layers = 4) }", "E0130", "did you mean `transformers`?"),
+        ("model { network = qwen2(layers = 4) }", "E0130", "did you mean `transformers`?"),
         ('data { source = "squad" }', "E0121", 'write `datasets("squad")`'),
         ('data { source = "corpus.txt" }', "E0121", 'write `text("corpus.txt")`'),
         ('data { source = "x.csv" }', "E0121", 'write `datasets("csv", data_files = "./x.csv")`'),

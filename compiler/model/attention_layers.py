@@ -1,0 +1,263 @@
+"""The arithmetic of attention, of gated networks, and of the blocks made of them.
+
+A sequence is `(length, width)`. Attention is counted in full, causal or not, with a window or not, as torch's counter
+does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dslc.compiler.model.layers import activation_of, added, wants_numbers, wants_sequence
+from dslc.compiler.model.tape import Tape, at, layer
+from dslc.compiler.model.value import Value
+from dslc.dsl.diagnostics import division
+from dslc.dsl.language import layers as s
+from dslc.dsl.language.registry import Call
+
+
+@layer(s.Attention, recomputable=True)
+def attention(spec: s.Attention, x: Value, t: Tape) -> Value:
+    wants_sequence(spec, x, t)
+    if spec.window is not None and not spec.causal:
+        t.fail(
+            "E0224",
+            "a `window` is of a position and those before it, and this attention is not causal",
+            spec,
+            "window",
+            help="`causal = true`",
+        )
+    if spec.separate:
+        return _separate(spec, x, t)
+    _wants_heads(spec, x, t, spec.heads)
+    width = x.shape[1]
+    head = width // spec.heads
+    t.module(".Attention", head_dim=head, causal=spec.causal)
+    qkv = t.child("qkv", s.Linear(features=3 * width, bias=spec.bias, **at(spec)), x)
+    length, own = qkv.shape[0], qkv.shape[1] // 3  # of this rank's heads
+    _count_products(length, own, t)
+    # Splitting shares the memory; the gradients of the parts are made separately and then joined.
+    parts = t.operation(qkv, gives=qkv.new(*qkv.shape), view=True)
+    taken = [parts]
+    if t.around.pieces > 1:
+        taken.append(_of_all_pieces(parts, own, t))
+        t.keep(taken[-1])
+        t.masks += length * length // t.around.pieces if spec.causal else 0
+    t.keep(qkv)
+    result = _attended(tuple(taken), length, own, head, t)
+    y = t.child("output", s.Linear(features=width, bias=spec.bias, **at(spec)), result)
+    return t.child("dropout", s.Dropout(p=spec.dropout, **at(spec)), y) if spec.dropout else y
+
+
+def _separate(spec: s.Attention, x: Value, t: Tape) -> Value:
+    """Attention whose queries, keys and values have projections of their own, keys and values with fewer heads."""
+    width, here = x.shape[1], at(spec)
+    head, kv_heads = _head_dim(spec, x, t), spec.kv_heads if spec.kv_heads is not None else spec.heads
+    if spec.heads % kv_heads:
+        near = [n for n in range(1, spec.heads + 1) if spec.heads % n == 0]
+        t.fail(
+            "E0222",
+            f"{spec.heads} heads of queries cannot share {kv_heads} of keys and values",
+            spec,
+            "kv_heads",
+            label=division(spec.heads, kv_heads),
+            help=f"a number that divides `heads`: {', '.join(map(str, near))}",
+        )
+    _check_rotation(spec, head, t)
+    arguments = {"rope_theta": spec.rope_theta, "rope_scaling": _scaling(spec.rope_scaling, spec, t)}
+    t.module(
+        ".GroupedAttention",
+        head_dim=head,
+        causal=spec.causal,
+        **{name: value for name, value in (*arguments.items(), ("window", spec.window)) if value is not None},
+    )
+    q = t.child("q_proj", s.Linear(features=spec.heads * head, bias=spec.bias, **here), x)
+    k = t.child("k_proj", s.Linear(features=kv_heads * head, bias=spec.bias, **here), x)
+    v = t.child("v_proj", s.Linear(features=kv_heads * head, bias=spec.bias, **here), x)
+    length, own, kept = q.shape[0], q.shape[1], k.shape[1]  # of this rank's heads
+    if spec.qk_norm:
+        norm = s.RMSNorm(eps=spec.norm_eps, **here)
+        q = t.child("q_norm", norm, q.view(length, own // head, head, sequence=True)).view(length, own, sequence=True)
+        k = t.child("k_norm", norm, k.view(length, kept // head, head, sequence=True)).view(length, kept, sequence=True)
+    if spec.rope_theta is not None:
+        q, k = _rotated(q, t), _rotated(k, t)
+        t.masks += length * head // t.around.pieces  # cosines and sines of the positions
+    _count_products(length, own, t)
+    if spec.window is not None and spec.window < length and t.around.pieces == 1:
+        t.masks += length * length
+    t.keep(q)
+    taken = [q, k, v]
+    if t.around.pieces > 1:
+        together = t.operation(k, v, gives=k.new(length, 2 * kept))
+        taken = [q, _of_all_pieces(together, kept, t, stacked=True)]
+        t.masks += length * length // t.around.pieces if spec.causal else 0
+    for each in taken[1:]:
+        t.keep(each)
+    result = _attended(taken, length, own, head, t)
+    y = t.child("o_proj", s.Linear(features=width, bias=spec.bias, **here), result)
+    return t.child("dropout", s.Dropout(p=spec.dropout, **here), y) if spec.dropout else y
+
+
+def _rotated(x: Value, t: Tape) -> Value:
+    """Returns queries or keys turned by their positions: two halves, computed in float32 and joined."""
+    halves = t.operation(x, gives=x.new(*x.shape, low=False))
+    return t.operation(halves, gives=x.new(*x.shape))
+
+
+def _count_products(length: int, own: int, t: Tape) -> None:
+    """Counts scores and their use: one product each, with two in the backward pass."""
+    t.forward += 4 * length * length * own
+    t.backward += 8 * length * length * own
+
+
+def _attended(taken: Sequence[Value], length: int, own: int, head: int, t: Tape) -> Value:
+    """Returns the result of torch's attention, which keeps it and the logarithm of each softmax's sum."""
+    result = t.computed(taken[0].new(length, own, sequence=True))
+    t.keep(result)
+    rows = 4 * length * (own // head)
+    t.keep_bytes(rows, rows)
+    t.operation(*taken, gives=result)
+    t.float32.products += rows
+    t.autocast.products += rows
+    return result
+
+
+def _of_all_pieces(parts: Value, own: int, t: Tape, *, stacked: bool = False) -> Value:
+    """Returns keys and values of the whole sequence, for a rank of the context axis, which works on a piece: stacked,
+    gathered, and put into the order of the positions. The sizes are those of all ranks' pieces together.
+    """
+    length, pieces = parts.shape[0], t.around.pieces
+    together = parts if stacked else t.operation(parts, gives=parts.new(length, 2 * own))
+    gathered = t.operation(together, gives=parts.new(pieces * length, 2 * own))
+    return t.operation(gathered, gives=parts.new(pieces * length, 2 * own))
+
+
+def _wants_heads(spec: Call, x: Value, t: Tape, heads: int) -> None:
+    width = x.shape[-1]
+    if width % heads:
+        close = sorted((h for h in range(1, width + 1) if width % h == 0), key=lambda h: abs(h - heads))[:2]
+        t.fail(
+            "E0207",
+            f"{heads} heads cannot share a width of {width}",
+            spec,
+            "heads",
+            label=division(width, heads),
+            help=f"`heads = {' or '.join(map(str, sorted(close)))}`, or a width that is a multiple of {heads}",
+        )
+
+
+def _head_dim(spec: s.Attention, x: Value, t: Tape) -> int:
+    if spec.head_dim is not None:
+        return spec.head_dim
+    _wants_heads(spec, x, t, spec.heads)
+    return x.shape[-1] // spec.heads
+
+
+def _check_rotation(spec: s.Attention, head: int, t: Tape) -> None:
+    """Refuses heads that cannot be halved, and warns of arguments without effect."""
+    if spec.rope_theta is not None and head % 2:
+        t.fail(
+            "E0223",
+            f"rotary positions turn pairs of numbers, and a head has {head}",
+            spec,
+            "head_dim" if spec.head_dim is not None else "heads",
+            help="heads of an even width: `head_dim = …`",
+        )
+    if spec.rope_theta is None and spec.rope_scaling is not None:
+        t.warn(
+            "W0103",
+            "`rope_scaling` has no effect: the attention has no rotary positions",
+            spec,
+            "rope_scaling",
+            help="set `rope_theta`",
+        )
+    if not spec.qk_norm and spec.norm_eps != 1e-6:
+        t.warn("W0103", "`norm_eps` has no effect: nothing is normalised", spec, "norm_eps", help="`qk_norm = true`")
+
+
+def _scaling(scaling: Call | None, spec: Call, t: Tape) -> tuple[str | float | int, ...] | None:
+    """Returns the name of the scaling and its numbers, in the order of their declaration."""
+    if scaling is None:
+        return None
+    if isinstance(scaling, s.LinearScaling):
+        return ("linear", scaling.factor)
+    assert isinstance(scaling, s.Llama3Scaling)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    if low >= high:
+        t.fail(
+            "E0225",
+            f"`low_freq_factor` is {low:g}, not below `high_freq_factor`, {high:g}",
+            scaling,
+            "low_freq_factor" if scaling.is_set("low_freq_factor") else "high_freq_factor",
+            help="as for Llama 3: `low_freq_factor = 1` and `high_freq_factor = 4`",
+        )
+    return ("llama3", scaling.factor, low, high, scaling.original_context)
+
+
+# ------------------------------------------------------------------------------------------------- networks and blocks
+
+
+@layer(s.GatedMLP, recomputable=True)
+def gated_mlp(spec: s.GatedMLP, x: Value, t: Tape) -> Value:
+    wants_numbers(spec, x, t)
+    if not x.shape:
+        t.fail("E0201", "`gated_mlp` works on the last dim, and one number without dims comes in", spec)
+    width, here = x.shape[-1], at(spec)
+    t.module(".GatedMLP")
+    up = s.Linear(features=spec.hidden, bias=spec.bias, **here)
+    gate = t.child("act_fn", activation_of(spec.activation, spec), t.child("gate_proj", up, x))
+    y = t.child("up_proj", up, x)
+    t.keep(gate)
+    t.keep(y)
+    y = t.operation(gate, y, gives=y.new(*y.shape))
+    return t.child("down_proj", s.Linear(features=width, bias=spec.bias, **here), y)
+
+
+@layer(s.TransformerBlock, recomputable=True)
+def transformer_block(spec: s.TransformerBlock, x: Value, t: Tape) -> Value:
+    wants_sequence(spec, x, t)
+    _wants_heads(spec, x, t, spec.heads)
+    width, here = x.shape[-1], at(spec)
+    t.module(".TransformerBlock")
+    norm = s.LayerNorm(bias=spec.bias, **here)
+    y = t.child("attention_norm", norm, x)
+    y = t.child(
+        "attention",
+        s.Attention(heads=spec.heads, causal=spec.causal, bias=spec.bias, dropout=spec.dropout, **here),
+        y,
+    )
+    x = t.operation(x, y, gives=added(x, y), adds=True)
+    y = t.child("mlp_norm", norm, x)
+    with t.inside("mlp"):
+        y = t.child("up", s.Linear(features=spec.ratio * width, bias=spec.bias, **here), y)
+        y = t.child("activation", s.GELU(**here), y)
+        y = t.child("down", s.Linear(features=width, bias=spec.bias, **here), y)
+        if spec.dropout:
+            y = t.child("dropout", s.Dropout(p=spec.dropout, **here), y)
+    return t.operation(x, y, gives=added(x, y), adds=True)
+
+
+@layer(s.LlamaBlock, recomputable=True)
+def llama_block(spec: s.LlamaBlock, x: Value, t: Tape) -> Value:
+    wants_sequence(spec, x, t)
+    here = at(spec)
+    t.module(".LlamaBlock")
+    norm = s.RMSNorm(eps=spec.norm_eps, **here)
+    attention = s.Attention(
+        heads=spec.heads,
+        causal=True,
+        bias=spec.bias,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        rope_theta=spec.rope_theta,
+        rope_scaling=spec.rope_scaling,
+        window=spec.window,
+        qk_norm=spec.qk_norm,
+        norm_eps=spec.norm_eps if spec.qk_norm else 1e-6,
+        **here,
+    )
+    gated = s.GatedMLP(hidden=spec.hidden, activation=spec.activation, bias=spec.mlp_bias, **at(spec, bias="mlp_bias"))
+    y = t.child("self_attn", attention, t.child("input_layernorm", norm, x))
+    x = t.operation(x, y, gives=added(x, y), adds=True)
+    y = t.child("mlp", gated, t.child("post_attention_layernorm", norm, x))
+    return t.operation(x, y, gives=added(x, y), adds=True)
