@@ -131,3 +131,49 @@ def test_what_was_trained_is_exported_for_from_pretrained(
     assert main(command) == 2 and "made is not an empty folder" in capsys.readouterr().err
     path.write_text(template.replace('"./base"', '"./made"'))
     assert ready(path, context).program.model.weights is not None
+
+
+SENTENCES = """
+import torch
+
+
+class Sentences:
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        tokens = torch.randint(0, 256, (17,), generator=torch.Generator().manual_seed(index))
+        return tokens[:-1], tokens[1:]
+"""
+
+
+def plain(folder: Path, steps: int, batch: int) -> list[float]:
+    """Returns the losses of a plain loop of torch that begins from the folder."""
+    from transformers import AutoModelForCausalLM
+
+    model, losses = AutoModelForCausalLM.from_pretrained(folder).train(), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    space: dict[str, Any] = {}
+    exec(SENTENCES, space)
+    samples = space["Sentences"]()
+    for step in range(steps):
+        pairs = [samples[(step * batch + n) % len(samples)] for n in range(batch)]
+        tokens, targets = (torch.stack(parts) for parts in zip(*pairs, strict=True))
+        loss = torch.nn.functional.cross_entropy(model(tokens).logits.flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_job_fine_tunes_as_a_plain_loop_does(folder: Path, launcher: Launcher) -> None:
+    (folder / "sentences.py").write_text(SENTENCES)
+    path, saving = job(folder, '"saved"'), ("checkpoint.every=2 steps", "train.steps=6")
+    text = path.read_text().replace("stdlib(context = 16)", 'python("sentences:Sentences")\n  shuffle = false')
+    path.write_text(text.replace("sgd(lr = 0.1, momentum = 0.9)", "adamw(lr = 1e-3)"))
+    one = train_job(launcher, path, *saving)
+    np.testing.assert_allclose(one.losses(), plain(folder / "saved", 6, 8), rtol=0, atol=1e-5)
+    agree(one, train_job(launcher, path, *saving, "devices.cpus=2", "parallelism.zero=2"), weights=0.05 * 1e-3 * 6)
+    resumed = train_job(launcher, path, *saving, f'checkpoint.resume="{one.folder}/checkpoints/step-00000004"')
+    assert resumed.losses() == one.losses()[4:]
