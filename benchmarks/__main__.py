@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from benchmarks.measure import Ratio, compare, interval
 
@@ -45,11 +46,12 @@ def finish(command: list[str]) -> str:
 
 
 def step_of_dslc(job: str, *settings: str) -> float:
-    """Returns the milliseconds of a step, without the first."""
+    """Returns the milliseconds of a step of a job, one of benchmarks/jobs or a path, without the first."""
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "run")
         flags = [word for setting in settings for word in ("--set", setting)]
-        finish(dslc("run", os.path.join(HERE, "jobs", f"{job}.plt"), "--out", out, *flags))
+        path = job if os.path.isabs(job) else os.path.join(HERE, "jobs", f"{job}.plt")
+        finish(dslc("run", path, "--out", out, *flags))
         with open(os.path.join(out, "metrics.jsonl")) as file:
             lines = [line for line in map(json.loads, file) if line["split"] == "train"]
         first, last = lines[0], lines[-1]
@@ -194,6 +196,43 @@ def bench_checkpoint(pairs: int) -> None:
             f"[{low:.2f}, {high:.2f}] of a step ({statistics.median(steps):.1f} ms, {len(shares)} pairs)",
             flush=True,
         )
+
+
+# The seconds from one step of a program's plain loop to a later one; the first steps are slower.
+LOOP = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+plain = __import__(sys.argv[2]).plain
+times = [time.perf_counter()]
+for steps in map(int, sys.argv[3:]):
+    plain(steps)
+    times.append(time.perf_counter())
+first, second = (b - a for a, b in zip(times, times[1:]))
+print(second - first)
+"""
+
+
+def bench_programs(pairs: int) -> None:
+    """Compares a step of each program of tests/programs, as a job in one process, with one of its plain loop; and the
+    lines of the job with those of the loop.
+    """
+    folder, few, many = os.path.join(ROOT, "tests", "programs"), 20, 220
+    for name in sorted(os.listdir(folder)):
+        job = os.path.join(folder, name, f"{name}.plt")
+        if not os.path.exists(job):
+            continue
+
+        def ours(job: str = job) -> float:
+            return step_of_dslc(job, f"train.steps={many}", "log.every=10 steps")
+
+        def by_hand(name: str = name) -> float:
+            command = [sys.executable, "-c", LOOP, os.path.join(folder, name), name, str(few), str(many)]
+            return 1000 * float(finish(command)) / (many - few)
+
+        show(compare(f"step, {name}", ours, by_hand, pairs=max(3, pairs // 3), unit="ms"))
+        texts = [Path(job).read_text(), Path(folder, name, f"{name}.py").read_text().partition("def plain(")[2]]
+        lines = [len([line for line in text.splitlines() if line.strip()]) for text in texts]
+        print(f"lines, {name}: {lines[0]} of the job, {lines[1]} of the loop", flush=True)
 
 
 def bench_start(pairs: int) -> None:
@@ -344,6 +383,7 @@ BENCHMARKS: dict[str, Callable[[int], None]] = {
     "tensor": bench_tensor,
     "stages": bench_stages,
     "checkpoint": bench_checkpoint,
+    "programs": bench_programs,
 }
 ON_A_GPU: dict[str, Callable[[int], None]] = {"gpt2": bench_gpt2, "memory": bench_memory}
 
