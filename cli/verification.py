@@ -315,9 +315,9 @@ def _samples(plan: Observation, one: Observation, finding: Finding) -> None:
         if finding.broken:
             return
         taken += len(ours.samples)
-    finding.texts.append(
-        f"{taken:,} in {plural(len(one.ranks[0]), 'step')}, each once, with the numbers it has in one process"
-    )
+    seen = all(digest for step in one.ranks[0] for digest in step.digests)
+    numbers = "with the numbers it has in one process" if seen else "as parts of other batches than in one process"
+    finding.texts.append(f"{taken:,} in {plural(len(one.ranks[0]), 'step')}, each once, {numbers}")
 
 
 def _content(ours: Seen, theirs: Sequence[Seen], finding: Finding) -> None:

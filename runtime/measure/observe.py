@@ -31,9 +31,9 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.codec import from_json, to_json
-from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace
 from dslc.compiler.trace.private_torch import AnyDropout
-from dslc.compiler.trace.structures import map_tensors
+from dslc.compiler.trace.structures import map_tensors, tensors
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
 from dslc.runtime.data.samples import Pair
@@ -94,8 +94,12 @@ class Observer:
         """Returns `work`, which does one step, wrapped so that it is recorded."""
 
         def watched(batch: StepBatch) -> Done:
-            first = self._first  # the first of the ranks that share samples, which reports them
-            digests = tuple(digest for pair in batch.micro for digest in _digests(*pair)) if first else ()
+            data = self._job.data
+            taken = micro_batches(data, self._place, self._job.microbatches, *divmod(self._step, steps_per_epoch(data)))
+            digests: tuple[str, ...] = ()
+            if self._first:  # of the ranks that share samples, which reports them
+                pairs = zip(batch.micro, taken, strict=True)
+                digests = tuple(digest for pair, own in pairs for digest in _digests(data, *pair, len(own)))
             if self._job.exact:
                 batch = replace(batch, micro=[map_tensors(_wide, pair) for pair in batch.micro])
             if self._job.reorder:
@@ -107,13 +111,11 @@ class Observer:
                 self._write_tensors("first")
             after = random_numbers.state(self._device)
             assert done.norm is not None
-            data, number = self._job.data, self._step
-            taken = micro_batches(data, self._place, self._job.microbatches, *divmod(number, steps_per_epoch(data)))
             self._step += 1
             self._seen.append(
                 Seen(
                     step=self._step,
-                    samples=tuple(index for indices in taken for index in indices.tolist()) if first else (),
+                    samples=tuple(index for indices in taken for index in indices.tolist()) if self._first else (),
                     digests=digests,
                     total=float(done.total.double()) * self._leads,
                     number=float(done.number),
@@ -171,13 +173,17 @@ def _silence(model: nn.Module) -> None:
             module.dropout = 0.0
 
 
-def _digests(inputs: Any, targets: Any) -> Iterator[str]:
-    """Yields a digest for each sample; none for structures, which other micro-batches may pad otherwise."""
-    if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
+def _digests(data: DataStep, input: Any, target: Any, samples: int) -> Iterator[str]:
+    """Yields a digest for each of so many samples; "" where a function of the user's puts them together, which may pad
+    them otherwise in another micro-batch.
+    """
+    found = tensors(input) + (tensors(target) if target is not input else [])
+    if data.collate is not None or (data.structured and any(tensor.shape[:1] != (samples,) for tensor in found)):
+        yield from [""] * samples
         return
-    for pair in zip(inputs.cpu().contiguous(), targets.cpu().contiguous(), strict=True):
+    for rows in zip(*(tensor.cpu().contiguous() for tensor in found), strict=True):
         digest = hashlib.blake2b(digest_size=8)
-        for tensor in pair:
+        for tensor in rows:
             digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         yield digest.hexdigest()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.commands import dslc
 from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, train_job
 
@@ -76,6 +77,14 @@ def test_a_job_trains_as_the_plain_loop_does(run: Run, loop: Loop, program: str)
 @pytest.mark.parametrize("program", [program for program in PROGRAMS if program not in STEPPING])
 def test_each_program_under_each_sharding(run: Run, program: str, plan: tuple[str, ...]) -> None:
     agree(run(program), run(program, "devices.cpus=4", *plan), weights=None if program in ATTENDING else 1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_holds_the_invariants(program: str) -> None:
+    job = HERE / program / f"{program}.plt"
+    run = dslc("verify", job, "--steps", "3", "--set", "devices.cpus=2", cwd=job.parent)
+    assert run.returncode == 0 and "the plan trains as one process does" in run.stdout, run.stdout + run.stderr
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
