@@ -8,7 +8,9 @@ nothing: what is known is a lower bound.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from dslc.compiler.ir.nodes import ParameterNode
 from dslc.compiler.ir.optimizer_facts import OptimizerFacts, StateFact
@@ -23,6 +25,10 @@ class OptimizerBytes:
 
     def __init__(self, job: JobSpec, facts: OptimizerFacts | None) -> None:
         self._optimizer = job.train.optimizer
+        decay = max((group.weight_decay or 0.0 for group in job.train.groups), default=0.0)
+        decays = decay and hasattr(self._optimizer, "weight_decay")  # some parameters, where the optimizer has none
+        given: dict[str, Any] = {"weight_decay": decay} if decays else {}
+        self._with_decay = replace(self._optimizer, **given)
         self._facts = (facts or OptimizerFacts()) if isinstance(self._optimizer, PythonOptimizer) else None
 
     def state(self, updated: Updated, *, counts: bool) -> int:
@@ -37,7 +43,7 @@ class OptimizerBytes:
     def scratch(self, updated: Updated) -> int:
         """Returns the bytes of temporary tensors in an update without a fused kernel."""
         if self._facts is None:
-            return 4 * self._optimizer.scratch * sum(numbers for _, numbers in updated)
+            return 4 * self._with_decay.scratch * sum(numbers for _, numbers in updated)
         made = [self._scratches.get(q.name, 0) * numbers // max(1, q.count) for q, numbers in updated]
         return sum(made) if self._facts.at_once else max(made, default=0)
 

@@ -393,8 +393,10 @@ def _modules(root: p.ModuleStep) -> Iterator[p.ModuleStep]:
 
 def scaled_lr(analysis: Analysis) -> float:
     """Returns the learning rate after `scale_lr`."""
-    job = analysis.job
-    lr = job.train.optimizer.lr
+    return _scaled(analysis.job, analysis.job.train.optimizer.lr)
+
+
+def _scaled(job: JobSpec, lr: float) -> float:
     match job.train.scale_lr:
         case c.LinearScale(base_batch=base):
             return lr * job.data.batch / base
@@ -426,9 +428,15 @@ def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
         counts=optimizer.counts,
         fused=fused_on(job, analysis.layout, analysis.sharding),
         no_decay=job.train.no_decay,
+        groups=tuple(_group(job, each) for each in job.train.groups),
         arguments=arguments_of(optimizer, without=("lr",)),
         line=short_line(optimizer.span),
     )
+
+
+def _group(job: JobSpec, group: c.Group) -> p.GroupStep:
+    lr = None if group.lr is None else _scaled(job, group.lr)
+    return p.GroupStep(parameters=group.parameters, lr=lr, weight_decay=group.weight_decay)
 
 
 def _learning_rate(analysis: Analysis) -> p.LearningRateStep:

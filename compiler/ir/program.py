@@ -132,6 +132,15 @@ class DataStep(Record):
 
 
 @record
+class GroupStep(Record):
+    """Parameters (patterns, over full names) whose learning rate or weight decay is their own; `lr` is scaled."""
+
+    parameters: tuple[str, ...]
+    lr: float | None = None
+    weight_decay: float | None = None
+
+
+@record
 class OptimizerStep(Record):
     """A class of `torch.optim` and its arguments, or `python`, a function of the user's; `lr` is already scaled.
 
@@ -146,6 +155,7 @@ class OptimizerStep(Record):
     counts: tuple[str, ...]
     fused: tuple[str, ...]
     no_decay: tuple[str, ...] = ()
+    groups: tuple[GroupStep, ...] = ()  # a parameter belongs to the first that matches
     arguments: Arguments = field(default_factory=dict)
     python: PythonFunction | None = None
     group_state: tuple[str, ...] = ()

@@ -22,6 +22,14 @@ def check_own_optimizer(job: JobSpec, layout: Layout | None, facts: OptimizerFac
     call = job.train.optimizer
     if not isinstance(call, PythonOptimizer):
         return
+    if job.train.groups:
+        report.add(
+            "E0622",
+            f"`{call.function}` makes the groups of its parameters itself",
+            job.train.at("groups"),
+            notes=[Note(message="the optimizer", span=job.train.at("optimizer"))],
+            help="leave `groups` out: with `named_parameters` as its first argument it is given their names",
+        )
     if layout is not None:
         _check_offload(job, call, layout, report)
     if facts is None:

@@ -17,6 +17,7 @@ from dslc.compiler.placement.sharding import autocasts, offloaded, recomputed, s
 from dslc.compiler.rules.patterns import report_unmatched
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import calls as c
+from dslc.dsl.language.effects import no_effect
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import TransformersNetwork
 from dslc.dsl.language.registry import Block
@@ -45,6 +46,9 @@ def _check_patterns(job: JobSpec, model: ModelGraph, report: Report) -> None:
         *_unmatched("freeze", job.model, job.model.freeze, names, report),
         *_unmatched("no_decay", job.train, job.train.no_decay, names, report),
     ]
+    _check_groups(job, report)
+    patterns = [pattern for group in job.train.groups for pattern in group.parameters]
+    _unmatched("groups", job.train, patterns, names, report)
     training = trained(job, model)
     if job.model.freeze and not training:
         report.add(
@@ -60,6 +64,13 @@ def _check_patterns(job: JobSpec, model: ModelGraph, report: Report) -> None:
             job.train.named("no_decay"),
             notes=[Note(message="`model.freeze` is set here", span=job.model.at("freeze"))],
         )
+
+
+def _check_groups(job: JobSpec, report: Report) -> None:
+    for group in job.train.groups:
+        if group.lr is None and group.weight_decay is None:
+            why = "it gives its parameters neither a learning rate nor a weight decay"
+            report.extend([no_effect("train.groups", why, group.span)])
 
 
 def _unmatched(field: str, block: Block, patterns: Sequence[str], names: Sequence[str], report: Report) -> list[str]:

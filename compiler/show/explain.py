@@ -259,16 +259,15 @@ def _samples(plan: Plan) -> list[str]:
     return table(rows, right=(3,), head=("batch", "data ranks", "", "samples each", "entries of the batch"))
 
 
-def _why(plan: Plan) -> str:
+def _why(plan: Plan, otherwise: str = "the network was not traced") -> str:
     """Returns why figures of a step are unknown."""
-    return "the step is the user's own" if plan.settings["train"].get("step") else "the network was not traced"
+    return "the step is the user's own" if plan.settings.get("train", {}).get("step") else otherwise
 
 
 def _layers(plan: Plan) -> list[str]:
     if not plan.layers:
-        if plan.settings["train"].get("step"):
-            return [f"{UNKNOWN}: {_why(plan)}"]
-        return [f"{UNKNOWN}: the network is the user's own; `--trace` looks at it"]
+        own = "the network is the user's own; `--trace` looks at it"
+        return [f"{UNKNOWN}: {_why(plan, own)}"]
     rows = [
         (
             run.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from dslc.dsl.bounds import PATTERNS
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.goals import EarlyStopping, Goal
 from dslc.dsl.language.hooks import PythonHook, PythonLogger
@@ -200,6 +201,13 @@ class TrainSpec(Block):
         'does a step, where that is more than one loss and one update: `python("module:function")`',
         default=None,
         shown="forward, loss, backward, update",
+    )
+    groups: tuple[c.Group, ...] = arg(
+        ListOf(calls("group"), max_length=PATTERNS.most),
+        "parameters with a learning rate or a weight decay of their own, each in the first that matches: "
+        '`[group("head.*", lr = 1e-2)]`',
+        default=(),
+        shown="none",
     )
     lr_schedule: Call = arg(calls("lr_schedule"), "the learning rate over time", default=Constant(), shown="constant")
     scale_lr: Call | None = arg(calls("lr_scale"), "the learning rate follows the batch", default=None, shown="none")

@@ -256,6 +256,18 @@ class PythonSource(PythonCall):
     """
 
 
+@call("group")
+class Group(Call):
+    """The parameters that a pattern matches, with a learning rate or a weight decay of their own."""
+
+    parameters: tuple[str, ...] = arg(
+        ListOf(Str(max_length=PATTERN.most), min_length=1, max_length=PATTERNS.most, single=True),
+        "patterns of their names",
+    )
+    lr: float | None = arg(Float(min=0), "their learning rate", default=None, shown="the optimizer's")
+    weight_decay: float | None = arg(Float(min=0), "their weight decay", default=None, shown="the optimizer's")
+
+
 @call("step", "python", open=True)
 class PythonStep(PythonCall):
     """`f(training, batch)` of yours, which does a step by itself: `training.update(losses, "generator")` updates that

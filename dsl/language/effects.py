@@ -119,7 +119,8 @@ def without_evaluations(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
 
 def without_weight_decay(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     train = blocks["train"]
-    if getattr(train.optimizer, "weight_decay", None) == 0 and "train.optimizer.weight_decay" not in broken:
+    decays = any(group.weight_decay for group in train.groups) or "train.optimizer.weight_decay" in broken
+    if getattr(train.optimizer, "weight_decay", None) == 0 and not decays:
         yield from _each(train, ("no_decay",), "the optimizer has no weight decay", "set its `weight_decay`")
 
 

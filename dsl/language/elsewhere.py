@@ -94,6 +94,7 @@ _FIELDS = (
     ("train.lr_schedule.growth", "", "t_mult"),
     ("train.lr_schedule.decay", "", "num_decay_steps decay_steps lr_wsd_decay_iters"),
     ("train.lr_schedule.every", "", "step_size lr_step_size lr_drop t_0"),
+    ("train.groups", "", "param_groups parameter_groups paramwise_cfg custom_keys lr_mult layerwise_lr lr_multipliers"),
     ("train.no_decay", "", "no_weight_decay no_decay_params weight_decay_exclude exclude_from_weight_decay"),
     ("train.clip", "", "gradient_clip_val gradient_clipping max_grad_norm clip_grad clip_grad_norm grad_clip "
      "gradient_clip max_norm clip_norm grad_norm_clip clipnorm grad_clip_norm global_clipnorm"),

@@ -114,8 +114,29 @@ def _optimizer(step: OptimizerStep, model: nn.Module) -> torch.optim.Optimizer:
     if step.python is not None:
         return _own_optimizer(step, model, decayed, others)
     groups = [{"params": decayed}] * bool(decayed) + [{"params": others, "weight_decay": 0.0}] * bool(others)
+    groups = _named_groups(step, model, groups) if step.groups else groups
     kind: type[torch.optim.Optimizer] = getattr(torch.optim, step.kind)
     return kind(groups, lr=step.lr, foreach=False, **step.arguments)  # type: ignore[call-arg]
+
+
+def _named_groups(step: OptimizerStep, model: nn.Module, others: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the groups with the parameters of the job's own taken out of the others, behind them."""
+    taken: dict[int, int] = {}
+    for number, group in reversed(list(enumerate(step.groups))):
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if any(fnmatchcase(name, pattern) for pattern in group.parameters):
+                taken[id(parameter)] = number
+    made = []
+    for rest in others:
+        kept = [parameter for parameter in rest["params"] if id(parameter) not in taken]
+        made += [rest | {"params": kept}] * bool(kept)
+    for number, group in enumerate(step.groups):
+        for rest in others:
+            found = [parameter for parameter in rest["params"] if taken.get(id(parameter)) == number]
+            own = rest | {"params": found} | ({} if group.lr is None else {"lr": group.lr})
+            own |= {} if group.weight_decay is None else {"weight_decay": group.weight_decay}
+            made += [own] * bool(found)
+    return made
 
 
 def _own_optimizer(
@@ -137,6 +158,8 @@ def _scheduler(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_s
     """Returns the schedule of `LearningRateStep`, made of torch's own schedulers."""
     after = max(1, step.steps - step.warmup)
     rate = optimizer.param_groups[0]["lr"]
+    if any(group["lr"] != rate for group in optimizer.param_groups):
+        return _each(step, optimizer)
     then: lr_scheduler.LRScheduler
     match step.kind:
         case "constant" | "plateau":  # an observed training has no evaluations
@@ -166,6 +189,18 @@ def _scheduler(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_s
         return lr_scheduler.SequentialLR(optimizer, [_flat(optimizer), then], [1]) if step.warmup else then
     warmup = lr_scheduler.LinearLR(optimizer, 1 / step.warmup, 1.0, step.warmup - 1)
     return lr_scheduler.SequentialLR(optimizer, [warmup, then], [step.warmup])
+
+
+def _each(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    """Returns the schedule for groups of several rates: torch's ends at one rate for all, not at a share of each."""
+    alone = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    schedule = _scheduler(step, alone)
+    factors = []
+    for _ in range(step.steps + 1):
+        factors.append(alone.param_groups[0]["lr"])
+        alone.step()
+        schedule.step()
+    return lr_scheduler.LambdaLR(optimizer, lambda s: factors[s])
 
 
 def _one_cycle(step: LearningRateStep, s: int) -> float:

@@ -11,6 +11,7 @@ plan for the same kind of device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -29,10 +30,10 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Returns the optimizer over the model's trainable parameters, each once, in the model's order.
 
-    `step.kind` is the name of the class in `torch.optim`. Parameters that a pattern of `step.no_decay`
-    matches, by any of their names, are a group of their own. Every group has `initial_lr`, to which the factor of the
-    learning rate is applied. With `shared_out` each rank keeps the state of its share (zero1.py); with `moved`, in the
-    host's memory (technique/offload.py).
+    `step.kind` is the name of the class in `torch.optim`. Parameters that a pattern of `step.no_decay` matches, by any
+    of their names, are a group of their own, and so are those of each of `step.groups`. Every group has `initial_lr`,
+    to which the factor of the learning rate is applied. With `shared_out` each rank keeps the state of its share
+    (zero1.py); with `moved`, in the host's memory (technique/offload.py).
     """
     groups = _groups(step, model)
     if step.python is not None:
@@ -47,7 +48,7 @@ def build_optimizer(
     made = zero1.share_out if shared_out else offload.optimizer if moved else _build
     optimizer = made(getattr(torch.optim, step.kind), groups, arguments)
     for group in optimizer.param_groups:
-        group["initial_lr"] = step.lr
+        group["initial_lr"] = group["lr"]
     return optimizer
 
 
@@ -69,15 +70,30 @@ def _build(
 
 
 def _groups(step: OptimizerStep, model: nn.Module) -> list[dict[str, Any]]:
-    still = {
-        id(parameter)
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-        if any(fnmatchcase(name, pattern) for pattern in step.no_decay)
-    }
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups: dict[tuple[bool, Any], list[Any]] = {}
-    for parameter in sorted(trained, key=lambda parameter: id(parameter) in still):
+    """Returns the groups: parameters of none of the job's groups first, then each of the job's; those without decay
+    after those with.
+    """
+    keys: dict[int, tuple[int, bool]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        number, still = keys.get(id(parameter), (0, False))
+        mine = next((n for n, g in enumerate(step.groups, 1) if _matches(g.parameters, name)), 0)
+        keys[id(parameter)] = min(filter(None, (number, mine)), default=0), still or _matches(step.no_decay, name)
+    groups: dict[tuple[int, bool, Any], dict[str, Any]] = {}
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            continue
+        number, still = keys[id(parameter)]
+        own: dict[str, Any] = {"weight_decay": 0.0} if still else {}
+        if number:
+            named = step.groups[number - 1]
+            given = {"lr": named.lr, "weight_decay": named.weight_decay}
+            own |= {name: value for name, value in given.items() if value is not None}
+            still = still and named.weight_decay is None
         # One operation works on parameters of one mesh: those that the tensor axis cuts have one more dim.
         mesh = None if step.python else getattr(parameter, "device_mesh", None)
-        groups.setdefault((id(parameter) in still, mesh), []).append(parameter)
-    return [{"params": found} | ({"weight_decay": 0.0} if lone else {}) for (lone, _), found in groups.items()]
+        groups.setdefault((number, still, mesh), {"params": [], **own})["params"].append(parameter)
+    return [groups[key] for key in sorted(groups, key=lambda key: key[:2])]
+
+
+def _matches(patterns: Sequence[str], name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

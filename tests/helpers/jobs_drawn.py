@@ -456,6 +456,9 @@ class _Drawing:
         if self.chance(0.1):
             body["no_decay"] = self.one('["*.bias"]', '["*.weight"]', '["*bias*", "*weight*"]', '["no.*"]')
         if self.chance(0.1):
+            some = ('group("*.bias", lr = 0.01)', 'group(["*.weight", "*norm*"], lr = 0.02, weight_decay = 0.1)')
+            body["groups"] = self.one(f"[{some[0]}]", f"[{some[1]}, {some[0]}]", '[group("*", weight_decay = 0)]')
+        if self.chance(0.1):
             body["max_time"] = self.one("1 h", "0.5d")
         if self.chance(0.15):
             body["ema"] = self.one("0.9", "ema(0.5, every = 2 steps)", "ema(warmup = true)")

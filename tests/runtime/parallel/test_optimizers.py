@@ -12,6 +12,7 @@ from helpers.made_programs import optimizer_step
 from helpers.paths import ROOT
 from torch import nn
 
+from dslc.compiler.ir.program import GroupStep
 from dslc.dsl.language.optimizers import Optimizer, torch_optimizer
 from dslc.dsl.language.registry import CALLS, fields
 from dslc.runtime.measure.track_memory import Tracker
@@ -106,6 +107,25 @@ def test_what_matches_a_pattern_does_not_decay() -> None:
     everything = optimizer_step("SGD", lr=0.1, no_decay=("*",), weight_decay=0.5)
     (group,) = build_optimizer(everything, model).param_groups
     assert group["weight_decay"] == 0.0
+
+
+def test_groups_have_rates_and_decays_of_their_own() -> None:
+    """A parameter is in the first group that matches one of its names; the groups come after the rest."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 3))
+    model[2].weight = model[0].weight
+    named = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = (GroupStep(parameters=("2.*",), lr=0.5), GroupStep(parameters=("*.weight",), weight_decay=0.2))
+    step = replace(optimizer_step("AdamW", lr=0.1, no_decay=("*.bias", "1.*"), weight_decay=0.5), groups=groups)
+    found = [
+        ([named[id(p)] for p in group["params"]], group["initial_lr"], group["weight_decay"])
+        for group in build_optimizer(step, model).param_groups
+    ]
+    assert found == [
+        (["0.bias", "1.bias"], 0.1, 0.0),
+        (["0.weight"], 0.5, 0.5),
+        (["2.bias"], 0.5, 0.0),
+        (["1.weight"], 0.1, 0.2),
+    ]
 
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
