@@ -139,6 +139,7 @@ def test_data_parallel_training_is_the_same_to_the_bit(tmp_path: Path) -> None:
     assert hidden[0].splitlines()[-3:] == hidden[1].splitlines()[-3:]
 
 
+@pytest.mark.long
 def test_a_pipeline_is_the_same_to_the_bit_after_it_moved(job: Path, tmp_path: Path) -> None:
     """The plan with its job's folder, and without the job; then the plan in the run directory."""
     of_the_job = dslc("run", job, "--out", tmp_path / "job")

@@ -169,12 +169,13 @@ def test_a_users_own_is_one_process(tmp_path: Path) -> None:
             "`inner.3.bias` begins on ranks 0, 1 with values that differ by up to 1",
         ),
         # A mean over the samples of a rank, in place of one loss for each sample.
-        ({"loss": "each = each / len(each)"}, "same scale", "step 1: the loss is "),
+        pytest.param({"loss": "each = each / len(each)"}, "same scale", "step 1: the loss is ", marks=pytest.mark.long),
         # The gradients of the two ranks are right in size, and one has a term of its own.
-        (
+        pytest.param(
             {"forward": 'x = x * (2.0 if os.environ.get("RANK") == "1" and self.training else 1.0)'},
             "same scale",
             "the norm of the gradient is ",
+            marks=pytest.mark.long,
         ),
         # A number beside the tensors, which no checkpoint holds.
         (
@@ -209,6 +210,7 @@ def test_tensors_without_dims_are_compared(tmp_path: Path) -> None:
     assert "holds" in line_of(run.stdout, "same state")
 
 
+@pytest.mark.long
 def test_of_tensors_without_dims_the_one_that_differs_is_named(tmp_path: Path) -> None:
     forward = WITHOUT_DIMS["forward"].format('0.1 * int(os.environ.get("RANK", 0))')
     run = verify(tmp_path, JOB, "--steps=1", net=WITHOUT_DIMS["net"], forward=forward)
@@ -260,8 +262,8 @@ sys.exit(main(["verify", "job.plt", "--steps=3", *sys.argv[1:]]))
     ("fault", "said"),
     [
         ("rate", "step 3: the learning rate is 0.0099 in one process and 0.01 in the plain loop (`train.lr_schedule`)"),
-        ("no_decay", "all of these are parameters that `train.no_decay` names"),
-        ("optimizer", "step 1: the gradient agrees, and its update does not: `"),
+        pytest.param("no_decay", "all of these are parameters that `train.no_decay` names", marks=pytest.mark.long),
+        pytest.param("optimizer", "step 1: the gradient agrees, and its update does not: `", marks=pytest.mark.long),
         ("clip", "step 1: the gradient agrees, and its update does not: `"),
     ],
 )
@@ -283,7 +285,13 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("forward", ["pass", 'x = x * (8.0 if os.environ.get("WORLD_SIZE") == "2" else 1.0)'])
+@pytest.mark.parametrize(
+    "forward",
+    [
+        pytest.param("pass", marks=pytest.mark.long),
+        'x = x * (8.0 if os.environ.get("WORLD_SIZE") == "2" else 1.0)',
+    ],
+)
 def test_noise_may_be_kept_on(tmp_path: Path, forward: str) -> None:
     """Trainings then agree as closely as other noise allows; the plain loop has the noise of the one process."""
     run = verify(tmp_path, JOB, "--steps=2", "--noise", forward=forward)

@@ -77,6 +77,7 @@ def first(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_sharded_folder_on_every_axis(folder: Path, launcher: Launcher) -> None:
     path = job(folder, '"saved"')
     still = train_job(launcher, path, "train.steps=1", "train.optimizer.lr=1e-30")

@@ -262,7 +262,7 @@ class Stack(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("low", [False, True])
+@pytest.mark.parametrize("low", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_compiled_block_keeps_what_the_compiler_leaves(low: bool) -> None:
     """Compares it with the result of torch's compiler."""
     memory = attrgetter("autocast" if low else "float32")
