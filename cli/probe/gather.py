@@ -2,116 +2,32 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import tempfile
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dslc.compiler.facts.sources import source_facts
 from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
-from dslc.compiler.ir.optimizer_facts import OptimizerFacts
-from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.model.opaque import opaque
-from dslc.compiler.placement.sharding import low_copy, low_precision, units
 from dslc.compiler.rules.analyse import context_of
-from dslc.compiler.rules.training import configuration_file
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.calls import Datasets, Own, Parquet, PythonCollate, PythonLoss, PythonSource, PythonStep
+from dslc.dsl.language.calls import Datasets, Parquet
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
-from dslc.dsl.language.lr_schedules import PythonSchedule
-from dslc.dsl.language.metrics import PythonMetric, TorchMetric
-from dslc.dsl.language.optimizers import PythonOptimizer
-from dslc.dsl.source import Span
-from dslc.dsl.words import plural
-from dslc.probe.own_code import (
-    Trial,
-    tell_what_is_left,
-    trial,
-    try_followers,
-    try_loss,
-    try_metric,
-    try_optimizer,
-    try_schedule,
-    try_step,
-    used,
-)
-from dslc.probe.unseen import tell_of_network
-from dslc.probe.weights import opened_weights
-
-if TYPE_CHECKING:
-    from dslc.compiler.ir.module_facts import ModelFacts
-
-from dslc.probe.child import first_line, in_child, where_in_the_users_code
+from dslc.probe.child import in_child
 
 
 def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
     """Returns the facts that the job does not state: of its data, of the user's own functions (only with `trace`), of
     this machine.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        return _gather(job, report, Files(folder), trace=trace, run=run)
-
-
-class Files:
-    """Files in which the children that run a user's code pass on batches: those that the source makes, as pairs (input,
-    target), and what the network makes of them, as pairs (output, target).
-    """
-
-    def __init__(self, folder: str) -> None:
-        self.batches, self.outputs = os.path.join(folder, "batches.pt"), os.path.join(folder, "outputs.pt")
-
-
-def _gather(job: JobSpec, report: Report, files: Files, *, trace: bool, run: bool) -> Facts:
     source = source_facts(job.data.source, context_of(job))
     if isinstance(job.data.source, Parquet | Datasets) and not source.missing:
         source = _opened(job.data.source, fetch=run)
-    model: ModelFacts | None = None
-    if trace and isinstance(job.data.source, PythonSource):
-        source = _traced_source(job, job.data.source, files, report) or source
-    network = job.model.network
-    if trace and isinstance(network, PythonNetwork):
-        model = _traced_model(job, network, source, files, report)
-    elif trace and isinstance(network, TransformersNetwork) and _is_here(network, job.folder):
-        model = _traced_transformers(job, network, source, report, run)
-    made = isinstance(network, PythonNetwork | TransformersNetwork) and _is_here(network, job.folder)
-    if trace and not run and made and source.input is None and source.structures is None and not report.errors:
-        tell_of_network(job, source, report)
-    optimizer: OptimizerFacts | None = None
+    facts = Facts(source=source)
     if trace:
-        source = _tried(job, source, trial(job, source, model, files.outputs), files, report)
-        try_followers(job, report)
-        if isinstance(job.train.optimizer, PythonOptimizer):
-            optimizer = try_optimizer(job, job.train.optimizer, source, model, report)
-    weights = opened_weights(job, report) if trace else None
-    machine = _machine(job) if run else None
-    return Facts(source=source, model=model, optimizer=optimizer, weights=weights, machine=machine)
+        from dslc.probe.traced import traced  # here, as most checks call no functions
 
-
-def _tried(job: JobSpec, source: SourceFacts, tried: Trial, files: Files, report: Report) -> SourceFacts:
-    """Tries a user's loss, metrics and schedule; returns the facts with what that tells of the loss."""
-    if isinstance(job.model.loss, PythonLoss) and try_loss(job, job.model.loss, source, tried, report):
-        source = replace(source, loss_counts=True)
-    for metric in job.evaluate.metrics:
-        if isinstance(metric, PythonMetric):
-            try_metric(job, metric, source, tried, report)
-        elif isinstance(metric, TorchMetric) and importlib.util.find_spec("torchmetrics") is None:
-            _library_missing("torchmetrics", metric.span, report)
-    if isinstance(job.train.step, PythonStep):
-        try_step(job, job.train.step, source, files.batches, report)
-    if isinstance(job.train.lr_schedule, PythonSchedule):
-        try_schedule(job, job.train.lr_schedule, report)
-    return source
-
-
-def _is_here(network: PythonNetwork | TransformersNetwork, folder: str) -> bool:
-    """True if there is a configuration to build the network from; a rule reports that there is none."""
-    if isinstance(network, PythonNetwork):
-        return True
-    file = configuration_file(network, folder)
-    return file is None or os.path.exists(file)
+        facts = traced(job, source, report, run=run)
+    return replace(facts, machine=_machine(job)) if run else facts
 
 
 def _opened(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
@@ -163,179 +79,3 @@ def gpus_here() -> tuple[int, ...]:
     if "made" not in answer:
         raise RuntimeError(f"the GPUs of this machine cannot be queried: {answer['error']}")
     return tuple(answer["made"])
-
-
-def _traced_source(job: JobSpec, call: PythonSource, files: Files, report: Report) -> SourceFacts | None:
-    from dslc.compiler.graph.constants import python_function
-    from dslc.compiler.ir.codec import from_json, to_json
-
-    own = job.data.collate
-
-    def use(make: Callable[..., Any]) -> Any:
-        from dslc.compiler.trace.trace import trace_source
-        from dslc.runtime.data.collating import collate
-        from dslc.runtime.process.random_numbers import begin_sample
-
-        return to_json(
-            trace_source(
-                make,
-                lambda index: begin_sample(job.train.seed, "train", 0, index),
-                collate=collate(python_function(own, job.folder) if isinstance(own, PythonCollate) else None),
-                stacked=own is None,
-                whole=isinstance(job.model.loss, Own),
-                example=files.batches,
-            )
-        )
-
-    made = used(job, call, "source", use, report)
-    return made and from_json(SourceFacts, made)
-
-
-def _traced_model(
-    job: JobSpec, call: PythonNetwork, source: SourceFacts, files: Files, report: Report
-) -> ModelFacts | None:
-    from dslc.compiler.ir.codec import from_json, to_json
-    from dslc.compiler.ir.module_facts import ModelFacts
-
-    def use(make: Callable[..., Any]) -> Any:
-        from dslc.compiler.trace.trace import try_to_make
-
-        if job.train.step is not None or (source.input is None and source.structures is None):
-            return try_to_make(make)
-        return to_json(_told(job, make, source, files))
-
-    made = used(job, call, "model", use, report)
-    return made and from_json(ModelFacts, made)
-
-
-def _library_missing(name: str, span: Span | None, report: Report) -> None:
-    report.add("E0803", f"the library `{name}` is not installed", span, help=f"`pip install 'dslc[{name}]'`")
-
-
-def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts, files: Files | None = None) -> ModelFacts:
-    """Returns the facts of the module that `make` returns and, if the job has a pipeline, its possible cuts."""
-    from dslc.compiler.graph.constants import loss_step, precision_step
-    from dslc.compiler.trace.batch import Example, Outputs, read_example
-    from dslc.compiler.trace.trace import trace_model, try_low_copy
-    from dslc.runtime.model.own_losses import OwnSum
-
-    kept: list[Any] = []
-
-    def keep() -> Any:
-        kept.append(make())
-        return kept[-1]
-
-    given = read_example(files.batches) if source.structures is not None and files else source.input
-    assert given is not None
-    own = OwnSum(loss_step(job, source, job.folder)) if isinstance(job.model.loss, Own) else None
-    target = given if isinstance(given, Example) else source.target
-    outputs = Outputs(files.outputs, target) if files and target is not None else None
-    facts = trace_model(keep, given, loss=own, outputs=outputs, **_axes(job))
-    graph = opaque(facts, job.model, source, Report()) if low_copy(job) else None
-    if graph is not None:
-        sharded = [unit.name for unit in units(graph) if unit.name]
-        try_low_copy(kept[0], given, precision_step(job).dtype, sharded)
-    if source.input is None or facts.structured or facts.looks:
-        return facts
-    if job.parallelism.pipeline == 1:
-        return facts
-    from dslc.compiler.ir.program import TensorParallelStep
-    from dslc.runtime.pipeline.captured import look
-    from dslc.runtime.pipeline.recording import CaptureError
-
-    axis: TensorParallelStep | None = None
-    if facts.shares is not None and not facts.shares.fault:
-        styles, ranks = facts.shares.styles, facts.shares.ranks
-        axis = TensorParallelStep(size=ranks, sequence=False, styles=styles, loss_parallel=False)
-    layers = {layer.name: layer for layer in facts.layers}
-    rest = layers[""].parameters if "" in layers else ()
-    try:
-        ordered, seams = look(
-            kept[0], tuple(layers), rest, source.input.shape, source.input.dtype, precision_step(job), axis
-        )
-    except CaptureError as error:
-        return replace(facts, uncut=(str(error), error.where))
-    except Exception as error:  # any kind: the user's code runs
-        return replace(facts, uncut=(first_line(error), where_in_the_users_code(error)))
-    from dslc.compiler.ir.module_facts import SeamFacts
-
-    told = tuple(
-        SeamFacts(refused=seam.refused, sent=tuple(TensorFact(shape=s, dtype=d) for s, d in seam.sent))  # type: ignore[arg-type]
-        for seam in seams
-    )
-    return replace(facts, layers=tuple(layers[name] for name in ordered), seams=told)
-
-
-def _axes(job: JobSpec) -> dict[str, Any]:
-    """Returns the job's settings that tracing depends on."""
-    parallelism = job.parallelism
-    return {
-        "low": low_precision(job),
-        "compile": job.train.compile,
-        "tensor": parallelism.tensor,
-        "tensor_plan": parallelism.tensor_plan,
-    }
-
-
-def _traced_transformers(
-    job: JobSpec, network: TransformersNetwork, source: SourceFacts, report: Report, run: bool
-) -> ModelFacts | None:
-    """Builds the model without memory in a child, and reports the library's errors in its configuration. Before a `run`
-    this process imports the library, for the child and for the ranks that are forked from it later.
-    """
-    from dslc.compiler.graph.constants import transformers_step
-    from dslc.compiler.ir.codec import from_json, to_json
-
-    if importlib.util.find_spec("transformers") is None:
-        _library_missing("transformers", network.span, report)
-        return None
-
-    if run:
-        from dslc.runtime.model.transformers_model import preload
-
-        preload(transformers_step(network, source, job.folder))
-
-    padding: list[int | None] = []
-
-    def work() -> Any:
-        import torch
-
-        from dslc.compiler.trace.trace import TraceError
-        from dslc.runtime.model.transformers_model import (
-            build_transformers,
-            check_configuration,
-            longest,
-            padding_of,
-        )
-
-        torch.set_num_threads(1)
-        step = transformers_step(network, source, job.folder, job.data.pad)
-        if source.input is None:
-            return check_configuration(step)
-
-        def make() -> torch.nn.Module:
-            model = build_transformers(step)
-            padding.append(padding_of(model))
-            most, length = longest(model), source.input.shape[0] if source.input and source.input.shape else 0
-            if source.input and source.input.dtype == "int64" and most is not None and most < length:
-                raise TraceError(
-                    f"it has positions for {plural(most, 'token')}, and the data's sequences have {length}"
-                )
-            return model
-
-        facts = _told(job, make, source)
-        return to_json(replace(facts, padding=padding[0]))
-
-    answer = in_child(work)
-    tell_what_is_left(f"`{network.path}`", answer, network.at("path"), report)
-    if "made" in answer:
-        from dslc.compiler.ir.module_facts import ModelFacts
-
-        return answer["made"] and from_json(ModelFacts, answer["made"])
-    report.add(
-        "E0805",
-        f"`{network.path}` cannot be used as a model: {answer['error']}",
-        network.at(answer["argument"] or "path"),
-        help="arguments of `transformers(…)` override the configuration",
-    )
-    return None
