@@ -79,6 +79,7 @@ def _hush_libraries() -> None:
     elif "TORCH_LOGS" not in os.environ:
         torch._logging.set_logs(all=logging.ERROR)
     logging.getLogger("torchao").setLevel(logging.ERROR)
+    logging.getLogger("torch._subclasses.fake_tensor").disabled = True  # tells of an error that is raised, too
     for name in ("torch", "torchao"):
         warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
