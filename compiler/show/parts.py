@@ -8,7 +8,7 @@ from dslc.compiler.common.units import byte_text, percent_text
 from dslc.compiler.ir.memory import KINDS
 from dslc.compiler.ir.plan import Plan, RankNode
 from dslc.compiler.ir.traffic import TrafficNode
-from dslc.compiler.show.canvas import FAINT, MEMORY_COLOURS, SKY, Canvas
+from dslc.compiler.show.canvas import FAINT, MEMORY_COLOURS, SKY, Canvas, fitted
 from dslc.compiler.show.describe import known, limit_of, stage_layers, stages_of
 from dslc.dsl.record import Record, record
 from dslc.dsl.words import plural
@@ -81,7 +81,9 @@ def source_box(canvas: Canvas, plan: Plan, y: float, width: float) -> str:
     """Draws the source of the samples."""
     data = plan.data
     order = "shuffled each epoch" if data.shuffle else "in order"
-    text = f"{data.source}: {known(data.train)} samples, {order}; {data.batch:,} in each batch"
+    short = f"{known(data.train)} samples, {order}"
+    told = (f"{data.source}: {short}; {data.batch:,} in each batch", f"{data.source}: {short}", short)
+    text = next((each for each in told if fitted(each, width - 16, 10) == each), fitted(short, width - 16, 10))
     return canvas.box(
         "source",
         0,
