@@ -12,14 +12,9 @@ step updates all the same, with a gradient of 0: momentum and weight decay act a
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
-import torch.distributed as dist
-from torch import Tensor
 
 from dslc.compiler.common.units import time_text
 from dslc.compiler.ir.program import JobProgram, RankPlace
@@ -27,15 +22,14 @@ from dslc.runtime.checkpoint import weights
 from dslc.runtime.checkpoint.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch, batches
 from dslc.runtime.data.sources import Splits
+from dslc.runtime.loop.agreed import Agreed, is_evaluated, next_wait
 from dslc.runtime.loop.evaluate import evaluate
 from dslc.runtime.loop.goals import Goals
 from dslc.runtime.loop.hooks import Hooks, Loggers
 from dslc.runtime.loop.learning_rate import schedule, set_learning_rate
 from dslc.runtime.loop.nonfinite import Guard
-from dslc.runtime.measure import collectives
 from dslc.runtime.measure.observe import Observer
 from dslc.runtime.measure.report import Measure
-from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process.records import Records
 from dslc.runtime.process.stop import Board
 from dslc.runtime.step import own_step, pipeline_step
@@ -63,7 +57,7 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
     hooks = Hooks(job, place, parts, run_dir) if job.hooks else None
     loggers = Loggers(job.loggers) if job.loggers and place.rank == 0 else None
     try:
-        end = _train(job, place, parts, splits, board, run_dir, hooks, loggers)
+        end = _Training(job, place, parts, splits, board, run_dir, hooks, loggers).run()
         if hooks is not None:
             hooks.end()
     except BaseException as error:
@@ -77,98 +71,147 @@ def train(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, board
     return end
 
 
-def _train(
-    job: JobProgram,
-    place: RankPlace,
-    parts: Parts,
-    splits: Splits,
-    board: Board,
-    run_dir: str,
-    hooks: Hooks | None,
-    loggers: Loggers | None,
-) -> End:
-    checkpoints = Checkpoints(job, place, parts, run_dir, hooks)
-    start = checkpoints.resume()
-    if hooks is not None:
-        hooks.start(start.step)
-    records = Records(run_dir, start.step, loggers.log if loggers else None) if place.rank == 0 else None
-    if records is not None:
-        board.records = records.begin
-    average = parts.average
-    averaged = average.in_place if average is not None else contextlib.nullcontext
-    guard = Guard(job, place, parts, board, checkpoints)
-    goals = Goals(job, parts.device, start.goals)
-    told = _Told(job, place, parts, board, guard, checkpoints, goals)
-    measure = Measure(job, place, parts, start.step)
-    between = told.between if hooks is None else hooks.between(told.between)
-    looks = Looks(loss=guard.loss, between=between, norm=guard.norm)
-    work = measure.around(_stepper(job)(job, place, parts, looks))
-    factor = schedule(job.learning_rate)
-    observer: Observer | None = None
-    if job.observe:
-        observer = Observer(job, place, parts.plain, parts.optimizer, parts.device, run_dir, start.step)
-        work = observer.around(work)
-    seen, step, began = start.samples, start.step, time.monotonic() - start.seconds
-    timed = job.max_time is not None and start.seconds >= job.max_time
-    last = start.step if goals.reason or timed else job.steps  # it had ended early when it was saved
-    for batch in batches(job.data, splits, place, job.microbatches, start.step, last, parts.device):
-        step += 1
-        checkpoints.look()
-        board.enter(place.rank, step)
-        if place.rank == 0:
-            late = job.max_time is not None and time.monotonic() - began >= job.max_time
-            board.answer(_next_wait(job, step), timed=late)
-        rate = set_learning_rate(parts.optimizer, factor(step - 1) * goals.rate)
+class _Training:
+    """A training on one rank, from the checkpoint that it goes on from to its end."""
+
+    def __init__(
+        self,
+        job: JobProgram,
+        place: RankPlace,
+        parts: Parts,
+        splits: Splits,
+        board: Board,
+        run_dir: str,
+        hooks: Hooks | None,
+        loggers: Loggers | None,
+    ) -> None:
+        self._job, self._place, self._parts, self._splits = job, place, parts, splits
+        self._board, self._run_dir, self._hooks = board, run_dir, hooks
+        self._checkpoints = Checkpoints(job, place, parts, run_dir, hooks)
+        start = self._checkpoints.resume()
         if hooks is not None:
-            hooks.before_step(step, rate)
-        guard.enter(step)
-        told.enter(step)
-        done = work(batch)
+            hooks.start(start.step)
+        self._records = Records(run_dir, start.step, loggers.log if loggers else None) if place.rank == 0 else None
+        if self._records is not None:
+            board.records = self._records.begin
+        self._guard = Guard(job, place, parts, board, self._checkpoints)
+        self._goals = Goals(job, parts.device, start.goals)
+        self._told = Agreed(job, place, parts, board, self._guard, self._checkpoints, self._goals)
+        self._measure = Measure(job, place, parts, start.step)
+        self._observer: Observer | None = None
+        self._work = self._worker(start.step)
+        self._factor = schedule(job.learning_rate)
+        self._step, self._seen, self._began = start.step, start.samples, time.monotonic() - start.seconds
+        self._timed = job.max_time is not None and start.seconds >= job.max_time
+
+    def run(self) -> End:
+        job, first = self._job, self._step
+        last = first if self._goals.reason or self._timed else job.steps  # it had ended early when it was saved
+        made = batches(job.data, self._splits, self._place, job.microbatches, first, last, self._parts.device)
+        for batch in made:
+            if self._ends_with(batch):
+                break
+        return self._end()
+
+    def _worker(self, first: int) -> Callable[[StepBatch], Done]:
+        job, told = self._job, self._told
+        between = told.between if self._hooks is None else self._hooks.between(told.between)
+        looks = Looks(loss=self._guard.loss, between=between, norm=self._guard.norm)
+        work = self._measure.around(_stepper(job)(job, self._place, self._parts, looks))
+        if not job.observe:
+            return work
+        parts = self._parts
+        self._observer = Observer(job, self._place, parts.plain, parts.optimizer, parts.device, self._run_dir, first)
+        return self._observer.around(work)
+
+    def _ends_with(self, batch: StepBatch) -> bool:
+        """Does the next step, with all that follows from it. Returns True if it is the last."""
+        told, hooks, guard = self._told, self._hooks, self._guard
+        rate = self._begin()
+        done = self._work(batch)
         guard.leave()
-        if average is not None:
-            average.update(step)
+        if self._parts.average is not None:
+            self._parts.average.update(self._step)
         told.agree(done.total, done.number)
-        seen, stopped = seen + batch.samples, told.stopped
-        if told.loss is not None:
-            board.units = _units(job, batch)
-            if records is not None:
-                more = {"skipped": guard.skipped(run_dir, told.guarded)} if job.on_nonfinite == "skip" else {}
-                since = {"samples": seen, "seconds": time.monotonic() - began}
-                line = {"step": step, "split": "train", "loss": told.loss, "lr": rate}
-                records.write({**line, **told.further, **more, **since})
+        self._seen += batch.samples
+        self._record(batch, rate)
         if hooks is not None:
             hooks.after_step(told.loss)
-        timed = stopped and board.timed
-        if stopped and not timed and not checkpoints.on:
-            break
-        if job.data.validation_samples and not job.observe and (timed or _evaluated(job, step)):
-            with averaged():
-                found = evaluate(job, place, parts, splits)
-            goals.hear(step, found)
-            if records is not None:
-                passed = time.monotonic() - began
-                records.write({"step": step, "split": "validation", **found, "samples": seen, "seconds": passed})
-            if hooks is not None:
-                hooks.evaluated(found)
-        ended = stopped or bool(goals.reason)
-        if checkpoints.due(step, told.late or ended or goals.is_best(step)):
+        self._timed = told.stopped and self._board.timed
+        if told.stopped and not self._timed and not self._checkpoints.on:
+            return True
+        self._evaluate()
+        ended = told.stopped or bool(self._goals.reason)
+        if self._checkpoints.due(self._step, told.late or ended or self._goals.is_best(self._step)):
             guard.state()
-            checkpoints.save(step, seen, time.monotonic() - began, goals.progress)
-        if ended:
-            break
-    guard.state()
-    measure.leave(run_dir, checkpoints.stalls)
-    if observer is not None:
-        observer.leave()
-    if records is not None:
-        records.close()
-    with averaged():
-        weights.save_weights(parts.plain, run_dir, writes=place.rank == 0, pipeline=parts.pipeline)
-    checkpoints.finish()
-    if step == job.steps:
-        return End(steps=step)
-    early = goals.reason or (f"`max_time` has passed, {time_text(job.max_time)}" if timed and job.max_time else "")
-    return End(steps=step, early=early) if early else End(steps=step, stopped_at=step)
+            self._checkpoints.save(self._step, self._seen, self._seconds, self._goals.progress)
+        return ended
+
+    def _begin(self) -> float:
+        """Enters the next step, and returns its learning rate."""
+        job, board = self._job, self._board
+        self._step += 1
+        self._checkpoints.look()
+        board.enter(self._place.rank, self._step)
+        if self._place.rank == 0:
+            late = job.max_time is not None and self._seconds >= job.max_time
+            board.answer(next_wait(job, self._step), timed=late)
+        rate = set_learning_rate(self._parts.optimizer, self._factor(self._step - 1) * self._goals.rate)
+        if self._hooks is not None:
+            self._hooks.before_step(self._step, rate)
+        self._guard.enter(self._step)
+        self._told.enter(self._step)
+        return rate
+
+    @property
+    def _seconds(self) -> float:
+        """Seconds since the first step began, over all resumes."""
+        return time.monotonic() - self._began
+
+    def _record(self, batch: StepBatch, rate: float) -> None:
+        job, told = self._job, self._told
+        if told.loss is None:
+            return
+        self._board.units = _units(job, batch)
+        if self._records is not None:
+            skips = job.on_nonfinite == "skip"
+            more = {"skipped": self._guard.skipped(self._run_dir, told.guarded)} if skips else {}
+            line = {"step": self._step, "split": "train", "loss": told.loss, "lr": rate}
+            self._records.write({**line, **told.further, **more, "samples": self._seen, "seconds": self._seconds})
+
+    def _evaluate(self) -> None:
+        job, step = self._job, self._step
+        if not job.data.validation_samples or job.observe or not (self._timed or is_evaluated(job, step)):
+            return
+        with self._averaged():
+            found = evaluate(job, self._place, self._parts, self._splits)
+        self._goals.hear(step, found)
+        if self._records is not None:
+            line = {"step": step, "split": "validation", **found}
+            self._records.write({**line, "samples": self._seen, "seconds": self._seconds})
+        if self._hooks is not None:
+            self._hooks.evaluated(found)
+
+    def _averaged(self) -> contextlib.AbstractContextManager[None]:
+        average = self._parts.average
+        return contextlib.nullcontext() if average is None else average.in_place()
+
+    def _end(self) -> End:
+        job, step, parts = self._job, self._step, self._parts
+        self._guard.state()
+        self._measure.leave(self._run_dir, self._checkpoints.stalls)
+        if self._observer is not None:
+            self._observer.leave()
+        if self._records is not None:
+            self._records.close()
+        with self._averaged():
+            weights.save_weights(parts.plain, self._run_dir, writes=self._place.rank == 0, pipeline=parts.pipeline)
+        self._checkpoints.finish()
+        if step == job.steps:
+            return End(steps=step)
+        timed = self._timed and job.max_time is not None
+        early = self._goals.reason or (f"`max_time` has passed, {time_text(job.max_time or 0)}" if timed else "")
+        return End(steps=step, early=early) if early else End(steps=step, stopped_at=step)
 
 
 def _stepper(job: JobProgram) -> Callable[[JobProgram, RankPlace, Parts, Looks], Callable[[StepBatch], Done]]:
@@ -179,95 +222,3 @@ def _stepper(job: JobProgram) -> Callable[[JobProgram, RankPlace, Parts, Looks],
 
 def _units(job: JobProgram, batch: StepBatch) -> int:
     return per_sample(batch) if job.loss.counts in ("tokens", "kept") else 1
-
-
-class _Told:
-    """The knowledge that all ranks share of a step: whether they leave after it (`stopped`) and, if it is logged, the
-    mean loss over the global batch, whether a checkpoint is due by rank 0's clock (`late`), and the sum of the guards'
-    numbers.
-    """
-
-    def __init__(
-        self,
-        job: JobProgram,
-        place: RankPlace,
-        parts: Parts,
-        board: Board,
-        guard: Guard,
-        checkpoints: Checkpoints,
-        goals: Goals,
-    ) -> None:
-        self._job, self._place, self._parts = job, place, parts
-        self._board, self._guard, self._checkpoints, self._goals = board, guard, checkpoints, goals
-        self._samples = 1
-        self.enter(0)
-
-    def enter(self, step: int) -> None:
-        self._step, self.stopped, self.late, self.guarded = step, False, False, 0
-        self.loss: float | None = None
-        self.further: dict[str, float] = {}
-
-    def between(self, batch: StepBatch, total: Tensor, number: int | Tensor) -> None:
-        """Exchanges it between the passes of the step and its update."""
-        job, guard, step = self._job, self._guard, self._step
-        self._samples = batch.samples
-        guard.passed(batch, total)
-        if guard.hears_in_logs:
-            with collectives.aside():
-                self.agree(total, number)
-            if self.loss is not None:
-                guard.heard(batch, self.guarded)
-        if guard.stops and (step == job.steps or self._stops() or self._may_be_saved()):
-            with collectives.aside():
-                guard.gradients()
-
-    def agree(self, total: Tensor, number: int | Tensor) -> None:
-        """Waits, if the step is logged or the last, for the device, and on the CPU for the other ranks. Once."""
-        if self.loss is not None:
-            return
-        job, self.stopped = self._job, self._stops()
-        if not _logged(job, self._step) and not self.stopped:
-            return
-        told = [total.double() * mesh_of(job).leads if job.world_size > 1 else total.double()]
-        if job.checkpoint.seconds:
-            told.append(told[0].new_full((), float(self._checkpoints.late and self._place.rank == 0)))
-        if (guarded := self._guard.tells()) is not None:
-            told.append(guarded.double())
-        further = sorted(self._parts.further)  # the same names on all ranks
-        told += [self._parts.further[name].to(told[0].device) * mesh_of(job).leads for name in further]
-        self._parts.further.clear()
-        together = torch.stack(told)
-        if job.world_size > 1:
-            dist.all_reduce(together)
-        summed, *said = together.tolist()
-        counted = float(number)
-        self.loss = summed / counted if counted else math.nan
-        self.late = bool(job.checkpoint.seconds and said.pop(0))
-        self.guarded = int(said.pop(0)) if guarded is not None else 0
-        self.further = {name: value / self._samples for name, value in zip(further, said, strict=True)}
-
-    def _may_be_saved(self) -> bool:
-        return self._checkpoints.due(self._step, self.late) or (self._goals.some and _evaluated(self._job, self._step))
-
-    def _stops(self) -> bool:
-        job, step = self._job, self._step
-        return step < job.steps and _waits(job, step) and self._board.stop_at == step
-
-
-def _logged(job: JobProgram, step: int) -> bool:
-    return step % job.log_every == 0 or step == 1 or step == job.steps
-
-
-def _waits(job: JobProgram, step: int) -> bool:
-    """True if the host waits, in this step, for a collective that rank 0 takes part in (process/stop.py)."""
-    return job.device == "cpu" or _logged(job, step)
-
-
-def _next_wait(job: JobProgram, step: int) -> int:
-    if _waits(job, step):
-        return step
-    return min(job.steps, step + job.log_every - step % job.log_every)
-
-
-def _evaluated(job: JobProgram, step: int) -> bool:
-    return step == job.steps or (job.evaluate_every > 0 and step % job.evaluate_every == 0)

@@ -1,0 +1,119 @@
+"""What the ranks agree on of a step, between its passes or after it: its loss, and whether they leave.
+
+Model: the host reads a number back from the device only in the steps that are logged, and there exchanges all that is
+to be known in one sum over the ranks.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.runtime.checkpoint.checkpoint import Checkpoints
+from dslc.runtime.data.batches import StepBatch
+from dslc.runtime.loop.goals import Goals
+from dslc.runtime.loop.nonfinite import Guard
+from dslc.runtime.measure import collectives
+from dslc.runtime.parallel.mesh import mesh_of
+from dslc.runtime.process.stop import Board
+from dslc.runtime.step.assemble import Parts
+
+
+class Agreed:
+    """The knowledge that all ranks share of a step: whether they leave after it (`stopped`) and, if it is logged, the
+    mean loss over the global batch, whether a checkpoint is due by rank 0's clock (`late`), and the sum of the guards'
+    numbers.
+    """
+
+    def __init__(
+        self,
+        job: JobProgram,
+        place: RankPlace,
+        parts: Parts,
+        board: Board,
+        guard: Guard,
+        checkpoints: Checkpoints,
+        goals: Goals,
+    ) -> None:
+        self._job, self._place, self._parts = job, place, parts
+        self._board, self._guard, self._checkpoints, self._goals = board, guard, checkpoints, goals
+        self._samples = 1
+        self.enter(0)
+
+    def enter(self, step: int) -> None:
+        self._step, self.stopped, self.late, self.guarded = step, False, False, 0
+        self.loss: float | None = None
+        self.further: dict[str, float] = {}
+
+    def between(self, batch: StepBatch, total: Tensor, number: int | Tensor) -> None:
+        """Exchanges it between the passes of the step and its update."""
+        job, guard, step = self._job, self._guard, self._step
+        self._samples = batch.samples
+        guard.passed(batch, total)
+        if guard.hears_in_logs:
+            with collectives.aside():
+                self.agree(total, number)
+            if self.loss is not None:
+                guard.heard(batch, self.guarded)
+        if guard.stops and (step == job.steps or self._stops() or self._may_be_saved()):
+            with collectives.aside():
+                guard.gradients()
+
+    def agree(self, total: Tensor, number: int | Tensor) -> None:
+        """Waits, if the step is logged or the last, for the device, and on the CPU for the other ranks. Once."""
+        if self.loss is not None:
+            return
+        job, self.stopped = self._job, self._stops()
+        if not _logged(job, self._step) and not self.stopped:
+            return
+        told = [total.double() * mesh_of(job).leads if job.world_size > 1 else total.double()]
+        if job.checkpoint.seconds:
+            told.append(told[0].new_full((), float(self._checkpoints.late and self._place.rank == 0)))
+        if (guarded := self._guard.tells()) is not None:
+            told.append(guarded.double())
+        further = sorted(self._parts.further)  # the same names on all ranks
+        told += [self._parts.further[name].to(told[0].device) * mesh_of(job).leads for name in further]
+        self._parts.further.clear()
+        together = torch.stack(told)
+        if job.world_size > 1:
+            dist.all_reduce(together)
+        summed, *said = together.tolist()
+        counted = float(number)
+        self.loss = summed / counted if counted else math.nan
+        self.late = bool(job.checkpoint.seconds and said.pop(0))
+        self.guarded = int(said.pop(0)) if guarded is not None else 0
+        self.further = {name: value / self._samples for name, value in zip(further, said, strict=True)}
+
+    def _may_be_saved(self) -> bool:
+        return self._checkpoints.due(self._step, self.late) or (
+            self._goals.some and is_evaluated(self._job, self._step)
+        )
+
+    def _stops(self) -> bool:
+        job, step = self._job, self._step
+        return step < job.steps and _waits(job, step) and self._board.stop_at == step
+
+
+def _logged(job: JobProgram, step: int) -> bool:
+    return step % job.log_every == 0 or step == 1 or step == job.steps
+
+
+def _waits(job: JobProgram, step: int) -> bool:
+    """True if the host waits, in this step, for a collective that rank 0 takes part in (process/stop.py)."""
+    return job.device == "cpu" or _logged(job, step)
+
+
+def next_wait(job: JobProgram, step: int) -> int:
+    """Returns the first step, from `step` on, in which the host waits as `_waits` says."""
+    if _waits(job, step):
+        return step
+    return min(job.steps, step + job.log_every - step % job.log_every)
+
+
+def is_evaluated(job: JobProgram, step: int) -> bool:
+    """True if the plan evaluates after this step, counted from 1."""
+    return step == job.steps or (job.evaluate_every > 0 and step % job.evaluate_every == 0)
