@@ -1,4 +1,4 @@
-"""The Python API behind `import dslc`: the same floors as the command, for programs and notebooks."""
+"""What `import dslc` gives: the same floors as the command, for programs and notebooks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dslc.called import run_command
+from dslc.called import CommandError, run_command
 from dslc.compiler.compile import Compiled, compile_plan
 from dslc.dsl.diagnostics import Diagnostic, JobError, Report
 from dslc.dsl.meaning.load import Loaded, load, load_text
@@ -24,6 +24,20 @@ from dslc.runs import prepare, train
 
 if TYPE_CHECKING:
     import torch
+
+__all__ = [
+    "CommandError",
+    "JobError",
+    "TrainingError",
+    "check",
+    "compile",
+    "evaluate",
+    "export",
+    "predict",
+    "render",
+    "run",
+    "verify",
+]
 
 
 def _error(report: Report) -> JobError:
@@ -92,7 +106,11 @@ def check(
     trace: bool = False,
     **objects: Any,
 ) -> tuple[Diagnostic, ...]:
-    """See `dslc.check`."""
+    """Returns every mistake and warning of a job, as `dslc check` finds them; none of them is an error if the job is
+    valid.
+
+    With `trace`, or with objects, functions that the job names as `python(…)` are called, in a process of their own.
+    """
     from dslc.front import check_one
 
     with _given(settings, set, objects) as laid, _as_file(job) as path:
@@ -107,7 +125,7 @@ def compile(
     trace: bool = False,
     **objects: Any,
 ) -> Compiled:
-    """See `dslc.compile`."""
+    """Returns the plan of a job. Raises `JobError`, which holds all mistakes and prints them."""
     report = Report()
     with _given(settings, set, objects) as laid:
         traced = trace or any(each is not None for each in objects.values())
@@ -127,7 +145,17 @@ def run(
     callback: Callable[[dict[str, Any]], object] | None = None,
     **objects: Any,
 ) -> RunResult:
-    """See `dslc.run`."""
+    """Trains, as `dslc run` does, and returns the metrics and the trained module to the caller.
+
+    `job` may be a plan file, which takes no settings. The processes are started from a fresh interpreter, so it may be
+    called from a notebook, or after torch has been used. Objects go there by cloudpickle: what a module has by its
+    name, what is defined in the program itself, lambdas and local classes too, by value; so does
+    `python("__main__:f")`. With `quiet` nothing is printed. `callback` is called, in this process, with each record of
+    `metrics.jsonl`; an exception of it ends the training after a step, and is raised.
+    Raises `JobError` if the job is at fault, `dslc.run_folder.Occupied` if `out` holds other things than a run or if
+    another run is writing there, `TrainingError` if the training failed, TypeError for an object that cannot be passed
+    to another process.
+    """
     with _given(settings, set, objects) as laid:
         return _run(job, laid, out, quiet, callback)
 
@@ -175,7 +203,11 @@ def evaluate(
     set: Mapping[str, Any] | None = None,
     **objects: Any,
 ) -> dict[str, Any]:
-    """See `dslc.evaluate`."""
+    """Returns the metrics of a checkpoint over the whole validation split, by name, as `dslc evaluate` finds them.
+
+    `checkpoint` is one, a folder of them, or a run directory; by default the job's newest. Raises `JobError` and
+    `CommandError`.
+    """
     with _given(settings, set, objects) as laid, _as_file(job) as path:
         shown, _ = run_command("evaluate", path, laid, ["--json", *_of(checkpoint)])
     found: dict[str, Any] = json.loads(shown)
@@ -192,7 +224,9 @@ def predict(
     set: Mapping[str, Any] | None = None,
     **objects: Any,
 ) -> str:
-    """See `dslc.predict`."""
+    """Writes the outputs of a checkpoint for every sample of a split (`train`, `validation` or `all`) to `output`, an
+    `.npz` or `.safetensors` file, whose path it returns. Raises `JobError` and `CommandError`.
+    """
     with _given(settings, set, objects) as laid, _as_file(job) as path:
         run_command("predict", path, laid, ["-o", output, "--split", split, *_of(checkpoint)])
     return output
@@ -207,7 +241,9 @@ def export(
     set: Mapping[str, Any] | None = None,
     **objects: Any,
 ) -> str:
-    """See `dslc.export`."""
+    """Writes the whole weights of a checkpoint to `output`, a `.safetensors` or `.pt` file; returns its path. Raises
+    `JobError` and `CommandError`.
+    """
     with _given(settings, set, objects) as laid, _as_file(job) as path:
         run_command("export", path, laid, ["-o", output, *_of(checkpoint)])
     return output
@@ -221,7 +257,9 @@ def verify(
     set: Mapping[str, Any] | None = None,
     **objects: Any,
 ) -> Verification:
-    """See `dslc.verify`."""
+    """Trains some steps under the plan, in one process and in a plain loop of torch, as `dslc verify` does; the result
+    has `holds` and the `text` of the comparison. Raises `JobError` and `CommandError`.
+    """
     with _given(settings, set, objects) as laid, _as_file(job) as path:
         shown, holds = run_command("verify", path, laid, ["--steps", str(steps)], may_disagree=True)
     return Verification(holds=holds, text=shown)
@@ -237,7 +275,9 @@ def render(
     trace: bool = False,
     **objects: Any,
 ) -> str:
-    """See `dslc.render`."""
+    """Draws the plan to `output` (`.svg`, `.png`, `.dot` or `.html`), whose path it returns; `view` is `placement`,
+    `graph` or `schedule`. Raises `JobError` and `CommandError`.
+    """
     more = ["--trace"] if trace or any(each is not None for each in objects.values()) else []
     with _given(settings, set, objects) as laid, _as_file(job) as path:
         run_command("render", path, laid, ["-o", output, "--view", view, *more])
