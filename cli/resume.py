@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from dslc.checkpoints import tensors_of
 from dslc.compiler.common.units import path_text
-from dslc.compiler.graph.constants import optimizer_step
+from dslc.compiler.graph.constants import optimizer_step, sampler_step
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.language.optimizers import PythonOptimizer
@@ -121,7 +121,7 @@ def _misfits(path: str, manifest: Manifest, analysis: Analysis) -> Iterator[Diag
             kept, wanted = (", ".join(states) or "nothing" for states in (fit.states, step.state))
             what = f"its optimizer keeps {kept} for each parameter, and the job's {wanted}"
             yield wrong("E0904", what, optimizer.span, "the arguments that decide it, as `momentum` and `amsgrad`")
-    same = (
+    same: list[tuple[str, int | str, int | str | None, Span | None, str]] = [
         ("seed", fit.seed, job.train.seed, job.train.at("seed"), f"`train.seed = {fit.seed}`"),
         ("global batch", fit.batch, job.data.batch, job.data.at("batch"), f"`data.batch = {fit.batch}`"),
         ("shuffling", fit.shuffle, job.data.shuffle, job.data.at("shuffle"), f"`shuffle = {str(fit.shuffle).lower()}`"),
@@ -132,7 +132,11 @@ def _misfits(path: str, manifest: Manifest, analysis: Analysis) -> Iterator[Diag
             job.data.at("source"),
             "the same data, and the same `validation`",
         ),
-    )
+    ]
+    if workload.visited is not None:
+        sampler = sampler_step(job, workload.visited)
+        what, span = sampler.text if sampler else "", job.data.at("sampler" if sampler else "source")
+        same.append(("order of samples", fit.order, what, span, f"`sampler = {fit.order or 'none'}`"))
     found = False
     for what, theirs, ours, span, help in same:
         if ours is not None and theirs != ours:
@@ -147,5 +151,7 @@ def _misfits(path: str, manifest: Manifest, analysis: Analysis) -> Iterator[Diag
         yield wrong("E0906", what, span, f"more than {plural(manifest.step, 'step')}, or an older checkpoint")
 
 
-def _text(value: int | bool) -> str:
+def _text(value: int | bool | str) -> str:
+    if isinstance(value, str):
+        return f"`{value}`" if value else "that of no sampler"
     return ("off", "on")[value] if isinstance(value, bool) else f"{value:,}"

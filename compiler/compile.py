@@ -29,6 +29,7 @@ from dslc.compiler.ir.plan import (
     TrainingNode,
 )
 from dslc.compiler.ir.records import Placed, Process, Stage
+from dslc.compiler.placement.order import order_text
 from dslc.compiler.placement.seams import unsendable
 from dslc.compiler.placement.sharding import offloaded
 from dslc.compiler.rules.analyse import played
@@ -222,6 +223,8 @@ def _data(analysis: Analysis) -> DataNode:
         train=workload.train,
         validation=workload.validation,
         split=workload.split,
+        visited=workload.visited,
+        order=order_text(job),
         shuffle=job.data.shuffle,
         batch=workload.batch,
         shares=dealt(workload.batch),

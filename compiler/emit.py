@@ -111,6 +111,9 @@ def located(program: p.JobProgram, folder: str, file: str) -> p.JobProgram:
             data,
             arguments={**data.arguments, **{name: there(data.arguments[name]) for name in data.paths}},
             python=function(data.python),
+            collate=function(data.collate),
+            sampler=data.sampler
+            and replace(data.sampler, file=resolved(data.sampler.file, folder), python=function(data.sampler.python)),
         ),
         checkpoint=replace(
             checkpoint,

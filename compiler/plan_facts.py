@@ -81,6 +81,10 @@ def _files(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, Located | N
     found = [path for name in sorted(FOUND_PATHS & source.found.keys()) for path in _flat(source.found[name]) if path]
     for path in found or paths:
         yield path, path if isinstance(path, Located) else next(iter(paths), None)
+    if job.data.sampler is not None:
+        for name in ("weights", "length"):
+            if isinstance(path := getattr(job.data.sampler, name, None), Located):
+                yield path, path
     if job.model.start is not None:
         path = job.model.start.path
         with contextlib.suppress(Unreadable):  # a rule reports it

@@ -37,6 +37,7 @@ import torch
 import torch.distributed as dist
 
 from dslc.compiler.ir.program import JobProgram, RankPlace, RankProgram
+from dslc.runtime.data import sample_numbers
 from dslc.runtime.data.sources import Splits, open_source
 from dslc.runtime.loop import out_of_range, plain_loop, tasks
 from dslc.runtime.parallel.mesh import mesh_of
@@ -80,6 +81,7 @@ def work(
         _open_group(job, place, store)
         with at(job.data.line):
             splits = open_source(job.data)
+            sample_numbers.prepare(job.data, splits.train, device)
         if job.task == "plain":
             end = End(steps=plain_loop.train(job, place, splits, device, run_dir))
         else:

@@ -247,6 +247,8 @@ _WANTED = {
     "optimizer": "it takes (params, lr = …) and gives a `torch.optim.Optimizer` over all of them",
     "hook": "it has some of the methods start, before_step, after_backward, after_step, evaluated, end and failed",
     "logger": "it has `log(record)`",
+    "sampler": "for `weighted` it takes nothing and gives a number for each sample; for `by_length` it takes a sample "
+    "and gives its length",
     "step": "it takes (training, batch), calls `training.update(losses)`, and returns the losses to be logged",
     "schedule": "it takes (step, steps) and gives the factor on the learning rate, which follows from these alone",
 }

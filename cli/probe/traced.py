@@ -41,6 +41,7 @@ from dslc.probe.own_code import (
     try_step,
     used,
 )
+from dslc.probe.own_samplers import try_sampler
 from dslc.probe.unseen import tell_of_network
 from dslc.probe.weights import opened_weights
 
@@ -77,6 +78,7 @@ def _traced(job: JobSpec, source: SourceFacts, files: Files, report: Report, *, 
         tell_of_network(job, source, report)
     source = _tried(job, source, trial(job, source, model, files.outputs), files, report)
     try_followers(job, report)
+    try_sampler(job, source, report)
     optimizer: OptimizerFacts | None = None
     if isinstance(job.train.optimizer, PythonOptimizer):
         optimizer = try_optimizer(job, job.train.optimizer, source, model, report)

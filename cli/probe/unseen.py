@@ -21,6 +21,7 @@ from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.lr_schedules import PythonSchedule
 from dslc.dsl.language.metrics import PythonMetric
 from dslc.dsl.language.optimizers import PythonOptimizer
+from dslc.dsl.language.samplers import PythonNumbers
 
 TRIED = 10**7  # numbers of a sample with which a user's loss is tried, at most
 
@@ -71,6 +72,9 @@ def _unseen(analysis: Analysis, trace: bool) -> Iterator[tuple[str, bool]]:
             yield "its optimizer", True
         elif model is None:
             yield "its optimizer", False
+    sampler = job.data.sampler
+    if not trace and any(isinstance(getattr(sampler, name, None), PythonNumbers) for name in ("weights", "length")):
+        yield "its sampler", True
     for what, calls in (("its hooks", job.train.hooks), ("its loggers", job.log.loggers)):
         if calls and not trace:
             yield what, True

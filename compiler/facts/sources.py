@@ -144,7 +144,7 @@ def _header(file: str, name: str) -> tuple[tuple[int, ...], str]:
             if name not in names:
                 raise Broken(f"{file} has no array `{name}`", f"it has {', '.join(f'`{n}`' for n in names) or 'none'}")
             with archive.open(name + ".npy") as stream:
-                shape, kind = _npy_header(stream)
+                shape, kind = npy_header(stream)
     except Absent:
         raise
     except Exception as error:  # any kind: zipfile and zlib raise many for a file of another format
@@ -154,8 +154,8 @@ def _header(file: str, name: str) -> tuple[tuple[int, ...], str]:
     return shape, kind
 
 
-def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], str]:
-    """Reads the header of the NPY format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html."""
+def npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], str]:
+    """Returns shape and kind of an array in the NPY format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html."""
     magic = stream.read(8)
     if magic[:6] != b"\x93NUMPY":
         raise ValueError("an entry is no array")

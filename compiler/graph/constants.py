@@ -33,6 +33,7 @@ from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.lr_schedules import Plateau, PythonSchedule, Schedule
 from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.language.registry import Call, Quantity, fields
+from dslc.dsl.language.samplers import PythonNumbers
 from dslc.dsl.paths import Located, portable
 from dslc.dsl.source import Span
 
@@ -321,7 +322,7 @@ def _loss_arguments(loss: Call) -> dict[str, Any]:
 def _data(analysis: Analysis) -> p.DataStep:
     job, workload = analysis.job, analysis.workload
     source, ignore = job.data.source, ignored(analysis.job, analysis.source)
-    assert workload.train is not None
+    assert workload.train is not None and workload.visited is not None
     name, arguments = source_key(source)
     context = context_of(job)
     if name in ("stdlib", "text", "tokens") or (name == "synthetic" and arguments.get("vocab")):
@@ -344,12 +345,30 @@ def _data(analysis: Analysis) -> p.DataStep:
         split=workload.split,  # type: ignore[arg-type]
         seed=job.train.seed,
         shuffle=job.data.shuffle,
+        sampler=sampler_step(job, workload.visited),
         batch=workload.batch,
         last=workload.last or 0,
         pad=job.data.pad,
         ignore=-100 if ignore is None else ignore,
         workers=job.data.workers,
         line=short_line(job.data.at("source")),
+    )
+
+
+def sampler_step(job: JobSpec, samples: int, folder: str = HERE) -> p.SamplerStep | None:
+    """Returns the order of an epoch of so many samples, if a sampler decides it; a user's function lies in `folder`."""
+    sampler = job.data.sampler
+    if sampler is None:
+        return None
+    given = getattr(sampler, "weights", getattr(sampler, "length", None))
+    return p.SamplerStep(
+        kind=sampler.word,  # type: ignore[arg-type]
+        samples=samples,
+        replacement=getattr(sampler, "replacement", True),
+        window=getattr(sampler, "window", 0),
+        file="" if not isinstance(given, str) else portable(given, job.folder) if folder == HERE else str(given),
+        python=python_function(given, folder) if isinstance(given, PythonNumbers) else None,
+        line=short_line(sampler.span or job.data.at("sampler")),
     )
 
 

@@ -90,6 +90,8 @@ class ShareNode(Record):
 class DataNode(Record):
     source: str
     train: int | None
+    visited: int | None  # samples of an epoch
+    order: str  # in words
     validation: int | None
     split: str
     shuffle: bool

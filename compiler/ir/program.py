@@ -102,13 +102,39 @@ class LossStep(Record):
 
 
 @record
+class SamplerStep(Record):
+    """An order of samples that follows from a number of each: its weight (`weighted`), its class (`balanced`), or its
+    length (`by_length`): those of the `.npy` file `file`, or what `python` gives; else they are taken from the samples.
+    """
+
+    kind: Literal["weighted", "balanced", "by_length"]
+    samples: int  # that an epoch visits
+    replacement: bool = True
+    window: int = 0  # of `by_length`: how many batches are sorted together
+    file: str = ""
+    python: PythonFunction | None = None
+    line: str = ""
+
+    @property
+    def text(self) -> str:
+        """What a training that resumes must have alike."""
+        match self.kind:
+            case "weighted":
+                return f"weighted(samples = {self.samples}, replacement = {str(self.replacement).lower()})"
+            case "balanced":
+                return f"balanced(samples = {self.samples})"
+            case "by_length":
+                return f"by_length(window = {self.window})"
+
+
+@record
 class DataStep(Record):
     """The samples, and the way an epoch of them is split.
 
-    Order: epoch `e` visits the `train_samples` in the order `permutation(seed, e)` (or as they are); global batch `k`
-    of it is entries `k*batch` to `(k+1)*batch`; the last, of `last` samples, exists with `keep` alone. A data rank
-    takes a contiguous share of each global batch, sizes differing by at most one, the larger first; a share is cut into
-    micro-batches in the same way.
+    Order: epoch `e` visits the `train_samples` in the order `permutation(seed, e)` (or as they are, or as the `sampler`
+    says, which may visit fewer or more of them: `visited`); global batch `k` of it is entries `k*batch` to
+    `(k+1)*batch`; the last, of `last` samples, exists with `keep` alone. A data rank takes a contiguous share of each
+    global batch, sizes differing by at most one, the larger first; a share is cut into micro-batches in the same way.
     """
 
     source: str  # digits, stdlib, text, tokens, images, mnist, cifar10, arrays, parquet, datasets, synthetic, python
@@ -123,12 +149,18 @@ class DataStep(Record):
     split: Literal["random", "tail", "given", "none"]  # by the seed; the end of the stream; a pair of data sets; none
     seed: int
     shuffle: bool
+    sampler: SamplerStep | None = None
     batch: int
     last: int  # samples of the last, partial batch of an epoch; 0 if there is none or it is dropped
     pad: int | None = None  # the token that pads sequences; its targets become `ignore`
     ignore: int = -100
     workers: int
     line: str = ""
+
+    @property
+    def visited(self) -> int:
+        """The samples of an epoch, before its last batch is dropped."""
+        return self.train_samples if self.sampler is None else self.sampler.samples
 
 
 @record

@@ -19,6 +19,7 @@ from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Quantity
+from dslc.dsl.language.samplers import Balanced, Weighted
 from dslc.dsl.record import Record, record
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
@@ -33,6 +34,7 @@ class Workload(Record):
     """Counts are of samples (sequences, for text) unless noted."""
 
     train: int | None
+    visited: int | None  # in an epoch: as many as `train`, but with a sampler that draws
     validation: int | None
     split: str  # random, tail, given, none
     batch: int
@@ -46,7 +48,7 @@ class Workload(Record):
     @property
     def last_trained(self) -> int | None:
         """`last`, but 0 if the training ends before the first such batch."""
-        ends = self.steps is not None and self.train is not None and self.steps <= self.train // self.batch
+        ends = self.steps is not None and self.visited is not None and self.steps <= self.visited // self.batch
         return 0 if ends else self.last
 
 
@@ -57,8 +59,9 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts, report: Repor
     train, validation, split = _split(job, source, report)
     data = job.data
     ranks = layout.sizes["data"]
+    visited = _visited(job, train)
     epoch = Epoch(
-        train=train if len(report.errors) == before else None,
+        train=visited if len(report.errors) == before else None,
         ranks=ranks,
         pieces=layout.microbatches,
         staged=layout.sizes["pipeline"] > 1,
@@ -74,8 +77,8 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts, report: Repor
         return None
     last: int | None = None if epoch.keep else 0
     per_epoch: int | None = None
-    if train is not None:
-        full, rest = divmod(train, data.batch)
+    if visited is not None:
+        full, rest = divmod(visited, data.batch)
         last = rest if epoch.keep else 0
         per_epoch = full + (1 if last else 0)
     steps = job.train.steps
@@ -84,6 +87,7 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts, report: Repor
     share = data.batch // ranks
     return Workload(
         train=train,
+        visited=visited,
         validation=validation,
         split=split,
         batch=data.batch,
@@ -94,6 +98,12 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts, report: Repor
         steps=steps,
         counts=counted(job, source),
     )
+
+
+def _visited(job: JobSpec, train: int | None) -> int | None:
+    """Returns the samples of an epoch."""
+    sampler = job.data.sampler
+    return sampler.samples if isinstance(sampler, Weighted | Balanced) and sampler.samples is not None else train
 
 
 def ignored(job: JobSpec, source: SourceFacts) -> int | None:

@@ -18,6 +18,7 @@ from dslc.compiler.rules.axes import check_context, check_tensor
 from dslc.compiler.rules.checkpoint import check_checkpoints
 from dslc.compiler.rules.goals import check_goals
 from dslc.compiler.rules.pipeline import check_pipeline
+from dslc.compiler.rules.samplers import check_sampler
 from dslc.compiler.rules.training import check_training
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.language import calls as c
@@ -44,6 +45,7 @@ def check_job(
     _check_optimizer(job, report)
     _check_metrics(job, source, report)
     check_goals(job, workload, report)
+    check_sampler(job, workload, source, report)
     _check_ignored(job, source, report)
     _warn_of_samples(job, source, report)
     check_checkpoints(job, report)

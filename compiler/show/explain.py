@@ -217,7 +217,7 @@ def _data(plan: Plan) -> list[str]:
     held = {"random": "held out at random by the seed", "tail": "the end of the stream", "given": "of its own"}
     rows = [
         ("source", data.source),
-        ("training", known(data.train, "samples") + (", shuffled each epoch" if data.shuffle else ", in order")),
+        ("training", f"{known(data.train, 'samples')}, {data.order}"),
     ]
     if data.split != "none":
         rows.append(("validation", known(data.validation, "samples") + f", {held.get(data.split, data.split)}"))
@@ -232,8 +232,8 @@ def _data(plan: Plan) -> list[str]:
     elif data.last:
         unseen = "" if data.last_shares else ", but the training ends before it"
         rows.append(("last batch", f"{plural(data.last, 'sample')}, kept{unseen}"))
-    elif data.train is not None and data.train % data.batch:
-        rows.append(("last batch", f"{plural(data.train % data.batch, 'sample')} of each epoch dropped"))
+    elif data.visited is not None and data.visited % data.batch:
+        rows.append(("last batch", f"{plural(data.visited % data.batch, 'sample')} of each epoch dropped"))
     rows += [
         ("steps", f"{known(data.steps_per_epoch)} an epoch, {known(data.steps)} in all"),
     ]

@@ -80,8 +80,7 @@ def stage_lines(plan: Plan, node: RankNode | None, most: int) -> list[str]:
 def source_box(canvas: Canvas, plan: Plan, y: float, width: float) -> str:
     """Draws the source of the samples."""
     data = plan.data
-    order = "shuffled each epoch" if data.shuffle else "in order"
-    short = f"{known(data.train)} samples, {order}"
+    short = f"{known(data.train)} samples, {data.order}"
     told = (f"{data.source}: {short}; {data.batch:,} in each batch", f"{data.source}: {short}", short)
     text = next((each for each in told if fitted(each, width - 16, 10) == each), fitted(short, width - 16, 10))
     return canvas.box(

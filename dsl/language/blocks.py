@@ -32,6 +32,7 @@ from dslc.dsl.language.registry import (
     measure,
     word,
 )
+from dslc.dsl.language.samplers import Balanced, ByLength, Weighted
 
 _COUNT = Int(min=1)
 _PATTERNS = c.PATTERN_LIST
@@ -88,6 +89,12 @@ class DataSpec(Block):
         'makes samples a batch, where they do not stack: `python("module:function")`',
         default=None,
         shown="stacked",
+    )
+    sampler: Weighted | Balanced | ByLength | None = arg(
+        calls("sampler"),
+        "the order of the samples, or how often each is drawn: `weighted(…)`, `balanced()`, `by_length(…)`",
+        default=None,
+        shown="each once an epoch",
     )
     shuffle: bool = arg(Bool(), "a new order for each epoch", default=True)
     workers: int = arg(Int(min=0), "loader processes of each rank", default=0)

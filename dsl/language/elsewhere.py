@@ -26,6 +26,8 @@ _FIELDS = (
     ("data.source.context", "", "max_length max_len seq_length seq_len sequence_length max_seq_length max_seq_len "
      "block_size context_length context_size n_ctx n_positions max_position_embeddings model_max_length cutoff_len"),
     ("data.collate", "", "collate_fn data_collator collator"),
+    ("data.sampler", "`by_length()`", "group_by_length length_grouped_sampler bucket_by_sequence_length"),
+    ("data.sampler", "`weighted(…)`", "weighted_random_sampler sample_weights"),
     ("data.source.input", "", "input_column text_column image_column feature_columns input_key"),
     ("data.source.target", "", "label_column target_column label_names label_key"),
     ("data.source.size", "", "image_size img_size input_size resize crop_size"),
@@ -209,9 +211,9 @@ _ABSENT = (
     ("samples of unequal length are put together by `data.collate`",
      "padding pad_to_max_length"),
     ("there is nothing to set: a batch is what the source and `data.collate` make",
-     "remove_unused_columns group_by_length"),
+     "remove_unused_columns"),
     ("there is nothing to set: each rank is given its share of every global batch",
-     "sampler batch_sampler use_distributed_sampler replace_sampler_ddp distributed_sampler split_batches "
+     "batch_sampler use_distributed_sampler replace_sampler_ddp distributed_sampler split_batches "
      "dispatch_batches even_batches reload_dataloaders_every_n_epochs shuffle_buffer"),
     ("whoever starts the processes tells them their ranks and addresses: `launch.with`",
      "node_rank machine_rank local_rank rank master_addr master_port main_process_ip main_process_port rdzv_endpoint "

@@ -66,10 +66,18 @@ def python_calls(job: JobSpec) -> Iterator[PythonCall]:
     for word in BLOCKS:
         block: Block = getattr(job, word)
         for declared in fields(type(block)):
-            value = getattr(block, declared.name)
-            for call in value if isinstance(value, tuple) else (value,):
-                if isinstance(call, PythonCall):
-                    yield call
+            yield from _python_calls(getattr(block, declared.name))
+
+
+def _python_calls(value: Any) -> Iterator[PythonCall]:
+    if isinstance(value, tuple):
+        for each in value:
+            yield from _python_calls(each)
+    elif isinstance(value, PythonCall):
+        yield value
+    elif isinstance(value, Call):
+        for declared in fields(type(value)):
+            yield from _python_calls(getattr(value, declared.name))
 
 
 def goals_of(job: JobSpec) -> Iterator[tuple[str, Goal | Plateau]]:

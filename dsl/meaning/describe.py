@@ -35,6 +35,7 @@ CATEGORIES = {
     "recompute": "recomputation", "gradients": "gradient exchange", "gpus": "choice of GPUs", "launch": "launcher",
     "metric": "metric", "goal": "goal", "early_stopping": "goal of early stopping",
     "clip": "way to clip", "collate": "collate function", "ema": "moving average", "hook": "hook", "logger": "logger",
+    "sampler": "sampler", "numbers": "function of numbers",
     "weights": "choice of weights", "step": "step", "group": "parameter group",
 }  # fmt: skip
 

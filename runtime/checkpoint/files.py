@@ -73,6 +73,7 @@ class Fit:
     batch: int
     train_samples: int
     steps_per_epoch: int
+    order: str = ""  # of a sampler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +150,7 @@ def fit_of(job: JobProgram, tensors: Shapes | None) -> Fit:
         batch=job.data.batch,
         train_samples=job.data.train_samples,
         steps_per_epoch=job.steps_per_epoch,
+        order=job.data.sampler.text if job.data.sampler else "",
     )
 
 
@@ -167,6 +169,7 @@ def misfits(manifest: Manifest, fit: Fit, steps: int) -> list[str]:
         ("batch", "global batch"),
         ("train_samples", "number of training samples"),
         ("steps_per_epoch", "number of steps in an epoch"),
+        ("order", "order of samples"),
     ):
         theirs, ours = getattr(manifest.fit, name), getattr(fit, name)
         if theirs != ours:
@@ -193,7 +196,9 @@ def _shape(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape)) or "one number"
 
 
-def _text(value: int | bool) -> str:
+def _text(value: int | bool | str) -> str:
+    if isinstance(value, str):
+        return f"`{value}`" if value else "that of no sampler"
     return ("off", "on")[value] if isinstance(value, bool) else f"{value:,}"
 
 

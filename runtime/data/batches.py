@@ -27,9 +27,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from dslc.compiler.ir.program import DataStep, RankPlace
 from dslc.compiler.trace.structures import map_tensors
+from dslc.runtime.data.random_streams import generator
 from dslc.runtime.data.sampler import (
     batch_samples,
-    generator,
     micro_batches,
     shares,
     sizes_of,
@@ -88,7 +88,7 @@ def validation_batches(
 def _in_line(
     step: DataStep, samples: Samples, place: RankPlace, microbatches: int, numbers: range, device: torch.device
 ) -> Iterator[StepBatch]:
-    per_epoch, full = steps_per_epoch(step), step.train_samples // step.batch
+    per_epoch, full = steps_per_epoch(step), step.visited // step.batch
     at_once = 1  # steps, until the size of one is known
     number = numbers.start
     while number < numbers.stop:

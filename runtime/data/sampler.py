@@ -1,7 +1,8 @@
 """Chooses the samples of a rank: the order of an epoch, its global batches, their shares and micro-batches.
 
-Model: epoch `e` visits the training samples 0 … train_samples - 1 in the order `permutation(step, e)`. Its global batch
-`k` is the entries `k * batch` to `(k + 1) * batch` of that order. A data rank takes a contiguous share of the batch,
+Model: epoch `e` visits the training samples 0 … train_samples - 1 in the order `permutation(step, e)`, which a sampler
+may draw (weighted.py) or sort (by_length.py). Its global batch `k` is the entries `k * batch` to `(k + 1) * batch` of
+that order. A data rank takes a contiguous share of the batch,
 and the share is cut into micro-batches, both by compiler/common/shares.py. If samples can only be read a block at a
 time (row groups of Parquet files), the blocks are shuffled, and then the samples within each `window` of consecutive
 blocks: a block is read once an epoch, and few are held.
@@ -15,24 +16,46 @@ Limits: an order takes 8 bytes a sample, held for the last two epochs asked for.
 
 from __future__ import annotations
 
-import hashlib
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from dslc.compiler.common.shares import piece, pieces
-from dslc.compiler.ir.program import DataStep, RankPlace
+from dslc.compiler.ir.program import DataStep, RankPlace, SamplerStep
+from dslc.runtime.data.by_length import grouped
+from dslc.runtime.data.held_out import parted
+from dslc.runtime.data.random_streams import generator
+from dslc.runtime.data.sample_numbers import Numbers, numbers_of
+from dslc.runtime.data.weighted import draw
 
 
 def permutation(step: DataStep, epoch: int) -> Tensor:
-    """Returns the order in which `epoch` (from 0) visits the training samples: int64, shape (train_samples,).
+    """Returns the order in which `epoch` (from 0) visits the training samples: int64, shape (visited,).
 
-    It is shared between callers and must not be written to.
+    It is shared between callers and must not be written to. If there is a sampler, `prepare` has to come first.
     """
+    if step.sampler is not None:
+        return _order_of_sampler(numbers_of(step), step.sampler, step.seed, step.batch, epoch)
     if step.shuffle and step.arguments.get("blocks"):
         return _order_of_blocks(step.seed, epoch, _bounds_of(step), step.arguments["window"])
     return _order(step.seed, step.train_samples, epoch if step.shuffle else None)
+
+
+def _order_of_sampler(numbers: Numbers, sampler: SamplerStep, seed: int, batch: int, epoch: int) -> Tensor:
+    if sampler.kind == "by_length":
+        return _order_by_length(numbers, batch, sampler.window, seed, epoch)
+    return _order_drawn(numbers, sampler.samples, sampler.replacement, seed, epoch)
+
+
+@lru_cache(maxsize=2)
+def _order_by_length(numbers: Numbers, batch: int, window: int, seed: int, epoch: int) -> Tensor:
+    return grouped(numbers.values, batch, window, generator(seed, f"epoch {epoch}"))
+
+
+@lru_cache(maxsize=2)
+def _order_drawn(numbers: Numbers, samples: int, replacement: bool, seed: int, epoch: int) -> Tensor:
+    return draw(numbers.values, samples, replacement, generator(seed, f"epoch {epoch}"))
 
 
 def _bounds_of(step: DataStep) -> tuple[int, ...]:
@@ -45,7 +68,7 @@ def _bounds_of(step: DataStep) -> tuple[int, ...]:
 def _bounds(blocks: tuple[int, ...], seed: int, train: int, total: int) -> tuple[int, ...]:
     ends = torch.tensor([0, *blocks], dtype=torch.int64).cumsum(0)
     if total > train:
-        ends = torch.searchsorted(_parted(seed, train, total)[0], ends)
+        ends = torch.searchsorted(parted(seed, train, total)[0], ends)
     return tuple(ends.clamp(max=train).tolist())
 
 
@@ -66,21 +89,14 @@ def _order(seed: int, samples: int, epoch: int | None) -> Tensor:
     return torch.randperm(samples, generator=generator(seed, f"epoch {epoch}"))
 
 
-def generator(seed: int, stream: str) -> torch.Generator:
-    """Returns a generator on the CPU for one named stream of random numbers; streams of one seed are independent."""
-    digest = hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=4).digest()
-    # The generator, a Mersenne Twister, takes 32 bits of its seed and drops the rest.
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
-
-
 def steps_per_epoch(step: DataStep) -> int:
     """Returns the number of global batches of an epoch, including the partial one if it is kept."""
-    return step.train_samples // step.batch + (1 if step.last else 0)
+    return step.visited // step.batch + (1 if step.last else 0)
 
 
 def batch_samples(step: DataStep, k: int) -> int:
     """Returns the number of samples in global batch `k` (from 0) of an epoch."""
-    return step.batch if k < step.train_samples // step.batch else step.last
+    return step.batch if k < step.visited // step.batch else step.last
 
 
 def sizes_of(step: DataStep, place: RankPlace, microbatches: int, k: int) -> tuple[int, int, list[int]]:
@@ -118,17 +134,3 @@ def validation_indices(step: DataStep, place: RankPlace) -> Tensor:
     """
     start, stop = piece(step.validation_samples, place.data_ranks, place.data_rank)
     return torch.arange(start, stop)
-
-
-def held_out(step: DataStep) -> tuple[Tensor, Tensor]:
-    """Returns, for the `random` split, the samples for training and those held out (int64, ascending).
-
-    The held-out set follows from the seed and the sizes alone, not from the epoch, the batch or the ranks.
-    """
-    return _parted(step.seed, step.train_samples, step.train_samples + step.validation_samples)
-
-
-@lru_cache(maxsize=1)
-def _parted(seed: int, train: int, total: int) -> tuple[Tensor, Tensor]:
-    order = torch.randperm(total, generator=generator(seed, "validation"))
-    return order[total - train :].sort().values, order[: total - train].sort().values

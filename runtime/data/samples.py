@@ -15,7 +15,7 @@ structure of tensors, which is not cut: each micro-batch is made by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol, TypeAlias
@@ -99,14 +99,15 @@ class FetchedSamples:
 
     def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
         with aside():
-            samples = [self._sample(epoch, index) for index in indices.tolist()]
+            samples = [self.sample(epoch, index) for index in indices.tolist()]
             if self.collate is not None:
                 return self._collated(samples)
         if any(not isinstance(pair, Sequence) or len(pair) != 2 for pair in samples):
             raise SourceError(f"{self.line}: a sample of the data set has to be a pair (input, target)")
         return self._stack([pair[0] for pair in samples]), self._stack([pair[1] for pair in samples])
 
-    def _sample(self, epoch: int, index: int) -> Any:
+    def sample(self, epoch: int, index: int) -> Any:
+        """Returns one sample as the data set gives it, drawn with its own random numbers."""
         begin_sample(self.seed, self.part, epoch, index)
         return self.dataset[index]
 
@@ -163,10 +164,14 @@ class Part(_Of):
     def __len__(self) -> int:
         return self.length if self.chosen is None else self.chosen.shape[0]
 
-    def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
+    def inner(self, indices: Tensor) -> Tensor:
+        """Returns the numbers of these samples in `samples`."""
         if self.chosen is not None:
-            return self.samples.batch(self.chosen[indices], epoch)
-        return self.samples.batch(indices + self.start if self.start else indices, epoch)
+            return self.chosen[indices]
+        return indices + self.start if self.start else indices
+
+    def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
+        return self.samples.batch(self.inner(indices), epoch)
 
 
 class Joined:
@@ -273,6 +278,22 @@ class Padded(_Of):
         if targets.shape != inputs.shape or targets.is_floating_point():
             return inputs, targets
         return inputs, targets.masked_fill((inputs == self.pad) | (targets == self.pad), self.ignore)
+
+
+def items(samples: Samples, indices: Tensor) -> Iterator[Any]:
+    """Yields these samples as they are in epoch 0: as a user's data set gives them, others as pairs of tensors."""
+    match samples:
+        case Part():
+            yield from items(samples.samples, samples.inner(indices))
+        case Checked():
+            yield from items(samples.samples, indices)
+        case FetchedSamples():
+            for index in indices.tolist():
+                with aside():
+                    sample = samples.sample(0, index)
+                yield sample
+        case _:
+            yield from zip(*samples.batch(indices), strict=True)
 
 
 def as_seen(tensor: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from torch import Tensor
 from dslc.compiler.ir.program import DataStep
 from dslc.runtime.data import sources_files, sources_images, sources_tables
 from dslc.runtime.data.collating import collate
-from dslc.runtime.data.sampler import held_out
+from dslc.runtime.data.held_out import held_out
 from dslc.runtime.data.samples import (
     Checked,
     FetchedSamples,

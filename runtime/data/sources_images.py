@@ -37,12 +37,12 @@ class ImageSamples:
             found = sorted(os.fsencode(path) for path in images_in(os.path.join(folder, name)))
             names += found
             labels.append(np.full(len(found), label))
-        self._labels = torch.from_numpy(np.concatenate(labels)) if labels else torch.empty(0, dtype=torch.int64)
+        self.targets = torch.from_numpy(np.concatenate(labels)) if labels else torch.empty(0, dtype=torch.int64)
         self._ends = np.cumsum([len(name) for name in names], dtype=np.int64)
         self._names = b"".join(names)  # one object: a worker that is forked shares it
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return len(self.targets)
 
     def path(self, index: int) -> str:
         start = int(self._ends[index - 1]) if index else 0
@@ -57,7 +57,7 @@ class ImageSamples:
                     pixels[n] = decoded(stream, "RGB", self.size)
             except Exception as error:  # Pillow raises any exception for a damaged file
                 raise SourceError(f"{self.line}: {path} cannot be decoded: {error}") from error
-        return torch.from_numpy(pixels), self._labels[indices]
+        return torch.from_numpy(pixels), self.targets[indices]
 
 
 def images(step: DataStep) -> ImageSamples | tuple[ImageSamples, ImageSamples]:

@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace
-from dslc.runtime.data.sampler import held_out, micro_batches, steps_per_epoch, validation_indices
+from dslc.runtime.data.held_out import held_out
+from dslc.runtime.data.sampler import micro_batches, steps_per_epoch, validation_indices
 from dslc.runtime.data.samples import Splits, beyond
 from dslc.runtime.loop import evaluate
 

@@ -26,7 +26,7 @@ from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace, WeightsSte
 from dslc.compiler.trace.structures import map_tensors
 from dslc.runtime.checkpoint import files as checkpoint_files
 from dslc.runtime.checkpoint.state import load_model
-from dslc.runtime.data.sampler import held_out
+from dslc.runtime.data.held_out import held_out
 from dslc.runtime.data.samples import Joined, Samples
 from dslc.runtime.data.sources import Splits
 from dslc.runtime.loop.evaluate import batch_size, evaluate, evaluating, forward, most_batches

@@ -47,16 +47,20 @@ class Drawn:
 
 
 OWN_OPTIMIZERS = 0.08  # the share of jobs with one of a user's own
+SAMPLERS = 0.1  # the share of jobs with a sampler
 
 
 def draw(seed: int, *, compile: float = 0.0) -> Drawn:
     """Returns a job; `compile` is the share of jobs with `train.compile`, which takes half a minute each."""
     rng = random.Random(seed)
     blocks = _Drawing(rng, compile).blocks()
-    others = random.Random(f"optimizers {seed}")  # of their own, so that jobs stay as they were
+    others = random.Random(f"optimizers {seed}")  # of their own, so that the rest of a job stays
     if others.random() < OWN_OPTIMIZERS:
         function = others.choice(("Heavy", "Heavy", "Normed"))
         blocks["train"]["optimizer"] = f'python("own_networks:{function}", lr = 0.02)'
+    if "shuffle" not in blocks["data"] and others.random() < SAMPLERS:
+        count = others.choice(("", "", f"samples = {others.randint(8, 90)}"))
+        blocks["data"]["sampler"] = others.choice((f"balanced({count})", "by_length(window = 2)"))
     kept = ("model", "data", "train", "evaluate", "log")
     alone = {"devices": {"cpus": "1"}} | {name: blocks[name] for name in kept if name in blocks}
     alone["train"] = {name: text for name, text in alone["train"].items() if name != "compile"}

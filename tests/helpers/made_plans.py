@@ -126,6 +126,8 @@ def make_plan(
         data=DataNode(
             source="digits",
             train=1438,
+            visited=1438,
+            order="shuffled each epoch",
             validation=359,
             split="random",
             shuffle=True,

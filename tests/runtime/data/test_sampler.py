@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dslc.compiler.ir.program import DataStep, RankPlace
 from dslc.runtime.data import sampler
+from dslc.runtime.data.held_out import held_out
 
 
 def data_step(train: int, batch: int, *, keep: bool = False, shuffle: bool = True, seed: int = 0) -> DataStep:
@@ -116,11 +117,11 @@ def test_torchs_own_generator_is_left_alone() -> None:
 @given(st.integers(1, 50), st.integers(1, 50), st.integers(0, 2**40), st.integers(1, 9))
 def test_held_out_samples_follow_from_the_seed(train: int, validation: int, seed: int, ranks: int) -> None:
     step = dataclasses.replace(data_step(train, 1, seed=seed), validation_samples=validation, split="random")
-    kept, held = sampler.held_out(step)
+    kept, held = held_out(step)
     assert sorted([*kept.tolist(), *held.tolist()]) == list(range(train + validation))
     assert len(held) == validation and held.tolist() == sorted(held.tolist())
     other = dataclasses.replace(step, batch=min(train, 3), shuffle=False)
-    assert torch.equal(sampler.held_out(other)[1], held)
+    assert torch.equal(held_out(other)[1], held)
     shares = [sampler.validation_indices(step, place(rank, ranks)).tolist() for rank in range(ranks)]
     assert [index for share in shares for index in share] == list(range(validation))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1

@@ -1,0 +1,127 @@
+"""Rules for samplers: their numbers fit the samples, and they decide the order alone. E0318, E0328, W0327."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslc.compiler.common.units import path_text
+from dslc.compiler.facts.sample_numbers import count_of
+from dslc.compiler.facts.source_look import Absent
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.tensors import LeafFact
+from dslc.compiler.placement.workload import Workload
+from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.samplers import Balanced, ByLength, PythonNumbers, Weighted
+from dslc.dsl.source import Span
+from dslc.dsl.words import plural
+
+
+def check_sampler(job: JobSpec, workload: Workload | None, source: SourceFacts, report: Report) -> None:
+    sampler = job.data.sampler
+    if sampler is None:
+        return
+    span = sampler.span or job.data.at("sampler")
+    for what, where, help in _excluded(job, source):
+        notes = [Note(message="the sampler", span=span)] if where != span else []
+        report.add("E0328", what, where, notes=notes, help=help)
+    _check_numbers(job, workload, source, report)
+    if isinstance(sampler, Weighted) and not sampler.replacement:
+        most = workload.train if workload else None
+        if most is not None and sampler.samples is not None and sampler.samples > most:
+            report.add(
+                "E0318",
+                f"{plural(sampler.samples, 'sample')} cannot be drawn from {most:,} without drawing some again",
+                sampler.at("samples"),
+                help=f"`samples = {most}` at most, or `replacement = true`",
+            )
+    _warn(job, source, report)
+
+
+def numbers_wanted(workload: Workload, source: SourceFacts) -> int | None:
+    """Returns how many numbers a file or function has to give: one for each sample of the source, or, if that has a
+    validation set of its own, for each training sample.
+    """
+    return workload.train if workload.split == "given" else source.samples
+
+
+def _excluded(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, Span | None, str]]:
+    """Yields what does not go with a sampler: the message, its place, the remedy."""
+    sampler = job.data.sampler
+    assert sampler is not None
+    if not job.data.shuffle:
+        what = f"`{sampler.word}` decides the order of the samples, and so does `shuffle = false`"
+        yield what, job.data.at("shuffle"), "leave one of the two out"
+    if not isinstance(sampler, Balanced):
+        return
+    target, span = source.target, sampler.span or job.data.at("sampler")
+    if isinstance(job.model.loss, c.Own):
+        what = "`balanced` needs the class of each sample, and `own()` takes samples that are not pairs (input, target)"
+        yield what, span, '`weighted(python("module:weights"))`'
+    elif source.structures is not None and not _one_class_each(source.structures[1].leaves):
+        what = "`balanced` needs targets that are one class each, and those of the data are structures"
+        yield what, span, '`weighted(python("module:weights"))`'
+    elif target is not None and (target.dtype != "int64" or target.shape):
+        shape = " x ".join(map(str, target.shape))
+        held = f"{shape} numbers each" if shape else "one number with a fraction each"
+        yield (
+            f"`balanced` needs targets that are one class each, and those of the data are {held}",
+            span,
+            ('`weighted(python("module:weights"))`'),
+        )
+
+
+def _one_class_each(leaves: tuple[LeafFact, ...]) -> bool:
+    """True if a target is one whole number, beside an input that is a structure."""
+    return len(leaves) == 1 and leaves[0].dtype == "int64" and (leaves[0].fixed, leaves[0].grown) == ((0,), (1,))
+
+
+def _check_numbers(job: JobSpec, workload: Workload | None, source: SourceFacts, report: Report) -> None:
+    sampler = job.data.sampler
+    if isinstance(sampler, Weighted):
+        what, given = "weights", sampler.weights
+    elif isinstance(sampler, ByLength) and sampler.length is not None:
+        what, given = "length", sampler.length
+    else:
+        return
+    if isinstance(given, PythonNumbers):
+        return
+    span, name = sampler.at(what), path_text(given)
+    try:
+        count = count_of(given, name)
+    except Absent as absent:
+        report.add("E0318", str(absent), span, help=absent.help)
+        return
+    wanted = numbers_wanted(workload, source) if workload else None
+    if wanted is not None and count != wanted:
+        report.add(
+            "E0318",
+            f"{name} holds {plural(count, 'number')}, and the data has {plural(wanted, 'sample')}",
+            span,
+            notes=[Note(message="the source", span=job.data.at("source"))],
+            help="one for each sample, in the order of the source, whether it is held out or not"
+            if workload and workload.split in ("random", "tail")
+            else "one for each training sample, in the order of the source",
+        )
+
+
+def _warn(job: JobSpec, source: SourceFacts, report: Report) -> None:
+    sampler = job.data.sampler
+    assert sampler is not None
+    span = sampler.span or job.data.at("sampler")
+    if isinstance(sampler, ByLength) and source.input is not None:
+        report.add(
+            "W0327",
+            "all samples of the data have one shape, so that batches of like length are no smaller than others",
+            span,
+            help="a data set of your own that gives samples as long as they are, with `data.collate`",
+        )
+    elif isinstance(job.data.source, c.Parquet):
+        report.add(
+            "W0327",
+            f"`{sampler.word}` takes rows from anywhere, and a Parquet file is read a row group at a time: a batch may "
+            "read as many as it has samples",
+            span,
+            help="`arrays(…)` or `tokens(…)`, which are mapped into memory",
+        )

@@ -1,0 +1,171 @@
+"""The number of each training sample from which a sampler orders them: its weight, its class or its length.
+
+Model: `prepare` finds the numbers of a job once in each process, before the first step: each rank those of a piece of
+the samples, which one sum over the ranks puts together, so that all have the same. `numbers_of` returns them. They are
+read from a `.npy` file, given by a function of the user's, or taken from the samples.
+
+Contract: one float64 for each training sample. A file, or a function of weights, has one for each sample of the source,
+held out or not, in its order; if the source brings a validation set of its own, one for each training sample.
+
+Limits: samples that need computing are computed once for their class or length, those of a rank's piece one at a time;
+a data set that has `targets`, as those of torchvision, is not read for classes. Held for the life of the process, 8
+bytes a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dslc.compiler.common.shares import piece
+from dslc.compiler.ir.program import DataStep, SamplerStep
+from dslc.runtime.data.held_out import held_out
+from dslc.runtime.data.samples import Checked, FetchedSamples, Padded, Part, Samples, SourceError, items
+from dslc.runtime.data.weighted import of_classes
+from dslc.runtime.process.user_code import load_function
+
+CHUNK = 1024  # samples fetched at once
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers:
+    """Equal to itself alone, so that what follows from it can be kept by it."""
+
+    values: Tensor
+
+
+_FOUND: list[tuple[DataStep, Numbers]] = []
+
+
+def numbers_of(step: DataStep) -> Numbers:
+    """Returns the numbers that `prepare` found."""
+    for known, numbers in _FOUND:
+        if known is step or known == step:
+            return numbers
+    raise AssertionError("`prepare` finds the numbers before anything asks for the order")
+
+
+def prepare(step: DataStep, samples: Samples, device: torch.device) -> None:
+    """Finds the numbers of the training `samples`, if the job has a sampler. A collective if there are several ranks.
+
+    Raises SourceError if they do not fit.
+    """
+    sampler = step.sampler
+    if sampler is None or any(known == step for known, _ in _FOUND):
+        return
+    alone = not dist.is_initialized()
+    start, stop = (0, len(samples)) if alone else piece(len(samples), dist.get_world_size(), dist.get_rank())
+    values = torch.zeros(len(samples), dtype=torch.float64)
+    values[start:stop] = _found(step, sampler, samples, start, stop)
+    if not alone:
+        shared = values.to(device)
+        dist.all_reduce(shared)
+        values = shared.cpu()
+    if sampler.kind == "balanced":
+        values = of_classes(values.long())
+    fault = fault_of(sampler, values, len(samples))
+    if fault:
+        raise SourceError(f"{sampler.line}: {fault}")
+    _FOUND.append((step, Numbers(values)))
+
+
+def fault_of(sampler: SamplerStep, values: Tensor, samples: int) -> str:
+    """Says why these numbers cannot be weights, or lengths; "" if they can."""
+    what = "length" if sampler.kind == "by_length" else "weight"
+    wrong = (~values.isfinite() | (values < 0)).nonzero()
+    if len(wrong):
+        at = int(wrong[0])
+        return f"the {what} of sample {at} is {values[at].item():g}, and has to be a number of at least 0"
+    if sampler.kind != "weighted":
+        return ""
+    some = int(values.count_nonzero())
+    if not some:
+        return "no sample has a weight above 0"
+    drawn = min(sampler.samples, samples)
+    if not sampler.replacement and some < drawn:
+        return f"{drawn} samples cannot be drawn without replacement: {some} have a weight above 0"
+    return ""
+
+
+def _found(step: DataStep, sampler: SamplerStep, samples: Samples, start: int, stop: int) -> Tensor:
+    if sampler.kind == "balanced":
+        return _each(samples, start, stop, _class_of, _classes(samples))
+    if sampler.kind == "by_length" and not sampler.file:
+        length = load_function(sampler.python) if sampler.python is not None else _own_length
+        return _each(samples, start, stop, lambda sample: float(length(sample)))
+    values = given(sampler)
+    wanted = step.train_samples + (0 if step.split == "given" else step.validation_samples)
+    if len(values) != wanted:
+        raise SourceError(
+            f"{sampler.line}: {len(values)} numbers are given, and the data has {wanted} samples: one for each, in the "
+            "order of the source"
+        )
+    own = held_out(step)[0] if step.split == "random" else torch.arange(step.train_samples)
+    return values[own[start:stop]]
+
+
+def given(sampler: SamplerStep) -> Tensor:
+    """Returns the numbers of a file, or of a function of weights: float64, shape (n,). Raises SourceError."""
+    if sampler.file:
+        found: Any = np.load(sampler.file, allow_pickle=False)
+    else:
+        assert sampler.python is not None
+        found = load_function(sampler.python)()
+    try:
+        values = torch.as_tensor(found).detach().cpu().double()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SourceError(f"{sampler.line}: the numbers are no row of numbers: {error}") from error
+    if values.dim() != 1:
+        shape = " x ".join(map(str, values.shape)) or "none"
+        raise SourceError(f"{sampler.line}: one number for each sample is needed, and these are of shape {shape}")
+    return values
+
+
+def _each(
+    samples: Samples, start: int, stop: int, number: Callable[[Any], float], known: Tensor | None = None
+) -> Tensor:
+    if known is not None:
+        return known[start:stop].double()
+    found = []
+    for first in range(start, stop, CHUNK):
+        found += [number(sample) for sample in items(samples, torch.arange(first, min(stop, first + CHUNK)))]
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def _classes(samples: Samples) -> Tensor | None:
+    """Returns the class of each sample, if the samples or a user's data set have them as `targets`; else they have to
+    be fetched.
+    """
+    if isinstance(samples, Part):
+        whole = _classes(samples.samples)
+        return None if whole is None else whole[samples.inner(torch.arange(len(samples)))]
+    if isinstance(samples, Checked | Padded):
+        return _classes(samples.samples)
+    if not isinstance(samples, FetchedSamples):
+        return getattr(samples, "targets", None)
+    try:
+        told = torch.as_tensor(getattr(samples.dataset, "targets", None))
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    if told.shape != (len(samples),) or told.is_floating_point() or not len(told):
+        return None
+    (first,) = items(samples, torch.tensor([0]))
+    return told if _class_of(first) == int(told[0]) else None
+
+
+def _class_of(sample: Any) -> float:
+    return float(torch.as_tensor(sample[1]))
+
+
+def _own_length(sample: Any) -> float:
+    part = sample[0] if isinstance(sample, tuple | list) else sample
+    while isinstance(part, Mapping) and part:
+        part = next(iter(part.values()))
+    shape = np.shape(part)
+    return float(shape[0]) if shape else 1.0

@@ -1,0 +1,5 @@
+import "base/digits.plt"
+
+data {
+  sampler = by_length("no.npy") #! E0318 W0327
+}
