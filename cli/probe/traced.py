@@ -47,6 +47,7 @@ from dslc.probe.weights import opened_weights
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
+    from dslc.compiler.trace.skipped import Skipped
 
 
 def traced(job: JobSpec, source: SourceFacts, report: Report, *, run: bool) -> Facts:
@@ -160,6 +161,7 @@ def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts, files: Fil
     """Returns the facts of the module that `make` returns and, if the job has a pipeline, its possible cuts."""
     from dslc.compiler.graph.constants import loss_step, precision_step
     from dslc.compiler.trace.batch import Example, Outputs, read_example
+    from dslc.compiler.trace.skipped import Skipped
     from dslc.compiler.trace.trace import trace_model, try_low_copy
     from dslc.runtime.model.own_losses import OwnSum
 
@@ -174,7 +176,8 @@ def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts, files: Fil
     own = OwnSum(loss_step(job, source, job.folder)) if isinstance(job.model.loss, Own) else None
     target = given if isinstance(given, Example) else source.target
     outputs = Outputs(files.outputs, target) if files and target is not None else None
-    facts = trace_model(keep, given, loss=own, outputs=outputs, **_axes(job))
+    skipped = Skipped()
+    facts = trace_model(keep, given, loss=own, outputs=outputs, skipped=skipped, **_axes(job))
     graph = opaque(facts, job.model, source, Report()) if low_copy(job) else None
     if graph is not None:
         sharded = [unit.name for unit in units(graph) if unit.name]
@@ -183,6 +186,18 @@ def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts, files: Fil
         return facts
     if job.parallelism.pipeline == 1:
         return facts
+    try:
+        return _with_seams(job, kept[-1], facts, source.input, skipped)
+    except Exception:  # any kind: blocks that were left out are not alike, or it is raised again with all of them
+        if skipped.middle is None:
+            raise
+        return _with_seams(job, kept[-1], facts, source.input, Skipped())
+
+
+def _with_seams(job: JobSpec, model: Any, facts: ModelFacts, input: TensorFact, skipped: Skipped) -> ModelFacts:
+    """Returns the facts with the module's possible cuts. Raises any kind of exception if blocks are `skipped`."""
+    from dslc.compiler.graph.constants import precision_step
+    from dslc.compiler.ir.module_facts import SeamFacts
     from dslc.compiler.ir.program import TensorParallelStep
     from dslc.runtime.pipeline.captured import look
     from dslc.runtime.pipeline.recording import CaptureError
@@ -193,21 +208,27 @@ def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts, files: Fil
         axis = TensorParallelStep(size=ranks, sequence=False, styles=styles, loss_parallel=False)
     layers = {layer.name: layer for layer in facts.layers}
     rest = layers[""].parameters if "" in layers else ()
+    called = [name for name in layers if not skipped.leaves_out(name)]
     try:
-        ordered, seams = look(
-            kept[0], tuple(layers), rest, source.input.shape, source.input.dtype, precision_step(job), axis
-        )
-    except CaptureError as error:
-        return replace(facts, uncut=(str(error), error.where))
+        with skipped.around(model):
+            ordered, seams = look(model, called, rest, input.shape, input.dtype, precision_step(job), axis)
     except Exception as error:  # any kind: the user's code runs
-        return replace(facts, uncut=(first_line(error), where_in_the_users_code(error)))
-    from dslc.compiler.ir.module_facts import SeamFacts
-
-    told = tuple(
+        skipped.forbid(first_line(error))
+        where = error.where if isinstance(error, CaptureError) else where_in_the_users_code(error)
+        return replace(facts, uncut=(str(error) if isinstance(error, CaptureError) else first_line(error), where))
+    told = [
         SeamFacts(refused=seam.refused, sent=tuple(TensorFact(shape=s, dtype=d) for s, d in seam.sent))  # type: ignore[arg-type]
         for seam in seams
+    ]
+    skipped.check(dict(zip(ordered[1:], told, strict=True)))
+    each = skipped.inserted(
+        list(zip(ordered[1:], told, strict=True)), lambda each: each[0], lambda each, name: (name, each[1])
     )
-    return replace(facts, layers=tuple(layers[name] for name in ordered), seams=told)
+    return replace(
+        facts,
+        layers=tuple(layers[name] for name in (ordered[0], *(name for name, _ in each))),
+        seams=tuple(seam for _, seam in each),
+    )
 
 
 def _axes(job: JobSpec) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
 from dslc.compiler.ir.tensors import DType, TensorFact
 from dslc.compiler.ir.working import LayerMemory, Working
+from dslc.compiler.trace.alike import find_middle
 from dslc.compiler.trace.batch import LARGE, SMALL, Example, Outputs, batch_of, grown, without_numbers
 from dslc.compiler.trace.compiled import kept_by_blocks
 from dslc.compiler.trace.cut import Cut
@@ -33,6 +34,7 @@ from dslc.compiler.trace.flops import formulas
 from dslc.compiler.trace.memory import measure
 from dslc.compiler.trace.run import Run, storage, tensors_of, total_of
 from dslc.compiler.trace.shares import with_shares
+from dslc.compiler.trace.skipped import Skipped
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +72,7 @@ def trace_model(
     compile: bool = False,
     tensor: int = 1,
     tensor_plan: tuple[str, ...] | None = None,
+    skipped: Skipped | None = None,
 ) -> ModelFacts:
     """Returns the facts of the module that `make()` makes, for a sample `input`.
 
@@ -80,6 +83,7 @@ def trace_model(
     used. `outputs` takes outputs like those of the module. `low`: the job runs in 16 bits, so that a module that fails
     under autocast is at fault; otherwise its float32 bytes stand for those. `compile`: torch compiles its blocks, which
     then keep less. `tensor`: ranks of a tensor axis, over which `tensor_plan`, or a plan of the module's own, cuts it.
+    With `skipped`, blocks that are alike are traced once; it then has those that were left out.
     """
     from dslc.compiler.trace.private_torch import (
         DataDependentOutputException,
@@ -90,15 +94,27 @@ def trace_model(
     # A module's tensors besides its parameters and buffers may be real.
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     model = _made(make, fake)
+    skipped = skipped or Skipped(wanted=False)
     try:
-        return _traced(model, fake, input, loss, outputs, low, compile, tensor, tensor_plan)
+        if skipped.wanted:
+            skipped.middle, changed = find_middle(model, Cut(model), fake, input)
+            model = _made(make, fake) if changed else model
+        if skipped.middle is not None:
+            try:
+                with skipped.around(model):
+                    return _traced(model, fake, input, loss, outputs, low, compile, tensor, tensor_plan, skipped)
+            except Exception:  # any kind: they are not alike, or it is raised again without leaving them out
+                skipped.middle = None
+                model = _made(make, fake)
+        return _traced(model, fake, input, loss, outputs, low, compile, tensor, tensor_plan, skipped)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         size = sum(p.numel() * p.element_size() for p in model.parameters())
         if size > REAL:
             message = f"its forward reads numbers out of tensors (`{error.func}`), and here they have no values"
             raise TraceError(message, remedy="it is too large to be made and run for real beforehand") from error
         looks = f"`{error.func.overloadpacket.__name__}`" + _line_of(error)
-    return replace(_traced(_module(make()), None, input, loss, outputs, low, False, 1, None), looks=looks)
+    none = Skipped(wanted=False)
+    return replace(_traced(_module(make()), None, input, loss, outputs, low, False, 1, None, none), looks=looks)
 
 
 def _line_of(error: BaseException) -> str:
@@ -120,12 +136,14 @@ def _traced(
     compile: bool,
     tensor: int,
     tensor_plan: tuple[str, ...] | None,
+    skipped: Skipped,
 ) -> ModelFacts:
     import torch
 
     from dslc.compiler.trace.private_torch import AnyBatchNorm, own_buffers, own_parameters
 
-    cut = Cut(model)
+    whole = Cut(model)
+    cut = skipped.without(whole)
     first = _Count(model, cut, fake, input, SMALL)
     with _normalised(model) as values, _writing(model, first) as written:
         output = first.forward()
@@ -137,13 +155,13 @@ def _traced(
             total = loss(output, without_numbers(input.target(SMALL), fake))
     if total is not None and total.requires_grad:
         first.backward(total)
-    unused = tuple(name for name, p in model.named_parameters() if p.requires_grad and p.grad is None)
+    unused = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     for parameter in model.parameters():
         parameter.grad = None
     structured = not isinstance(output, torch.Tensor)
     second = _Count(model, cut, fake, input, LARGE)
     larger = second.forward()
-    if outputs is not None:
+    if outputs is not None and (structured or isinstance(input, Example)):
         outputs.write(output, larger)
     float32 = _memory(first, second, compile)
     try:
@@ -153,6 +171,11 @@ def _traced(
         if low:
             raise TraceError(f"under autocast its forward fails: {str(error).strip().split(chr(10))[0]}") from error
         autocast = {path: replace(memory, working=None) for path, memory in float32.items()}
+    figures = (first.flops, first.flops_back, first.inputs, first.outputs, float32, autocast)
+    skipped.check(*figures)
+    skipped.fill(*figures)
+    first.order, first.astray = skipped.named(first.order), set(skipped.named(sorted(first.astray)))
+    unused = skipped.with_others(unused)
     named, saved = list(model.named_parameters()), model.state_dict(keep_vars=True).keys()
     # After a forward pass, which may itself put some of them into evaluation mode.
     norms = {path: m for path, m in model.named_modules() if isinstance(m, AnyBatchNorm)}
@@ -161,7 +184,7 @@ def _traced(
         buffers=tuple((name, tuple(b.shape), _name(b.dtype)) for name, b in model.named_buffers()),
         unsaved=tuple(name for name, _ in model.named_buffers() if name not in saved),
         ties=_ties(model),
-        layers=_layers(cut, first, float32, autocast),
+        layers=_layers(whole, first, float32, autocast),
         output=grown(output, larger).flat if structured else fact(output, SMALL),
         structured=structured,
         batch_norm=any(module.training for module in norms.values()),
@@ -169,7 +192,7 @@ def _traced(
         batch_norm_values=min(values, default=None),
         noise=first.noise,
         changed=tuple(written),
-        unused=unused,
+        unused=tuple(unused),
         dtypes=tuple((name, _name(p.dtype)) for name, p in named if p.dtype != torch.float32),
         without_reset=tuple(
             path
@@ -181,7 +204,7 @@ def _traced(
     )
     if tensor == 1 or fake is None or structured or isinstance(input, Example):
         return facts
-    return with_shares(facts, model, cut, fake, input, tensor, tensor_plan)
+    return with_shares(facts, model, cut, fake, input, tensor, tensor_plan, skipped)
 
 
 def try_to_make(make: Callable[[], object]) -> None:

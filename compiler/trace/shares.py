@@ -35,6 +35,7 @@ from dslc.compiler.trace.cut import Cut
 from dslc.compiler.trace.flops import formulas
 from dslc.compiler.trace.operators import Operation, Refused, Share, follow
 from dslc.compiler.trace.run import Run, storage, tensors_of
+from dslc.compiler.trace.skipped import Skipped
 
 if TYPE_CHECKING:
     import torch
@@ -56,12 +57,16 @@ def with_shares(
     input: TensorFact,
     ranks: int,
     plan: Sequence[str] | None,
+    skipped: Skipped,
 ) -> ModelFacts:
-    """Returns the facts of `model`, which has no memory, on a tensor axis of `ranks` ranks; `plan` is the job's."""
+    """Returns the facts of `model`, which has no memory, on a tensor axis of `ranks` ranks; `plan` is the job's.
+    Blocks that are `skipped` are cut as those that stand for them; raises Unlike if they are not.
+    """
     facts = replace(facts, modules=_modules(model), published=_published(model), counts=_counts(model))
     found = chosen(plan, facts, ranks)
     if found.faults or found.uneven or not found.styles:
         return facts
+    skipped.check_all({name: style.value for name, style in found.styles})
     whole = _Whole(model, cut, fake, input, dict(found.styles))
     common: dict[str, Any] = {"ranks": ranks, "styles": tuple(found.styles)}
     try:
@@ -72,10 +77,15 @@ def with_shares(
         if failed is not None:
             raise Refused(f"{_named(part.module)} fails on a rank's share: {failed}", part.module, _FREE)
     except Refused as refused:
+        skipped.forbid(refused.text)
         common |= {"fault": refused.text, "module": refused.module, "help": refused.help}
         return replace(facts, shares=ShareFacts(**common))
-    work = tuple((path, count // SMALL) for path, count in part.flops.items())
-    common |= {"calls": tuple(whole.calls), "summed": tuple(whole.summed), "head": whole.head, "work": work}
+    skipped.check(part.flops)
+    counts = skipped.inserted(list(part.flops.items()), lambda each: each[0], lambda each, path: (path, each[1]))
+    work = tuple((path, count // SMALL) for path, count in counts)
+    calls = skipped.inserted(whole.calls, lambda call: call.module, lambda call, path: replace(call, module=path))
+    summed = tuple(skipped.named(whole.summed))
+    common |= {"calls": tuple(calls), "summed": summed, "head": whole.head, "work": work}
     return replace(facts, shares=ShareFacts(**common))
 
 

@@ -1,0 +1,201 @@
+"""Traces a module without the blocks in its middle, whose facts are those of others (alike.py).
+
+Model: while the module is traced, a block that is left out gives what it is given: the module is one with fewer blocks.
+The facts of the block that stands for it are then written for it too, in its place in the order.
+
+Contract: the facts are those of tracing each block. `Unlike` is raised where the blocks in the middle turn out to
+differ: two groups that follow each other have other figures, a block is called in another way than recorded, or an
+attribute is read that differs.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dslc.compiler.trace.alike import Middle
+from dslc.compiler.trace.cut import Cut
+
+if TYPE_CHECKING:
+    from torch import nn
+
+T = TypeVar("T")
+
+
+class Unlike(Exception):
+    """Blocks that were taken to be alike differ."""
+
+
+class Skipped:
+    """The blocks that are left out, if any: `middle` is None until some are found, and where there are none. They are
+    only looked for if that is `wanted`.
+    """
+
+    def __init__(self, *, wanted: bool = True) -> None:
+        self.wanted = wanted
+        self.middle: Middle | None = None
+
+    def without(self, cut: Cut) -> Cut:
+        """Returns the layers and blocks that are not left out."""
+        if self.middle is None:
+            return cut
+        rest = copy.copy(cut)
+        rest.layers = {path: module for path, module in cut.layers.items() if path not in self.middle.stands}
+        rest.blocks = cut.blocks - self.middle.stands.keys()
+        return rest
+
+    def leaves_out(self, path: str) -> bool:
+        return self.middle is not None and path in self.middle.stands
+
+    @contextmanager
+    def around(self, model: nn.Module) -> Iterator[None]:
+        """Leaves the blocks out of the module's forward passes. Raises Unlike."""
+        if self.middle is None:
+            yield
+            return
+        given: dict[str, Any] = {}  # by the block that stands for others: what these are given, besides the chain
+        with ExitStack() as around:
+            around.enter_context(self.middle.unread.watched())
+            around.callback(model.register_forward_pre_hook(lambda *_: given.clear()).remove)
+            for path, stand in self.middle.stands.items():
+                module: Any = model.get_submodule(path)
+                own = vars(module).get("forward")
+                module.forward = _passing(self.middle, path, stand, given)
+                around.callback(_restored, module, own)
+            yield
+        if self.middle.unread.read:
+            kind, name = next(iter(self.middle.unread.read))
+            raise Unlike(f"`{kind.__name__}.{name}` is read, and differs")
+
+    # ------------------------------------------------------------------------------------------------- the facts
+
+    def check(self, *figures: Mapping[str, Any]) -> None:
+        """Raises Unlike if figures, by the block's path, differ between the two groups in the middle."""
+        for stand, twin in self.middle.twins.items() if self.middle else ():
+            for each in figures:
+                if each.get(stand) != each.get(twin):
+                    raise Unlike(f"{stand} and {twin} have other figures")
+
+    def check_all(self, figures: Mapping[str, Any]) -> None:
+        """Raises Unlike if figures, by names of modules or parameters, differ between a block that is left out and the
+        one that stands for it.
+        """
+        if self.middle is None:
+            return
+        blocks = {*self.middle.stands, *self.middle.stands.values(), *self.middle.twins.values()}
+        inside: dict[str, dict[str, Any]] = {path: {} for path in blocks}
+        for name, figure in figures.items():
+            if block := _block(name, blocks):
+                inside[block][name[len(block) :]] = figure
+        for path, stand in (*self.middle.stands.items(), *self.middle.twins.items()):
+            if inside[path] != inside[stand]:
+                raise Unlike(f"{path} and {stand} are treated differently")
+
+    def forbid(self, reason: str) -> None:
+        """Raises Unlike if blocks are left out: what is told of a fault names the first place of all."""
+        if self.middle is not None:
+            raise Unlike(reason)
+
+    def fill(self, *figures: dict[str, Any]) -> None:
+        """Puts the figures of the blocks that stand for others in for these."""
+        for path, stand in self.middle.stands.items() if self.middle else ():
+            for each in figures:
+                if stand in each:
+                    each[path] = each[stand]
+
+    def named(self, names: Iterable[str]) -> list[str]:
+        """Returns names in the order of calls, with those of what is left out."""
+        return self.inserted(list(names), lambda name: name, lambda name, path: path)
+
+    def with_others(self, names: list[str]) -> list[str]:
+        """Returns names of parameters, which hold all of the blocks that are left out, with only those of them that the
+        block that stands for theirs has among `names` too. Raises Unlike if its twin has others.
+        """
+        if self.middle is None:
+            return names
+        present = set(names)
+        for stand, twin in self.middle.twins.items():
+            one, other = ({name[len(p) :] for name in names if name.startswith(p + ".")} for p in (stand, twin))
+            if one != other:
+                raise Unlike(f"{stand} and {twin} use other parameters")
+        kept = []
+        for name in names:
+            block = _block(name, self.middle.stands)
+            if not block or self.middle.stands[block] + name[len(block) :] in present:
+                kept.append(name)
+        return kept
+
+    def inserted(self, entries: list[T], name: Callable[[T], str], renamed: Callable[[T, str], T]) -> list[T]:
+        """Returns entries that are in the order of calls, with those of the blocks that are left out. `renamed` makes
+        one of another name.
+        """
+        if self.middle is None:
+            return entries
+        stands = set(self.middle.stands.values())
+        found: dict[str, list[T]] = {}
+        last = 0
+        for n, entry in enumerate(entries, 1):
+            if block := _block(name(entry), stands):
+                found.setdefault(block, []).append(entry)
+                last = n
+        new = [
+            renamed(entry, path + name(entry)[len(stand) :])
+            for path, stand in self.middle.stands.items()
+            for entry in found.get(stand, ())
+        ]
+        return [*entries[:last], *new, *entries[last:]]
+
+
+def _block(name: str, blocks: Iterable[str]) -> str:
+    """Returns the block that a module or parameter belongs to; "" for none."""
+    parts = name.split(".")
+    return next((path for n in range(1, len(parts) + 1) if (path := ".".join(parts[:n])) in blocks), "")
+
+
+def _passing(middle: Middle, path: str, stand: str, given: dict[str, Any]) -> Callable[..., Any]:
+    """Returns a forward that gives what it is given, in the form of the block's output."""
+    from dslc.compiler.trace.structures import flatten, unflatten
+
+    output = middle.outputs[path]
+    through = next(place for tensor, place in output.leaves if tensor)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        leaves, form = flatten((args, kwargs))
+        if through >= len(leaves):
+            raise Unlike(f"{path} is called in another way")
+        others = [_Given(leaf) for leaf in leaves if leaf is not leaves[through]]
+        said = (str(form), others)
+        if given.setdefault(stand, said) != said:
+            raise Unlike(f"{path} is given other things than {stand}")
+        return unflatten([leaves[place] if tensor else place for tensor, place in output.leaves], output.form)
+
+    return forward
+
+
+class _Given:
+    """What a block is given: a tensor, which is not kept alive, or anything else."""
+
+    def __init__(self, value: Any) -> None:
+        import torch
+
+        self._tensor = isinstance(value, torch.Tensor)
+        self._value = weakref.ref(value) if self._tensor else value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Given) or self._tensor != other._tensor:
+            return False
+        if self._tensor:
+            return self._value() is other._value() and self._value() is not None
+        return type(self._value) is type(other._value) and bool(self._value == other._value)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _restored(module: Any, own: Any) -> None:
+    if own is None:
+        del module.forward
+    else:
+        module.forward = own
