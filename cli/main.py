@@ -71,6 +71,11 @@ def _run(made: argparse.ArgumentParser) -> None:
     _job_arguments(made, PLAN_HELP)
     made.add_argument("--out", metavar="DIR", help="the run directory (default: runs/<job>/<time>)")
     made.add_argument(
+        "--rendezvous",
+        metavar="HOST[:PORT]",
+        help="of a job on several nodes: the one where they meet; the same command runs on each",
+    )
+    made.add_argument(
         "--profile", action="store_true", help="measure memory and collectives of some steps, beside the predictions"
     )
     made.add_argument(

@@ -14,6 +14,7 @@ from dslc.compiler.compile import Compiled, compile_plan
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.plan_facts import facts_of
 from dslc.compiler.plan_file import JobText, PlanFile
+from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import Loaded
 from dslc.dsl.meaning.write import anchored, write
@@ -25,6 +26,7 @@ from dslc.runtime.process.records import naming
 from dslc.version import __version__
 
 if TYPE_CHECKING:
+    from dslc.runtime.hosts.company import Company
     from dslc.runtime.process.failure import Outcome
 
 
@@ -38,18 +40,39 @@ class Ready:
     places: tuple[RankPlace, ...]
 
 
-def prepare(loaded: Loaded, report: Report, *, profile: bool = False) -> Ready | None:
+def prepare(loaded: Loaded, report: Report, *, profile: bool = False, hosts: bool = False) -> Ready | None:
     """Compiles a job for this machine; returns None with the reasons in the report, where warnings that block a run are
-    errors. `profile`: the run records its memory and its collectives.
+    errors. `profile`: the run records its memory and its collectives. `hosts`: other hosts take part.
     """
     found = Report()
     analysis = inspect(loaded, found, run=True)
     report.extend(diagnostic.for_run() for diagnostic in found)
+    if analysis is not None:
+        _count_hosts(analysis, report, hosts)
     if report.errors or analysis is None:
         return None
     compiled = compile_plan(analysis)
     program = dataclasses.replace(compiled.program(), profile=profile)
     return Ready(loaded=loaded, compiled=compiled, program=program, places=compiled.places())
+
+
+def _count_hosts(analysis: Analysis, report: Report, hosts: bool) -> None:
+    nodes, job = analysis.layout.nodes, analysis.job
+    if nodes == 1 and hosts:
+        report.add(
+            "E0807",
+            "hosts are to meet, and the job takes one node",
+            job.devices.at("nodes"),
+            help="`devices.nodes` is their number; or leave out `--rendezvous` and DSLC_RENDEZVOUS",
+        )
+    elif nodes > 1 and not hosts:
+        report.add(
+            "E0807",
+            f"the job takes {nodes} nodes, and this command runs on one",
+            job.devices.at("nodes"),
+            help=f"`dslc run {job.source.name} --rendezvous HOST` on each of them trains, where HOST is the name or "
+            "address of one; `--set devices.nodes=1` is for one machine",
+        )
 
 
 def file_of(compiled: Compiled, loaded: Loaded) -> PlanFile:
@@ -101,11 +124,11 @@ def train(
         return outcome, None if cut_off else report_on(ready, folder, outcome.steps)
 
 
-def launch(program: JobProgram, places: tuple[RankPlace, ...], folder: str) -> Outcome:
+def launch(program: JobProgram, places: tuple[RankPlace, ...], folder: str, company: Company | None = None) -> Outcome:
     """Launches ranks from this process. torch is imported only now, when the folder is known to be free."""
     from dslc.runtime.launch import launch
 
-    return launch(program, places, folder)
+    return launch(program, places, folder, company=company)
 
 
 def launch_quietly(program: JobProgram, places: tuple[RankPlace, ...], folder: str) -> Outcome:

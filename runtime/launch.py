@@ -15,16 +15,18 @@ failed.
 hang in its first parallel operation (torch's thread pool does not survive the fork). It starts a fresh interpreter,
 which acts as `python -m dslc.runtime.launch`: it reads `program.json` in the run directory.
 
-Limits: one node. Signals are only received in the main thread.
+With a `company` the same happens on each host, and the launchers keep together (hosts/together.py).
+
+Limits: signals are only received in the main thread.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import logging
-import math
 import multiprocessing.connection
 import os
 import signal
@@ -45,12 +47,15 @@ from dslc.compiler.ir.program import JobProgram, PythonFunction, RankPlace, Rank
 from dslc.compiler.trace.private_torch import leave_rendezvous, worker_processes
 from dslc.runtime import worker
 from dslc.runtime.checkpoint import checkpoint
+from dslc.runtime.hosts.company import Company
+from dslc.runtime.hosts.together import Together
 from dslc.runtime.loop import kept_metrics
+from dslc.runtime.loop.agreed import next_wait
 from dslc.runtime.model import transformers_model
 from dslc.runtime.parallel import fsdp, zero1
 from dslc.runtime.pipeline import pipeline
 from dslc.runtime.process import failure
-from dslc.runtime.process.failure import Ends, Outcome
+from dslc.runtime.process.failure import Ends, Failure, Outcome
 from dslc.runtime.process.lifetime import Adopted, Pauses, end_with, ending, is_stopped
 from dslc.runtime.process.program_file import read_program, write_program
 from dslc.runtime.process.progress import Watch
@@ -60,7 +65,7 @@ from dslc.runtime.process.stop import Board, listening
 from dslc.runtime.process.user_code import hand_over, take_over
 from dslc.runtime.train import End
 from dslc.runtime.transport.meeting import Meeting
-from dslc.runtime.transport.rendezvous import OneNode, shared_file
+from dslc.runtime.transport.rendezvous import OneNode, RankStore, shared_file
 
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 PATIENCE = 5.0  # seconds that processes get to end when they have nothing more to do
@@ -83,19 +88,25 @@ def launch(
     *,
     screen: TextIO | None = None,
     before: Callable[[], None] | None = None,
+    company: Company | None = None,
 ) -> Outcome:
     """Trains `program` on this node and leaves metrics, logs and weights in `run_dir`, which may exist.
 
-    `screen` receives progress and a summary (standard output if None); each rank calls `before` first. To be called
-    from a process that has not used torch. Raises OSError if processes or files cannot be made.
+    `screen` receives progress and a summary (standard output if None); each rank calls `before` first. `company` are
+    the launchers of a training on several nodes, of which this one starts the ranks of its own. To be called from a
+    process that has not used torch. Raises OSError if processes or files cannot be made.
     """
-    assert program.world_size == program.processes == len(places), "one node"
+    assert program.world_size == len(places)
+    places = tuple(place for place in places if place.node == (company.node if company else 0))
+    assert len(places) == program.processes
     os.makedirs(os.path.join(run_dir, "logs"), exist_ok=True)
-    failure.forget(run_dir, goes_on=program.checkpoint.resume != "none")
+    if company is None or company.keeps:
+        failure.forget(run_dir, goes_on=program.checkpoint.resume != "none")
     checkpoint.preload(program)
     kept_metrics.preload(program.metrics)
-    board = Board(len(places))
-    watch = Watch(program, run_dir, board, screen or sys.stdout)
+    board = Board(len(places), places[0].rank, alone=company is None)
+    keeper = company.hosts[0] if company is not None and not company.keeps else ""
+    watch = Watch(program, run_dir, board, screen or sys.stdout, keeper)
     if program.gradients.kind == "fsdp":
         fsdp.preload()
     if program.pipeline is not None:
@@ -109,16 +120,17 @@ def launch(
     sys.stdout.flush()
     sys.stderr.flush()  # or each rank would write the rest of the buffers again
     adopted = Adopted()
-    with _elastic_log(run_dir), listening(board, _AtOnce), shared_file() as store:
+    with _elastic_log(run_dir), listening(board, _AtOnce), _store(company) as store:
 
         def rank() -> None:
-            own = RankProgram(job=program, place=places[int(os.environ["RANK"])])
+            own = RankProgram(job=program, place=places[int(os.environ["LOCAL_RANK"])])
             worker.work(own, run_dir, meeting, launcher, store, before)
 
-        agent = _agent(program.processes, rank, watch, meeting)
-        agent.gives_up_after = program.timeout
+        agent = _agent(program, rank, watch, meeting, run_dir)
+        if company is not None:
+            agent.together = Together(company, board, program.steps, functools.partial(next_wait, program))
         try:
-            outcome = _outcome(program, run_dir, board, agent.run(), agent.ends)
+            outcome = _outcome(program, run_dir, board, agent.run(), agent)
         except _AtOnce:
             outcome = Outcome(run_dir=run_dir, steps=_completed(board), stopped_at=0)
         finally:
@@ -132,16 +144,17 @@ def launch(
     return outcome
 
 
-def _outcome(program: JobProgram, run_dir: str, board: Board, result: RunResult, ends: Ends) -> Outcome:
+def _outcome(program: JobProgram, run_dir: str, board: Board, result: RunResult, agent: _Agent) -> Outcome:
     if not result.is_failed():
-        end = from_json(End, json.loads(board.said(0)))
+        together = agent.together
+        end = from_json(End, json.loads(together.end if together is not None else board.said(0)))
         return Outcome(run_dir=run_dir, steps=end.steps, stopped_at=end.stopped_at, early=end.early)
-    cause = failure.cause(run_dir, board, program.world_size, ends, program.timeout)
+    cause = agent.cause or failure.cause(run_dir, board, agent.ends, program.timeout)
     return Outcome(run_dir=run_dir, steps=_completed(board), failure=cause)
 
 
 def _completed(board: Board) -> int:
-    return max(0, board.step(0) - 1)
+    return max(0, board.step(board.ranks.start) - 1)
 
 
 # ------------------------------------------------------------------------------------------------------- the agent
@@ -174,13 +187,15 @@ class _Agent(LocalElasticAgent):
     children keep its pipes open, delays nothing.
     """
 
-    def __init__(self, spec: WorkerSpec, watch: Watch, meeting: Meeting) -> None:
+    def __init__(self, spec: WorkerSpec, watch: Watch, meeting: Meeting, program: JobProgram, run_dir: str) -> None:
         super().__init__(spec, _NoLogs(), start_method="fork", exit_barrier_timeout=60)
         self._watch, self._meeting, self._board = watch, meeting, meeting.board
+        self._timeout, self._run_dir = program.timeout, run_dir  # a rank may be stopped for so many seconds
         self._pauses = Pauses(gap=2 * watch.interval)
         self._handles: list[int] = []
-        self.gives_up_after = math.inf  # seconds that a rank may be stopped
         self.ends = Ends()
+        self.together: Together | None = None  # with the launchers of other hosts
+        self.cause: Failure | None = None  # on which all hosts agree
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         started: dict[int, Any] = super()._start_workers(worker_group)
@@ -191,17 +206,48 @@ class _Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._wait([*self._handles, self._meeting.news], self._watch.interval)
         self._watch.look()
+        if self.together is not None:
+            return self._monitor_with_others(self.together)
         if self._board.all_done:
             self._part()
-            return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(self._ranks()))
+            return self._succeeded()
         if self._has_failed() or self._hangs():
             self._settle()
             self.end_all()
             return RunResult(state=WorkerState.FAILED)
         return RunResult(state=WorkerState.HEALTHY)
 
+    def _monitor_with_others(self, together: Together) -> RunResult:
+        verdict = together.look()
+        if verdict == "part":
+            self._part()
+            return self._succeeded()
+        if verdict == "end":
+            self.cause = together.cause
+            self.end_all()
+            return RunResult(state=WorkerState.FAILED)
+        if not together.reported and (verdict == "settle" or self._has_failed() or self._hangs()):
+            self._settle()
+            together.failed(self._seen(together, asked=verdict == "settle"))
+        return RunResult(state=WorkerState.HEALTHY)
+
+    def _succeeded(self) -> RunResult:
+        return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(range(len(self._processes()))))
+
+    def _seen(self, together: Together, *, asked: bool) -> Failure | None:
+        """Returns what this node shows of a failure; None if another asks, and it shows nothing."""
+        known = self._run_dir, self._board
+        if not asked:
+            return failure.cause(*known, self.ends, self._timeout)
+        found = failure.seen(*known, self.ends, self._timeout)
+        if found is None and together.asked_of == "timeout":
+            return failure.waiting(*known, self._timeout)
+        return found
+
     def _wait(self, handles: list[int], seconds: float) -> None:
-        """Waits until a process ends, a rank has reported something, or the progress is due."""
+        """Waits until a process ends, a rank or another host has reported something, or the progress is due."""
+        if self.together is not None:
+            handles = [*handles, *(wire.fileno() for wire in self.together.company.wires)]
         ready = multiprocessing.connection.wait(handles, timeout=seconds)
         if self._meeting.news in ready:
             self._meeting.hear()
@@ -220,7 +266,7 @@ class _Agent(LocalElasticAgent):
         A rank that waits for a collective finds out by itself.
         """
         paused = self._pauses.look(process.pid for process in self._processes())
-        return any(seconds >= self.gives_up_after for seconds in paused.values()) or not self._watch.has_folder()
+        return any(seconds >= self._timeout for seconds in paused.values()) or not self._watch.has_folder()
 
     def _settle(self) -> None:
         """Records the state of the ranks. After a lost connection it waits a moment for the cause to show: the system
@@ -237,7 +283,7 @@ class _Agent(LocalElasticAgent):
                 break
             self._wait([*alive, self._meeting.news], min(rest, self._watch.interval))
         processes = self._processes()
-        stopped = tuple(rank for rank, process in enumerate(processes) if is_stopped(process.pid))
+        stopped = tuple(rank for rank, process in zip(self._ranks(), processes, strict=True) if is_stopped(process.pid))
         self.ends = Ends(statuses=self._statuses(), stopped=stopped, folder=self._watch.has_folder())
 
     def _knows_why(self) -> bool:
@@ -258,18 +304,18 @@ class _Agent(LocalElasticAgent):
             if rest <= 0:
                 self._watch.say_of_late(late)
                 break
-            self._wait([self._handles[rank] for rank in late], rest)
+            self._wait([self._handles[rank - self._board.ranks.start] for rank in late], rest)
         self.end_all()
 
     def _processes(self) -> list[Any]:
         return worker_processes(self)
 
     def _ranks(self) -> range:
-        return range(len(self._processes()))
+        return self._board.ranks
 
     def _statuses(self) -> dict[int, int | None]:
         """Returns exit statuses by rank: -N for signal N, None for those alive."""
-        return {rank: process.exitcode for rank, process in enumerate(self._processes())}
+        return {rank: process.exitcode for rank, process in zip(self._ranks(), self._processes(), strict=False)}
 
     def end_all(self) -> None:
         """Ends all processes, also if the agent was interrupted in the middle of something."""
@@ -285,17 +331,29 @@ class _Agent(LocalElasticAgent):
             leave_rendezvous(self)
 
 
-def _agent(processes: int, rank: Callable[[], Any], watch: Watch, meeting: Meeting) -> _Agent:
+def _agent(program: JobProgram, rank: Callable[[], Any], watch: Watch, meeting: Meeting, run_dir: str) -> _Agent:
     """Does the work of torch's `launch_agent`, for one node and with our agent."""
     spec = WorkerSpec(
         role="rank",
-        local_world_size=processes,
+        local_world_size=program.processes,
         entrypoint=rank,
         rdzv_handler=OneNode(),
         max_restarts=0,
         monitor_interval=1e-3,  # the agent sleeps for it; waiting is ours
     )
-    return _Agent(spec, watch, meeting)
+    return _Agent(spec, watch, meeting, program, run_dir)
+
+
+@contextlib.contextmanager
+def _store(company: Company | None) -> Iterator[RankStore]:
+    """Yields the store through which the ranks find each other."""
+    if company is None:
+        with shared_file() as store:
+            yield store
+        return
+    address, port = company.store
+    listening = company.listening.fileno() if company.listening is not None else None
+    yield RankStore(address=address, port=port, listening=listening, interface=company.interface)
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ from dslc.runtime.step.assemble import Parts, assemble
 from dslc.runtime.train import End, train
 from dslc.runtime.transport import gloo, unpickling
 from dslc.runtime.transport.meeting import Meeting
-from dslc.runtime.transport.rendezvous import store_at
+from dslc.runtime.transport.rendezvous import RankStore
 
 
 def work(
@@ -58,10 +58,10 @@ def work(
     run_dir: str,
     meeting: Meeting,
     launcher: int,
-    store: str,
+    store: RankStore,
     before: Callable[[], None] | None = None,
 ) -> NoReturn:
-    """Runs a rank. `launcher` is the process that forked it, `store` the path of the ranks' store
+    """Runs a rank. `launcher` is the process that forked it, `store` the ranks' store
     (transport/rendezvous.py); `before` is called first.
 
     Raises SystemExit when all ranks are done; a training that fails ends the process.
@@ -102,7 +102,7 @@ def work(
         told = failure.record(run_dir, place.rank, board.step(place.rank), error, job, model)
         failure.say(board, place.rank, told)
         if told.kind == "timeout":
-            failure.show_stacks(board, job.world_size, place.rank)
+            failure.show_stacks(board, place.rank)
         meeting.tell()
         _flush()
         # At once, also for sys.exit(0): without waiting for threads and processes of the user's code.
@@ -177,19 +177,19 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _open_group(job: JobProgram, place: RankPlace, store: str) -> None:
-    """Opens the process group, over the node's store. It is never closed: see above."""
+def _open_group(job: JobProgram, place: RankPlace, store: RankStore) -> None:
+    """Opens the process group. It is never closed: see above."""
     if job.world_size == 1 and job.gradients.kind != "fsdp":
         return
-    if sys.platform == "linux" and job.world_size == job.processes:
-        # One node: no other machine needs to reach the ranks, and the machine's name need not resolve.
+    if sys.platform == "linux" and store.interface:
+        # On one node no other machine needs to reach the ranks, and the machine's name need not resolve.
         for library in ("GLOO", "NCCL"):
-            os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", store.interface)
     gloo.short_names()
     unpickling.guard()
     dist.init_process_group(
         job.backend,
-        store=store_at(store),
+        store=store.open(place.rank, job.timeout),
         rank=place.rank,
         world_size=job.world_size,
         timeout=datetime.timedelta(seconds=job.timeout),

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load_each
@@ -16,6 +17,9 @@ from dslc.planned import is_plan_file, prepare_plan
 from dslc.run_folder import Occupied, claimed, make_folder, refuse_others, refuse_run
 from dslc.runs import Ready, folders_of, launch, prepare, show_failure, train
 from dslc.status import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
+
+if TYPE_CHECKING:
+    from dslc.runtime.process.failure import Outcome
 
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
@@ -29,13 +33,17 @@ def main(arguments: argparse.Namespace) -> int:
         return _run_plan(arguments)
     loaded, combinations = load_each(arguments.job, arguments.settings)
     report = Report()
-    ready = [prepare(chosen, report, profile=arguments.profile) for chosen in combinations if not over(report)]
+    rendezvous = arguments.rendezvous or os.environ.get("DSLC_RENDEZVOUS", "")
+    how = {"profile": arguments.profile, "hosts": bool(rendezvous) and not arguments.trial}
+    ready = [prepare(chosen, report, **how) for chosen in combinations if not over(report)]
     show(report)
     if report.errors or loaded.job is None:
         return JOB_AT_FAULT
     runs = [each for each in ready if each is not None]
     if arguments.trial:
         return _try_each(runs)
+    if rendezvous:
+        return _run_with_others(runs, rendezvous, arguments)
     try:
         folder = make_folder(runs[0].program, arguments.out)
         places = [place for place, _ in folders_of(loaded, combinations, folder)]
@@ -46,6 +54,22 @@ def main(arguments: argparse.Namespace) -> int:
     except Occupied as reason:
         print(plain(f"dslc: {reason}"), file=sys.stderr)
         return WRONG_USAGE
+
+
+def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse.Namespace) -> int:
+    """Runs a training of which this host has a part."""
+    from dslc.hosts import train_on_hosts
+    from dslc.runtime.hosts.company import NotMet
+
+    if len(runs) > 1:
+        print("dslc: a sweep runs on one node; `--set` chooses one of its values", file=sys.stderr)
+        return WRONG_USAGE
+    try:
+        outcome, report, folder = train_on_hosts(runs[0], rendezvous, arguments.out)
+    except (Occupied, NotMet) as reason:
+        print(plain(f"dslc: {reason}"), file=sys.stderr)
+        return WRONG_USAGE
+    return _ended(runs[0], outcome, report, folder, [arguments.job, *arguments.settings])
 
 
 def _run_plan(arguments: argparse.Namespace) -> int:
@@ -95,9 +119,13 @@ def run_one(ready: Ready, folder: str, again: Sequence[str]) -> int:
     """Runs one training, from its run directory to its exit status; `again`: its job and the settings that change it.
     Raises Occupied.
     """
+    outcome, report = train(ready, folder, launch)
+    return _ended(ready, outcome, report, folder, again)
+
+
+def _ended(ready: Ready, outcome: Outcome, report: dict[str, Any] | None, folder: str, again: Sequence[str]) -> int:
     from dslc.measured import show_report
 
-    outcome, report = train(ready, folder, launch)
     if outcome.failure is not None:
         show_failure(outcome)
     if report and ready.program.profile:

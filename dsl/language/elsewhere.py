@@ -216,8 +216,10 @@ _ABSENT = (
      "batch_sampler use_distributed_sampler replace_sampler_ddp distributed_sampler split_batches "
      "dispatch_batches even_batches reload_dataloaders_every_n_epochs shuffle_buffer"),
     ("whoever starts the processes tells them their ranks and addresses: `launch.with`",
-     "node_rank machine_rank local_rank rank master_addr master_port main_process_ip main_process_port rdzv_endpoint "
-     "rdzv_id hostfile main_training_function same_network dist_url init_method"),
+     "node_rank machine_rank local_rank rank rdzv_id hostfile main_training_function same_network dist_url "
+     "init_method"),
+    ("of a job on several nodes: `dslc run JOB --rendezvous HOST[:PORT]`",
+     "master_addr master_port main_process_ip main_process_port rdzv_endpoint"),
     ("there is nothing to set: what is gathered and exchanged when follows from the plan, which `dslc plan` shows",
      "find_unused_parameters ddp_find_unused_parameters gradient_as_bucket_view static_graph ddp_static_graph "
      "bucket_cap_mb ddp_bucket_cap_mb broadcast_buffers ddp_broadcast_buffers reduce_bucket_size overlap_comm "

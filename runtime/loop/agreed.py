@@ -95,7 +95,7 @@ class Agreed:
 
     def _stops(self) -> bool:
         job, step = self._job, self._step
-        return step < job.steps and _waits(job, step) and self._board.stop_at == step
+        return step < job.steps and _waits(job, step) and self._board.leaves(step)
 
 
 def _logged(job: JobProgram, step: int) -> bool:

@@ -26,19 +26,21 @@ import contextlib
 import dataclasses
 import errno
 import json
+import math
 import os
 import re
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from dslc.compiler.ir.codec import from_json
 from dslc.compiler.ir.program import JobProgram, ModuleStep
 from dslc.runtime.process.error_text import READ, error_text, narrow
 from dslc.runtime.process.job_line import during, line_of
@@ -77,6 +79,8 @@ class Failure:
     log: str = ""  # path of the rank's log
     notes: tuple[str, ...] = ()
     time: float = 0.0  # seconds since the epoch
+    host: str = ""  # where it was, if the training has several
+    tail: tuple[str, ...] = ()  # the last lines of the log, for the other hosts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,11 +139,14 @@ def _of_a_failure(failure: Failure) -> str:
     when = f"at step {failure.step}" if failure.step else "before the first step"
     where = f" ({failure.line})" if failure.line else ""
     who = f" on rank {failure.rank}" if failure.rank is not None else ""
+    who += f" ({failure.host})" if failure.host and who else ""
     lines = [f"training failed{who} {when}{where}"]
     lines += [f"  {line}" for line in failure.frames]
     lines += [f"  {line}" for line in failure.message.splitlines()]
     lines += [f"note: {note}" for note in failure.notes]
-    lines += [f"the whole log: {failure.log}"] if failure.log else []
+    lines += [f"its log ends: {line}" for line in failure.tail]
+    there = f" on {failure.host}" if failure.host else ""
+    lines += [f"the whole log: {failure.log}{there}"] if failure.log else []
     return "\n".join(lines)
 
 
@@ -197,9 +204,9 @@ def _of_storage(error: BaseException, folders: Iterable[str]) -> tuple[str, ...]
     return tuple(notes)
 
 
-def show_stacks(board: Board, ranks: int, own: int) -> None:
-    """Has the other ranks of this node write their stacks into their logs, after a timeout."""
-    for rank in range(ranks):
+def show_stacks(board: Board, own: int | None = None) -> None:
+    """Has the ranks of this node but `own` write their stacks into their logs, after a timeout."""
+    for rank in board.ranks:
         process = board.process(rank)
         if rank != own and process and hasattr(signal, "SIGUSR1"):
             with contextlib.suppress(ProcessLookupError):
@@ -323,23 +330,58 @@ def forget(run_dir: str, goes_on: bool = False) -> None:
             os.remove(os.path.join(run_dir, name))
 
 
-def cause(run_dir: str, board: Board, ranks: int, ends: Ends, timeout: float) -> Failure:
+def cause(run_dir: str, board: Board, ends: Ends, timeout: float) -> Failure:
     """Returns the failure that ended the training."""
+    if (found := seen(run_dir, board, ends, timeout)) is not None:
+        return found
+    silent = [rank for rank in board.ranks if not board.done(rank)]
+    return _ended(run_dir, board, silent[0] if silent else board.ranks.start, None)
+
+
+def seen(run_dir: str, board: Board, ends: Ends, timeout: float) -> Failure | None:
+    """Returns the failure that the ranks of this node show; None if they show none."""
     if not ends.folder:
         message = f"{run_dir} was removed while the training ran"
-        return Failure(rank=None, step=board.step(0), kind="ended", message=message)
-    recorded = [failure for rank in range(ranks) if (failure := said(board, rank)) is not None]
-    by_kind = {kind: [f for f in recorded if f.kind == kind] for kind in ("error", "timeout", "lost")}
-    silent = [rank for rank in range(ranks) if not board.done(rank) and all(f.rank != rank for f in recorded)]
+        return Failure(rank=None, step=board.furthest, kind="ended", message=message)
+    recorded = [failure for rank in board.ranks if (failure := said(board, rank)) is not None]
+    silent = [rank for rank in board.ranks if not board.done(rank) and all(f.rank != rank for f in recorded)]
     ended = [_ended(run_dir, board, rank, status) for rank in silent if (status := ends.statuses.get(rank)) is not None]
     stopped = [_stopped(run_dir, board, rank, ends.stopped, timeout) for rank in ends.stopped if rank in silent]
-    for found in (by_kind["error"], ended, stopped, by_kind["timeout"], by_kind["lost"]):
-        if found:
-            first = min(found, key=lambda failure: failure.time)
-            if first.kind == "timeout":
-                return dataclasses.replace(first, notes=_of_a_timeout(run_dir, board, silent, timeout))
-            return first
-    return _ended(run_dir, board, silent[0] if silent else 0, None)
+    recorded = [
+        replace(each, notes=_of_a_timeout(run_dir, board, silent, timeout)) if each.kind == "timeout" else each
+        for each in recorded
+    ]
+    found = [*recorded, *ended, *stopped]
+    return better(found) if found else None
+
+
+def waiting(run_dir: str, board: Board, timeout: float) -> Failure:
+    """Returns where the ranks of this node were when those of another had waited for too long."""
+    show_stacks(board)
+    silent = [rank for rank in board.ranks if not board.done(rank)]
+    notes = _of_a_timeout(run_dir, board, silent, timeout)
+    return Failure(rank=None, step=board.furthest, kind="timeout", message="", notes=notes, time=math.inf)
+
+
+def better(found: Sequence[Failure]) -> Failure:
+    """Returns the cause among failures, as above; of several timeouts the earliest, with the notes of all."""
+    kinds: tuple[Kind, ...] = ("error", "ended", "timeout", "lost")
+    first = min(found, key=lambda failure: (kinds.index(failure.kind), failure.time))
+    if first.kind != "timeout":
+        return first
+    notes = dict.fromkeys(note for each in found if each.kind == "timeout" for note in each.notes)
+    return replace(first, notes=tuple(notes))
+
+
+def failure_from(told: Any) -> Failure:
+    """Returns the failure that was written as JSON."""
+    return from_json(Failure, told)
+
+
+def for_others(failure: Failure, host: str) -> Failure:
+    """Returns a failure of this host with what other hosts, which may not see its log, need to tell of it."""
+    lines = [line.strip() for line in _end_of(failure.log).splitlines() if line.strip()] if failure.log else []
+    return replace(failure, host=host, tail=tuple(narrow(line) for line in lines[-_LAST:]))
 
 
 def said(board: Board, rank: int) -> Failure | None:
@@ -347,8 +389,7 @@ def said(board: Board, rank: int) -> Failure | None:
     words = board.said(rank)
     if not words or board.done(rank):
         return None
-    told: dict[str, Any] = json.loads(words)
-    return Failure(**{**told, "frames": tuple(told["frames"]), "notes": tuple(told["notes"])})
+    return failure_from(json.loads(words))
 
 
 def is_final(failure: Failure | None) -> bool:

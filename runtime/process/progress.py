@@ -31,9 +31,9 @@ LOOKS = {True: 0.2, False: 1.0}  # seconds between two looks, on a terminal and 
 
 
 class Watch:
-    """Follows one training from the launcher."""
+    """Follows one training from the launcher; `keeper` is the host that shows it, if that is another one."""
 
-    def __init__(self, job: JobProgram, run_dir: str, board: Board, screen: TextIO) -> None:
+    def __init__(self, job: JobProgram, run_dir: str, board: Board, screen: TextIO, keeper: str = "") -> None:
         self._job, self._run_dir, self._board, self._screen = job, run_dir, board, screen
         self._notes = Follower(os.path.join(run_dir, NOTES))
         self._records: Follower | None = None
@@ -42,7 +42,7 @@ class Watch:
         self._last: dict[str, Record] = {}
         found = os.stat(run_dir)
         self._folder = found.st_dev, found.st_ino
-        self._warned = False
+        self._warned, self._keeper = False, keeper
         self._fancy = screen.isatty() and "CI" not in os.environ and os.environ.get("TERM") != "dumb"
         self.interval = LOOKS[self._fancy]
 
@@ -70,7 +70,7 @@ class Watch:
                 if self._board.stop_at != self._job.steps:
                     self._say("stopping after this step (Ctrl-C once more: at once)")
             if self._display is not None:
-                self._display.tick(self._board.step(0))
+                self._display.tick(self._board.furthest)
 
     def has_folder(self) -> bool:
         """True if the run directory is still there."""
@@ -149,6 +149,10 @@ class Watch:
     def _summary(self, outcome: Outcome) -> str:
         train, validation = self._last.get("train"), self._last.get("validation")
         folder = readable(path_text(self._run_dir))
+        if self._keeper:
+            head = "trained" if outcome.stopped_at is None else "stopped after"
+            where = f"metrics and weights are on {self._keeper}, the logs of this host in {folder}/logs"
+            return f"{head} {outcome.steps} steps; {where}"
         if outcome.stopped_at == 0:
             return f"ended at once, without weights; the logs are in {folder}/logs"
         seconds = max((record["seconds"] for record in self._last.values()), default=0.0)

@@ -18,7 +18,9 @@ This needs a step in which the host waits for a collective that rank 0 takes par
 a GPU the host runs ahead of the device and waits only where it reads a number back: there rank 0 answers with the next
 such step (`answer` takes it as an argument).
 
-Limits: one node, as memory is not shared between nodes. SIGTERM sent to the ranks themselves, rather than to the
+Several nodes have a board each; there the launchers agree on the step (hosts/together.py), and `leaves` waits for them.
+
+Limits: SIGTERM sent to the ranks themselves, rather than to the
 launcher, ends them at once. A number on the board is 8 bytes, aligned, and has one writer, or writers of the same value
 (`not_finite`): no lock is needed.
 """
@@ -34,20 +36,25 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
+_HELD = 0.001  # seconds between two looks of a rank that waits
 SECOND = 0.5  # seconds; `timeout` and some supervisors send one signal twice in the same moment
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 WORDS = 1 << 16  # bytes reserved for the last words of a rank; untouched pages cost nothing
 
-_REQUEST, _STOP_AT, _UNITS, _RECORDS, _NOT_FINITE, _TIMED = range(6)
+_REQUEST, _STOP_AT, _UNITS, _RECORDS, _NOT_FINITE, _TIMED, _TIME_IS_UP, _HOLD = range(8)
 _HEAD, _EACH = 8, 3  # numbers at the beginning of the board, and for each rank
 _PROCESS, _STEP, _SAID = range(3)  # _SAID: bytes of last words, negated for a rank that is done
 
 
 class Board:
-    """Numbers that the launcher and the ranks of one node share."""
+    """Numbers that the launcher and the ranks of one node share: `ranks` of them from `first` on.
 
-    def __init__(self, ranks: int) -> None:
-        self._ranks, self._words = ranks, 8 * (_HEAD + _EACH * ranks)  # where the words begin
+    `alone`: no other node takes part. Else rank 0 leaves the answer to a request to the launchers (hosts/together.py).
+    """
+
+    def __init__(self, ranks: int, first: int = 0, *, alone: bool = True) -> None:
+        self.ranks, self._alone = range(first, first + ranks), alone
+        self._words = 8 * (_HEAD + _EACH * ranks)  # where the words begin
         self._memory = mmap.mmap(-1, self._words + WORDS * ranks)
         self._numbers = memoryview(self._memory)[: self._words].cast("q")
 
@@ -66,6 +73,9 @@ class Board:
         rank 0 before it begins a step.
         """
         numbers = self._numbers
+        if not self._alone:
+            numbers[_TIME_IS_UP] |= timed
+            return
         if (numbers[_REQUEST] or timed) and not numbers[_STOP_AT]:
             numbers[_TIMED] = not numbers[_REQUEST]  # before the step, which tells the ranks to look
             numbers[_STOP_AT] = step
@@ -74,6 +84,30 @@ class Board:
     def stop_at(self) -> int:
         """Step (from 1) after which all ranks leave; 0 if there is none yet."""
         return self._numbers[_STOP_AT]
+
+    def leaves(self, step: int) -> bool:
+        """True if all ranks leave after `step`, which this rank is at the end of. Waits while that is not decided."""
+        while self._numbers[_HOLD] == step and not self._numbers[_STOP_AT]:
+            time.sleep(_HELD)
+        return self._numbers[_STOP_AT] == step
+
+    @property
+    def time_is_up(self) -> bool:
+        """True if rank 0 has said, and has left it to the launchers, that the job's time has passed."""
+        return bool(self._numbers[_TIME_IS_UP])
+
+    def hold_at(self, step: int) -> None:
+        """Has ranks wait at the end of `step`; called by the launcher."""
+        self._numbers[_HOLD] = step
+
+    def leave_at(self, step: int, *, timed: bool) -> None:
+        """Has the ranks, which wait or will wait at the end of `step`, leave after it."""
+        self._numbers[_TIMED] = timed
+        self._numbers[_STOP_AT] = step
+
+    def release(self) -> None:
+        """Has ranks that wait go on."""
+        self._numbers[_HOLD] = 0
 
     @property
     def timed(self) -> bool:
@@ -93,48 +127,56 @@ class Board:
 
     # ------------------------------------------------------------------------------------------- what a rank is at
 
+    def _at(self, rank: int) -> int:
+        return _HEAD + _EACH * (rank - self.ranks.start)
+
+    @property
+    def furthest(self) -> int:
+        """Step (from 1) of the rank that is furthest; 0 before the first."""
+        return max(map(self.step, self.ranks))
+
     def arrive(self, rank: int) -> None:
         """Records that a rank's process has begun."""
-        self._numbers[_HEAD + _EACH * rank + _PROCESS] = os.getpid()
+        self._numbers[self._at(rank) + _PROCESS] = os.getpid()
 
     def enter(self, rank: int, step: int) -> None:
         """Records that a rank begins `step` (from 1)."""
-        self._numbers[_HEAD + _EACH * rank + _STEP] = step
+        self._numbers[self._at(rank) + _STEP] = step
 
     def process(self, rank: int) -> int:
         """Returns the process id of a rank; 0 before it has begun."""
-        return self._numbers[_HEAD + _EACH * rank + _PROCESS]
+        return self._numbers[self._at(rank) + _PROCESS]
 
     def step(self, rank: int) -> int:
         """Returns the step (from 1) that a rank is in; 0 before the first."""
-        return self._numbers[_HEAD + _EACH * rank + _STEP]
+        return self._numbers[self._at(rank) + _STEP]
 
     def done(self, rank: int) -> bool:
         """True if a rank has finished its work."""
-        return self._numbers[_HEAD + _EACH * rank + _SAID] < 0
+        return self._numbers[self._at(rank) + _SAID] < 0
 
     def failing(self, rank: int) -> bool:
         """True if a rank has reported that it ends before its work is finished."""
-        return self._numbers[_HEAD + _EACH * rank + _SAID] > 0
+        return self._numbers[self._at(rank) + _SAID] > 0
 
     @property
     def all_done(self) -> bool:
-        return all(self.done(rank) for rank in range(self._ranks))
+        return all(self.done(rank) for rank in self.ranks)
 
     # ----------------------------------------------------------------------------------------------- its last words
 
     def say(self, rank: int, words: str, *, done: bool = False) -> None:
         """Records how a rank ends, once, in 1 to `WORDS` bytes; `done` if it has finished its work."""
-        content, begin = words.encode(errors="replace"), self._words + WORDS * rank
+        content, begin = words.encode(errors="replace"), self._words + WORDS * (rank - self.ranks.start)
         assert 0 < len(content) <= WORDS
         self._memory[begin : begin + len(content)] = content
         # Written last, as one number: whoever sees it sees complete words.
-        self._numbers[_HEAD + _EACH * rank + _SAID] = -len(content) if done else len(content)
+        self._numbers[self._at(rank) + _SAID] = -len(content) if done else len(content)
 
     def said(self, rank: int) -> str:
         """Returns the last words of a rank; "" if there are none yet."""
-        begin = self._words + WORDS * rank
-        return self._memory[begin : begin + abs(self._numbers[_HEAD + _EACH * rank + _SAID])].decode()
+        begin = self._words + WORDS * (rank - self.ranks.start)
+        return self._memory[begin : begin + abs(self._numbers[self._at(rank) + _SAID])].decode()
 
     # --------------------------------------------------------------------------------------------- for the display
 

@@ -1,4 +1,4 @@
-"""Lets the ranks of one node find each other, through a store that no other user of the machine can reach.
+"""Lets the ranks find each other: on one node through a store that no other user of the machine can reach.
 
 Model: a rank writes its addresses to a store and reads those of its peers. Torch's own rendezvous serves the store at a
 TCP port on every interface, without a password, and unpickles its contents. Here it is a file without a name, in
@@ -6,41 +6,67 @@ memory, that the launcher makes before it forks and that the ranks inherit (on L
 only this user can enter). Torch's agent counts the nodes by a rendezvous of its own; it gets one that knows this node
 alone, in its own memory.
 
-Contract: nothing listens for the store, and nothing in it is unpickled. It disappears with the launcher and the ranks,
-however they end.
+Ranks on several nodes cannot inherit one file. There rank 0 serves torch's store, at a socket that its launcher has
+opened on the interface to the other nodes and on no other (hosts/company.py).
 
-Limits: one node. The ranks' data goes over gloo's sockets on the loopback interface, and over NCCL's.
+Contract: on one node nothing listens for the store. Nothing in a store is unpickled. It disappears with the launcher
+and the ranks, however they end.
+
+Limits: the ranks' data goes over gloo's sockets, or NCCL's, without a password: on one node on the loopback interface.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import tempfile
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from torch.distributed import FileStore, HashStore, Store
+from torch.distributed import FileStore, HashStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankStore:
+    """Where the ranks find their store: a file that they have inherited, or a port on the first node, where rank 0 has
+    inherited a socket that listens. `interface` is the one that leads to the other nodes.
+    """
+
+    path: str = ""
+    address: str = ""
+    port: int = 0
+    listening: int | None = None
+    interface: str = "lo"
+
+    def open(self, rank: int, timeout: float) -> Store:
+        """Returns the store, in a rank."""
+        if self.path:
+            return FileStore(self.path, -1)  # -1: the last rank that leaves does not remove it
+        return TCPStore(
+            self.address,
+            self.port,
+            is_master=rank == 0,
+            wait_for_workers=False,
+            timeout=datetime.timedelta(seconds=timeout),
+            master_listen_fd=self.listening if rank == 0 else None,
+        )
+
+
 @contextlib.contextmanager
-def shared_file() -> Iterator[str]:
-    """Yields a path at which this process and those that it forks open one empty file, and other users cannot."""
+def shared_file() -> Iterator[RankStore]:
+    """Yields a store that this process and those that it forks can open, and other users cannot."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("dslc-store")
         try:
-            yield f"/proc/self/fd/{descriptor}"
+            yield RankStore(path=f"/proc/self/fd/{descriptor}")
         finally:
             os.close(descriptor)
     else:
         with tempfile.TemporaryDirectory(prefix="dslc-") as folder:
-            yield os.path.join(folder, "store")
-
-
-def store_at(path: str) -> Store:
-    """Returns the store that the ranks share, at the path from `shared_file`."""
-    return FileStore(path, -1)  # -1: the last rank that leaves does not remove it
+            yield RankStore(path=os.path.join(folder, "store"))
 
 
 class OneNode(RendezvousHandler):

@@ -36,6 +36,7 @@ ROOMS = (
     "compiler",
     "runtime/process",
     "runtime/transport",
+    "runtime/hosts",
     "runtime/data",
     "runtime/model",
     "runtime/technique",

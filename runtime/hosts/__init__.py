@@ -1,0 +1,1 @@
+"""Several hosts: how their launchers find each other, what they agree on, and how they stay together."""

@@ -1,0 +1,326 @@
+"""The launchers of one training on several hosts: how they meet, what they agree on, and who is still there.
+
+Model: each host compiles the job and then calls `meet` with the address of a rendezvous. The launcher on the host that
+has this address is the keeper, node 0, whose first rank is rank 0; the others are nodes in the order in which they
+arrive. Each sends what it knows of the job: versions, digests of files, GPUs. If two differ, all leave with the same
+message. From then on every launcher has a `Company`: the keeper a wire to each other one, the others one to the keeper.
+
+Contract: one address listens, while the hosts meet. A launcher whose connection ends is `lost` (wire.py).
+
+Limits: a fixed number of hosts. The loss of one ends the training.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dslc.runtime.hosts.wire import Message, Wire, endpoint, interface_of, listen
+
+_AGAIN = 0.2  # seconds between two attempts to connect
+_SAY = 2.0, 60.0  # seconds after which it is first said who is awaited, and then every so many
+_HELLO = 10.0  # seconds that a connection has to say who it is
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+class NotMet(Exception):
+    """The hosts did not come together; the text says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What one host brings: where hosts meet, how many they are, and what it knows of the job, by name."""
+
+    rendezvous: str
+    nodes: int
+    facts: Mapping[str, str]
+    timeout: float  # seconds that hosts are waited for
+    say: Callable[[str], object] = field(default=lambda text: None)
+    host: str = field(default_factory=socket.gethostname)
+
+
+class Company:
+    """The launchers that have met, as one of them sees it."""
+
+    def __init__(
+        self,
+        node: int,
+        hosts: Sequence[str],
+        wires: Mapping[int, Wire],
+        store: tuple[str, int],
+        early: Sequence[tuple[int, Message]] = (),
+    ) -> None:
+        self.node, self.hosts, self.store = node, tuple(hosts), store
+        self.listening: socket.socket | None = None  # at the store's address, on the keeper
+        self.lost: dict[int, str] = {}  # nodes, and why
+        self._wires = dict(wires)
+        self._early = list(early)  # messages that arrived while others were waited for
+
+    @property
+    def host(self) -> str:
+        return self.hosts[self.node]
+
+    @property
+    def keeps(self) -> bool:
+        """True on the keeper."""
+        return self.node == 0
+
+    @property
+    def interface(self) -> str:
+        """The network interface that leads to the other hosts; "" if it is not known."""
+        return interface_of(next(iter(self._wires.values())).here)
+
+    @property
+    def wires(self) -> list[Wire]:
+        """The connections that are open."""
+        return [wire for node, wire in self._wires.items() if node not in self.lost]
+
+    def tell(self, kind: str, **more: object) -> None:
+        """Sends a message: the keeper to all others, another host to the keeper."""
+        for wire in self.wires:
+            wire.send({"kind": kind, **more})
+
+    def hear(self) -> list[tuple[int, Message]]:
+        """Returns the messages that have arrived, with the node that sent each, and notes who is lost."""
+        found, self._early = self._early, []
+        for node, wire in self._wires.items():
+            if node not in self.lost:
+                found += [(node, message) for message in wire.read()]
+                if wire.closed:
+                    self.lost[node] = wire.why
+        return found
+
+    def wait_for(self, kind: str, timeout: float) -> dict[int, Message]:
+        """Returns the message of this kind from each host at a wire, waiting for it. Raises NotMet."""
+        found: dict[int, Message] = {}
+        others: list[tuple[int, Message]] = []
+        until = time.monotonic() + timeout
+        while missing := [node for node in self._wires if node not in found]:
+            for node, message in self.hear():
+                if message.get("kind") == kind and node not in found:
+                    found[node] = message
+                else:
+                    others.append((node, message))
+            gone = [node for node in missing if node in self.lost and node not in found]
+            if gone:
+                raise NotMet(f"{self.hosts[gone[0]]} left: {self.lost[gone[0]]}")
+            if time.monotonic() > until:
+                raise NotMet(f"{self.hosts[missing[0]]} did not answer within {timeout:g} s")
+            if len(found) < len(self._wires):
+                select.select(self.wires, [], [], _AGAIN)
+        self._early = others
+        return found
+
+    def close(self) -> None:
+        """Closes all connections."""
+        for wire in self._wires.values():
+            wire.close()
+        if self.listening is not None:
+            self.listening.close()
+
+
+# ------------------------------------------------------------------------------------------------------------ meeting
+
+
+def meet(meeting: Meeting) -> Company:
+    """Returns the company of all hosts, when all have come and agree. Raises NotMet."""
+    try:
+        name, port = endpoint(meeting.rendezvous)
+    except ValueError as error:
+        raise NotMet(f"the rendezvous {error}") from error
+    address = _address_of(name)
+    try:
+        listening = listen(address, port)
+    except OSError as error:
+        if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
+            raise NotMet(f"{name}:{port} cannot be listened at: {error.strerror}") from error
+        return _join(meeting, name, (address, port), taken=error.errno == errno.EADDRINUSE)
+    with listening:
+        return _keep(meeting, listening, address)
+
+
+def _address_of(name: str) -> str:
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise NotMet(
+            f"the name of the rendezvous, `{name}`, does not resolve on {socket.gethostname()} ({error.strerror}): "
+            "give the first host's name or address as this host knows it"
+        ) from error
+    address: str = sorted(found, key=lambda each: each[0] != socket.AF_INET)[0][4][0]  # type: ignore[assignment]
+    if address.startswith("127.") and name not in _LOCAL and not name.startswith("127."):
+        raise NotMet(
+            f"`{name}` is {address} on {socket.gethostname()}, which no other host can reach (see /etc/hosts): give "
+            "its address on the network in place of the name"
+        )
+    return address
+
+
+# --------------------------------------------------------------------------------------------------------- the keeper
+
+
+def _keep(meeting: Meeting, listening: socket.socket, address: str) -> Company:
+    waiting = _Waiting(meeting, f"for the hosts at {meeting.rendezvous}")
+    arrived: list[tuple[Wire, Message]] = []
+    strangers: dict[Wire, float] = {}
+    try:
+        while len(arrived) + 1 < meeting.nodes:
+            waiting.look([str(message["host"]) for _, message in arrived])
+            known = [wire.fileno() for wire in (*strangers, *(wire for wire, _ in arrived))]
+            ready, _, _ = select.select([listening.fileno(), *known], [], [], _AGAIN)
+            if listening.fileno() in ready:
+                strangers[Wire(listening.accept()[0])] = time.monotonic()
+            arrived += _said_hello(strangers)
+            arrived = [(wire, message) for wire, message in arrived if not _has_left(wire)]
+    except BaseException:
+        for wire in (*strangers, *(wire for wire, _ in arrived)):
+            wire.close()
+        raise
+    for wire in strangers:
+        wire.close()
+    return _agreed(meeting, arrived, address)
+
+
+def _said_hello(strangers: dict[Wire, float]) -> Iterator[tuple[Wire, Message]]:
+    """Yields the connections that have said who they are, and drops those that say anything else, or nothing."""
+    for wire, since in list(strangers.items()):
+        for message in wire.read():
+            facts = message.get("facts")
+            if message.get("kind") == "hello" and isinstance(message.get("host"), str) and isinstance(facts, dict):
+                del strangers[wire]
+                yield wire, message
+                break
+        else:
+            if wire.closed or time.monotonic() - since > _HELLO:
+                del strangers[wire]
+                wire.close()
+
+
+def _has_left(wire: Wire) -> bool:
+    wire.read()
+    return wire.closed
+
+
+def _agreed(meeting: Meeting, arrived: list[tuple[Wire, Message]], address: str) -> Company:
+    hosts = [meeting.host, *(str(message["host"]) for _, message in arrived)]
+    facts = [meeting.facts, *(message["facts"] for _, message in arrived)]
+    differs = _difference(_distinct(hosts), facts)
+    if differs:
+        for wire, _ in arrived:
+            wire.send({"kind": "refused", "why": differs})
+            wire.close()
+        raise NotMet(differs)
+    listening = listen(address)
+    store = (address, listening.getsockname()[1])
+    company = Company(0, _distinct(hosts), dict(enumerate((wire for wire, _ in arrived), 1)), store)
+    company.listening = listening
+    for node, (wire, _) in enumerate(arrived, 1):
+        wire.send({"kind": "welcome", "node": node, "hosts": company.hosts, "store": store})
+    return company
+
+
+def _distinct(hosts: Sequence[str]) -> list[str]:
+    """Returns names by which a message can tell the hosts apart: several launchers may be on one."""
+    return [f"{name} (node {n})" if hosts.count(name) > 1 else name for n, name in enumerate(hosts)]
+
+
+def _difference(hosts: Sequence[str], facts: Sequence[Mapping[str, object]]) -> str:
+    """Returns the first thing in which two hosts differ, in words; "" if there is none."""
+    names = list(dict.fromkeys(name for each in facts for name in each))
+    for name in names:
+        told = [str(each.get(name, "nothing")) for each in facts]
+        other = next((n for n, value in enumerate(told) if value != told[0]), None)
+        if other is not None:
+            return f"the hosts differ in {name}: {hosts[0]} has {told[0]}, and {hosts[other]} has {told[other]}"
+    return ""
+
+
+# ------------------------------------------------------------------------------------------------------- other hosts
+
+
+def _join(meeting: Meeting, name: str, where: tuple[str, int], *, taken: bool) -> Company:
+    waiting = _Waiting(meeting, f"for {name}:{where[1]}, where the hosts meet")
+    wire = _connected(where, waiting)
+    wire.send({"kind": "hello", "host": meeting.host, "facts": dict(meeting.facts)})
+    waiting.what = f"for the other hosts at {name}:{where[1]}"
+    while True:
+        select.select([wire], [], [], _AGAIN)
+        messages = wire.read()
+        for n, message in enumerate(messages):
+            if message.get("kind") == "refused":
+                raise NotMet(str(message["why"]))
+            if message.get("kind") == "welcome":
+                return _welcomed(message, wire, messages[n + 1 :])
+        if wire.closed:
+            what = "another program listens there" if taken else f"{name} left before all hosts had come"
+            raise NotMet(f"the connection to {name}:{where[1]} ended: {what}")
+        waiting.look([])
+
+
+def _connected(where: tuple[str, int], waiting: _Waiting) -> Wire:
+    while True:
+        try:
+            return Wire(socket.create_connection(where, timeout=_HELLO))
+        except OSError as error:
+            waiting.why = f": {(error.strerror or str(error)).lower()}"
+        waiting.look([])
+        time.sleep(_AGAIN)
+
+
+def _welcomed(message: Message, wire: Wire, more: Sequence[Message]) -> Company:
+    address, port = message["store"]
+    hosts = [str(host) for host in message["hosts"]]
+    store = str(address), int(port)
+    return Company(int(message["node"]), hosts, {0: wire}, store, [(0, each) for each in more])
+
+
+class _Waiting:
+    """Says what is waited for, now and then, and raises NotMet when that lasts too long."""
+
+    def __init__(self, meeting: Meeting, what: str) -> None:
+        self.what, self.why = what, ""
+        self._meeting, self._began = meeting, time.monotonic()
+        self._next = self._began + _SAY[0]
+
+    def look(self, arrived: Sequence[str]) -> None:
+        now = time.monotonic()
+        there = f"; here: {', '.join([self._meeting.host, *arrived])}" if arrived else ""
+        if now - self._began > self._meeting.timeout:
+            raise NotMet(
+                f"waited {self._meeting.timeout:g} s (`launch.timeout`) {self.what}{self.why}{there}; the job takes "
+                f"{self._meeting.nodes} (`devices.nodes`), each started with the same command"
+            )
+        if now >= self._next:
+            self._next = now + _SAY[1]
+            self._meeting.say(f"waiting {self.what}{self.why}{there}; the job takes {self._meeting.nodes}")
+
+
+# ------------------------------------------------------------------------------------------------- a folder of all
+
+
+def shared(company: Company, folder: str, timeout: float) -> tuple[str, list[str]]:
+    """Returns the keeper's `folder`, which exists, and the hosts that do not see it: each looks for a file that the
+    keeper writes there. Called by all hosts. Raises NotMet, and OSError on the keeper.
+    """
+    if not company.keeps:
+        asked = company.wait_for("folder", timeout)[0]
+        company.tell("sees", sees=os.path.exists(str(asked["file"])))
+        told = company.wait_for("blind", timeout)[0]
+        return str(asked["folder"]), [str(host) for host in told["hosts"]]
+    path = os.path.join(folder, f".dslc-{secrets.token_hex(8)}")
+    with open(path, "x", encoding="utf-8"):
+        pass
+    try:
+        company.tell("folder", folder=folder, file=path)
+        answers = company.wait_for("sees", timeout)
+    finally:
+        os.remove(path)
+    blind = [company.hosts[node] for node, message in sorted(answers.items()) if not message.get("sees")]
+    company.tell("blind", hosts=blind)
+    return folder, blind

@@ -1,0 +1,185 @@
+"""Keeps the ranks of several hosts together: they are done together, stop after the same step, and fail with one cause.
+
+Model: every launcher asks its `Together` what to do, a few times a second. The keeper decides for all:
+
+    done     when the ranks of every host are done, all may leave
+    failed   a launcher whose ranks fail reports the cause that it sees. The keeper asks the others for theirs, takes
+             the best, and all end with it. A host that is lost is a cause too
+    stop     Ctrl-C on any host, or the job's time. Memory is not shared between hosts, so ranks cannot look at one
+             board. The keeper chooses a step s that no rank has reached; each launcher writes on its board that ranks
+             wait at the end of s, and reports how far its ranks are. If all are before s, each of them is going to
+             wait there, and the keeper says that they leave. If not, it lets them go on and chooses a later step
+
+Contract: nothing is done in a step for this: ranks read the board of their own host, as on one host.
+
+Limits: the keeper's host is needed to the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+from dslc.runtime.hosts.company import Company
+from dslc.runtime.hosts.wire import Message
+from dslc.runtime.process.failure import Failure, better, failure_from, for_others
+from dslc.runtime.process.stop import Board
+
+Verdict = Literal["go on", "settle", "part", "end"]
+PATIENCE = 10.0  # seconds that hosts have to report what they see of a failure
+
+
+class Together:
+    """One launcher's part. `steps` are those of the training; `next_wait` gives the first step from one on at whose end
+    ranks can wait.
+    """
+
+    def __init__(self, company: Company, board: Board, steps: int, next_wait: Callable[[int], int]) -> None:
+        self.company, self._board, self._steps, self._next_wait = company, board, steps, next_wait
+        self.cause: Failure | None = None
+        self.end = ""  # the last words of rank 0, when all are done
+        self._done: dict[int, str] = {}  # the keeper's: by node
+        self._seen: dict[int, Failure | None] = {}
+        self._settles_until = 0.0
+        self.reported = False  # what this launcher sees of a failure
+        self.asked_of = ""  # the kind of failure that another one sees
+        self._told_done = self._told_stop = False
+        self._hold = _Hold()
+        self._verdict: Verdict = "go on"
+
+    def look(self) -> Verdict:
+        """Takes what has arrived, and returns what this launcher has to do now."""
+        board, company = self._board, self.company
+        for node, message in company.hear():
+            self._hear(node, message)
+        if company.keeps:
+            self._keep()
+        elif company.lost and self.cause is None and self._verdict != "part":
+            self.cause, self._verdict = self._loss(0), "end"
+        if board.all_done and not self._told_done:
+            self._told_done = True
+            self._say(company.node, {"kind": "done", "end": board.said(0) if company.keeps else ""})
+        if (board.stop_requested or board.time_is_up) and not self._told_stop:
+            self._told_stop = True
+            self._say(company.node, {"kind": "stop", "timed": board.time_is_up and not board.stop_requested})
+        return self._verdict
+
+    def failed(self, seen: Failure | None) -> None:
+        """Reports what this launcher sees of a failure, once: None if its ranks show nothing."""
+        if self.reported:
+            return
+        self.reported = True
+        if seen is not None:
+            seen = for_others(seen, self.company.host)
+        self._say(self.company.node, {"kind": "failed", "seen": dataclasses.asdict(seen) if seen else None})
+        if self._verdict == "settle":
+            self._verdict = "go on"
+
+    def _say(self, node: int, message: Message) -> None:
+        if self.company.keeps:
+            self._hear(node, message)
+        else:
+            self.company.tell(**message)
+
+    def _tell_all(self, kind: str, **more: Any) -> None:
+        """Tells the other hosts, and this one, which keeps."""
+        self.company.tell(kind, **more)
+        self._hear(0, {"kind": kind, **more})
+
+    # ------------------------------------------------------------------------------------------------- what is heard
+
+    def _hear(self, node: int, message: Message) -> None:
+        match message.get("kind"):
+            case "done":
+                self._done[node] = str(message["end"])
+            case "failed":
+                told = message["seen"]
+                self._seen[node] = failure_from(told) if told is not None else None
+                self._begin_to_settle(told["kind"] if told is not None else "")
+            case "settle" if not self.reported:
+                self._verdict, self.asked_of = "settle", str(message["of"])
+            case "stop":
+                self._hold.wanted, self._hold.timed = True, bool(message["timed"])
+            case "hold":
+                self._board.hold_at(int(message["step"]))
+                self._say(self.company.node, {"kind": "held", "step": message["step"], "at": self._board.furthest})
+            case "held" if int(message["step"]) == self._hold.step:
+                self._hold.at[node] = int(message["at"])
+            case "leave":
+                self._board.leave_at(int(message["step"]), timed=bool(message["timed"]))
+            case "release":
+                self._board.release()
+            case "part":
+                self.end, self._verdict = str(message["end"]), "part"
+            case "end":
+                self.cause, self._verdict = failure_from(message["cause"]), "end"
+
+    # -------------------------------------------------------------------------------------------- what the keeper does
+
+    def _keep(self) -> None:
+        nodes = range(len(self.company.hosts))
+        if self._verdict in ("part", "end"):
+            return
+        if len(self._done) == len(nodes):
+            self._tell_all("part", end=self._done[0])
+            return
+        lost = [node for node in self.company.lost if node not in self._done]
+        if lost or self._seen:
+            self._begin_to_settle("lost")
+            missing = [node for node in nodes if node not in self._seen and node not in self.company.lost]
+            if not missing or time.monotonic() > self._settles_until:
+                seen = [each for each in self._seen.values() if each is not None]
+                cause = better(seen + [self._loss(node) for node in lost])
+                self._tell_all("end", cause=dataclasses.asdict(cause))
+            return
+        if self._hold.wanted and not self._hold.decided:
+            self._stop(len(nodes))
+
+    def _begin_to_settle(self, kind: str) -> None:
+        if not self._settles_until:
+            self._settles_until = time.monotonic() + PATIENCE
+            self._tell_all("settle", of=kind)
+
+    def _loss(self, node: int) -> Failure:
+        host = self.company.hosts[node]
+        return Failure(
+            rank=None,
+            step=self._board.furthest,
+            kind="ended",
+            message=f"{host} is gone: {self.company.lost[node]}",
+            host=host,
+            time=time.time(),
+        )
+
+    def _stop(self, nodes: int) -> None:
+        hold = self._hold
+        if not hold.step:
+            hold.step = self._next_wait(max(self._board.furthest, hold.furthest) + hold.margin)
+            if hold.step >= self._steps:
+                hold.decided = True  # they end by themselves
+                return
+            hold.at = {}
+            self._tell_all("hold", step=hold.step)
+        elif len(hold.at) == nodes:
+            hold.furthest = max(hold.at.values())
+            if hold.furthest < hold.step:
+                hold.decided = True
+                self._tell_all("leave", step=hold.step, timed=hold.timed)
+            else:
+                self._tell_all("release")
+                hold.step, hold.margin = 0, 2 * hold.margin
+
+
+@dataclasses.dataclass
+class _Hold:
+    """The keeper's search for a step after which all ranks can leave."""
+
+    wanted: bool = False
+    timed: bool = False
+    decided: bool = False
+    step: int = 0
+    margin: int = 2
+    furthest: int = 0
+    at: dict[int, int] = dataclasses.field(default_factory=dict)  # by node: the furthest step of its ranks

@@ -1,0 +1,161 @@
+"""Launchers that meet: over real connections, each in a thread of this process."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dslc.runtime.hosts.company import Company, Meeting, NotMet, meet, shared
+from dslc.runtime.hosts.wire import MOST, PORT, Wire, endpoint, interface_of, listen
+
+Met = Callable[..., list[Future[Company]]]
+
+
+@pytest.fixture
+def port() -> int:
+    with listen("127.0.0.1") as found:
+        number: int = found.getsockname()[1]
+        return number
+
+
+@pytest.fixture
+def met(port: int) -> Iterator[Met]:
+    """Yields the function that lets hosts with these facts meet, and returns what each of them got."""
+    made: list[Future[Company]] = []
+
+    def met(*facts: dict[str, str], timeout: float = 20) -> list[Future[Company]]:
+        for n, each in enumerate(facts):
+            meeting = Meeting(f"127.0.0.1:{port}", len(facts), each, timeout, host=f"host{n}")
+            made.append(pool.submit(meet, meeting))
+        return made
+
+    with ThreadPoolExecutor(8) as pool:
+        yield met
+    for each in made:
+        if each.exception() is None:
+            each.result().close()
+
+
+def test_hosts_meet_in_any_order_and_know_each_other(met: Met) -> None:
+    companies = [each.result() for each in met({"a": "1"}, {"a": "1"}, {"a": "1"})]
+    assert sorted(each.node for each in companies) == [0, 1, 2]
+    assert len({each.hosts for each in companies}) == len({each.store for each in companies}) == 1
+    assert all(each.hosts[each.node] == each.host for each in companies)
+    assert [each.keeps for each in companies].count(True) == 1
+    keeper = next(each for each in companies if each.keeps)
+    assert keeper.listening is not None and keeper.listening.getsockname() == keeper.store
+
+
+def test_what_differs_is_named_on_every_host(met: Met) -> None:
+    told = [str(each.exception()) for each in met({"a": "1", "the plan": "x"}, {"a": "2", "the plan": "y"})]
+    assert told[0] == told[1]
+    assert "the hosts differ in a: " in told[0] and "host0 has 1" in told[0] and "host1 has 2" in told[0]
+
+
+def test_a_fact_that_one_host_lacks_differs(met: Met) -> None:
+    told = [str(each.exception()) for each in met({}, {"the file net.py": "10 bytes"})]
+    assert "has nothing" in told[0] and "the file net.py" in told[0]
+
+
+def test_nobody_waits_for_ever(port: int) -> None:
+    said: list[str] = []
+    with pytest.raises(NotMet, match=r"waited 0.1 s .* the job takes 2"):
+        meet(Meeting(f"127.0.0.1:{port}", 2, {}, 0.1, said.append))
+
+
+def test_strangers_are_no_hosts(port: int, met: Met) -> None:
+    def disturb() -> None:
+        for content in (b"GET / HTTP/1.0\r\n\r\n", struct.pack("!I", MOST + 1), struct.pack("!I", 2) + b"[]"):
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(content)
+                assert stranger.recv(1) == b""  # it is put out
+
+    with ThreadPoolExecutor(1) as pool:
+        keeper = pool.submit(meet, Meeting(f"127.0.0.1:{port}", 2, {}, 20, host="keeper"))
+        waiting = threading.Thread(target=disturb)
+        while not waiting.ident:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                waiting.start()
+            except ConnectionRefusedError:
+                continue
+        waiting.join()
+        other = meet(Meeting(f"127.0.0.1:{port}", 2, {}, 20, host="other"))
+        assert keeper.result().hosts == other.hosts == ("keeper", "other")
+        keeper.result().close()
+        other.close()
+
+
+def test_a_name_that_does_not_resolve_is_said_at_once() -> None:
+    with pytest.raises(NotMet, match=r"`no-such-host.invalid`, does not resolve"):
+        meet(Meeting("no-such-host.invalid", 2, {}, 600))
+
+
+def test_another_program_at_the_port_is_said(port: int) -> None:
+    with listen("127.0.0.1", port) as other, ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(meet, Meeting(f"127.0.0.1:{port}", 2, {}, 20))
+        other.accept()[0].close()
+        assert "another program listens there" in str(joining.exception())
+
+
+def test_a_folder_of_all_is_found_out(met: Met, tmp_path: Path) -> None:
+    companies = [each.result() for each in met({}, {})]
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(shared, each, str(tmp_path) if each.keeps else "", 20) for each in companies]
+    assert [each.result() for each in found] == [(str(tmp_path), [])] * 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_host_that_leaves_is_lost(met: Met) -> None:
+    one, other = (each.result() for each in met({}, {}))
+    other.tell("last words")
+    other.close()
+    assert one.wait_for("last words", 20) == {other.node: {"kind": "last words"}}
+    with pytest.raises(NotMet, match=rf"{other.host} left: its connection ended"):
+        one.wait_for("more", 20)
+
+
+def test_messages_arrive_whole_and_in_order() -> None:
+    here, there = _pair()
+    for n in range(100):
+        here.send({"n": n, "text": "x" * n * 100})
+    found: list[int] = []
+    while len(found) < 100:
+        found += [message["n"] for message in there.read()]
+    assert found == list(range(100)) and not there.closed
+    here.close()
+    while not there.closed:
+        assert there.read() == []
+
+
+def _pair() -> tuple[Wire, Wire]:
+    with listen("127.0.0.1") as listening:
+        one = socket.create_connection(listening.getsockname())
+        return Wire(one), Wire(listening.accept()[0])
+
+
+@given(st.integers(1, 65_535))
+def test_an_endpoint_is_read(number: int) -> None:
+    assert endpoint(f"host1:{number}") == ("host1", number)
+    assert endpoint(f"[fd00::1]:{number}") == ("fd00::1", number)
+    assert endpoint("fd00::1") == ("fd00::1", PORT)
+    assert endpoint("10.0.0.1") == ("10.0.0.1", PORT)
+
+
+@pytest.mark.parametrize("text", ["", ":1", "host:", "host:0", "host:65536", "host:x"])
+def test_no_endpoint(text: str) -> None:
+    with pytest.raises(ValueError, match="is not HOST or HOST:PORT"):
+        endpoint(text)
+
+
+def test_the_interface_of_an_address_is_found() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.1") == ""

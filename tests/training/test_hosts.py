@@ -1,0 +1,197 @@
+"""Trainings on several hosts, by hand: the same command on each, on real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.hosts import TOOL, free_port, here, namespaces, started, tool, why_none
+from helpers.launcher import Command, Launcher
+from helpers.trained import Trained, agree, train_job
+
+JOB = """
+model {
+  network = [flatten(), linear(16), relu(), linear(10)]
+  loss    = cross_entropy()
+}
+data {
+  source     = digits()
+  batch      = 48
+  validation = 10%
+}
+devices {
+  nodes = 2
+  cpus  = 1
+}
+train {
+  steps     = 12
+  optimizer = sgd(lr = 0.1, momentum = 0.9)
+}
+log {
+  every       = 1 step
+  tensorboard = false
+}
+"""
+ALONE = ("devices.nodes=1", "devices.cpus=1")
+ENDLESS = ("--set", "train.steps=100000")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.plt"
+    path.write_text(JOB)
+    return path
+
+
+def both(job: Path, *words: str, out: Path) -> list[list[str]]:
+    """Returns the command of two launchers on this machine, which meet at a port of it."""
+    command = here(["run", str(job), "--out", str(out), "--rendezvous", f"localhost:{free_port()}", *words])
+    return [command, [*command]]
+
+
+def reach(out: Path, step: int, among: list[Command]) -> None:
+    """Waits until a training has logged a step."""
+    while not logged(out) or logged(out)[-1] < step:
+        assert all(each.process.poll() is None for each in among), [each.end() for each in among]
+
+
+def logged(out: Path) -> list[int]:
+    path = out / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line)["step"] for line in lines if line.endswith("\n")]
+
+
+def ranks_of(command: Command) -> list[int]:
+    """Returns the processes of the ranks that a launcher has forked, which have its command line."""
+    process = command.process.pid
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    own = Path(f"/proc/{process}/cmdline").read_bytes()
+    return [int(child) for child in children if Path(f"/proc/{child}/cmdline").read_bytes() == own]
+
+
+@pytest.mark.parametrize("settings", [("parallelism.zero=3", "checkpoint.every=6 steps")], ids=["zero 3"])
+def test_two_hosts_train_as_one_process(launcher: Launcher, job: Path, settings: tuple[str, ...]) -> None:
+    out = job.parent / "run"
+    words = [word for setting in settings for word in ("--set", setting)]
+    with started(job.parent, both(job, *words, out=out)) as commands:
+        ends = [each.end() for each in commands]
+        assert [status for status, _ in ends] == [0, 0], ends
+        assert not [left for each in commands for left in each.left()]
+    told = sorted(said for _, said in ends)
+    assert any("metrics and weights are on" in said for said in told) and any("validation: " in said for said in told)
+    agree(train_job(launcher, job, *ALONE, "checkpoint.every=6 steps"), Trained(out))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("parallelism.zero=1",),
+        ("parallelism.zero=2", "parallelism.microbatches=2"),
+        ("devices.cpus=2", "parallelism.zero=3", "parallelism.replicas=2"),
+        ("parallelism.pipeline=2", "parallelism.microbatches=2"),
+        ("devices.cpus=2", "parallelism.tensor=2"),
+        ("parallelism.tensor=2",),
+    ],
+    ids=" ".join,
+)
+def test_every_axis_crosses_hosts(launcher: Launcher, job: Path, settings: tuple[str, ...]) -> None:
+    test_two_hosts_train_as_one_process(launcher, job, settings)
+
+
+def test_ctrl_c_on_any_host_ends_all_after_one_step(job: Path) -> None:
+    out = job.parent / "run"
+    with started(job.parent, both(job, *ENDLESS, out=out)) as commands:
+        reach(out, 3, commands)
+        os.kill(commands[1].process.pid, signal.SIGINT)
+        ends = [each.end() for each in commands]
+        assert [status for status, _ in ends] == [130, 130], ends
+        assert not [left for each in commands for left in each.left()]
+    assert (out / "weights.safetensors").exists()
+    steps = logged(out)
+    assert steps == list(range(1, len(steps) + 1))
+    assert all(f"stopped after {len(steps)} steps" in said for _, said in ends), ends
+
+
+def test_a_killed_rank_is_named_on_every_host(job: Path) -> None:
+    out = job.parent / "run"
+    with started(job.parent, both(job, *ENDLESS, out=out)) as commands:
+        reach(out, 3, commands)
+        (rank,) = ranks_of(commands[0])
+        os.kill(rank, signal.SIGKILL)
+        ends = [each.end() for each in commands]
+        assert [status for status, _ in ends] == [3, 3], ends
+        assert not [left for each in commands for left in each.left()]
+    for _, said in ends:
+        assert "training failed on rank " in said and "the process was ended by SIGKILL" in said, said
+        assert "(node " in said
+
+
+def test_hosts_with_other_files_do_not_start(job: Path) -> None:
+    out, other = job.parent / "run", job.parent / "other" / "job.plt"
+    other.parent.mkdir()
+    other.write_text(JOB.replace("lr = 0.1", "lr = 0.2"))
+    one, two = both(job, out=out)
+    two[two.index(str(job))] = str(other)
+    with started(job.parent, [one, two]) as commands:
+        ends = [each.end() for each in commands]
+    assert [status for status, _ in ends] == [2, 2], ends
+    assert all("the hosts differ in the file job.plt" in said for _, said in ends), ends
+    assert not out.exists()
+
+
+def test_the_number_of_hosts_is_that_of_the_job(job: Path) -> None:
+    alone = here(["run", str(job)])
+    lonely = [*here(["run", str(job), "--rendezvous", "localhost"]), "--set", "devices.nodes=1"]
+    with started(job.parent, [alone, lonely]) as commands:
+        ends = [each.end() for each in commands]
+    assert [status for status, _ in ends] == [1, 1]
+    assert "error[E0807]: the job takes 2 nodes" in ends[0][1] and "--rendezvous HOST" in ends[0][1]
+    assert "error[E0807]: hosts are to meet, and the job takes one node" in ends[1][1]
+
+
+# ---------------------------------------------------------------------------------- hosts with addresses of their own
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[list[str]]:
+    if why := why_none():
+        pytest.skip(why)
+    with namespaces(3) as names:
+        yield names
+
+
+def on_hosts(job: Path, *words: str, out: Path) -> list[list[str]]:
+    run = here(["run", str(job), "--out", str(out), "--rendezvous", "host1", *words])
+    return [[str(TOOL), "run", str(n), *run] for n in (1, 2, 3)]
+
+
+def test_a_host_that_is_cut_off_is_named_on_the_others(job: Path, hosts: list[str]) -> None:
+    out = job.parent / "run"
+    words = ("--set", "devices.nodes=3", *ENDLESS)
+    with started(job.parent, on_hosts(job, *words, out=out)) as commands:
+        reach(out, 3, commands)
+        tool("cut", "2")
+        try:
+            ends = [each.end() for each in commands]
+        finally:
+            tool("mend", "2")
+        assert [status for status, _ in ends] == [3, 3, 3], ends
+        assert not [left for each in commands for left in each.left()]
+    assert "host2 is gone: it did not answer for 10 s" in ends[0][1]
+    assert "host2 is gone: it did not answer for 10 s" in ends[2][1]
+    assert "host1 is gone: it did not answer for 10 s" in ends[1][1]
+
+
+@pytest.mark.long
+def test_three_hosts_train_as_one_process(launcher: Launcher, job: Path, hosts: list[str]) -> None:
+    out = job.parent / "run"
+    words = ("--set", "devices.nodes=3", "--set", "parallelism.zero=1")
+    with started(job.parent, on_hosts(job, *words, out=out)) as commands:
+        ends = [each.end() for each in commands]
+        assert [status for status, _ in ends] == [0, 0, 0], ends
+    agree(train_job(launcher, job, *ALONE), Trained(out))
