@@ -14,6 +14,8 @@ settings.register_profile("same", settings(deadline=None, derandomize=True))
 settings.register_profile("fresh", settings(deadline=None))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
+os.environ["DSLC_TRACE_CACHE"] = "off"  # what is tested is traced; tests/cli/probe/test_kept.py has a cache of its own
+
 
 @pytest.fixture(scope="session")
 def launcher() -> Iterator[Launcher]:

@@ -208,9 +208,10 @@ def used(
     what: str,
     use: Callable[[Callable[..., Any]], Any],
     report: Report,
+    watched: Callable[[Callable[[], Any]], Callable[[], Any]] | None = None,
 ) -> Any:
     """Returns the result of `use` on a user's function, in a child, so that nothing it does stays; reports an
-    exception.
+    exception. `watched` returns the work as it is to be done, if not just so.
     """
     from dslc.compiler.graph.constants import python_function
 
@@ -225,7 +226,7 @@ def used(
         torch.manual_seed(job.train.seed)
         return use(load_function(named))
 
-    answer = in_child(work)
+    answer = in_child(watched(work) if watched else work)
     tell_what_is_left(f"`{call.function}`", answer, call.at("function"), report)
     if "made" in answer:
         return answer["made"]

@@ -29,6 +29,8 @@ from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 from dslc.probe.child import first_line, in_child, where_in_the_users_code
+from dslc.probe.kept import Kept
+from dslc.probe.looked_at import digest_of, users_modules
 from dslc.probe.own_code import (
     Trial,
     tell_what_is_left,
@@ -44,6 +46,7 @@ from dslc.probe.own_code import (
 from dslc.probe.own_samplers import try_sampler
 from dslc.probe.unseen import tell_of_network
 from dslc.probe.weights import opened_weights
+from dslc.runtime.process.user_code import HANDED_OVER
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
@@ -139,6 +142,7 @@ def _traced_source(job: JobSpec, call: PythonSource, files: Files, report: Repor
 def _traced_model(
     job: JobSpec, call: PythonNetwork, source: SourceFacts, files: Files, report: Report
 ) -> ModelFacts | None:
+    from dslc.compiler.graph.constants import python_function
     from dslc.compiler.ir.codec import from_json, to_json
     from dslc.compiler.ir.module_facts import ModelFacts
 
@@ -149,8 +153,17 @@ def _traced_model(
             return try_to_make(make)
         return to_json(_told(job, make, source, files))
 
-    made = used(job, call, "model", use, report)
-    return made and from_json(ModelFacts, made)
+    named = python_function(call, job.folder)
+    by_value = named.function.partition(":")[0] in HANDED_OVER
+    kept = Kept(None if by_value else _depends(job, to_json(replace(named, line="")), source), named.folder)
+    if (facts := kept.found()) is not None:
+        return facts
+    found = len(report.found)
+    made = used(job, call, "model", use, report, kept.watched)
+    facts = from_json(ModelFacts, made["facts"]) if made and made["facts"] else None
+    if made and len(report.found) == found:
+        kept.keep(made, facts)
+    return facts
 
 
 def _library_missing(name: str, span: Span | None, report: Report) -> None:
@@ -231,6 +244,26 @@ def _with_seams(job: JobSpec, model: Any, facts: ModelFacts, input: TensorFact, 
     )
 
 
+def _depends(job: JobSpec, network: Any, source: SourceFacts) -> dict[str, Any] | None:
+    """Returns all of the job that the facts of its network depend on, for `Kept`; None where they depend on more: on
+    batches, a step or a loss of the user's, or on modules that are loaded, and may differ from their files.
+    """
+    from dslc.compiler.graph.constants import precision_step
+    from dslc.compiler.ir.codec import to_json
+
+    if source.input is None or isinstance(job.model.loss, Own) or job.train.step is not None or any(users_modules()):
+        return None
+    return _axes(job) | {
+        "network": network,
+        "folder": os.path.abspath(job.folder),
+        "input": to_json(source.input),
+        "seed": job.train.seed,
+        "precision": to_json(precision_step(job)),
+        "units": repr((job.model, job.parallelism, job.memory)) if low_copy(job) else "",
+        "pipeline": job.parallelism.pipeline > 1,
+    }
+
+
 def _axes(job: JobSpec) -> dict[str, Any]:
     """Returns the job's settings that tracing depends on."""
     parallelism = job.parallelism
@@ -261,6 +294,12 @@ def _traced_transformers(
         preload(transformers_step(network, source, job.folder))
 
     padding: list[int | None] = []
+    step = transformers_step(network, source, job.folder, job.data.pad)
+    file = configuration_file(network, job.folder)
+    depends = _depends(job, [to_json(replace(step, line="")), file and digest_of(file)], source)
+    kept = Kept(depends)
+    if (facts := kept.found()) is not None:
+        return facts
 
     def work() -> Any:
         import torch
@@ -274,7 +313,6 @@ def _traced_transformers(
         )
 
         torch.set_num_threads(1)
-        step = transformers_step(network, source, job.folder, job.data.pad)
         if source.input is None:
             return check_configuration(step)
 
@@ -291,12 +329,16 @@ def _traced_transformers(
         facts = _told(job, make, source)
         return to_json(replace(facts, padding=padding[0]))
 
-    answer = in_child(work)
+    answer = in_child(kept.watched(work))
     tell_what_is_left(f"`{network.path}`", answer, network.at("path"), report)
     if "made" in answer:
         from dslc.compiler.ir.module_facts import ModelFacts
 
-        return answer["made"] and from_json(ModelFacts, answer["made"])
+        made = answer["made"]
+        facts = from_json(ModelFacts, made["facts"]) if made["facts"] else None
+        if not answer["left"]:
+            kept.keep(made, facts)
+        return facts
     report.add(
         "E0805",
         f"`{network.path}` cannot be used as a model: {answer['error']}",

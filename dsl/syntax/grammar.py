@@ -1,7 +1,7 @@
 """Lark's LALR(1) parser of `grammar/plt.lark`, and one run of it over the tokens of a text.
 
-Lark compiles the grammar once; the result is kept in the user's cache (cache.py) and loaded from there. Importing lark
-takes longer than that: only the commands that read a job import this room.
+Lark compiles the grammar once; the result is kept in the user's cache (dsl/cache.py) and loaded from there. Importing
+lark takes longer than that: only the commands that read a job import this room.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import lark
 from lark.lexer import Lexer, LexerState
 
 import dslc.grammar
-from dslc.dsl.syntax import cache
+from dslc.dsl import cache
 from dslc.dsl.syntax.mistakes import Token
 
 STARTS = ["start", "value", "path"]  # start rules: a job, one value, or the path of a `--set`

@@ -1,9 +1,9 @@
-"""The user's cache, `$XDG_CACHE_HOME/dslc` or `~/.cache/dslc`, for the grammar as Lark compiled it.
+"""The user's cache, `$XDG_CACHE_HOME/dslc` or `~/.cache/dslc`: the grammar as Lark compiled it, and what networks were
+found to be (`probe/kept.py`).
 
 Lark saves a grammar as a pickle, and anyone who can write a pickle can run code as its reader. So the folder is made
 for the user alone (0700), and is not used if anyone else could write to it, or replace it. A file is written whole or
-not at all, and begins with a checksum. Nothing fails because of the cache: if it cannot be used, Lark compiles the
-grammar each time.
+not at all, and begins with a checksum. Nothing fails because of the cache: if it cannot be used, all is made each time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ CHECKSUM = 4  # bytes at the beginning of a file
 
 def path_of(made_from: str) -> str | None:
     """Returns the path of the grammar compiled from this text; None if no folder can be trusted."""
-    folder = _folder()
+    place = folder()
     digest = hashlib.sha256(made_from.encode()).hexdigest()[:16]
-    return os.path.join(folder, f"plt-{digest}.lark") if folder else None
+    return os.path.join(place, f"plt-{digest}.lark") if place else None
 
 
 def read(path: str) -> bytes | None:
@@ -35,11 +35,16 @@ def read(path: str) -> bytes | None:
 
 
 def write(path: str, data: bytes) -> None:
-    """Writes the data, if the folder allows it: another process sees the old file or the new one, never half."""
+    """Writes the data after their checksum, as `replace` does."""
+    replace(path, _checksum(data) + data)
+
+
+def replace(path: str, data: bytes) -> None:
+    """Writes a file, if the folder allows it: another process sees the old file or the new one, never half."""
     part = f"{path}.{os.getpid()}"
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(_checksum(data) + data)
+            file.write(data)
         os.replace(part, path)
     except OSError:
         pass
@@ -49,19 +54,19 @@ def _checksum(data: bytes) -> bytes:
     return zlib.crc32(data).to_bytes(CHECKSUM, "little")
 
 
-def _folder() -> str | None:
+def folder() -> str | None:
     """Returns the user's own folder, and makes it if it is missing; None if it cannot be trusted."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(home):  # as in the XDG base directory specification
         home = os.path.join(os.path.expanduser("~"), ".cache")
-    folder = os.path.join(home, "dslc")
-    if not os.path.isabs(folder):
+    place = os.path.join(home, "dslc")
+    if not os.path.isabs(place):
         return None
     try:
         os.makedirs(home, mode=0o700, exist_ok=True)
-        if not os.path.lexists(folder):
-            os.mkdir(folder, 0o700)
-        return folder if _is_private(folder) else None
+        if not os.path.lexists(place):
+            os.mkdir(place, 0o700)
+        return place if _is_private(place) else None
     except OSError:
         return None
 

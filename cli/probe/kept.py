@@ -1,0 +1,204 @@
+"""Keeps what tracing a network found, in the user's cache, for the next time that everything is the same.
+
+Model: an entry's name is a digest of what is known beforehand: the call with its arguments, the settings that tracing
+depends on, a sample's shape, the versions of Python and of every installed distribution, dslc's own code, the
+processor, the modules that could be imported from the job's folder, and the variables that libraries read. In it are
+also the files and variables that tracing looked at (looked_at.py); it is taken only if these have the same
+content now. Nothing else is imported or run to find out: a hit loads neither torch nor a line of the user's.
+
+Contract: facts that are taken are those that tracing would find. What prints, fails, looks at numbers, leaves processes
+behind or does anything else whose result may be another next time is not kept. An entry is JSON, read by the codec, and
+begins with its checksum; what is damaged, of another user, or could have been written by one, is not read. An entry is
+written whole or not at all, so that several processes may read and write at once. Nothing fails because of the cache.
+
+`DSLC_TRACE_CACHE=off` in the environment switches it off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import stat
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from dslc.dsl import cache
+
+if TYPE_CHECKING:
+    from dslc.compiler.ir.module_facts import ModelFacts
+
+SWITCH = "DSLC_TRACE_CACHE"
+MOST_BYTES = 64 << 20  # of all entries
+_FORMAT = 1
+_NAME = "trace-"
+_CHECKSUM = 64  # characters at the beginning of an entry
+_SETTINGS = ("TORCH", "PYTORCH", "ATEN", "MKL", "OMP_", "KMP_", "DNNL", "ONEDNN", "CUDA", "HF_", "TRANSFORMERS", "USE_")
+
+
+class Kept:
+    """The place of the facts of one network; `None` for a network whose facts are not kept."""
+
+    def __init__(self, what: dict[str, Any] | None, folder: str = "") -> None:
+        """`what` is all that the facts depend on in the job; `folder` is where the user's modules are."""
+        place = cache.folder() if what is not None and os.environ.get(SWITCH, "").lower() not in ("off", "0") else None
+        self._path = ""
+        if place:
+            known = json.dumps([_FORMAT, what, _here(folder)], sort_keys=True, default=repr)
+            self._path = os.path.join(place, f"{_NAME}{hashlib.sha256(known.encode()).hexdigest()[:40]}.json")
+
+    def found(self) -> ModelFacts | None:
+        """Returns the facts, if they were kept and everything that they rest on is the same."""
+        from dslc.compiler.ir.codec import DecodeError, from_json
+        from dslc.compiler.ir.module_facts import ModelFacts
+        from dslc.probe.looked_at import digest_of, digest_of_variable
+
+        if not self._path or (text := _read(self._path)) is None:
+            return None
+        try:
+            entry = json.loads(text)
+            files, environment = entry["files"], entry["environment"]
+            if any(digest_of(path) != digest for path, digest in files.items()):
+                return None
+            if any(digest_of_variable(os.environ.get(name)) != value for name, value in environment.items()):
+                return None
+            facts = from_json(ModelFacts, entry["facts"])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DecodeError):
+            return None  # of another version, or not an entry
+        _touch(self._path)
+        return facts
+
+    def watched(self, work: Callable[[], Any]) -> Callable[[], Any]:
+        """Returns work for a child that does this, and tells what it looked at."""
+        if not self._path:
+            return lambda: {"facts": work(), "rests": None}
+        from dslc.probe.looked_at import LookedAt
+
+        here = os.getpid()
+
+        def watched() -> Any:
+            if os.getpid() == here:  # a process that goes on cannot be watched
+                return {"facts": work(), "rests": None}
+            looked = LookedAt()
+            facts = work()
+            return {"facts": facts, "rests": looked.told()}
+
+        return watched
+
+    def keep(self, made: dict[str, Any], facts: ModelFacts | None) -> None:
+        """Keeps the facts that a child found, with what they rest on, if that is known."""
+        rests = made["rests"]
+        if not self._path or rests is None or facts is None or facts.looks or facts.structured:
+            return
+        text = json.dumps({**rests, "facts": made["facts"]})
+        written = hashlib.sha256(text.encode()).hexdigest() + text
+        if len(written) <= MOST_BYTES // 4:
+            cache.replace(self._path, written.encode())
+            _shrink(os.path.dirname(self._path))
+
+
+def _read(path: str) -> bytes | None:
+    """Returns the text of an entry that only the user can have written, and that is whole."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            found = os.fstat(file.fileno())
+            mine = not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o022)
+            if not mine or not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
+                return None
+            data = file.read()
+    except OSError:
+        return None
+    checksum, body = data[:_CHECKSUM], data[_CHECKSUM:]
+    if hashlib.sha256(body).hexdigest().encode() != checksum:
+        return None
+    return body
+
+
+def _touch(path: str) -> None:
+    with contextlib.suppress(OSError):  # only the order in which entries are removed suffers
+        os.utime(path)
+
+
+def _shrink(folder: str) -> None:
+    """Removes the entries that were used longest ago until the others take no more than `MOST_BYTES`."""
+    try:
+        found = []
+        for each in os.scandir(folder):
+            if each.name.startswith(_NAME):
+                about = each.stat(follow_symlinks=False)
+                found.append((about.st_mtime, about.st_size, each.path))
+        total, now = 0, time.time()
+        for modified, size, path in sorted(found, reverse=True):
+            total += size
+            unfinished = not path.endswith(".json") and now - modified > 3600
+            if total > MOST_BYTES or unfinished:
+                os.unlink(path)
+    except OSError:  # another process has removed it
+        pass
+
+
+# ----------------------------------------------------------------------------------------------- known beforehand
+
+
+def _here(folder: str) -> list[Any]:
+    """Returns everything but the job that tracing depends on and that is known beforehand."""
+    places = [folder, *sys.path] if folder else sys.path
+    return [
+        sys.version,
+        platform.machine(),
+        _processor(),
+        _own_code(),
+        [_names(os.path.abspath(place)) for place in places if os.path.isdir(place or ".")],
+        sorted((name, value) for name, value in os.environ.items() if name.startswith(_SETTINGS)),
+    ]
+
+
+def _names(folder: str) -> Any:
+    """Returns, of a folder that Python imports from, the distributions that it has; of another than Python's own, the
+    modules.
+    """
+    installed = os.path.basename(folder) in ("site-packages", "dist-packages")
+    if not installed and (folder + os.sep).startswith(os.path.join(sysconfig.get_path("stdlib"), "")):
+        return folder
+    ends = (".dist-info", ".egg-info", ".egg-link", ".pth") if installed else (".py", ".so", ".pyd")
+    try:
+        entries = [each for each in os.scandir(folder) if each.name.endswith(ends) or (not installed and _holds(each))]
+    except OSError:
+        return folder
+    return folder, sorted(each.name for each in entries)
+
+
+def _holds(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir() and os.path.exists(os.path.join(entry.path, "__init__.py"))
+
+
+def _processor() -> str:
+    """Returns what the processor can do, by which torch chooses its kernels."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            return next((line for line in file if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        return platform.processor()
+
+
+def _own_code() -> str:
+    """Returns the digest of dslc's own code."""
+    digest = hashlib.sha256()
+    for path in sorted(set(_sources())):
+        with open(path, "rb") as file:
+            digest.update(path.encode() + b"\0" + file.read() + b"\0")
+    return digest.hexdigest()
+
+
+def _sources() -> Iterator[str]:
+    for name in ("dslc", "dslc.compiler", "dslc.dsl", "dslc.runtime"):
+        found = importlib.util.find_spec(name)
+        for top in (found and found.submodule_search_locations) or ():
+            for folder, _, names in os.walk(top):
+                yield from (os.path.join(folder, name) for name in names if name.endswith(".py"))

@@ -1,0 +1,239 @@
+"""What tracing looks at: files, environment variables, and things that cannot be compared later.
+
+Model: a child watches itself while it traces (`LookedAt`): Python's audit events name the files that are opened, the
+environment notes the variables that the user's code reads (those of libraries are in each key), and standard output and
+error whether anything is written. Files of the standard library and of installed distributions are known by the
+distributions' versions; all others count by their content, and so do the sources of modules from elsewhere.
+
+Contract: `told` is None if anything was done that may come out otherwise another time, or that has an effect beside its
+result: a process was started, a connection opened, a file written, a folder listed, text printed, or Python's or
+numpy's own random numbers were drawn.
+
+Limits: the clock, and questions whether a file exists, are not seen.
+"""
+
+from __future__ import annotations
+
+import _collections_abc
+import hashlib
+import os
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any
+
+from dslc.runtime.process.whose_code import is_users
+
+_BEYOND = ("subprocess.", "socket.connect", "socket.bind", "os.system", "os.exec", "os.posix_spawn", "os.fork", "glob.")
+_IMPORTS = ("<frozen importlib", os.path.join(sysconfig.get_path("stdlib"), "importlib", ""))  # which list folders
+LARGE = 64 << 20  # bytes of a file that is compared, at most
+_PASSING_ON = (__file__, os.__file__, "<frozen os>", _collections_abc.__file__, "<frozen _collections_abc>")
+_LISTS = ("os.listdir", "os.scandir")
+
+
+class LookedAt:
+    """Watches this process from now on; it cannot be undone, so this is for a child."""
+
+    def __init__(self) -> None:
+        self._watching = True
+        self._opened: set[str] = set()
+        self._beyond: list[str] = []
+        self._environment: dict[str, str | None] = {}
+        self._drawn = _random_states()
+        self._outputs = [_Noting(sys.stdout), _Noting(sys.stderr)]
+        sys.stdout, sys.stderr = self._outputs
+        inside: Any = os.environ
+        inside._data = _Variables(inside._data, self._environment)
+        sys.addaudithook(self._audit)
+
+    def told(self) -> dict[str, Any] | None:
+        """Returns the files by the digest of their content, and the variables by their values."""
+        self._watching = False
+        for output in self._outputs:
+            if output.written:
+                return None
+        if self._beyond or _random_states() != self._drawn:
+            return None
+        sources = [
+            getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if name != "__main__"
+        ]
+        files = self._opened | {path for path in sources if path and os.path.isabs(path)}
+        counting = [path for path in sorted(files) if not _is_known(path)]
+        if any(map(_is_large, counting)):
+            return None
+        variables = {name: digest_of_variable(value) for name, value in self._environment.items()}
+        return {"files": {path: digest_of(path) for path in counting}, "environment": variables}
+
+    def _audit(self, event: str, args: tuple[Any, ...]) -> None:
+        if not self._watching:
+            return
+        if event == "open":
+            self._open(*args)
+        elif event.startswith(_BEYOND):
+            self._beyond.append(event)
+        elif event in _LISTS:
+            asker = sys._getframe(1).f_code.co_filename
+            if not asker.startswith(_IMPORTS) and not _is_known(os.path.abspath(_text(args[0]) or ".")):
+                self._beyond.append(event)
+
+    def _open(self, path: Any, mode: Any, flags: Any) -> None:
+        if isinstance(path, int):
+            return
+        name = os.path.abspath(_text(path))
+        writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        if name.endswith(".pyc") or name.startswith(("/dev/", "/proc/", "/sys/")):
+            return  # of a module, whose source counts; of the machine
+        if writes:
+            if not name.startswith(os.path.join(os.path.realpath(tempfile.gettempdir()), "")):
+                self._beyond.append(name)
+        else:
+            self._opened.add(name)
+
+
+def users_modules() -> Iterator[str]:
+    """Yields the modules that are loaded now and are the user's own."""
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if name != "__main__" and path and os.path.isabs(path) and is_users(path):
+            yield name
+
+
+def digest_of(path: str) -> str:
+    """Returns the digest of a file's content; "" for none that can be read, or a folder."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
+def digest_of_variable(value: str | None) -> str | None:
+    """Returns a digest, as a variable may be a secret; None if it is not set."""
+    return None if value is None else hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()
+
+
+def _is_large(path: str) -> bool:
+    try:
+        return os.stat(path).st_size > LARGE
+    except OSError:
+        return False
+
+
+def _text(path: Any) -> str:
+    return os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else ""
+
+
+def _is_known(path: str) -> bool:
+    """True for a file whose content follows from the versions of Python, dslc and the installed distributions."""
+    if path.startswith(_ours()):
+        return True
+    for place in _installed():
+        if path.startswith(place):
+            top = path[len(place) :].partition(os.sep)[0]
+            return top.endswith((".dist-info", ".egg-info")) or top.partition(".")[0] in _distributed()
+    return path.startswith(_python())
+
+
+@cache
+def _ours() -> tuple[str, ...]:
+    """Returns the folders of dslc, whose content is in each key (kept.py)."""
+    packages = [sys.modules.get(name) for name in ("dslc", "dslc.dsl", "dslc.compiler", "dslc.runtime", "dslc.grammar")]
+    paths = [path for package in packages for path in getattr(package, "__path__", ())]
+    return tuple(os.path.join(os.path.abspath(path), "") for path in paths)
+
+
+@cache
+def _installed() -> tuple[str, ...]:
+    """Returns the folders that distributions are installed in."""
+    paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    paths |= {path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")}
+    return tuple(os.path.join(os.path.abspath(path), "") for path in paths)
+
+
+@cache
+def _python() -> tuple[str, ...]:
+    paths = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    return tuple(os.path.join(os.path.abspath(path), "") for path in paths)
+
+
+@cache
+def _distributed() -> frozenset[str]:
+    """Returns the names of what distributions have put into these folders."""
+    import importlib.metadata
+
+    return frozenset(importlib.metadata.packages_distributions())
+
+
+def _random_states() -> tuple[Any, ...]:
+    import random
+
+    import numpy
+
+    return random.getstate(), repr(numpy.random.get_state())
+
+
+class _Noting:
+    """A stream that notes whether anything is written."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.written = False
+
+    def write(self, text: str) -> Any:
+        self.written |= bool(text)
+        return self._stream.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        self.written = True
+        self._stream.writelines(lines)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("buffer", "fileno", "detach"):
+            self.written = True  # which may go around it
+        return getattr(self._stream, name)
+
+
+def _asked_by_user() -> bool:
+    """True if the code that reads a variable is the user's own; libraries read hundreds."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename in _PASSING_ON:
+        frame = frame.f_back
+    return is_users(frame.f_code.co_filename)
+
+
+class _Variables(dict[Any, Any]):
+    """The environment, which notes in `read` the variables that the user's code reads and that were not set here
+    before.
+    """
+
+    def __init__(self, values: dict[Any, Any], read: dict[str, str | None]) -> None:
+        super().__init__(values)
+        self._read, self._own = read, set[Any]()
+
+    def __getitem__(self, key: Any) -> Any:
+        self._note(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: Any) -> bool:
+        self._note(key)
+        return super().__contains__(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._own.add(key)
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self._own.add(key)
+        super().__delitem__(key)
+
+    def __iter__(self) -> Iterator[Any]:
+        for key in list(self.keys()):
+            self._note(key)
+        return super().__iter__()
+
+    def _note(self, key: Any) -> None:
+        if key not in self._own and _asked_by_user():
+            value = super().get(key)
+            self._read.setdefault(os.fsdecode(key), None if value is None else os.fsdecode(value))
