@@ -128,7 +128,7 @@ def _misfits(path: str, manifest: Manifest, analysis: Analysis) -> Iterator[Diag
         (
             "number of training samples",
             fit.train_samples,
-            workload.train,
+            0 if workload.endless else workload.train,
             job.data.at("source"),
             "the same data, and the same `validation`",
         ),
@@ -142,8 +142,9 @@ def _misfits(path: str, manifest: Manifest, analysis: Analysis) -> Iterator[Diag
         if ours is not None and theirs != ours:
             found = True
             yield wrong("E0905", f"its {what} is {_text(theirs)}, and the job's {_text(ours)}", span, help)
-    if not found and workload.steps_per_epoch is not None and workload.steps_per_epoch != fit.steps_per_epoch:
-        what = f"its epochs are of {plural(fit.steps_per_epoch, 'step')}, and the job's of {workload.steps_per_epoch:,}"
+    per_epoch = 0 if workload.endless else workload.steps_per_epoch
+    if not found and per_epoch is not None and per_epoch != fit.steps_per_epoch:
+        what = f"its epochs are of {plural(fit.steps_per_epoch, 'step')}, and the job's of {per_epoch:,}"
         yield wrong("E0905", what, job.data.at("last_batch"), "the same `last_batch`")
     if workload.steps is not None and manifest.step > workload.steps:
         span = job.train.at("epochs") if job.train.epochs is not None else job.train.at("steps")

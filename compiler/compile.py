@@ -161,14 +161,18 @@ def _written(node: Node, name: str) -> Any:
 
 def _resolved(analysis: Analysis) -> dict[str, Any]:
     source = analysis.source
-    return {
-        "samples": source.samples,
-        "validation_samples": source.validation_samples,
-        "input": to_json(source.input),
-        "target": to_json(source.target),
-        "classes": source.classes,
-        "vocab": source.vocab,
-    } | ({"blocks": to_json(source.found["blocks"])} if "blocks" in source.found else {})
+    return (
+        {
+            "samples": source.samples,
+            "validation_samples": source.validation_samples,
+            "input": to_json(source.input),
+            "target": to_json(source.target),
+            "classes": source.classes,
+            "vocab": source.vocab,
+        }
+        | ({} if source.shards is None else {"shards": source.shards, "held_shards": to_json(source.held_shards)})
+        | ({"blocks": to_json(source.found["blocks"])} if "blocks" in source.found else {})
+    )
 
 
 def _layers(analysis: Analysis) -> tuple[LayerPlan, ...]:
@@ -234,6 +238,7 @@ def _data(analysis: Analysis) -> DataNode:
         microbatches=analysis.layout.microbatches,
         steps_per_epoch=workload.steps_per_epoch,
         steps=workload.steps,
+        stream=workload.stream,
     )
 
 

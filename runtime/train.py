@@ -15,6 +15,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from dslc.compiler.common.units import time_text
 from dslc.compiler.ir.program import JobProgram, RankPlace
@@ -30,7 +31,7 @@ from dslc.runtime.loop.learning_rate import schedule, set_learning_rate
 from dslc.runtime.loop.nonfinite import Guard
 from dslc.runtime.measure.observe import Observer
 from dslc.runtime.measure.report import Measure
-from dslc.runtime.process.records import Records
+from dslc.runtime.process.records import Records, note
 from dslc.runtime.process.stop import Board
 from dslc.runtime.step import own_step, pipeline_step
 from dslc.runtime.step.assemble import Parts
@@ -101,6 +102,8 @@ class _Training:
         self._observer: Observer | None = None
         self._work = self._worker(start.step)
         self._factor = schedule(job.learning_rate)
+        if splits.stream is not None:
+            splits.stream.go_to(start.stream, partial(note, run_dir))
         self._step, self._seen, self._began = start.step, start.samples, time.monotonic() - start.seconds
         self._timed = job.max_time is not None and start.seconds >= job.max_time
 
@@ -144,7 +147,7 @@ class _Training:
         ended = told.stopped or bool(self._goals.reason)
         if self._checkpoints.due(self._step, told.late or ended or self._goals.is_best(self._step)):
             guard.state()
-            self._checkpoints.save(self._step, self._seen, self._seconds, self._goals.progress)
+            self._checkpoints.save(self._step, self._seen, self._seconds, self._goals.progress, batch.marks)
         return ended
 
     def _begin(self) -> float:

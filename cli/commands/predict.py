@@ -30,6 +30,9 @@ def main(arguments: argparse.Namespace) -> int:
         if arguments.split == "validation" and not data.validation_samples:
             print("dslc: the job holds no samples out: `--split train` or `--split all`", file=sys.stderr)
             return WRONG_USAGE
+        if arguments.split != "validation" and data.stream is not None:
+            print("dslc: a stream has no samples to number: `--split validation`", file=sys.stderr)
+            return WRONG_USAGE
         with launched(made, beside=folder) as parts:
             from dslc.runtime.loop.predictions import join
 

@@ -241,7 +241,8 @@ def used(
 
 
 _WANTED = {
-    "source": "a data set has `len` and indexing, and a sample of it is a pair (input, target)",
+    "source": "a data set has `len` and indexing, a stream is an `IterableDataset` or has `shards` and `shard(n)`; and "
+    "a sample is a pair (input, target)",
     "model": "it is called once, without data, and returns a `torch.nn.Module` that takes an input of the data",
     "loss": "it takes (output, target) and gives one number for each sample or token, or a pair (sum, count)",
     "metric": "it returns a `torchmetrics.Metric`, or an object with `update(output, target)`, `compute()`, `states`",

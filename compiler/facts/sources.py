@@ -98,9 +98,10 @@ def _synthetic(source: c.Synthetic, context: int | None) -> SourceFacts:
 
 def _datasets(source: c.Datasets, context: int | None) -> SourceFacts:
     """Returns the facts that need no library."""
-    if dict(source.arguments).get("streaming"):
+    here = os.path.isabs(source.path) or source.data_files is not None or source.data_dir is not None
+    if dict(source.arguments).get("streaming") and not here:
         return SourceFacts(
-            missing="a streamed data set has no length, and a resumed run could not continue at its next sample",
+            missing=f"`{source.path}` would be streamed from the network, and only files on this machine are",
             help="leave `streaming` out: files are mapped into memory, and a step reads only what it needs",
             code="E0315",
         )

@@ -351,6 +351,7 @@ def _data(analysis: Analysis) -> p.DataStep:
         pad=job.data.pad,
         ignore=-100 if ignore is None else ignore,
         workers=job.data.workers,
+        stream=workload.stream,
         line=short_line(job.data.at("source")),
     )
 

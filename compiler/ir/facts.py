@@ -32,6 +32,8 @@ class SourceFacts(Record):
     classes: int | None = None  # targets are 0 <= t < classes
     vocab: int | None = None  # inputs are tokens 0 <= t < vocab
     stream: bool = False  # cut from one stream: the validation split is its end
+    shards: int | None = None  # of a stream whose samples come one after another; `samples` is None if it does not tell
+    held_shards: tuple[int, ...] = ()  # the samples of each shard, if the validation set is such a stream, too
     changes: int | None = None  # a user's sample that differed when it was fetched again
     loss_counts: bool = False  # a user's own loss, tried on two samples, gave (sum, count), or further losses
     found: Mapping[str, Any] = field(default_factory=dict)  # files and layouts that the runtime opens

@@ -14,6 +14,7 @@ from typing import Any
 
 from dslc.compiler.ir.codec import from_json, parse, to_json
 from dslc.compiler.ir.memory import MemoryNode
+from dslc.compiler.ir.steps import StreamStep
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.ir.traffic import TrafficNode
 from dslc.dsl.record import Record, record
@@ -103,6 +104,7 @@ class DataNode(Record):
     microbatches: int
     steps_per_epoch: int | None
     steps: int | None
+    stream: StreamStep | None = None
 
 
 @record

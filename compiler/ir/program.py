@@ -14,11 +14,11 @@ from dataclasses import field
 from typing import Literal
 
 from dslc.compiler.ir.memory import MemoryNode
-from dslc.compiler.ir.steps import Arguments, InitStep, ModuleStep
+from dslc.compiler.ir.steps import Arguments, InitStep, ModuleStep, StreamStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.dsl.record import Record, record
 
-__all__ = ["InitStep", "ModuleStep"]  # names defined elsewhere
+__all__ = ["InitStep", "ModuleStep", "StreamStep"]  # names defined elsewhere
 
 
 @record
@@ -155,6 +155,7 @@ class DataStep(Record):
     pad: int | None = None  # the token that pads sequences; its targets become `ignore`
     ignore: int = -100
     workers: int
+    stream: StreamStep | None = None  # without a length, `train_samples` are those of all steps
     line: str = ""
 
     @property

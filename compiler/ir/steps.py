@@ -1,4 +1,4 @@
-"""The steps of a program (program.py) that the compiler plans with: the modules of a model, and their initial values.
+"""The steps of a program (program.py) that the compiler plans with: modules, their initial values, a stream's order.
 
 They are a module of their own because `dslc check` needs no others, and each class takes time to make.
 """
@@ -40,3 +40,19 @@ class InitStep(Record):
     kind: Literal["uniform", "normal", "constant"]
     a: float
     b: float = 0.0
+
+
+@record
+class StreamStep(Record):
+    """A stream: `shards` read by `lanes`, each of which shuffles its share of `window` samples
+    (runtime/data/streams.py).
+
+    `length` is the number of samples of a pass, 0 if it is not known. `held` are the samples of each shard of a stream
+    that is the validation split.
+    """
+
+    shards: int
+    lanes: int
+    window: int
+    length: int = 0
+    held: tuple[int, ...] = ()

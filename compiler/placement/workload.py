@@ -12,9 +12,11 @@ from typing import Literal
 
 from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.steps import StreamStep
 from dslc.compiler.placement.epochs import Epoch, either, near_divisors
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import demands
+from dslc.compiler.placement.streams import stream_of
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
@@ -44,6 +46,12 @@ class Workload(Record):
     steps_per_epoch: int | None
     steps: int | None
     counts: Counts  # the count that divides the losses of a step
+    stream: StreamStep | None = None  # without a length, all steps are one epoch
+
+    @property
+    def endless(self) -> bool:
+        """True for a stream without a length: the sizes of an epoch are those of the whole training."""
+        return self.stream is not None and not self.stream.length
 
     @property
     def last_trained(self) -> int | None:
@@ -56,9 +64,13 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts, report: Repor
     """Returns the workload, or None with the reason in the report."""
     before = len(report.errors)
     _missing(job, source, report)
-    train, validation, split = _split(job, source, report)
     data = job.data
     ranks = layout.sizes["data"]
+    stream = stream_of(job, source, ranks, report)
+    if source.shards is None:
+        train, validation, split = _split(job, source, report)
+    else:
+        train, validation, split = _split_of_stream(job, source, stream)
     visited = _visited(job, train)
     epoch = Epoch(
         train=visited if len(report.errors) == before else None,
@@ -97,6 +109,7 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts, report: Repor
         steps_per_epoch=per_epoch,
         steps=steps,
         counts=counted(job, source),
+        stream=stream,
     )
 
 
@@ -243,6 +256,16 @@ def _split(job: JobSpec, source: SourceFacts, report: Report) -> tuple[int | Non
             help=_shares_between(source.samples),
         )
     return source.samples - held, held, split
+
+
+def _split_of_stream(
+    job: JobSpec, source: SourceFacts, stream: StreamStep | None
+) -> tuple[int | None, int | None, str]:
+    """Returns the same for a stream: without a length it has the samples of all steps."""
+    steps = job.train.steps
+    train = stream.length if stream and stream.length else steps * job.data.batch if steps else None
+    held = source.validation_samples
+    return train, held or 0, "none" if held is None else "given"
 
 
 def _shares_between(samples: int) -> str:

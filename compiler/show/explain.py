@@ -14,6 +14,7 @@ from dslc.compiler.common.units import byte_text, count_text, flop_text, percent
 from dslc.compiler.cost.stages import equal_counts
 from dslc.compiler.ir.memory import KINDS, MemoryNode
 from dslc.compiler.ir.plan import Plan, RankNode, ScheduleNode, TrainingNode
+from dslc.compiler.ir.steps import StreamStep
 from dslc.compiler.show.describe import (
     ORDER,
     UNKNOWN,
@@ -217,7 +218,7 @@ def _data(plan: Plan) -> list[str]:
     held = {"random": "held out at random by the seed", "tail": "the end of the stream", "given": "of its own"}
     rows = [
         ("source", data.source),
-        ("training", f"{known(data.train, 'samples')}, {data.order}"),
+        ("training", _stream(data.stream) if data.stream else f"{known(data.train, 'samples')}, {data.order}"),
     ]
     if data.split != "none":
         rows.append(("validation", known(data.validation, "samples") + f", {held.get(data.split, data.split)}"))
@@ -232,12 +233,19 @@ def _data(plan: Plan) -> list[str]:
     elif data.last:
         unseen = "" if data.last_shares else ", but the training ends before it"
         rows.append(("last batch", f"{plural(data.last, 'sample')}, kept{unseen}"))
-    elif data.visited is not None and data.visited % data.batch:
+    elif data.visited is not None and data.visited % data.batch and not data.stream:
         rows.append(("last batch", f"{plural(data.visited % data.batch, 'sample')} of each epoch dropped"))
-    rows += [
-        ("steps", f"{known(data.steps_per_epoch)} an epoch, {known(data.steps)} in all"),
-    ]
+    epoch = "" if data.stream and not data.stream.length else f"{known(data.steps_per_epoch)} an epoch, "
+    rows.append(("steps", f"{epoch}{known(data.steps)} in all"))
     return table(rows)
+
+
+def _stream(stream: StreamStep) -> str:
+    """Describes the order of a stream."""
+    length = f"{plural(stream.length, 'sample')} a pass, " if stream.length else ""
+    at_once = f", {stream.lanes} at a time" if stream.shards > 1 else ""
+    shuffled = f", {plural(stream.window, 'sample')} shuffled at a time" if stream.window else ", in order"
+    return f"{length}{plural(stream.shards, 'shard')} of a stream{at_once}{shuffled}"
 
 
 def _accumulation(plan: Plan) -> str:

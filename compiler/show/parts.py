@@ -81,6 +81,8 @@ def source_box(canvas: Canvas, plan: Plan, y: float, width: float) -> str:
     """Draws the source of the samples."""
     data = plan.data
     short = f"{known(data.train)} samples, {data.order}"
+    if data.stream is not None:
+        short = f"a stream of {plural(data.stream.shards, 'shard')}, {'shuffled' if data.shuffle else 'in order'}"
     told = (f"{data.source}: {short}; {data.batch:,} in each batch", f"{data.source}: {short}", short)
     text = next((each for each in told if fitted(each, width - 16, 10) == each), fitted(short, width - 16, 10))
     return canvas.box(

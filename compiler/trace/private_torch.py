@@ -94,6 +94,15 @@ def register_mapping(kind: type) -> None:
 # ------------------------------------------------------------------------------------------------ a module's insides
 
 
+def hide_worker() -> None:
+    """Makes `torch.utils.data.get_worker_info()` return None in a worker of a DataLoader: to a stream that deals itself
+    out among the workers, this process is then the only one.
+    """
+    from torch.utils.data._utils import worker
+
+    worker._worker_info = None
+
+
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
     """Returns the mapping itself of a module's own parameters. It takes plain tensors too, which `setattr` refuses."""
     return module._parameters

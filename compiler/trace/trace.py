@@ -6,9 +6,11 @@ model.py traces modules. `compiler/trace` is the only room of this floor that im
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count, islice
 from typing import Any
 
+from dslc.compiler.common.streamed import Shards, StreamError, is_stream
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact, TreeFact
 from dslc.compiler.trace.batch import LARGE, SMALL, grown
@@ -32,7 +34,8 @@ def trace_source(
     whole: bool = False,
     example: str = "",
 ) -> SourceFacts:
-    """Returns the facts of the result of `make()`: a map-style data set, or a pair (train, validation). Samples are
+    """Returns the facts of the result of `make()`: a map-style data set, a stream, or a pair (train, validation) of
+    them. A stream for validation is read whole, to be counted. Samples are
     pairs (input, target), or anything if the network takes them `whole`.
 
     `begin` seeds the random generators for a sample, by its number, as the training does. `collate` makes samples a
@@ -42,8 +45,11 @@ def trace_source(
     if isinstance(made, tuple) and len(made) == 2 and all(hasattr(part, "shape") for part in made):
         made = list(zip(*made, strict=True))  # a pair of arrays is one data set
     train, validation = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    told: dict[str, Any] = {}
+    if is_stream(train):
+        train, told = _of_stream(train, begin)
     if not hasattr(train, "__len__") or not hasattr(train, "__getitem__"):
-        raise TraceError(f"a data set has `len` and indexing, and `{type(train).__name__}` lacks them")
+        raise TraceError(f"it gives a `{type(train).__name__}`, which has no `len` and indexing and is no stream")
     if len(train) == 0:
         raise TraceError("the data set is empty")
     sample = train[0]
@@ -52,14 +58,63 @@ def trace_source(
             f"a sample is a pair (input, target), and the first one is a `{type(sample).__name__}`",
             remedy="give pairs; or `model.loss = own()`, for a network that takes a whole sample and returns its loss",
         )
+    held, of_held = (None, {}) if validation is None else _held(validation, begin)
+    if of_held and not told:
+        raise TraceError("the validation set is a stream, and the training set is not", remedy="give two streams")
     common: dict[str, Any] = {
         "samples": len(train),
-        "validation_samples": None if validation is None else len(validation),
+        "validation_samples": held,
         "changes": next((index for index in range(min(TWICE, len(train))) if _changes(train, index, begin)), None),
     }
+    common |= told | of_held
     if stacked and not whole and all(map(_is_array, sample)):
         return SourceFacts(input=_fact(sample[0], "input"), target=_fact(sample[1], "target"), **common)
     return SourceFacts(structures=_structures(train, begin, collate, whole, example), **common)
+
+
+def _of_stream(made: Any, begin: Callable[[int], None]) -> tuple[list[Any], dict[str, Any]]:
+    """Returns the first samples of a stream, and what is known of the whole."""
+    shards = _shards(made)
+    first, again = (list(islice(_samples(shards, begin), LOOKED_AT)) for _ in range(2))
+    if first and not again:
+        raise TraceError("the stream gives no samples when it is read again", remedy="let `__iter__` begin anew")
+    changed = (n for n, pair in enumerate(zip(first, again, strict=False)) if not _same(*pair))
+    return first, {"samples": shards.length, "shards": shards.count, "changes": next(changed, None)}
+
+
+def _held(made: Any, begin: Callable[[int], None]) -> tuple[int, dict[str, Any]]:
+    """Returns the number of samples of a validation set, and what is known of it if it is a stream, read whole."""
+    if not is_stream(made):
+        return len(made), {}
+    shards = _shards(made)
+    counts = tuple(sum(1 for _ in _of_shard(shards, n, begin)) for n in range(shards.count))
+    if not any(counts):
+        raise TraceError("the validation stream is empty")
+    return sum(counts), {"held_shards": counts}
+
+
+def _shards(made: Any) -> Shards:
+    try:
+        return Shards(made)
+    except StreamError as error:
+        raise TraceError(str(error)) from error
+
+
+def _samples(shards: Shards, begin: Callable[[int], None]) -> Iterator[Any]:
+    for number in range(shards.count):
+        yield from _of_shard(shards, number, begin)
+
+
+def _of_shard(shards: Shards, number: int, begin: Callable[[int], None]) -> Iterator[Any]:
+    begin(0)
+    shard = shards.open(number, 0)
+    for index in count(1):
+        begin(index)
+        try:
+            sample = next(shard)
+        except StopIteration:
+            return
+        yield sample
 
 
 def _is_array(part: object) -> bool:
@@ -115,22 +170,31 @@ def _arrays_as_tensors(value: object) -> object:
 
 def _changes(samples: Any, index: int, begin: Callable[[int], None]) -> bool:
     """True if a sample differs when it is fetched again, with the same random numbers."""
+
+    def ask() -> Any:
+        begin(index)
+        return samples[index]
+
+    return not _same(ask(), ask())
+
+
+def _same(one: Any, other: Any) -> bool:
+    """True if two samples have equal numbers."""
     import numpy as np
     import torch
 
     from dslc.compiler.trace.structures import flatten
 
-    def ask() -> list[Any]:
-        begin(index)
-        leaves = flatten(samples[index])[0]
+    def parts(sample: Any) -> list[Any]:
         numbers = (torch.Tensor, np.ndarray, np.generic, float, int)
+        leaves = flatten(sample)[0]
         return [torch.as_tensor(leaf).nan_to_num() if isinstance(leaf, numbers) else leaf for leaf in leaves]
 
-    def same(one: Any, other: Any) -> bool:
+    def alike(one: Any, other: Any) -> bool:
         return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
 
-    one, other = ask(), ask()
-    return len(one) != len(other) or not all(map(same, one, other))
+    these, others = parts(one), parts(other)
+    return len(these) == len(others) and all(map(alike, these, others))
 
 
 def _fact(value: object, what: str) -> TensorFact:

@@ -98,6 +98,18 @@ class DataSpec(Block):
     )
     shuffle: bool = arg(Bool(), "a new order for each epoch", default=True)
     workers: int = arg(Int(min=0), "loader processes of each rank", default=0)
+    samples: int | None = arg(
+        _COUNT, "of a stream: the samples of a pass, which make an epoch", default=None, shown="not known"
+    )
+    shuffle_buffer: int = arg(
+        _COUNT, "of a stream: so many samples are shuffled at a time; a process holds up to twice as many", default=1000
+    )
+    interleave: int | None = arg(
+        _COUNT,
+        "of a stream: the shards that are read at the same time; a batch has equally many samples of each",
+        default=None,
+        shown="the most that divides the batch, up to 16",
+    )
     last_batch: str = arg(word("drop", "keep"), "for the samples of an epoch that fill no batch", default="drop")
 
 

@@ -162,6 +162,18 @@ def without_window(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
                         network.named("max_window_layers"), "set `window`, or remove it")  # fmt: skip
 
 
+def without_stream(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
+    data = blocks["data"]
+    if isinstance(data.source, c.Datasets):
+        streamed = bool(dict(data.source.arguments).get("streaming"))
+    else:
+        streamed = isinstance(data.source, c.PythonSource)
+    if "data.source" not in broken and not streamed:
+        yield from _each(data, ("samples", "shuffle_buffer", "interleave"), "the source is no stream")
+    elif not data.shuffle:
+        yield from _each(data, ("shuffle_buffer",), "nothing is shuffled", "remove `shuffle = false`, or it")
+
+
 def step_never_taken(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     train = blocks["train"]
     schedule = train.lr_schedule
@@ -195,5 +207,6 @@ EFFECTS: tuple[Effect, ...] = (
     momentum,
     tokens_and_numbers,
     without_window,
+    without_stream,
     step_never_taken,
 )

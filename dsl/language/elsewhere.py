@@ -25,6 +25,9 @@ _FIELDS = (
     ("data.last_batch", "`drop` or `keep`", "drop_last dataloader_drop_last"),
     ("data.source.context", "", "max_length max_len seq_length seq_len sequence_length max_seq_length max_seq_len "
      "block_size context_length context_size n_ctx n_positions max_position_embeddings model_max_length cutoff_len"),
+    ("data.shuffle_buffer", "", "buffer_size shuffle_buffer_size shuffle_size shuffle_buffer_len"),
+    ("data.interleave", "", "cycle_length interleave_cycle num_canonical_nodes"),
+    ("data.samples", "of a stream", "epoch_size epoch_length samples_per_epoch with_epoch with_length"),
     ("data.collate", "", "collate_fn data_collator collator"),
     ("data.sampler", "`by_length()`", "group_by_length length_grouped_sampler bucket_by_sequence_length"),
     ("data.sampler", "`weighted(…)`", "weighted_random_sampler sample_weights"),
@@ -214,7 +217,7 @@ _ABSENT = (
      "remove_unused_columns"),
     ("there is nothing to set: each rank is given its share of every global batch",
      "batch_sampler use_distributed_sampler replace_sampler_ddp distributed_sampler split_batches "
-     "dispatch_batches even_batches reload_dataloaders_every_n_epochs shuffle_buffer"),
+     "dispatch_batches even_batches reload_dataloaders_every_n_epochs"),
     ("whoever starts the processes tells them their ranks and addresses: `launch.with`",
      "node_rank machine_rank local_rank rank rdzv_id hostfile main_training_function same_network dist_url "
      "init_method"),

@@ -37,6 +37,7 @@ from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.checkpoint import files
 from dslc.runtime.checkpoint.state import Beside, CheckpointError, Copies, State, TrainingState, write
+from dslc.runtime.data.samples import Marks
 from dslc.runtime.parallel.tensor_parallel import noise_rank
 from dslc.runtime.process.job_line import at
 from dslc.runtime.process.records import note
@@ -53,6 +54,7 @@ class Start:
     samples: int = 0
     seconds: float = 0.0
     goals: Mapping[str, files.Progress] = field(default_factory=dict)
+    stream: Marks = field(default_factory=dict)
 
 
 def preload(job: JobProgram) -> None:
@@ -125,7 +127,13 @@ class Checkpoints:
         self._state.load(taken.path, taken.manifest, self._job.seed)
         self._remove_older()  # a training killed after publishing may have left them
         manifest = taken.manifest
-        return Start(step=manifest.step, samples=manifest.samples, seconds=manifest.seconds, goals=manifest.goals)
+        return Start(
+            step=manifest.step,
+            samples=manifest.samples,
+            seconds=manifest.seconds,
+            goals=manifest.goals,
+            stream=manifest.stream,
+        )
 
     def _prepare_folder(self) -> None:
         os.makedirs(self._folder, exist_ok=True)
@@ -216,12 +224,21 @@ class Checkpoints:
         every = self._step.every
         return self.on and (asked or step == self._job.steps or (every > 0 and step % every == 0))
 
-    def save(self, step: int, samples: int, seconds: float, goals: Mapping[str, files.Progress]) -> None:
-        """Saves the state after `step` steps, or begins to. Called on all ranks, after the same step."""
+    def save(
+        self,
+        step: int,
+        samples: int,
+        seconds: float,
+        goals: Mapping[str, files.Progress],
+        stream: Marks | None = None,
+    ) -> None:
+        """Saves the state after `step` steps, or begins to. Called on all ranks, after the same step. `stream` are the
+        places in the lanes that this rank reads.
+        """
         began = time.monotonic()
         with at(self._step.line):
             self.finish()
-            self._begin(Start(step=step, samples=samples, seconds=seconds, goals=dict(goals)))
+            self._begin(Start(step=step, samples=samples, seconds=seconds, goals=dict(goals), stream=stream or {}))
         self._last = time.monotonic()
         self.stalls.append(self._last - began)
 
@@ -240,6 +257,7 @@ class Checkpoints:
             fit=self._fit,
             files={},
             goals=at.goals,
+            stream=at.stream,
         )
         if self._step.asynchronous:
             tensors = self._copies.take(tensors)
@@ -279,14 +297,15 @@ class Checkpoints:
         write(part, tensors, self._group)
         names = [name for name in os.listdir(part) if name.startswith(f"__{self._rank}_")]
         names += [files.METADATA] if self._rank == 0 else []
-        own = to_json({name: files.describe_file(os.path.join(part, name)) for name in names})
+        own = to_json({name: files.describe_file(os.path.join(part, name)) for name in names}), manifest.stream
         of_all: list[Any] = [own]
         if self._group is not None:
             of_all = [None] * self._job.world_size
             dist.gather_object(own, of_all if self._rank == 0 else None, dst=0, group=self._group)
         if self._rank == 0:
-            described = {name: from_json(files.File, told) for each in of_all for name, told in sorted(each.items())}
-            self._kept.append(files.publish(part, dataclasses.replace(manifest, files=described)))
+            described = {name: from_json(files.File, told) for each, _ in of_all for name, told in sorted(each.items())}
+            stream = {lane: mark for _, each in of_all for lane, mark in each.items()}
+            self._kept.append(files.publish(part, dataclasses.replace(manifest, files=described, stream=stream)))
             best = manifest.goals.get(files.BEST)
             if best is not None and best.step == manifest.step:
                 self._best = self._kept[-1]

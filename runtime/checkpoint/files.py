@@ -71,9 +71,10 @@ class Fit:
     seed: int
     shuffle: bool
     batch: int
-    train_samples: int
+    train_samples: int  # 0 for a stream without a length, as the next
     steps_per_epoch: int
     order: str = ""  # of a sampler
+    stream: tuple[int, ...] | None = None  # shards, lanes and window of a stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ class Progress:
 class Manifest:
     """The contents of `manifest.json`. `samples` and `seconds` are those of metrics.jsonl after `step` steps.
 
-    `goals` has the progress of each goal by its name.
+    `goals` has the progress of each goal by its name; `stream` the place in each lane of a stream (data/streams.py).
     """
 
     format: int
@@ -111,6 +112,7 @@ class Manifest:
     fit: Fit
     files: Mapping[str, File]
     goals: Mapping[str, Progress] = field(default_factory=dict)
+    stream: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +143,8 @@ def fit_of(job: JobProgram, tensors: Shapes | None) -> Fit:
     """Returns the properties that `job`, whose model has `tensors`, needs in a checkpoint (None: unknown, not
     compared).
     """
+    stream = job.data.stream
+    endless = stream is not None and not stream.length
     return Fit(
         tensors=None if tensors is None else {name: tuple(shape) for name, shape in tensors.items()},
         optimizer=job.optimizer.kind,
@@ -148,9 +152,10 @@ def fit_of(job: JobProgram, tensors: Shapes | None) -> Fit:
         seed=job.data.seed,
         shuffle=job.data.shuffle,
         batch=job.data.batch,
-        train_samples=job.data.train_samples,
-        steps_per_epoch=job.steps_per_epoch,
+        train_samples=0 if endless else job.data.train_samples,
+        steps_per_epoch=0 if endless else job.steps_per_epoch,
         order=job.data.sampler.text if job.data.sampler else "",
+        stream=None if stream is None else (stream.shards, stream.lanes, stream.window),
     )
 
 
@@ -174,9 +179,18 @@ def misfits(manifest: Manifest, fit: Fit, steps: int) -> list[str]:
         theirs, ours = getattr(manifest.fit, name), getattr(fit, name)
         if theirs != ours:
             found.append(f"its {what} is {_text(theirs)}, and the job's {_text(ours)}")
+    if manifest.fit.stream != fit.stream:
+        found.append(f"its {_stream(manifest.fit)}, and the job's {_stream(fit)}")
     if manifest.step > steps:
         found.append(f"it is at step {manifest.step}, and the job ends after {steps}")
     return found
+
+
+def _stream(fit: Fit) -> str:
+    if fit.stream is None:
+        return "data is no stream"
+    shards, lanes, window = fit.stream
+    return f"data is a stream of {shards} shards, {lanes} at a time, {window} samples shuffled at a time"
 
 
 def misfitting_tensors(theirs: Shapes | None, ours: Shapes | None) -> str:

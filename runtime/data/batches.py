@@ -3,7 +3,7 @@
 Model: one operation gathers this rank's samples of as many steps as fit into `GATHERED` bytes, and the result is cut
 into micro-batches, which are views of it. This takes some microseconds a step, less than handing over from another
 thread would. With `workers`, samples that need computing (a user's data set, pictures) are made ahead of the training
-by that many processes (torch's DataLoader), all others by one thread.
+by that many processes (torch's DataLoader), a stream by one process, all others by one thread.
 
 Contract: step s is global batch `s % steps_per_epoch` of epoch `s // steps_per_epoch`; nothing depends on the step at
 which iteration begins, so that a resumed run sees the very next sample.
@@ -17,15 +17,16 @@ import functools
 import os
 import queue
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dslc.compiler.ir.program import DataStep, RankPlace
+from dslc.compiler.trace.private_torch import hide_worker
 from dslc.compiler.trace.structures import map_tensors
 from dslc.runtime.data.random_streams import generator
 from dslc.runtime.data.sampler import (
@@ -36,7 +37,7 @@ from dslc.runtime.data.sampler import (
     steps_per_epoch,
     validation_indices,
 )
-from dslc.runtime.data.samples import Pair, Samples, SourceError, Splits
+from dslc.runtime.data.samples import Marks, Pair, Samples, SourceError, Splits
 from dslc.runtime.process.job_line import each_at
 from dslc.runtime.process.lifetime import end_with
 
@@ -52,6 +53,7 @@ class StepBatch:
     samples: int  # samples of the whole global batch, over all ranks
     epoch: int  # from 0
     number: int = 0  # of the step, from 0
+    marks: Marks | None = None  # of a stream: the places of the lanes after this step
 
 
 def batches(
@@ -65,6 +67,9 @@ def batches(
 ) -> Iterator[StepBatch]:
     """Yields the batches of the steps `first_step` to `steps - 1`, counted from the beginning of the training."""
     numbers = range(first_step, steps)
+    if splits.stream is not None:
+        streamed = _Streamed(step, splits, place, microbatches, numbers)
+        return each_at(step.line, streamed.ahead(device) if step.workers else streamed.in_line(device))
     if step.workers and splits.train.by_process:
         return each_at(step.line, _by_processes(step, splits.train, place, microbatches, numbers, device))
     made = each_at(step.line, _in_line(step, splits.train, place, microbatches, numbers, device))
@@ -169,6 +174,52 @@ def _ahead(made: Iterator[Any], device: torch.device) -> Iterator[Any]:
         stopped.set()
 
 
+# -------------------------------------------------------------------------------------------------- from a stream
+
+
+class _Streamed(IterableDataset[Any]):
+    """The steps of one rank, read from a stream."""
+
+    def __init__(self, step: DataStep, splits: Splits, place: RankPlace, microbatches: int, numbers: range) -> None:
+        self.step, self.splits, self.place, self.microbatches, self.numbers = step, splits, place, microbatches, numbers
+
+    def __iter__(self) -> Iterator[StepBatch | SourceError]:
+        per_epoch, stream = steps_per_epoch(self.step), self.splits.stream
+        assert stream is not None
+        for number in self.numbers:
+            epoch, k = divmod(number, per_epoch)
+            pieces = micro_batches(self.step, self.place, self.microbatches, epoch, k)
+            try:
+                made = [self.splits.train.batch(indices, epoch) for indices in pieces]
+            except SourceError as error:
+                yield error
+                return
+            yield StepBatch(made, batch_samples(self.step, k), epoch, number, stream.marks())
+
+    def in_line(self, device: torch.device) -> Iterator[StepBatch]:
+        return self._taken(self, device)
+
+    def ahead(self, device: torch.device) -> Iterator[StepBatch]:
+        """Yields the steps that a process reads ahead."""
+        loader: DataLoader[Any] = DataLoader(
+            self,
+            batch_size=None,
+            num_workers=1,
+            collate_fn=_as_it_is,
+            prefetch_factor=AHEAD,
+            generator=generator(self.step.seed, f"workers of rank {self.place.data_rank}"),
+            multiprocessing_context=_context(),
+            worker_init_fn=functools.partial(_begin, os.getpid(), True),
+        )
+        return self._taken(loader, device)
+
+    def _taken(self, steps: Iterable[StepBatch | SourceError], device: torch.device) -> Iterator[StepBatch]:
+        for batch in steps:
+            if isinstance(batch, SourceError):
+                raise batch
+            yield replace(batch, micro=[_moved(pair, device) for pair in batch.micro])
+
+
 # -------------------------------------------------------------------------------------------------- by processes
 
 
@@ -216,13 +267,13 @@ def _loader(step: DataStep, samples: Samples, place: RankPlace, order: Any, devi
     loader = DataLoader(
         _Batched(samples),
         batch_sampler=order,
-        num_workers=step.workers,
+        num_workers=1 if step.stream else step.workers,
         collate_fn=_as_it_is,
         pin_memory=device.type == "cuda",
         prefetch_factor=AHEAD,
         generator=generator(step.seed, f"workers of rank {place.data_rank}"),
         multiprocessing_context=_context(),
-        worker_init_fn=functools.partial(_begin, os.getpid()),
+        worker_init_fn=functools.partial(_begin, os.getpid(), step.stream is not None),
     )
     for made in loader:
         if isinstance(made, SourceError):
@@ -230,9 +281,11 @@ def _loader(step: DataStep, samples: Samples, place: RankPlace, order: Any, devi
         yield made if device.type == "cpu" else _to(made, device)
 
 
-def _begin(rank: int, worker: int) -> None:
-    """Ends a worker with its rank, however that ends."""
+def _begin(rank: int, alone: bool, worker: int) -> None:
+    """Ends a worker with its rank, however that ends. A stream is read by one worker, whole: `alone`."""
     end_with(rank)
+    if alone:
+        hide_worker()
 
 
 def _as_it_is(item: Any) -> Any:

@@ -119,7 +119,10 @@ def shares(step: DataStep, place: RankPlace, epoch: int, k: int, count: int = 1)
     """
     size = batch_samples(step, k)
     start, stop = piece(size, place.data_ranks, place.data_rank)
-    entries = permutation(step, epoch).narrow(0, k * step.batch, count * size)
+    if step.stream is not None:  # it is in order already, and may have no end
+        entries = torch.arange(k * step.batch, k * step.batch + count * size)
+    else:
+        entries = permutation(step, epoch).narrow(0, k * step.batch, count * size)
     return entries.view(count, size)[:, start:stop].reshape(-1)
 
 

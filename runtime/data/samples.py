@@ -15,7 +15,7 @@ structure of tensors, which is not cut: each micro-batch is made by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol, TypeAlias
@@ -27,6 +27,8 @@ from dslc.runtime.data.collating import Collate, UnevenSamples
 from dslc.runtime.process.random_numbers import aside, begin_sample
 
 Pair: TypeAlias = tuple[Any, Any]  # input and target: tensors, or structures of them
+Marks: TypeAlias = Mapping[str, Mapping[str, Any]]  # of a stream: the place in each lane, by its number in text
+Tell: TypeAlias = Callable[[str], None]
 
 
 class SourceError(RuntimeError):
@@ -49,12 +51,25 @@ class Samples(Protocol):
     def batch(self, indices: Tensor, epoch: int = 0) -> Pair: ...
 
 
+class Streamed(Samples, Protocol):
+    """The samples of a stream (streams.py): `marks` returns the places that it has come to, and `go_to` begins there;
+    `tell` is then called with a line where that takes long.
+    """
+
+    def marks(self) -> Marks: ...
+
+    def go_to(self, marks: Marks, tell: Tell) -> None: ...
+
+
 @dataclass(frozen=True)
 class Splits:
-    """The training and the validation samples; `validation` may be empty."""
+    """The training and the validation samples; `validation` may be empty. `stream` is what `train` reads, if it is one
+    (streams.py).
+    """
 
     train: Samples
     validation: Samples
+    stream: Streamed | None = None
 
 
 @dataclass(frozen=True)
@@ -100,8 +115,12 @@ class FetchedSamples:
     def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
         with aside():
             samples = [self.sample(epoch, index) for index in indices.tolist()]
-            if self.collate is not None:
-                return self._collated(samples)
+            return self.together(samples)
+
+    def together(self, samples: list[Any]) -> Pair:
+        """Returns the batch of some samples."""
+        if self.collate is not None:
+            return self._collated(samples)
         if any(not isinstance(pair, Sequence) or len(pair) != 2 for pair in samples):
             raise SourceError(f"{self.line}: a sample of the data set has to be a pair (input, target)")
         return self._stack([pair[0] for pair in samples]), self._stack([pair[1] for pair in samples])

@@ -16,6 +16,7 @@ import os
 import struct
 import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dslc.compiler.common.streamed import Shards, StreamError, is_stream
 from dslc.compiler.ir.program import DataStep
 from dslc.runtime.data import sources_files, sources_images, sources_tables
 from dslc.runtime.data.collating import collate
@@ -39,6 +41,7 @@ from dslc.runtime.data.samples import (
     TensorSamples,
     as_seen,
 )
+from dslc.runtime.data.streams import Stream, stream_samples
 from dslc.runtime.data.synthetic import synthetic_samples
 from dslc.runtime.process.user_code import load_function
 
@@ -55,6 +58,7 @@ def open_source(step: DataStep) -> Splits:
     says; OSError if a file does not exist.
     """
     opened = _open(step)
+    kept = opened
     if isinstance(opened, tuple):
         splits = Splits(_checked(step, opened[0]), _checked(step, opened[1], "validation "))
     else:
@@ -63,7 +67,8 @@ def open_source(step: DataStep) -> Splits:
         splits = _split(step, opened)
     _check(step, "training samples", len(splits.train), step.train_samples)
     _check(step, "validation samples", len(splits.validation), step.validation_samples)
-    return splits
+    train = kept[0] if isinstance(kept, tuple) else kept
+    return replace(splits, stream=train) if isinstance(train, Stream) else splits
 
 
 def _open(step: DataStep) -> Samples | tuple[Samples, Samples]:
@@ -224,6 +229,8 @@ def _python(step: DataStep) -> Samples | tuple[Samples, Samples]:
 
 def _dataset(step: DataStep, made: Any, part: str) -> Samples:
     """Wraps a user's data set: tensors and arrays are taken whole, anything else sample by sample."""
+    if step.stream is not None and is_stream(made):
+        return _stream(step, made, part)
     if step.structured:
         return _structures(step, made, part)
     if isinstance(made, torch.utils.data.TensorDataset):
@@ -234,6 +241,14 @@ def _dataset(step: DataStep, made: Any, part: str) -> Samples:
             raise SourceError(f"{step.line}: inputs and targets are of unequal length: {len(inputs)}, {len(targets)}")
         return TensorSamples(inputs.contiguous(), targets.contiguous())
     return FetchedSamples(_indexed(step, made), step.line, step.seed, part)
+
+
+def _stream(step: DataStep, made: Any, part: str) -> Samples:
+    own = FetchedSamples((), step.line, collate=collate(step.collate) if step.structured else None, whole=step.whole)
+    try:
+        return stream_samples(step, Shards(made), part, own.together, apart=own.apart)
+    except StreamError as error:
+        raise SourceError(f"{step.line}: {error}") from error
 
 
 def _structures(step: DataStep, made: Any, part: str) -> Samples:

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dslc.compiler.common.streamed import Shards
 from dslc.compiler.ir.program import DataStep
 from dslc.runtime.data import tables
-from dslc.runtime.data.samples import Joined, SourceError
+from dslc.runtime.data.samples import Joined, Samples, SourceError
+from dslc.runtime.data.streams import stream_samples
 
 
 class Rows:
@@ -35,15 +37,19 @@ class Rows:
         return self.count
 
     def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
-        found, table = self.step.arguments, self.gather(indices)
-        made = []
-        for columns, kind, shape in zip(found["columns"], found["kinds"], found["shapes"], strict=True):
-            try:
-                values = tables.values_of(table, columns, kind, shape, found["size"])
-            except ValueError as error:
-                raise SourceError(f"{self.step.line}: {self.name}: {error}") from error
-            made.append(torch.from_numpy(values))
-        return made[0], made[1]
+        return values(self.step, self.gather(indices), self.name)
+
+
+def values(step: DataStep, table: Any, name: str) -> tuple[Tensor, Tensor]:
+    """Returns the rows of a table as a batch; `name` is the source's in messages."""
+    found, made = step.arguments, []
+    for columns, kind, shape in zip(found["columns"], found["kinds"], found["shapes"], strict=True):
+        try:
+            read = tables.values_of(table, columns, kind, shape, found["size"])
+        except ValueError as error:
+            raise SourceError(f"{step.line}: {name}: {error}") from error
+        made.append(torch.from_numpy(read))
+    return made[0], made[1]
 
 
 def _has_pictures(step: DataStep) -> bool:
@@ -87,7 +93,7 @@ def _read(file: str, groups: tuple[int, int], planned: int, step: DataStep) -> A
     return table.combine_chunks()
 
 
-def datasets(step: DataStep) -> Rows | tuple[Rows, Rows]:
+def datasets(step: DataStep) -> Samples | tuple[Samples, Samples]:
     import datasets as library
 
     library.disable_progress_bars()
@@ -97,10 +103,19 @@ def datasets(step: DataStep) -> Rows | tuple[Rows, Rows]:
     except tables.TableFault as fault:
         raise SourceError(f"{step.line}: {fault}") from fault
 
-    def rows(part: Any) -> Rows:
-        mapped = part.select_columns(columns).with_format("arrow")
-        return Rows(
-            len(mapped), lambda indices: mapped[indices.tolist()], step, f"the data set {step.arguments['path']}"
-        )
+    name = f"the data set {step.arguments['path']}"
 
-    return rows(train) if validation is None else (rows(train), rows(validation))
+    def together(rows: list[Any]) -> tuple[Tensor, Tensor]:
+        import pyarrow as pa
+
+        return values(step, pa.concat_tables(rows), name)
+
+    def samples(made: Any, part: str) -> Samples:
+        rows = made.select_columns(columns).with_format("arrow")
+        if step.stream is not None:
+            return stream_samples(step, Shards(rows), part, together)
+        return Rows(len(rows), lambda indices: rows[indices.tolist()], step, name)
+
+    if validation is None:
+        return samples(train, "train")
+    return samples(train, "train"), samples(validation, "validation")

@@ -22,6 +22,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dslc.compiler.common.streamed import Shards
+
 BLOCK = 8 << 20  # bytes of the two columns, unpacked, that are read as one block; a row group may have more
 WINDOW = 64 << 20  # bytes of the blocks that are shuffled together, and so held at once
 
@@ -299,7 +301,7 @@ def open_datasets(arguments: Mapping[str, Any], *, fetch: bool = False) -> tuple
                 with _offline():
                     made = datasets.load_dataset(path, **more)
             except Exception as error:
-                if not fetch or not _is_absent(error):
+                if not fetch or more.get("streaming") or not _is_absent(error):
                     raise
                 made = datasets.load_dataset(path, **more)
     except TableFault:
@@ -343,9 +345,7 @@ def _not_loaded(path: str, more: dict[str, Any], error: Exception) -> TableFault
 
 
 def _parted(path: str, made: Any) -> tuple[Any, Any]:
-    import datasets
-
-    if isinstance(made, datasets.DatasetDict):
+    if isinstance(made, dict):
         names = list(made)
         beside = next((name for name in _HELD_OUT if name in names), None)
         if "train" in names:
@@ -359,7 +359,7 @@ def _parted(path: str, made: Any) -> tuple[Any, Any]:
 def datasets_facts(arguments: Mapping[str, Any], *, fetch: bool) -> dict[str, Any]:
     """Returns the fields of SourceFacts. Raises TableFault."""
     train, validation = open_datasets(arguments, fetch=fetch)
-    names = list(train.column_names)
+    names = list(train.column_names or next(iter(train), {}))
     input, target = arguments["input"], arguments["target"]
     if input is None and target is None and len(names) == 2:
         input, target = (names[0],), (names[1],)
@@ -370,14 +370,28 @@ def datasets_facts(arguments: Mapping[str, Any], *, fetch: bool) -> dict[str, An
         )
     columns = tuple(dict.fromkeys((*input, *target)))
     for name, held in ((name, held) for held in (train, validation) if held is not None for name in columns):
-        if name not in held.column_names:
-            raise TableFault(f"`{arguments['path']}` has no column `{name}`", f"it has {_listed(held.column_names)}")
-    if not len(train):
+        there = held.column_names or names
+        if name not in there:
+            raise TableFault(f"`{arguments['path']}` has no column `{name}`", f"it has {_listed(there)}")
+    streamed = not hasattr(train, "__len__")
+    rows = train.select_columns(list(columns)).with_format("arrow")
+    row = next(iter(rows), None) if streamed else rows[:1]
+    if row is None or not len(row):
         raise TableFault(f"`{arguments['path']}` holds no rows", "a data set with rows")
-    classes = getattr(train.features[target[0]], "num_classes", None) if len(target) == 1 else None
-    row = train.select_columns(list(columns)).with_format("arrow")[:1]
+    classes = getattr((train.features or {}).get(target[0]), "num_classes", None) if len(target) == 1 else None
     facts = _facts_of(row, input, target, arguments["size"], classes)
+    if streamed:
+        return facts | {"samples": None, "shards": Shards(train).count} | _held_of(validation)
     return facts | {
         "samples": len(train),
         "validation_samples": None if validation is None else len(validation),
     }
+
+
+def _held_of(validation: Any) -> dict[str, Any]:
+    """Returns the facts of a streamed validation split, which is read whole, to be counted."""
+    if validation is None:
+        return {}
+    shards = Shards(validation)
+    counts = tuple(sum(1 for _ in shards.open(number, 0)) for number in range(shards.count))
+    return {"validation_samples": sum(counts), "held_shards": counts}

@@ -38,6 +38,8 @@ def explain(error: BaseException, job: JobProgram, place: RankPlace, splits: Spl
     outputs, about = job.data.arguments.get("outputs"), isinstance(error, IndexError | RuntimeError)
     if outputs is None or step == 0 or not about or not _INDEX.search(str(error)):
         return
+    if job.data.stream is not None and not evaluated:  # which would be read again from its beginning
+        return
     seen = _validation(job.data, place) if evaluated else _training(job, place, step)
     samples = splits.validation if evaluated else splits.train
     with contextlib.suppress(Exception):  # any kind: the user's code runs again, and only the first error counts

@@ -8,6 +8,7 @@ import inspect
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -206,3 +207,15 @@ assert outputs == 1 and graph.graph.find_nodes(op="placeholder")
 def test_the_compiler() -> None:
     """Runs in a process of its own, which has not loaded it."""
     subprocess.run([sys.executable, "-c", COMPILER], check=True)
+
+
+class _Asking(torch.utils.data.IterableDataset[bool]):
+    def __iter__(self) -> Iterator[bool]:
+        yield torch.utils.data.get_worker_info() is None
+        pt.hide_worker()
+        yield torch.utils.data.get_worker_info() is None
+
+
+def test_a_worker_that_is_hidden() -> None:
+    loader = torch.utils.data.DataLoader(_Asking(), batch_size=None, num_workers=1, multiprocessing_context="fork")
+    assert list(loader) == [False, True]

@@ -1,0 +1,157 @@
+"""The order of a stream, and the rules on it: E0330 to E0332, W0330.
+
+Model: the shards of a stream are read by lanes, of which each batch takes equally many samples
+(runtime/data/streams.py). Their number follows from the shards and the batch, never from the ranks, so that the order
+of samples does not either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.steps import StreamStep
+from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.language.calls import PythonSource
+from dslc.dsl.language.effects import changed, no_effect
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.registry import BLOCKS, Node, Quantity, fields
+from dslc.dsl.source import Span
+from dslc.dsl.words import plural
+
+LANES = 16  # read at the same time, where the job does not say how many
+
+
+def stream_of(job: JobSpec, source: SourceFacts, ranks: int, report: Report) -> StreamStep | None:
+    """Returns the order of a stream, over `ranks` data-parallel ranks; None if the source is none, or not known."""
+    if source.shards is None:
+        if source.samples is not None and isinstance(job.data.source, PythonSource):
+            _check_unstreamed(job, report)
+        return None
+    length = job.data.samples or source.samples or 0
+    before = len(report.errors)
+    _check_fields(job, source, report)
+    if not length:
+        _check_times(job, report)
+    lanes = job.data.interleave or _lanes(job.data.batch, source.shards)
+    _check_lanes(job, source.shards, report)
+    if len(report.errors) > before:
+        return None
+    _warn(job, source.shards, lanes, ranks, report)
+    window = job.data.shuffle_buffer if job.data.shuffle else 0
+    return StreamStep(shards=source.shards, lanes=lanes, window=window, length=length, held=source.held_shards)
+
+
+def _check_unstreamed(job: JobSpec, report: Report) -> None:
+    """Reports fields for streams where a user's source turns out to be none."""
+    for name in ("samples", "shuffle_buffer", "interleave"):
+        if changed(job.data, name):
+            report.extend([no_effect(f"data.{name}", "the source is no stream", job.data.named(name))])
+
+
+def _lanes(batch: int, shards: int) -> int:
+    return max(n for n in range(1, min(shards, LANES) + 1) if batch % n == 0)
+
+
+def _check_fields(job: JobSpec, source: SourceFacts, report: Report) -> None:
+    data, notes = job.data, [Note(message="the stream", span=job.data.at("source"))]
+    if data.validation:
+        report.add(
+            "E0331",
+            "a stream has no share that can be held out: its samples come one after another",
+            data.at("validation"),
+            notes=notes,
+            help="let the source give a pair (train, validation), of which each may be a stream or a data set",
+        )
+    if data.sampler is not None:
+        report.add(
+            "E0331",
+            f"`{data.sampler.word}` decides the order of samples by their numbers, and those of a stream have none",
+            data.at("sampler"),
+            notes=notes,
+            help="leave `sampler` out: `shuffle_buffer` samples are shuffled at a time",
+        )
+    if data.last_batch == "keep":
+        report.add(
+            "E0331",
+            "the batches of a stream are all full: the next pass fills the last of a pass",
+            data.at("last_batch"),
+            notes=notes,
+            help="leave `last_batch` out",
+        )
+
+
+def _check_lanes(job: JobSpec, shards: int, report: Report) -> None:
+    data = job.data
+    wanted = data.interleave
+    if wanted is None:
+        return
+    best = f"`interleave = {_lanes(data.batch, shards)}`"
+    if wanted > shards:
+        message = f"the stream has {plural(shards, 'shard')}, and {wanted} cannot be read at the same time"
+        report.add("E0332", message, data.at("interleave"), help=best)
+    elif data.batch % wanted:
+        report.add(
+            "E0332",
+            f"a batch of {data.batch} cannot have equally many samples of each of {wanted} shards",
+            data.at("interleave"),
+            label=f"{data.batch} = {wanted} x {data.batch // wanted} + {data.batch % wanted}",
+            notes=[Note(message="the global batch is set here", span=data.at("batch"))],
+            help=best,
+        )
+
+
+def _check_times(job: JobSpec, report: Report) -> None:
+    """Reports times in epochs, whose length is not known."""
+    for path, span in _in_epochs(job):
+        report.add(
+            "E0330",
+            f"`{path}` is in epochs, and nothing says how many samples a pass of the stream has",
+            span,
+            notes=[Note(message="the stream", span=job.data.at("source"))],
+            help="give it in steps; or `data.samples = …`, the samples of a pass",
+        )
+
+
+def _in_epochs(job: JobSpec) -> Iterator[tuple[str, Span | None]]:
+    for word in BLOCKS:
+        block: Node = getattr(job, word)
+        for declared in fields(type(block)):
+            value = getattr(block, declared.name)
+            if (word, declared.name) == ("train", "epochs"):
+                found = value is not None
+            else:
+                found = any(each.dimension == "epochs" for each in _times(value))
+            if found:
+                yield f"{word}.{declared.name}", block.at(declared.name)
+
+
+def _times(value: Any) -> Iterator[Quantity]:
+    if isinstance(value, Quantity):
+        yield value
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from _times(each)
+    elif isinstance(value, Node):
+        for declared in fields(type(value)):
+            yield from _times(getattr(value, declared.name))
+
+
+def _warn(job: JobSpec, shards: int, lanes: int, ranks: int, report: Report) -> None:
+    if lanes < ranks:
+        alone = shards >= ranks and job.data.batch % ranks == 0
+        report.add(
+            "W0330",
+            f"{plural(ranks, 'data-parallel rank')} read {plural(lanes, 'shard')} of the stream at a time: some read "
+            "the same one, and each of them drops what is another's",
+            job.data.at("interleave") if job.data.interleave else job.data.at("source"),
+            help=f"`data.interleave = {ranks}`" if alone else "as many shards as ranks",
+        )
+    if job.data.workers > 1:
+        report.add(
+            "W0330",
+            f"one process reads a stream ahead for each rank, and `data.workers` asks for {job.data.workers}",
+            job.data.at("workers"),
+            help="`workers = 1`; what takes time may be done in `data.collate`, which has this rank's samples alone",
+        )
