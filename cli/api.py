@@ -200,16 +200,17 @@ def evaluate(
     settings: Sequence[str] = (),
     *,
     checkpoint: str | None = None,
+    split: str = "validation",
     set: Mapping[str, Any] | None = None,
     **objects: Any,
 ) -> dict[str, Any]:
-    """Returns the metrics of a checkpoint over the whole validation split, by name, as `dslc evaluate` finds them.
+    """Returns the metrics of a checkpoint over a whole split, `validation` or `test`, by name, as `dslc evaluate` does.
 
     `checkpoint` is one, a folder of them, or a run directory; by default the job's newest. Raises `JobError` and
     `CommandError`.
     """
     with _given(settings, set, objects) as laid, _as_file(job) as path:
-        shown, _ = run_command("evaluate", path, laid, ["--json", *_of(checkpoint)])
+        shown, _ = run_command("evaluate", path, laid, ["--json", "--split", split, *_of(checkpoint)])
     found: dict[str, Any] = json.loads(shown)
     return {name: value for name, value in found.items() if name not in ("checkpoint", "step", "samples")}
 
@@ -224,8 +225,8 @@ def predict(
     set: Mapping[str, Any] | None = None,
     **objects: Any,
 ) -> str:
-    """Writes the outputs of a checkpoint for every sample of a split (`train`, `validation` or `all`) to `output`, an
-    `.npz` or `.safetensors` file, whose path it returns. Raises `JobError` and `CommandError`.
+    """Writes the outputs of a checkpoint for every sample of a split (`train`, `validation`, `test` or `all`) to
+    `output`, an `.npz` or `.safetensors` file, whose path it returns. Raises `JobError` and `CommandError`.
     """
     with _given(settings, set, objects) as laid, _as_file(job) as path:
         run_command("predict", path, laid, ["-o", output, "--split", split, *_of(checkpoint)])

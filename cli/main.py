@@ -126,6 +126,12 @@ def _verify(made: argparse.ArgumentParser) -> None:
 def _evaluate(made: argparse.ArgumentParser) -> None:
     _job_arguments(made)
     _checkpoint_argument(made)
+    made.add_argument(
+        "--split",
+        choices=("validation", "test"),
+        default="validation",
+        help="the samples to evaluate on (default: validation)",
+    )
     made.add_argument("--json", action="store_true", help="print an object, for machines")
 
 
@@ -135,7 +141,7 @@ def _predict(made: argparse.ArgumentParser) -> None:
     made.add_argument("-o", "--output", metavar="FILE", required=True, help=".npz or .safetensors: output, index")
     made.add_argument(
         "--split",
-        choices=("validation", "train", "all"),
+        choices=("validation", "train", "test", "all"),
         default="validation",
         help="the samples to predict (default: validation)",
     )

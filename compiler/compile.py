@@ -14,6 +14,7 @@ from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.passes import build_graph
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.codec import to_json
+from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.plan import (
     PLAN_VERSION,
     AxisNode,
@@ -161,18 +162,25 @@ def _written(node: Node, name: str) -> Any:
 
 def _resolved(analysis: Analysis) -> dict[str, Any]:
     source = analysis.source
-    return (
-        {
-            "samples": source.samples,
-            "validation_samples": source.validation_samples,
-            "input": to_json(source.input),
-            "target": to_json(source.target),
-            "classes": source.classes,
-            "vocab": source.vocab,
-        }
-        | ({} if source.shards is None else {"shards": source.shards, "held_shards": to_json(source.held_shards)})
-        | ({"blocks": to_json(source.found["blocks"])} if "blocks" in source.found else {})
-    )
+    return {
+        "samples": source.samples,
+        "validation_samples": source.validation_samples,
+        "input": to_json(source.input),
+        "target": to_json(source.target),
+        "classes": source.classes,
+        "vocab": source.vocab,
+        **_further(source),
+    }
+
+
+def _further(source: SourceFacts) -> dict[str, Any]:
+    """Returns the facts that only some sources have."""
+    found: dict[str, Any] = {}
+    if source.test_samples is not None:
+        found["test_samples"] = source.test_samples
+    if source.shards is not None:
+        found |= {"shards": source.shards, "held_shards": to_json(source.held_shards)}
+    return found | ({"blocks": to_json(source.found["blocks"])} if "blocks" in source.found else {})
 
 
 def _layers(analysis: Analysis) -> tuple[LayerPlan, ...]:
@@ -239,6 +247,7 @@ def _data(analysis: Analysis) -> DataNode:
         steps_per_epoch=workload.steps_per_epoch,
         steps=workload.steps,
         stream=workload.stream,
+        test=workload.test,
     )
 
 

@@ -195,6 +195,17 @@ class _Training:
         if self._hooks is not None:
             self._hooks.evaluated(found)
 
+    def _test(self) -> None:
+        """Evaluates the test samples, once, if the training has come to its end."""
+        job = self._job
+        if not job.data.test_samples or job.observe or (self._told.stopped and not self._timed):
+            return
+        with self._averaged():
+            found = evaluate(job, self._place, self._parts, self._splits, "test")
+        if self._records is not None:
+            line = {"step": self._step, "split": "test", **found}
+            self._records.write({**line, "samples": self._seen, "seconds": self._seconds})
+
     def _averaged(self) -> contextlib.AbstractContextManager[None]:
         average = self._parts.average
         return contextlib.nullcontext() if average is None else average.in_place()
@@ -205,6 +216,7 @@ class _Training:
         self._measure.leave(self._run_dir, self._checkpoints.stalls)
         if self._observer is not None:
             self._observer.leave()
+        self._test()
         if self._records is not None:
             self._records.close()
         with self._averaged():

@@ -1,4 +1,4 @@
-"""`dslc evaluate`: the metrics of a checkpoint over the whole validation split, on any devices."""
+"""`dslc evaluate`: the metrics of a checkpoint over a whole split, on any devices."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from dslc.use import Refused, metrics, ready
 
 def main(arguments: argparse.Namespace) -> int:
     _, combinations = load_each(arguments.job, arguments.settings)
+    split = arguments.split
     try:
-        made, taken = ready(combinations[0], arguments.checkpoint, "evaluate", raw=arguments.raw)
-        if not made.program.data.validation_samples:
+        made, taken = ready(combinations[0], arguments.checkpoint, "evaluate", split=split, raw=arguments.raw)
+        samples = getattr(made.program.data, f"{split}_samples")
+        if not samples:
             print(
-                "dslc: there is nothing to evaluate on: the job holds no samples out (`--set data.validation=10%`)",
+                f"dslc: there is nothing to evaluate on: the job holds no samples out (`--set data.{split}=10%`)",
                 file=sys.stderr,
             )
             return WRONG_USAGE
         found = metrics(made)
     except Refused as refused:
         return refused.status
-    samples = made.program.data.validation_samples
     if arguments.json:
         step = taken.manifest.step if taken.manifest else None
         print(json.dumps({"checkpoint": taken.path, "step": step, "samples": samples, **finite(found)}))
         return GOOD
-    print(plain(f"{taken} over {samples:,} validation samples"))
+    print(plain(f"{taken} over {samples:,} {split} samples"))
     from dslc.compiler.show.explain import table
 
     for line in table(row for name, value in found.items() for row in _rows(name, value)):

@@ -27,10 +27,13 @@ def main(arguments: argparse.Namespace) -> int:
             combinations[0], arguments.checkpoint, "predict", split=arguments.split, output=output, raw=arguments.raw
         )
         data = made.program.data
-        if arguments.split == "validation" and not data.validation_samples:
-            print("dslc: the job holds no samples out: `--split train` or `--split all`", file=sys.stderr)
+        if arguments.split in ("validation", "test") and not getattr(data, f"{arguments.split}_samples"):
+            print(
+                f"dslc: the job holds no samples out for its {arguments.split}: `--split train` or `--split all`",
+                file=sys.stderr,
+            )
             return WRONG_USAGE
-        if arguments.split != "validation" and data.stream is not None:
+        if arguments.split in ("train", "all") and data.stream is not None:
             print("dslc: a stream has no samples to number: `--split validation`", file=sys.stderr)
             return WRONG_USAGE
         with launched(made, beside=folder) as parts:

@@ -342,6 +342,7 @@ def _data(analysis: Analysis) -> p.DataStep:
         whole=isinstance(job.model.loss, c.Own),
         train_samples=workload.train,
         validation_samples=workload.validation or 0,
+        test_samples=workload.test or 0,
         split=workload.split,  # type: ignore[arg-type]
         seed=job.train.seed,
         shuffle=job.data.shuffle,

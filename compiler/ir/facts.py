@@ -26,6 +26,7 @@ class SourceFacts(Record):
 
     samples: int | None = None  # all of them, before a validation split
     validation_samples: int | None = None  # of a pair (train, validation); then `samples` is the first
+    test_samples: int | None = None  # of a triple (train, validation, test)
     input: TensorFact | None = None
     target: TensorFact | None = None
     structures: tuple[TreeFact, TreeFact] | None = None  # of input and target, in place of these two

@@ -105,6 +105,7 @@ class DataNode(Record):
     steps_per_epoch: int | None
     steps: int | None
     stream: StreamStep | None = None
+    test: int | None = 0
 
 
 @record

@@ -146,6 +146,7 @@ class DataStep(Record):
     whole: bool = False  # the model is given whole batches, which are not pairs (input, target)
     train_samples: int
     validation_samples: int
+    test_samples: int = 0
     split: Literal["random", "tail", "given", "none"]  # by the seed; the end of the stream; a pair of data sets; none
     seed: int
     shuffle: bool
@@ -452,7 +453,7 @@ class JobProgram(Record):
     )
     use: str = ""  # evaluate, predict: the checkpoint, or the file of weights
     raw: bool = False  # evaluate, predict: the weights themselves, also where the checkpoint has their average
-    split: Literal["train", "validation", "all"] = "validation"  # predict: the samples
+    split: Literal["train", "validation", "test", "all"] = "validation"  # evaluate, predict: the samples
     output: str = ""  # predict: the output file
     evaluate_every: int  # steps; 0: at the end only, and nothing without a validation split
     metrics: tuple[MetricStep, ...]

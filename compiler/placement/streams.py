@@ -56,14 +56,17 @@ def _lanes(batch: int, shards: int) -> int:
 
 def _check_fields(job: JobSpec, source: SourceFacts, report: Report) -> None:
     data, notes = job.data, [Note(message="the stream", span=job.data.at("source"))]
-    if data.validation:
-        report.add(
-            "E0331",
-            "a stream has no share that can be held out: its samples come one after another",
-            data.at("validation"),
-            notes=notes,
-            help="let the source give a pair (train, validation), of which each may be a stream or a data set",
-        )
+    for field in ("validation", "test"):
+        if getattr(data, field):
+            report.add(
+                "E0331",
+                "a stream has no share that can be held out: its samples come one after another",
+                data.at(field),
+                notes=notes,
+                help="let the source give a pair (train, validation), of which each may be a stream or a data set"
+                if field == "validation"
+                else "let the source give a triple (train, validation, test), of which the last is a data set",
+            )
     if data.sampler is not None:
         report.add(
             "E0331",

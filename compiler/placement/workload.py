@@ -38,6 +38,7 @@ class Workload(Record):
     train: int | None
     visited: int | None  # in an epoch: as many as `train`, but with a sampler that draws
     validation: int | None
+    test: int | None
     split: str  # random, tail, given, none
     batch: int
     share: int  # of one data rank
@@ -68,9 +69,9 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts, report: Repor
     ranks = layout.sizes["data"]
     stream = stream_of(job, source, ranks, report)
     if source.shards is None:
-        train, validation, split = _split(job, source, report)
+        (train, validation, test), split = _split(job, source, report)
     else:
-        train, validation, split = _split_of_stream(job, source, stream)
+        (train, validation, test), split = _split_of_stream(job, source, stream)
     visited = _visited(job, train)
     epoch = Epoch(
         train=visited if len(report.errors) == before else None,
@@ -101,6 +102,7 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts, report: Repor
         train=train,
         visited=visited,
         validation=validation,
+        test=test,
         split=split,
         batch=data.batch,
         share=share,
@@ -228,44 +230,53 @@ def _devices_span(job: JobSpec) -> Span | None:
     return devices.named("gpus" if devices.gpus is not None else "cpus")
 
 
-def _split(job: JobSpec, source: SourceFacts, report: Report) -> tuple[int | None, int | None, str]:
-    """Returns the samples to train on, those held out, and the kind of split."""
-    ratio = job.data.validation
+Sizes = tuple[int | None, int | None, int | None]  # to train on, held out, for the test
+
+
+def _split(job: JobSpec, source: SourceFacts, report: Report) -> tuple[Sizes, str]:
+    """Returns the sizes of the splits, and the kind of split."""
+    shares = {"validation": job.data.validation, "test": job.data.test}
     if source.validation_samples is not None:
-        if ratio:
-            report.add(
-                "E0306",
-                "the source brings a validation set of its own, and `data.validation` would hold out another",
-                job.data.at("validation"),
-                help="leave `validation` out",
-            )
-        return source.samples, source.validation_samples, "given"
-    if ratio == 0:
-        return source.samples, 0, "none"
+        for field, ratio in shares.items():
+            if ratio:
+                report.add(
+                    "E0306",
+                    f"the source brings a validation set of its own, and `data.{field}` would hold out another part",
+                    job.data.at(field),
+                    help=f"leave `{field}` out"
+                    if field == "validation" or not isinstance(job.data.source, c.PythonSource)
+                    else "let the source give a triple (train, validation, test)",
+                )
+        return (source.samples, source.validation_samples, source.test_samples or 0), "given"
+    if not any(shares.values()):
+        return (source.samples, 0, 0), "none"
     split = "tail" if source.stream else "random"
     if source.samples is None:
-        return None, None, split
-    held = int(source.samples * ratio + 0.5)
-    if held == 0 or held == source.samples:
-        left = "nothing is held out" if held == 0 else "nothing is left to train on"
-        report.add(
-            "E0305",
-            f"{ratio:.4g} of {plural(source.samples, 'sample')}: {left}",
-            job.data.at("validation"),
-            label=f"{source.samples} x {ratio:.4g} = {source.samples * ratio:.3g}",
-            help=_shares_between(source.samples),
-        )
-    return source.samples - held, held, split
+        return (None, None if shares["validation"] else 0, None if shares["test"] else 0), split
+    held = {field: int(source.samples * ratio + 0.5) for field, ratio in shares.items()}
+    left = source.samples - sum(held.values())
+    for field, ratio in shares.items():
+        if ratio and (held[field] == 0 or left <= 0):
+            why = "nothing is held out" if held[field] == 0 else "nothing is left to train on"
+            both = held[field] > 0 and all(shares.values())
+            report.add(
+                "E0305",
+                f"{'both shares' if both else format(ratio, '.4g')} of {plural(source.samples, 'sample')}: {why}",
+                job.data.at(field),
+                label=f"{source.samples} x {sum(shares.values()) if both else ratio:.4g} = "
+                f"{source.samples * (sum(shares.values()) if both else ratio):.3g}",
+                help=_shares_between(source.samples) if not both else "smaller shares, or more data",
+            )
+            break
+    return (left, held["validation"], held["test"]), split
 
 
-def _split_of_stream(
-    job: JobSpec, source: SourceFacts, stream: StreamStep | None
-) -> tuple[int | None, int | None, str]:
+def _split_of_stream(job: JobSpec, source: SourceFacts, stream: StreamStep | None) -> tuple[Sizes, str]:
     """Returns the same for a stream: without a length it has the samples of all steps."""
     steps = job.train.steps
     train = stream.length if stream and stream.length else steps * job.data.batch if steps else None
     held = source.validation_samples
-    return train, held or 0, "none" if held is None else "given"
+    return (train, held or 0, source.test_samples or 0), "none" if held is None else "given"
 
 
 def _shares_between(samples: int) -> str:

@@ -220,8 +220,10 @@ def _data(plan: Plan) -> list[str]:
         ("source", data.source),
         ("training", _stream(data.stream) if data.stream else f"{known(data.train, 'samples')}, {data.order}"),
     ]
-    if data.split != "none":
+    if data.split != "none" and data.validation != 0:
         rows.append(("validation", known(data.validation, "samples") + f", {held.get(data.split, data.split)}"))
+    if data.test != 0:
+        rows.append(("test", known(data.test, "samples") + ", evaluated once, after the training"))
     share = max((s.samples for s in data.shares), default=0)
     rows += [
         ("batch", f"{plural(data.batch, 'sample')} a step"),

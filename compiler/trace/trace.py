@@ -44,7 +44,10 @@ def trace_source(
     made = make()
     if isinstance(made, tuple) and len(made) == 2 and all(hasattr(part, "shape") for part in made):
         made = list(zip(*made, strict=True))  # a pair of arrays is one data set
-    train, validation = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    parts = made if isinstance(made, tuple) and len(made) in (2, 3) else (made,)
+    train, validation, test = (*parts, None, None)[:3]
+    if test is not None and not (hasattr(test, "__len__") and hasattr(test, "__getitem__")):
+        raise TraceError(f"the third of a triple is a data set for the test, and `{type(test).__name__}` is none")
     told: dict[str, Any] = {}
     if is_stream(train):
         train, told = _of_stream(train, begin)
@@ -64,6 +67,7 @@ def trace_source(
     common: dict[str, Any] = {
         "samples": len(train),
         "validation_samples": held,
+        "test_samples": None if test is None else len(test),
         "changes": next((index for index in range(min(TWICE, len(train))) if _changes(train, index, begin)), None),
     }
     common |= told | of_held

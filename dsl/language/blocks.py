@@ -78,6 +78,11 @@ class DataSpec(Block):
         "the share held out, by the seed alone; for text, the end of the stream",
         default=0.0,
     )
+    test: float = arg(
+        measure("ratio", min=0, below=1),
+        "the share that is kept for one evaluation after the training; for text, behind that of `validation`",
+        default=0.0,
+    )
     pad: int | None = arg(
         Int(min=0),
         "the token that fills up sequences: `transformers(…)` is given a mask without it, the loss leaves it out",

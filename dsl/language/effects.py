@@ -103,9 +103,8 @@ def _held_out(blocks: Blocks) -> bool:
 def without_validation(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     evaluate = blocks["evaluate"]
     if "data.validation" not in broken and not _held_out(blocks):
-        yield from _each(
-            evaluate, ("every", "metrics"), "nothing is held out to evaluate on", "set `data.validation`, or remove it"
-        )
+        names = ("every",) if blocks["data"].test else ("every", "metrics")
+        yield from _each(evaluate, names, "nothing is held out to evaluate on", "set `data.validation`, or remove it")
 
 
 def without_evaluations(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:

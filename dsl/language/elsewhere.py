@@ -19,9 +19,11 @@ _FIELDS = (
     ("data.workers", "", "num_workers dataloader_num_workers n_workers loader_workers"),
     ("data.source", "", "dataset datasets train_dataset train_data training_data dataset_name data_path data_dir "
      "train_file train_files dataset_path root data_root datamodule data_module data_prefix"),
-    ("data.validation", "the share that is held out", "val_split validation_split val_size test_size eval_split "
-     "validation_size validation_split_percentage val_fraction validation_fraction test_split train_test_split "
+    ("data.validation", "the share that is held out", "val_split validation_split val_size eval_split "
+     "validation_size validation_split_percentage val_fraction validation_fraction train_test_split "
      "eval_dataset val_dataset valid_dataset validation_dataset"),
+    ("data.test", "the share for one evaluation after the training", "test_split test_size test_fraction test_dataset "
+     "test_data test_file"),
     ("data.last_batch", "`drop` or `keep`", "drop_last dataloader_drop_last"),
     ("data.source.context", "", "max_length max_len seq_length seq_len sequence_length max_seq_length max_seq_len "
      "block_size context_length context_size n_ctx n_positions max_position_embeddings model_max_length cutoff_len"),

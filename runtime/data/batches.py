@@ -28,14 +28,15 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from dslc.compiler.ir.program import DataStep, RankPlace
 from dslc.compiler.trace.private_torch import hide_worker
 from dslc.compiler.trace.structures import map_tensors
+from dslc.runtime.data.held_out import Split
 from dslc.runtime.data.random_streams import generator
 from dslc.runtime.data.sampler import (
     batch_samples,
     micro_batches,
     shares,
     sizes_of,
+    split_indices,
     steps_per_epoch,
-    validation_indices,
 )
 from dslc.runtime.data.samples import Marks, Pair, Samples, SourceError, Splits
 from dslc.runtime.process.job_line import each_at
@@ -76,17 +77,17 @@ def batches(
     return _ahead(made, device) if step.workers else made
 
 
-def validation_batches(
-    step: DataStep, splits: Splits, place: RankPlace, size: int, device: torch.device
+def split_batches(
+    step: DataStep, splits: Splits, split: Split, place: RankPlace, size: int, device: torch.device
 ) -> Iterator[Pair]:
-    """Yields this rank's share of the validation samples, `size` at a time; nothing if its share is empty."""
-    indices = validation_indices(step, place)
+    """Yields this rank's share of the samples of a split, `size` at a time; nothing if its share is empty."""
+    indices, samples = split_indices(step, split, place), splits.of(split)
     if not len(indices):
         return iter(())
     chunks = list(indices.split(size))
-    if step.workers and splits.validation.by_process:
-        return each_at(step.line, _loader(step, splits.validation, place, [(chunk, 0) for chunk in chunks], device))
-    made = each_at(step.line, (_moved(splits.validation.batch(chunk), device) for chunk in chunks))
+    if step.workers and samples.by_process:
+        return each_at(step.line, _loader(step, samples, place, [(chunk, 0) for chunk in chunks], device))
+    made = each_at(step.line, (_moved(samples.batch(chunk), device) for chunk in chunks))
     return _ahead(made, device) if step.workers else made
 
 

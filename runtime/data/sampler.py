@@ -24,7 +24,7 @@ from torch import Tensor
 from dslc.compiler.common.shares import piece, pieces
 from dslc.compiler.ir.program import DataStep, RankPlace, SamplerStep
 from dslc.runtime.data.by_length import grouped
-from dslc.runtime.data.held_out import parted
+from dslc.runtime.data.held_out import Split, parted, samples_of, total
 from dslc.runtime.data.random_streams import generator
 from dslc.runtime.data.sample_numbers import Numbers, numbers_of
 from dslc.runtime.data.weighted import draw
@@ -60,15 +60,15 @@ def _order_drawn(numbers: Numbers, samples: int, replacement: bool, seed: int, e
 
 def _bounds_of(step: DataStep) -> tuple[int, ...]:
     """Returns the bounds of the blocks among the training samples; a block without training samples is empty."""
-    total = step.train_samples + (step.validation_samples if step.split == "random" else 0)
-    return _bounds(step.arguments["blocks"], step.seed, step.train_samples, total)
+    samples = total(step) if step.split == "random" else step.train_samples
+    return _bounds(step.arguments["blocks"], step.seed, step.train_samples, samples)
 
 
 @lru_cache(maxsize=2)
-def _bounds(blocks: tuple[int, ...], seed: int, train: int, total: int) -> tuple[int, ...]:
+def _bounds(blocks: tuple[int, ...], seed: int, train: int, samples: int) -> tuple[int, ...]:
     ends = torch.tensor([0, *blocks], dtype=torch.int64).cumsum(0)
-    if total > train:
-        ends = torch.searchsorted(parted(seed, train, total)[0], ends)
+    if samples > train:
+        ends = torch.searchsorted(parted(seed, train, samples)[0], ends)
     return tuple(ends.clamp(max=train).tolist())
 
 
@@ -131,9 +131,9 @@ def micro_batches(step: DataStep, place: RankPlace, microbatches: int, epoch: in
     return shares(step, place, epoch, k).split(sizes_of(step, place, microbatches, k)[2])
 
 
-def validation_indices(step: DataStep, place: RankPlace) -> Tensor:
-    """Returns this rank's contiguous share of the validation samples (int64); empty if there are more ranks than
+def split_indices(step: DataStep, split: Split, place: RankPlace) -> Tensor:
+    """Returns this rank's contiguous share of the samples of a split (int64); empty if there are more ranks than
     samples.
     """
-    start, stop = piece(step.validation_samples, place.data_ranks, place.data_rank)
+    start, stop = piece(samples_of(step, split), place.data_ranks, place.data_rank)
     return torch.arange(start, stop)

@@ -70,6 +70,14 @@ class Splits:
     train: Samples
     validation: Samples
     stream: Streamed | None = None
+    test: Samples | None = None
+
+    def of(self, split: str) -> Samples:
+        """Returns the samples of the validation split or of the test."""
+        if split == "validation":
+            return self.validation
+        assert self.test is not None
+        return self.test
 
 
 @dataclass(frozen=True)

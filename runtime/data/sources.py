@@ -29,7 +29,7 @@ from dslc.compiler.common.streamed import Shards, StreamError, is_stream
 from dslc.compiler.ir.program import DataStep
 from dslc.runtime.data import sources_files, sources_images, sources_tables
 from dslc.runtime.data.collating import collate
-from dslc.runtime.data.held_out import held_out
+from dslc.runtime.data.held_out import for_test, held_out, total
 from dslc.runtime.data.samples import (
     Checked,
     FetchedSamples,
@@ -52,7 +52,7 @@ __all__ = ["FetchedSamples", "Part", "Samples", "SourceError", "Splits", "Tensor
 
 
 def open_source(step: DataStep) -> Splits:
-    """Returns the training and validation samples of `step`.
+    """Returns the samples of `step`, by their splits.
 
     Raises SourceError if the source does not have the samples that the plan counted, or cannot be read as the plan
     says; OSError if a file does not exist.
@@ -60,18 +60,20 @@ def open_source(step: DataStep) -> Splits:
     opened = _open(step)
     kept = opened
     if isinstance(opened, tuple):
-        splits = Splits(_checked(step, opened[0]), _checked(step, opened[1], "validation "))
+        parts = [_checked(step, part, word) for part, word in zip(opened, ("", "validation ", "test "), strict=False)]
+        splits = Splits(parts[0], parts[1], test=parts[2] if len(parts) == 3 else None)
     else:
         opened = _checked(step, opened)
-        _check(step, "samples", len(opened), step.train_samples + step.validation_samples)
+        _check(step, "samples", len(opened), total(step))
         splits = _split(step, opened)
     _check(step, "training samples", len(splits.train), step.train_samples)
     _check(step, "validation samples", len(splits.validation), step.validation_samples)
+    _check(step, "test samples", 0 if splits.test is None else len(splits.test), step.test_samples)
     train = kept[0] if isinstance(kept, tuple) else kept
     return replace(splits, stream=train) if isinstance(train, Stream) else splits
 
 
-def _open(step: DataStep) -> Samples | tuple[Samples, Samples]:
+def _open(step: DataStep) -> Samples | tuple[Samples, ...]:
     arguments = step.arguments
     match step.source:
         case "digits":
@@ -122,10 +124,13 @@ def _check(step: DataStep, what: str, found: int, planned: int) -> None:
 def _split(step: DataStep, samples: Samples) -> Splits:
     if step.split == "random":
         train, validation = held_out(step)
-        return Splits(Part(samples, train), Part(samples, validation))
+        test = Part(samples, for_test(step)) if step.test_samples else None
+        return Splits(Part(samples, train), Part(samples, validation), test=test)
+    first = step.train_samples + step.validation_samples
     return Splits(
         Part(samples, start=0, length=step.train_samples),
         Part(samples, start=step.train_samples, length=step.validation_samples),
+        test=Part(samples, start=first, length=step.test_samples) if step.test_samples else None,
     )
 
 
@@ -217,13 +222,15 @@ def _unknown_to_torch(dtype: np.dtype[np.generic]) -> bool:
     return not dtype.isnative or dtype.name in ("uint16", "uint32", "uint64")
 
 
-def _python(step: DataStep) -> Samples | tuple[Samples, Samples]:
+def _python(step: DataStep) -> Samples | tuple[Samples, ...]:
     assert step.python is not None
     made = load_function(step.python)()
     if step.split == "given":
-        if not isinstance(made, Sequence) or len(made) != 2:
-            raise SourceError(f"{step.line}: `{step.python.function}` should give a pair (train, validation)")
-        return _dataset(step, made[0], "train"), _dataset(step, made[1], "validation")
+        names = ("train", "validation", "test")[: 3 if step.test_samples else 2]
+        if not isinstance(made, Sequence) or len(made) != len(names):
+            kind = "pair" if len(names) == 2 else "triple"
+            raise SourceError(f"{step.line}: `{step.python.function}` should give a {kind} ({', '.join(names)})")
+        return tuple(_dataset(step, part, name) for part, name in zip(made, names, strict=True))
     return _dataset(step, made, "train")
 
 

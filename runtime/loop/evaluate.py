@@ -1,4 +1,4 @@
-"""Evaluation, exact over the validation split on any number of ranks.
+"""Evaluation, exact over a split on any number of ranks.
 
 Model: each rank evaluates its own contiguous share, in batches, without padding; the sums of the metrics are one
 float64 vector, summed over the ranks at the end by one all-reduce; metrics that keep states gather those. If a forward
@@ -25,7 +25,8 @@ import torch.distributed as dist
 from dslc.compiler.common.shares import largest
 from dslc.compiler.ir.program import JobProgram, MetricStep, RankPlace
 from dslc.compiler.trace.structures import call
-from dslc.runtime.data.batches import validation_batches
+from dslc.runtime.data.batches import split_batches
+from dslc.runtime.data.held_out import Split, samples_of
 from dslc.runtime.data.samples import Pair
 from dslc.runtime.data.sources import Splits
 from dslc.runtime.loop.kept_metrics import Kept, Value, exchange, keeps
@@ -40,14 +41,16 @@ _LOSS = MetricStep(kind="loss", name="loss")
 
 
 @torch.no_grad()
-def evaluate(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits) -> dict[str, Value]:
-    """Returns the metrics over the whole validation split, by name; the same on every rank."""
+def evaluate(
+    job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, split: Split = "validation"
+) -> dict[str, Value]:
+    """Returns the metrics over the whole split, by name; the same on every rank."""
     steps = job.metrics if any(step.kind == "loss" for step in job.metrics) else (_LOSS, *job.metrics)
     summed = Metrics([step for step in steps if not keeps(step)], job.loss, parts.device)
     kept = [Kept(step, job.loss, parts.device) for step in steps if keeps(step)]
     mesh, cut = mesh_of(job), piece_of(job)
     with evaluating(parts):
-        for input, target, counts in _batches(job, place, parts, splits):
+        for input, target, counts in _batches(job, place, parts, splits, split):
             output = forward(job, parts, cut(input))
             if output is None:
                 continue
@@ -90,19 +93,21 @@ def evaluating(parts: Parts) -> Iterator[None]:
             module.training = training
 
 
-def _batches(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits) -> Iterator[tuple[Any, Any, bool]]:
+def _batches(
+    job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, split: Split
+) -> Iterator[tuple[Any, Any, bool]]:
     """Yields this rank's batches (input, target, whether they count): as many on every rank if they go in lockstep."""
     size, own = batch_size(job, place), 0
     pair: Pair | None = None
-    for pair in validation_batches(job.data, splits, place, size, parts.device):
+    for pair in split_batches(job.data, splits, split, place, size, parts.device):
         own += 1
         yield *pair, True
     if not parts.engine.lockstep:
         return
-    for _ in range(most_batches(job.data.validation_samples, place, size) - own):
+    for _ in range(most_batches(samples_of(job.data, split), place, size) - own):
         if pair is None:
             first = dataclasses.replace(place, data_rank=0)
-            pair = next(iter(validation_batches(job.data, splits, first, size, parts.device)))
+            pair = next(iter(split_batches(job.data, splits, split, first, size, parts.device)))
         yield *pair, False
 
 

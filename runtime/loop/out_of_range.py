@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace
 from dslc.runtime.data.held_out import held_out
-from dslc.runtime.data.sampler import micro_batches, steps_per_epoch, validation_indices
+from dslc.runtime.data.sampler import micro_batches, split_indices, steps_per_epoch
 from dslc.runtime.data.samples import Splits, beyond
 from dslc.runtime.loop import evaluate
 
@@ -62,7 +62,7 @@ def _training(job: JobProgram, place: RankPlace, step: int) -> Iterator[tuple[Te
 
 
 def _validation(step: DataStep, place: RankPlace) -> Iterator[tuple[Tensor, int]]:
-    for indices in validation_indices(step, place).split(step.batch):
+    for indices in split_indices(step, "validation", place).split(step.batch):
         yield indices, 0
 
 

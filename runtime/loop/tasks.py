@@ -17,6 +17,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterator
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace, WeightsSte
 from dslc.compiler.trace.structures import map_tensors
 from dslc.runtime.checkpoint import files as checkpoint_files
 from dslc.runtime.checkpoint.state import load_model
-from dslc.runtime.data.held_out import held_out
+from dslc.runtime.data.held_out import for_test, held_out
 from dslc.runtime.data.samples import Joined, Samples
 from dslc.runtime.data.sources import Splits
 from dslc.runtime.loop.evaluate import batch_size, evaluate, evaluating, forward, most_batches
@@ -55,7 +56,7 @@ def work_off(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, ru
     if job.task == "predict":
         _predict(job, place, parts, splits, run_dir)
         return
-    found = evaluate(job, place, parts, splits)
+    found = evaluate(job, place, parts, splits, "test" if job.split == "test" else "validation")
     if place.rank == 0:
         path = os.path.join(run_dir, EVALUATION)
         with naming(path), open(path, "w", encoding="utf-8") as file:
@@ -87,18 +88,22 @@ def _predict(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, ru
 def in_order(step: DataStep, splits: Splits, split: str) -> tuple[Samples, Tensor, Tensor]:
     """Returns (samples, their indices in the order of the source, the number of each in the source).
 
-    If training and validation samples are two sources, those for validation follow those for training.
+    If the splits are sources of their own, those for validation follow those for training, and those of the test these.
     """
-    train, validation = (torch.arange(count) for count in (step.train_samples, step.validation_samples))
-    numbers = held_out(step) if step.split == "random" else (train, validation + len(train))
-    if split == "train":
-        return splits.train, train, numbers[0]
-    if split == "validation":
-        return splits.validation, validation, numbers[1]
-    whole = torch.cat(numbers)
-    both = (splits.train, splits.validation)
+    sizes = {"train": step.train_samples, "validation": step.validation_samples, "test": step.test_samples}
+    own = {name: torch.arange(size) for name, size in sizes.items()}
+    if step.split == "random":
+        numbers = dict(zip(sizes, (*held_out(step), for_test(step)), strict=True))
+    else:
+        before = accumulate(sizes.values(), initial=0)
+        numbers = {name: indices + first for (name, indices), first in zip(own.items(), before, strict=False)}
+    opened = {"train": splits.train, "validation": splits.validation} | ({"test": splits.test} if splits.test else {})
+    if split != "all":
+        return opened[split], own[split], numbers[split]
+    whole = torch.cat(list(numbers.values()))
     order = whole.argsort()
-    return Joined([len(train), len(validation)], both.__getitem__, keep=None), order, whole[order]
+    parts = list(opened.values())
+    return Joined([sizes[name] for name in opened], parts.__getitem__, keep=None), order, whole[order]
 
 
 def _batches(job: JobProgram, place: RankPlace, parts: Parts, count: int) -> Iterator[tuple[Tensor, bool]]:

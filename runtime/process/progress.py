@@ -168,6 +168,8 @@ class Watch:
             lines.append(f"the reason: {outcome.early}")
         if validation is not None and outcome.stopped_at is None:
             lines.append(f"validation: {_numbers(validation)}")
+        if (test := self._last.get("test")) is not None:
+            lines.append(f"test: {_numbers(test)}")
         return "\n".join([*lines, f"weights, metrics and logs are in {folder}"])
 
 

@@ -4,11 +4,11 @@ Model: rank 0 appends one JSON object a line to `metrics.jsonl`. The launcher re
 display and TensorBoard's events from it, away from the ranks. Notes in words go to `logs/notes.txt` in the same way.
 
 Contract: a resumed training keeps the lines up to the step of its checkpoint, drops those after it, and writes them
-again. A line that cannot be read (a disk that failed, an editor) is left out and reported with its number; the training
-goes on. A line is written whole, in one write. Its keys are `step` (from 1), `split` (`train` or `validation`), `loss`
-and other metrics, `lr` (training), `samples` (seen so far), `seconds` (since the first step began), and, with
-`on_nonfinite = skip`, `skipped`: the number of steps skipped since the training began or was resumed. A number that is
-not finite is `null`, as JSON has no word for it.
+again, as it does that of the test, which comes at its end. A line that cannot be read (a disk that failed, an editor)
+is left out and reported with its number; the training goes on. A line is written whole, in one write. Its keys are
+`step` (from 1), `split` (`train`, `validation` or `test`), `loss` and other metrics, `lr` (training), `samples` (seen
+so far), `seconds` (since the first step began), and, with `on_nonfinite = skip`, `skipped`: the number of steps skipped
+since the training began or was resumed. A number that is not finite is `null`, as JSON has no word for it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Records:
         found, damaged = _read(run_dir)
         for fault in damaged:
             note(run_dir, f"{NAME}, {fault}: the line is left out")
-        kept = [record for record in found if record["step"] <= step]
+        kept = [record for record in found if record["step"] <= step and record["split"] != "test"]
         with naming(path), open(path + ".part", "w", encoding="utf-8") as file:
             file.writelines(json.dumps(record) + "\n" for record in kept)
         os.replace(path + ".part", path)

@@ -133,5 +133,9 @@ def beside_a_set() -> tuple[Parts, Whole]:
     return Parts(), Whole()
 
 
+def triple() -> tuple[Parts, Whole, Whole]:
+    return Parts(), Whole(), Whole()
+
+
 def once() -> Iterator[Sample]:
     return (sample(n) for n in range(20))

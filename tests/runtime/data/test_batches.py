@@ -12,7 +12,7 @@ from helpers.gang import gang
 
 from dslc.compiler.ir.program import DataStep, RankPlace
 from dslc.runtime.data import batches as module
-from dslc.runtime.data.batches import StepBatch, batches, validation_batches
+from dslc.runtime.data.batches import StepBatch, batches, split_batches
 from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
 from dslc.runtime.data.sources import FetchedSamples, Part, Splits, TensorSamples
 
@@ -91,7 +91,7 @@ def by_workers(rank: int) -> Any:
     held, step = splits(fetched=True, broken=60), dataclasses.replace(STEP, workers=2)
     validation = []
     try:
-        for inputs, _ in validation_batches(step, held, place(0, 1), 4, CPU):
+        for inputs, _ in split_batches(step, held, "validation", place(0, 1), 4, CPU):
             validation.append(inputs[:, 0].tolist())
         failure = ""
     except ZeroDivisionError as error:
@@ -109,7 +109,7 @@ def test_worker_processes_give_the_same_and_their_failures_come_through() -> Non
 @pytest.mark.parametrize("ranks", [1, 3, 12])
 def test_validation_is_seen_once(workers: int, ranks: int) -> None:
     step, held = dataclasses.replace(STEP, workers=workers), splits(fetched=False)
-    shares = [list(validation_batches(step, held, place(rank, ranks), 4, CPU)) for rank in range(ranks)]
+    shares = [list(split_batches(step, held, "validation", place(rank, ranks), 4, CPU)) for rank in range(ranks)]
     assert [x for share in shares for inputs, _ in share for x in inputs[:, 0].tolist()] == list(range(53, 63))
     assert all(len(inputs) <= 4 for share in shares for inputs, _ in share)
 

@@ -122,6 +122,6 @@ def test_held_out_samples_follow_from_the_seed(train: int, validation: int, seed
     assert len(held) == validation and held.tolist() == sorted(held.tolist())
     other = dataclasses.replace(step, batch=min(train, 3), shuffle=False)
     assert torch.equal(held_out(other)[1], held)
-    shares = [sampler.validation_indices(step, place(rank, ranks)).tolist() for rank in range(ranks)]
+    shares = [sampler.split_indices(step, "validation", place(rank, ranks)).tolist() for rank in range(ranks)]
     assert [index for share in shares for index in share] == list(range(validation))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
