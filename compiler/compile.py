@@ -12,6 +12,7 @@ from dslc.compiler.emit import emit, located, places
 from dslc.compiler.graph.constants import scaled_lr, short_line
 from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.passes import build_graph
+from dslc.compiler.graph.pictures import things_done
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.facts import SourceFacts
@@ -232,6 +233,7 @@ def _data(analysis: Analysis) -> DataNode:
 
     return DataNode(
         source=job.data.source.word,
+        pictures=things_done(job.data.source),
         train=workload.train,
         validation=workload.validation,
         split=workload.split,

@@ -85,6 +85,9 @@ def located(program: p.JobProgram, folder: str, file: str) -> p.JobProgram:
             return tuple(map(there, value))
         return resolved(value, folder) if value and is_path(value) else value
 
+    def looked_at(pictures: p.PictureStep | None) -> p.PictureStep | None:
+        return replace(pictures, transform=function(pictures.transform)) if pictures else None
+
     model, data, checkpoint = program.model, program.data, program.checkpoint
     network, weights = model.transformers, model.weights
     return replace(
@@ -114,7 +117,9 @@ def located(program: p.JobProgram, folder: str, file: str) -> p.JobProgram:
             collate=function(data.collate),
             sampler=data.sampler
             and replace(data.sampler, file=resolved(data.sampler.file, folder), python=function(data.sampler.python)),
+            pictures=looked_at(data.pictures),
         ),
+        own_step=function(program.own_step),
         checkpoint=replace(
             checkpoint,
             folder=resolved(checkpoint.folder, os.getcwd()),

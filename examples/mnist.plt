@@ -1,12 +1,17 @@
-# Handwritten digits from the files as they are published; `dslc check` says how to fetch them.
+# Handwritten digits from the files as they are published, shifted and turned at random by torchvision; `dslc check` says
+# how to fetch them.
 model {
   network = convnet(channels = [32, 64])
   loss    = cross_entropy()
 }
 
 data {
-  source = mnist("mnist")
-  batch  = 128
+  source = mnist(
+    "mnist",
+    augment = [random_crop(28, padding = 2), random_rotation(10)],
+    normalize = mnist,
+  )
+  batch = 128
 }
 
 devices {

@@ -47,6 +47,7 @@ from dslc.compiler.ir.program import JobProgram, PythonFunction, RankPlace, Rank
 from dslc.compiler.trace.private_torch import leave_rendezvous, worker_processes
 from dslc.runtime import worker
 from dslc.runtime.checkpoint import checkpoint
+from dslc.runtime.data import augmented
 from dslc.runtime.hosts.company import Company
 from dslc.runtime.hosts.together import Together
 from dslc.runtime.loop import kept_metrics
@@ -104,6 +105,7 @@ def launch(
         failure.forget(run_dir, goes_on=program.checkpoint.resume != "none")
     checkpoint.preload(program)
     kept_metrics.preload(program.metrics)
+    augmented.preload(program.data)
     board = Board(len(places), places[0].rank, alone=company is None)
     keeper = company.hosts[0] if company is not None and not company.keeps else ""
     watch = Watch(program, run_dir, board, screen or sys.stdout, keeper)

@@ -80,7 +80,7 @@ def work(
         device = _prepare(job, place)
         _open_group(job, place, store)
         with at(job.data.line):
-            splits = open_source(job.data)
+            splits = open_source(job.data, training=job.task in ("train", "plain"))
             sample_numbers.prepare(job.data, splits.train, device)
         if job.task == "plain":
             end = End(steps=plain_loop.train(job, place, splits, device, run_dir))

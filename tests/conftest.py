@@ -9,6 +9,9 @@ import pytest
 from helpers.launcher import PRELOADED, Launcher
 from hypothesis import settings
 
+from dslc.runtime.process.vision_library import let_torchvision_load
+
+let_torchvision_load()  # tests import libraries that import it
 # No test has a deadline; in CI each run draws the same examples. HYPOTHESIS_PROFILE=fresh draws others.
 settings.register_profile("same", settings(deadline=None, derandomize=True))
 settings.register_profile("fresh", settings(deadline=None))

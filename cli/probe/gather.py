@@ -13,6 +13,7 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Datasets, Parquet
 from dslc.dsl.language.job import JobSpec
 from dslc.probe.child import in_child
+from dslc.probe.pictures import look_for_library
 
 
 def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
@@ -22,6 +23,7 @@ def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
     source = source_facts(job.data.source, context_of(job))
     if isinstance(job.data.source, Parquet | Datasets) and not source.missing:
         source = _opened(job.data.source, fetch=run)
+    look_for_library(job, report)
     facts = Facts(source=source)
     if trace:
         from dslc.probe.traced import traced  # here, as most checks call no functions

@@ -251,6 +251,7 @@ _WANTED = {
     "logger": "it has `log(record)`",
     "sampler": "for `weighted` it takes nothing and gives a number for each sample; for `by_length` it takes a sample "
     "and gives its length",
+    "transform": "it takes a picture of Pillow and gives a picture or a tensor, or it returns what does",
     "step": "it takes (training, batch), calls `training.update(losses)`, and returns the losses to be logged",
     "schedule": "it takes (step, steps) and gives the factor on the learning rate, which follows from these alone",
 }

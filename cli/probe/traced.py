@@ -44,6 +44,7 @@ from dslc.probe.own_code import (
     used,
 )
 from dslc.probe.own_samplers import try_sampler
+from dslc.probe.pictures import try_pictures
 from dslc.probe.unseen import tell_of_network
 from dslc.probe.weights import opened_weights
 from dslc.runtime.process.user_code import HANDED_OVER
@@ -71,6 +72,7 @@ class Files:
 def _traced(job: JobSpec, source: SourceFacts, files: Files, report: Report, *, run: bool) -> Facts:
     if isinstance(job.data.source, PythonSource):
         source = _traced_source(job, job.data.source, files, report) or source
+    try_pictures(job, source, report)
     network = job.model.network
     made = isinstance(network, PythonNetwork | TransformersNetwork) and _is_here(network, job.folder)
     model: ModelFacts | None = None

@@ -29,6 +29,7 @@ from dslc.dsl.language.registry import Call, fields
 DIGITS = 1797
 BYTES = 256  # the vocabulary of text
 FOUND_PATHS = frozenset({"files", "train", "validation"})  # names under which `found` has paths
+PREPARATION = frozenset({"augment", "transform", "normalize"})  # arguments that say what pictures go through
 NPY_HEADER = 10_000  # bytes; numpy's own limit
 CLASSES = 2  # of `synthetic(shape = …)` without `classes`
 
@@ -44,11 +45,11 @@ def source_facts(source: Call, context: int | None) -> SourceFacts:
 
 def source_key(source: Call) -> tuple[str, dict[str, Any]]:
     """Returns `source` and `arguments` of the rank program's DataStep. For `python(…)`, the arguments are in its
-    function.
+    function; what pictures go through is its `pictures`.
     """
     if isinstance(source, c.PythonSource):
         return source.word, {}
-    arguments = {field.name: getattr(source, field.name) for field in fields(type(source))}
+    arguments = {f.name: getattr(source, f.name) for f in fields(type(source)) if f.name not in PREPARATION}
     if isinstance(source, c.Synthetic):
         arguments["classes"] = _classes(source)
     return source.word, arguments

@@ -13,6 +13,7 @@ from typing import Any
 
 from dslc.compiler.facts.sources import FOUND_PATHS, source_key
 from dslc.compiler.facts.weights_file import Unreadable, WeightFiles, files_of
+from dslc.compiler.graph.pictures import picture_step
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import ModelGraph
@@ -337,6 +338,7 @@ def _data(analysis: Analysis) -> p.DataStep:
         arguments=arguments | found | _limits(analysis),
         paths=tuple(sorted(paths)),
         python=python_function(source, HERE) if isinstance(source, c.PythonSource) else None,
+        pictures=picture_step(source, analysis.source, lambda call: python_function(call, HERE)),
         structured=analysis.source.structures is not None,
         collate=python_function(collate, HERE) if isinstance(collate := job.data.collate, c.PythonCollate) else None,
         whole=isinstance(job.model.loss, c.Own),

@@ -106,6 +106,7 @@ class DataNode(Record):
     steps: int | None
     stream: StreamStep | None = None
     test: int | None = 0
+    pictures: tuple[str, ...] = ()  # what they go through in training, by its names
 
 
 @record

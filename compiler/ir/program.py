@@ -128,6 +128,29 @@ class SamplerStep(Record):
 
 
 @record
+class AugmentStep(Record):
+    """A class of `torchvision.transforms.v2`, and its arguments."""
+
+    kind: str
+    arguments: Arguments = field(default_factory=dict)
+
+
+@record
+class PictureStep(Record):
+    """What pictures go through. For training: `fit` (size, shorter side before), then `augment` or `transform`, a
+    function of the user's; numbers 0 … 1; the normalisation; `erase`. Of evaluations, the normalisation alone is here.
+    """
+
+    shape: tuple[int, ...]  # channels, height, width
+    fit: tuple[int, int] | None = None
+    augment: tuple[AugmentStep, ...] = ()
+    erase: tuple[AugmentStep, ...] = ()
+    transform: PythonFunction | None = None
+    mean: tuple[float, ...] = ()  # of each channel; none: numbers stay as they are
+    std: tuple[float, ...] = ()
+
+
+@record
 class DataStep(Record):
     """The samples, and the way an epoch of them is split.
 
@@ -141,6 +164,7 @@ class DataStep(Record):
     arguments: Arguments = field(default_factory=dict)
     paths: tuple[str, ...] = ()  # the arguments that are paths, or several
     python: PythonFunction | None = None
+    pictures: PictureStep | None = None  # what they go through beside their size
     structured: bool = False  # batches are structures of tensors, and each micro-batch is made by itself
     collate: PythonFunction | None = None  # makes samples a batch
     whole: bool = False  # the model is given whole batches, which are not pairs (input, target)

@@ -32,6 +32,9 @@ from dslc.compiler.rules import (
     padding as rules_padding,
 )
 from dslc.compiler.rules import (
+    pictures as rules_pictures,
+)
+from dslc.compiler.rules import (
     pipeline as rules_pipeline,
 )
 from dslc.compiler.rules import (
@@ -90,6 +93,7 @@ def analyse(
         shared &= check_own_step(job, layout, report)
         rules.check_job(job, layout if shared else None, workload, source, model, cuts, report)
         check_own_optimizer(job, layout, facts.optimizer, report)
+        rules_pictures.check_pictures(job, source, report)
         rules_padding.check_padding(job, source, facts.model, report)
         rules_weights.check_weights(job, model, facts.weights, report)
     if not shared:

@@ -220,6 +220,8 @@ def _data(plan: Plan) -> list[str]:
         ("source", data.source),
         ("training", _stream(data.stream) if data.stream else f"{known(data.train, 'samples')}, {data.order}"),
     ]
+    if data.pictures:
+        rows.append(("pictures", ", ".join(data.pictures)))
     if data.split != "none" and data.validation != 0:
         rows.append(("validation", known(data.validation, "samples") + f", {held.get(data.split, data.split)}"))
     if data.test != 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from dslc.dsl.bounds import PATTERN, PATTERNS
+from dslc.dsl.language.augmentations import AUGMENT, AUGMENT_DOC, NORMALIZE, NORMALIZE_DOC
 from dslc.dsl.language.registry import (
     Anything,
     Bool,
@@ -17,6 +18,7 @@ from dslc.dsl.language.registry import (
     Str,
     arg,
     call,
+    calls,
     measure,
     word,
 )
@@ -142,6 +144,29 @@ class Own(Call):
 # ------------------------------------------------------------------------------------------------------ sources
 
 
+@call("transform", "python", open=True)
+class PythonTransform(PythonCall):
+    """A transform of yours, such as a `v2.Compose`: an object that is called with a picture (of Pillow) and gives a
+    picture or a tensor; or a function `f(picture)`; or a class or a function without a picture that returns one.
+    """
+
+
+_EXCLUSIVE = (("augment", "transform"),)  # of sources of pictures
+
+
+def _augment() -> Any:
+    return arg(AUGMENT, AUGMENT_DOC, default=None, shown="none")
+
+
+def _transform() -> Any:
+    doc = "a transform of yours for training pictures, before `normalize`"
+    return arg(calls("transform"), doc, default=None, shown="none")
+
+
+def _normalize() -> Any:
+    return arg(NORMALIZE, NORMALIZE_DOC, default=None, shown="none")
+
+
 @call("source")
 class Digits(Call):
     """1,797 handwritten digits, 8 x 8, that ship with the package (UCI, Alpaydin and Kaynak 1998)."""
@@ -174,22 +199,43 @@ class Tokens(Call):
 class Images(Call):
     """A folder with a subfolder of images for each class, or `train` and `val` with such subfolders."""
 
+    exclusive: ClassVar = _EXCLUSIVE
+
     folder: str = arg(Path("read"), "the folder")
     size: int = arg(_COUNT, _SIZE_DOC, default=224)
+    resize: int | None = arg(
+        _COUNT,
+        "the shorter side to which a picture is scaled before `size` is cut out of its middle",
+        default=None,
+        shown="`size`",
+    )
+    augment: tuple[Call, ...] | None = _augment()
+    transform: Call | None = _transform()
+    normalize: str | Call | None = _normalize()
 
 
 @call("source", "mnist")
 class MNIST(Call):
     """The MNIST files as LeCun published them; their test set is the validation split."""
 
+    exclusive: ClassVar = _EXCLUSIVE
+
     dir: str = arg(Path("read"), "the folder of the four files")
+    augment: tuple[Call, ...] | None = _augment()
+    transform: Call | None = _transform()
+    normalize: str | Call | None = _normalize()
 
 
 @call("source", "cifar10")
 class CIFAR10(Call):
     """The CIFAR-10 files as Krizhevsky published them; their test set is the validation split."""
 
+    exclusive: ClassVar = _EXCLUSIVE
+
     dir: str = arg(Path("read"), "the folder of the batches")
+    augment: tuple[Call, ...] | None = _augment()
+    transform: Call | None = _transform()
+    normalize: str | Call | None = _normalize()
 
 
 @call("source")
@@ -205,15 +251,22 @@ class Arrays(Call):
 class Parquet(Call):
     """Columns of Parquet files: numbers, lists of numbers of one shape, or pictures."""
 
+    exclusive: ClassVar = _EXCLUSIVE
+
     files: str = arg(Path("read", glob=True), "the files, in the order of their names")
     input: tuple[str, ...] = arg(_COLUMNS, "the column of the inputs, or several of one number each", default=("x",))
     target: tuple[str, ...] = arg(_COLUMNS, "the column of the targets, or several of one number each", default=("y",))
     size: int | None = arg(_COUNT, _SIZE_DOC, default=None, shown="their own")
+    augment: tuple[Call, ...] | None = _augment()
+    transform: Call | None = _transform()
+    normalize: str | Call | None = _normalize()
 
 
 @call("source", open=True)
 class Datasets(Call):
     """A data set of the Hugging Face `datasets` library, mapped into memory."""
+
+    exclusive: ClassVar = _EXCLUSIVE
 
     path: str = arg(Path("read", name=True), "its name, or with `./` a folder of files or of `save_to_disk`")
     data_files: tuple[str, ...] | None = arg(
@@ -227,6 +280,9 @@ class Datasets(Call):
         _COLUMNS, "the column of the targets, or several of one number each", default=None, shown="the second of two"
     )
     size: int | None = arg(_COUNT, _SIZE_DOC, default=None, shown="their own")
+    augment: tuple[Call, ...] | None = _augment()
+    transform: Call | None = _transform()
+    normalize: str | Call | None = _normalize()
     arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "further arguments of `load_dataset`", default=())
 
 
@@ -452,3 +508,6 @@ class Kubernetes(Call):
 
     image: str | None = arg(Str(), "the container image", default=None)
     arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "further fields of the resource", default=())
+
+
+PICTURES = (Images, MNIST, CIFAR10, Parquet, Datasets)  # sources that may hold pictures

@@ -327,6 +327,20 @@ _VALUES = (
     # sources
     ("datasets", "loaddataset huggingface hf hub csv json jsonl"),
     ("images", "imagefolder"),
+    ("random_resized_crop", "randomresizedcroprgb resizedcrop rrc"),
+    ("random_horizontal_flip", "horizontalflip hflip flip randomflip fliplr"),
+    ("random_vertical_flip", "verticalflip vflip flipud"),
+    ("random_rotation", "rotate rotation randomrotate"),
+    ("color_jitter", "colourjitter jitter randombrightnesscontrast"),
+    ("random_grayscale", "grayscale togray randomgray"),
+    ("gaussian_blur", "blur randomgaussianblur"),
+    ("rand_augment", "randaug randomaugment ra"),
+    ("auto_augment", "autoaug"),
+    ("trivial_augment_wide", "trivialaugment trivialaug ta ta_wide tawide"),
+    ("aug_mix", "augmentandmix"),
+    ("random_erasing", "erasing cutout coarsedropout randomerase"),
+    ("random_affine", "affine shiftscalerotate"),
+    ("center_crop", "centralcrop"),
     ("arrays", "npz npy numpy tensordataset"),
     ("tokens", "memmap bin indexeddataset"),
     ("text", "txt textfile plaintext"),
@@ -362,6 +376,11 @@ _ABSENT_VALUES = (
     ("a network is a list of layers, as in `[flatten(), linear(10)]`", "sequential modulelist list"),
     ("`python(…)` takes an optimizer of your own, or of a library: `python(\"lion:Lion\", lr = 3e-4)`",
      "lion lion8bit pagedlion muon adafactor lamb lars prodigy schedulefree sophia shampoo soap adopt galore"),
+    ("a picture is augmented alone; mixtures of several need targets of several classes: `train.step = python(…)` is a "
+     "step of your own", "mixup cutmix mosaic"),
+    ("pictures become numbers 0 … 1 by themselves, and `normalize` of the source normalises them",
+     "totensor topiltoimage toimage todtype piltotensor convertimagedtype toimagetensor"),
+    ("`augment` is a list of transforms: `augment = [random_horizontal_flip()]`", "compose"),
     ("`python(…)` takes a loss of your own", "smoothl1loss smoothl1 huber huberloss kldivloss kldiv ctcloss "
      "tripletmarginloss hingeloss focalloss dice diceloss cosineembeddingloss"),
 )  # fmt: skip

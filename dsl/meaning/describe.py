@@ -37,6 +37,7 @@ CATEGORIES = {
     "clip": "way to clip", "collate": "collate function", "ema": "moving average", "hook": "hook", "logger": "logger",
     "sampler": "sampler", "numbers": "function of numbers",
     "weights": "choice of weights", "step": "step", "group": "parameter group",
+    "augmentation": "augmentation", "normalization": "normalisation", "transform": "transform",
 }  # fmt: skip
 
 

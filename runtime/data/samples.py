@@ -221,6 +221,12 @@ class Joined:
         """Returns the part that holds each of these samples."""
         return torch.searchsorted(self._starts, indices, right=True) - 1
 
+    def picture(self, index: int) -> Any:
+        """Returns a picture and its target; for parts that have some."""
+        part = int(self.part_of(torch.tensor(index)))
+        opened: Any = self._opened(part)
+        return opened.picture(index - int(self._starts[part]))
+
     def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
         if not indices.numel():
             return torch.empty(0), torch.empty(0)

@@ -28,6 +28,7 @@ from torch import Tensor
 from dslc.compiler.common.streamed import Shards, StreamError, is_stream
 from dslc.compiler.ir.program import DataStep
 from dslc.runtime.data import sources_files, sources_images, sources_tables
+from dslc.runtime.data.augmented import plain_pictures, training_pictures
 from dslc.runtime.data.collating import collate
 from dslc.runtime.data.held_out import for_test, held_out, total
 from dslc.runtime.data.samples import (
@@ -51,21 +52,24 @@ __all__ = ["FetchedSamples", "Part", "Samples", "SourceError", "Splits", "Tensor
 # ------------------------------------------------------------------------------------------------------- opening
 
 
-def open_source(step: DataStep) -> Splits:
-    """Returns the samples of `step`, by their splits.
+def open_source(step: DataStep, *, training: bool = True) -> Splits:
+    """Returns the samples of `step`, by their splits; those for training as a `training` sees them, or as an evaluation
+    does.
 
     Raises SourceError if the source does not have the samples that the plan counted, or cannot be read as the plan
     says; OSError if a file does not exist.
     """
     opened = _open(step)
     kept = opened
+    seen = training_pictures if training else plain_pictures
     if isinstance(opened, tuple):
-        parts = [_checked(step, part, word) for part, word in zip(opened, ("", "validation ", "test "), strict=False)]
+        looked_at = [seen(step, opened[0]), *(plain_pictures(step, part) for part in opened[1:])]
+        words = ("", "validation ", "test ")
+        parts = [_checked(step, part, word) for part, word in zip(looked_at, words, strict=False)]
         splits = Splits(parts[0], parts[1], test=parts[2] if len(parts) == 3 else None)
     else:
-        opened = _checked(step, opened)
         _check(step, "samples", len(opened), total(step))
-        splits = _split(step, opened)
+        splits = _split(step, _checked(step, seen(step, opened)), _checked(step, plain_pictures(step, opened)))
     _check(step, "training samples", len(splits.train), step.train_samples)
     _check(step, "validation samples", len(splits.validation), step.validation_samples)
     _check(step, "test samples", 0 if splits.test is None else len(splits.test), step.test_samples)
@@ -121,16 +125,17 @@ def _check(step: DataStep, what: str, found: int, planned: int) -> None:
         raise SourceError(f"{step.line}: `{step.source}` holds {found} {what}, and the plan was made for {planned}")
 
 
-def _split(step: DataStep, samples: Samples) -> Splits:
+def _split(step: DataStep, samples: Samples, plain: Samples) -> Splits:
+    """Returns parts of `samples` for training, and of the same samples as an evaluation sees them."""
     if step.split == "random":
         train, validation = held_out(step)
-        test = Part(samples, for_test(step)) if step.test_samples else None
-        return Splits(Part(samples, train), Part(samples, validation), test=test)
+        test = Part(plain, for_test(step)) if step.test_samples else None
+        return Splits(Part(samples, train), Part(plain, validation), test=test)
     first = step.train_samples + step.validation_samples
     return Splits(
         Part(samples, start=0, length=step.train_samples),
-        Part(samples, start=step.train_samples, length=step.validation_samples),
-        test=Part(samples, start=first, length=step.test_samples) if step.test_samples else None,
+        Part(plain, start=step.train_samples, length=step.validation_samples),
+        test=Part(plain, start=first, length=step.test_samples) if step.test_samples else None,
     )
 
 

@@ -16,7 +16,7 @@ import mmap
 import os
 import pickle
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from torch import Tensor
 from dslc.compiler.ir.program import DataStep
 from dslc.runtime.data.samples import Joined, SourceError
 from dslc.runtime.data.token_files import MAGIC
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 # ------------------------------------------------------------------------------------------------------- tokens
 
@@ -113,6 +116,13 @@ class PixelSamples:
         rows = indices.numpy()
         pixels = torch.from_numpy(self.images[rows]).to(torch.float32).div_(255)
         return pixels, torch.from_numpy(self.labels[rows].astype(np.int64))
+
+    def picture(self, index: int) -> tuple[Image.Image, Tensor]:
+        from PIL import Image
+
+        pixels = self.images[index]
+        made = Image.fromarray(np.ascontiguousarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)))
+        return made, torch.tensor(int(self.labels[index]))
 
 
 def mnist(step: DataStep) -> tuple[PixelSamples, PixelSamples]:

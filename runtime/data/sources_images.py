@@ -4,13 +4,14 @@ Model: classes are numbered in the order of the folders' names; the images of a 
 Pillow opens each as RGB, and it is scaled to `size` x `size` (pictures.py). Numbers are 0 … 1, channels first, as from
 torchvision's Resize, CenterCrop and ToTensor.
 
-Limits: each rank holds all paths, packed into one byte string (some 100 bytes an image). Nothing is drawn at random: no
-augmentation.
+Limits: each rank holds all paths, packed into one byte string (some 100 bytes an image).
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -19,8 +20,13 @@ from torch import Tensor
 
 from dslc.compiler.common.images import images_in
 from dslc.compiler.ir.program import DataStep
-from dslc.runtime.data.pictures import decoded
+from dslc.runtime.data.pictures import decoded, opened
 from dslc.runtime.data.samples import SourceError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+T = TypeVar("T")
 
 
 class ImageSamples:
@@ -29,8 +35,8 @@ class ImageSamples:
     by_process = True
     apart = False
 
-    def __init__(self, folder: str, classes: tuple[str, ...], size: int, line: str) -> None:
-        self.size, self.line = size, line
+    def __init__(self, folder: str, classes: tuple[str, ...], size: int, line: str, resize: int | None = None) -> None:
+        self.size, self.resize, self.line = size, resize, line
         names: list[bytes] = []
         labels: list[NDArray[np.int64]] = []
         for label, name in enumerate(classes):
@@ -51,18 +57,28 @@ class ImageSamples:
     def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         pixels = np.empty((len(indices), 3, self.size, self.size), np.float32)
         for n, index in enumerate(indices.tolist()):
-            path = self.path(index)
-            try:
-                with open(path, "rb") as stream:
-                    pixels[n] = decoded(stream, "RGB", self.size)
-            except Exception as error:  # Pillow raises any exception for a damaged file
-                raise SourceError(f"{self.line}: {path} cannot be decoded: {error}") from error
+            pixels[n] = self._read(index, lambda stream: decoded(stream, "RGB", self.size, self.resize))
         return torch.from_numpy(pixels), self.targets[indices]
+
+    def picture(self, index: int) -> tuple[Image.Image, Tensor]:
+        return self._read(index, lambda stream: opened(stream, "RGB")), self.targets[index]
+
+    def place(self, indices: Tensor) -> list[str]:
+        return [self.path(index) for index in indices.tolist()]
+
+    def _read(self, index: int, read: Callable[[IO[bytes]], T]) -> T:
+        path = self.path(index)
+        try:
+            with open(path, "rb") as stream:
+                return read(stream)
+        except Exception as error:  # Pillow raises any exception for a damaged file
+            raise SourceError(f"{self.line}: {path} cannot be decoded: {error}") from error
 
 
 def images(step: DataStep) -> ImageSamples | tuple[ImageSamples, ImageSamples]:
     found = step.arguments
-    train = ImageSamples(found["train"], found["classes"], found["size"], step.line)
+    how = found["classes"], found["size"], step.line, found["resize"]
+    train = ImageSamples(found["train"], *how)
     if not found["validation"]:
         return train
-    return train, ImageSamples(found["validation"], found["classes"], found["size"], step.line)
+    return train, ImageSamples(found["validation"], *how)

@@ -141,6 +141,17 @@ def _pictures(column: Any, mode: str, shape: tuple[int, ...], size: int | None) 
     return made
 
 
+def picture_of(column: Any, mode: str) -> Any:
+    """Returns the picture (of Pillow) in the first row of a column. Raises ValueError if there is none, and OSError."""
+    from dslc.runtime.data.pictures import opened
+
+    value = _plain(column)[0].as_py()
+    if value is None:
+        raise ValueError("a row has no value")
+    data, path = (value["bytes"], value.get("path")) if isinstance(value, dict) else (value, None)
+    return opened(io.BytesIO(data) if data is not None else path, mode)  # type: ignore[arg-type]
+
+
 def _by(shape: tuple[int, ...]) -> str:
     return f"{shape[1]} x {shape[2]}"
 

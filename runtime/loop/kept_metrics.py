@@ -25,6 +25,7 @@ from dslc.compiler.ir.program import LossStep, MetricStep
 from dslc.runtime.model.losses import alike, classes_last, wide, wide_tensors
 from dslc.runtime.process.job_line import at
 from dslc.runtime.process.user_code import load_function
+from dslc.runtime.process.vision_library import let_torchvision_load
 
 Value: TypeAlias = Any  # a number, or a list of them to any depth
 States: TypeAlias = dict[str, Any]  # by the name of an attribute, a tensor or a list of tensors
@@ -50,6 +51,7 @@ def keeps(step: MetricStep) -> bool:
 def preload(steps: Sequence[MetricStep]) -> None:
     """Imports, in the launcher, the library that each rank would have to import (1.2 s)."""
     if any(step.torchmetrics for step in steps):
+        let_torchvision_load()  # which it imports
         import torchmetrics  # noqa: F401
 
 
@@ -96,6 +98,7 @@ class Kept:
         """Returns a metric that has counted nothing. Raises MetricError if it is none."""
         step = self._step
         if step.kind == "torchmetrics":
+            let_torchvision_load()
             import torchmetrics
 
             made = getattr(torchmetrics, step.torchmetrics)(**step.arguments, **settings)

@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from dslc.compiler.ir.program import TransformersStep
 from dslc.runtime.model.model_error import ModelError
 from dslc.runtime.model.names import named_tensors
+from dslc.runtime.process.vision_library import let_torchvision_load
 
 _AUTO = {
     "causal_lm": "AutoModelForCausalLM",
@@ -91,6 +92,7 @@ def build_transformers(step: TransformersStep) -> nn.Module:
     Raises TransformersError; ImportError if the library is not installed.
     """
     with _quiet():
+        let_torchvision_load()  # which it imports
         import transformers
 
         config, kind = _config(step)
@@ -136,6 +138,7 @@ def preload(step: TransformersStep) -> None:
     Computes nothing. The ranks report faults of the configuration.
     """
     with contextlib.suppress(ImportError, ModelError), _quiet():
+        let_torchvision_load()
         import transformers
 
         config, kind = _config(step)
@@ -197,6 +200,7 @@ def _plain(model: Any, pad: int | None) -> None:
 
 def _config(step: TransformersStep) -> tuple[Any, str]:
     """Returns the configuration, and the kind of model made of it."""
+    let_torchvision_load()
     from transformers import CONFIG_MAPPING
 
     written = _file(step)

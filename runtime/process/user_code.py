@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from dslc.compiler.ir.program import PythonFunction
+from dslc.runtime.process.vision_library import let_torchvision_load
 
 GIVEN = "dslc_given"  # the module of objects that a program gives in place of `python(…)`
 HANDED_OVER = ("__main__", GIVEN)  # modules whose objects go to other processes by value
@@ -63,6 +64,7 @@ def load_function(named: PythonFunction) -> Callable[..., Any]:
     if module_name == GIVEN and not hasattr(sys.modules.get(GIVEN), path.partition(".")[0]):
         raise ImportError(f"`{path}` was given by a program: give it again, as in `dslc.run(job, {path} = …)`")
     where = f"{named.line}: " if named.line else ""
+    let_torchvision_load()
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from helpers.planning import compiled
 
 import dslc
 from dslc.compiler.compile import Compiled
+from dslc.compiler.emit import located
+from dslc.compiler.ir import program as p
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
@@ -65,6 +69,39 @@ train {{
 """
     )
     assert compiled(job).program().model.channels_last == last
+
+
+def test_each_function_of_ones_own_is_in_the_folder_of_its_job() -> None:
+    own = p.PythonFunction(function="mine:function", folder=".")
+    program = compiled(EXAMPLES / "digits.plt").program()
+    program = dataclasses.replace(
+        program,
+        data=dataclasses.replace(
+            program.data, python=own, collate=own, pictures=p.PictureStep(shape=(1, 8, 8), transform=own)
+        ),
+        own_step=own,
+        model=dataclasses.replace(program.model, python=own),
+        loss=dataclasses.replace(program.loss, python=own),
+        optimizer=dataclasses.replace(program.optimizer, python=own),
+        learning_rate=dataclasses.replace(program.learning_rate, python=own),
+        metrics=(p.MetricStep(kind="python", name="mine", python=own),),
+        hooks=(p.HookStep(python=own),),
+        loggers=(own,),
+    )
+    found = list(functions_in(located(program, "/jobs", "digits.plt")))
+    assert len(found) == 11
+    assert {function.folder for function in found} == {"/jobs"}
+
+
+def functions_in(value: object) -> Iterator[p.PythonFunction]:
+    if isinstance(value, p.PythonFunction):
+        yield value
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from functions_in(each)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from functions_in(getattr(value, field.name))
 
 
 def tokens(context: int, vocab: int) -> SourceFacts:

@@ -37,6 +37,23 @@ def lay_out(folder: Path) -> None:
     images, vectors = numbers.random((37, 2, 6, 5), np.float32), numbers.random((53, 7), np.float32)
     np.savez(folder / "images.npz", x=images, y=(images[:, 0, 0, 0] * 3).astype(np.int64))
     np.savez(folder / "vectors.npz", x=vectors, y=vectors[:, :2] - vectors[:, 2:4])
+    _write_pictures(folder / "pictures.parquet")
+
+
+def _write_pictures(file: Path) -> None:
+    """60 gray pictures of 8 x 8 in ten classes."""
+    import io
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from PIL import Image
+
+    made = []
+    for pixels in np.random.default_rng(1).integers(0, 256, (60, 8, 8), dtype=np.uint8):
+        held = io.BytesIO()
+        Image.fromarray(pixels).save(held, "png")
+        made.append(held.getvalue())
+    pq.write_table(pa.table({"x": made, "y": np.arange(60) % 10}), file)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +65,15 @@ class Drawn:
 
 OWN_OPTIMIZERS = 0.08  # the share of jobs with one of a user's own
 SAMPLERS = 0.1  # the share of jobs with a sampler
+AUGMENTED = 0.3  # the share of those on digits whose pictures are augmented instead
+AUGMENTATIONS = (
+    "random_crop(8, padding = 1)",
+    "random_horizontal_flip()",
+    "random_resized_crop(8)",
+    "random_resized_crop(7)",  # another size
+    "rand_augment()",
+    "random_erasing()",
+)
 
 
 def draw(seed: int, *, compile: float = 0.0) -> Drawn:
@@ -61,6 +87,11 @@ def draw(seed: int, *, compile: float = 0.0) -> Drawn:
     if "shuffle" not in blocks["data"] and others.random() < SAMPLERS:
         count = others.choice(("", "", f"samples = {others.randint(8, 90)}"))
         blocks["data"]["sampler"] = others.choice((f"balanced({count})", "by_length(window = 2)"))
+    drawn = random.Random(f"pictures {seed}")
+    if blocks["data"]["source"] == "digits()" and drawn.random() < AUGMENTED:
+        chosen = ", ".join(drawn.sample(AUGMENTATIONS, drawn.randint(1, 3)))
+        more = drawn.choice(("", ", normalize = mnist", ", normalize = imagenet"))
+        blocks["data"]["source"] = f'parquet("pictures.parquet", augment = [{chosen}]{more})'
     kept = ("model", "data", "train", "evaluate", "log")
     alone = {"devices": {"cpus": "1"}} | {name: blocks[name] for name in kept if name in blocks}
     alone["train"] = {name: text for name, text in alone["train"].items() if name != "compile"}

@@ -23,6 +23,7 @@ from helpers.paths import TESTS
 
 # Modules that many trainings need and that take seconds to import.
 PRELOADED = (
+    "helpers.vision",
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.distributed.optim",

@@ -1,0 +1,184 @@
+"""Rules for what pictures go through: their sizes on the way, the arguments of augmentations, the normalisation.
+
+E0335 arguments that do not fit, E0336 another size at the end, E0337 augmentation of what is no picture. Sizes are
+known without torchvision; cli/probe/pictures.py makes the transforms themselves, and reports W0335.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.augmentations import (
+    NORMALIZED,
+    Augmentation,
+    AutoAugment,
+    GaussianBlur,
+    Normalize,
+    RandAugment,
+    Resize,
+)
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.registry import Call
+
+_CHANNELS = {1: "gray pictures have 1 channel", 3: "pictures have 3 channels"}
+_MODES = {"L": 1, "RGB": 3}
+_GIVEN = ("augment", "transform", "normalize")
+
+
+def check_pictures(job: JobSpec, facts: SourceFacts, report: Report) -> None:
+    """Reports what pictures cannot go through."""
+    source: Any = job.data.source
+    if not isinstance(source, c.PICTURES):
+        return
+    if isinstance(source, c.Images) and source.resize is not None and source.resize < source.size:
+        report.add(
+            "E0335",
+            f"pictures are scaled to {source.resize} on their shorter side, which is less than `size`, {source.size}",
+            source.at("resize"),
+            notes=[Note(message="`size`", span=source.at("size"))] if source.is_set("size") else [],
+            help=f"`resize` is at least `size`: {source.size * 8 // 7}, for instance",
+        )
+    given = [name for name in _GIVEN if getattr(source, name)]
+    if not given or facts.input is None:
+        return
+    if (channels := channels_of(facts)) is None:
+        report.add(
+            "E0337",
+            f"`{given[0]}` is for pictures, and the inputs of this source are numbers"
+            + (f" (column `{source.input[0]}`)" if getattr(source, "input", None) else ""),
+            source.at(given[0]),
+            help=f"remove `{given[0]}`, or name the column of the pictures as `input`",
+        )
+        return
+    before = len(report.errors)
+    for said, where, help in _arguments(source, channels):
+        report.add("E0335", said, where, help=help)
+    if len(report.errors) == before:
+        _check_size(source, facts.input.shape, report)
+
+
+def channels_of(facts: SourceFacts) -> int | None:
+    """Returns the channels of the pictures of a source; None if its inputs are none."""
+    if facts.input is None:
+        return None
+    kinds = facts.found.get("kinds")
+    if kinds is not None:
+        return _MODES.get(kinds[0])
+    return facts.input.shape[0]
+
+
+def is_fitted(source: Any) -> bool:
+    """True if training pictures are scaled and cropped to `size` before they are augmented: unless the job says how."""
+    sized = any(each.makes != "same" for each in source.augment or ())
+    return getattr(source, "size", None) is not None and not sized and source.transform is None
+
+
+def normalization(source: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Returns mean and deviation of each channel; none if numbers stay as they are."""
+    chosen = source.normalize
+    if chosen is None:
+        return (), ()
+    mean, std = (chosen.mean, chosen.std) if isinstance(chosen, Normalize) else NORMALIZED[chosen]
+    return mean * (channels if len(mean) == 1 else 1), std * (channels if len(std) == 1 else 1)
+
+
+# -------------------------------------------------------------------------------------------------------- arguments
+
+
+def _arguments(source: Any, channels: int) -> Iterator[tuple[str, Any, str]]:
+    """Yields a message, its place and the remedy for each argument that does not fit."""
+    for number, each in enumerate(source.augment or ()):
+        yield from _of_augmentation(each, channels)
+        later = source.augment[number + 1 :]
+        if each.normalized and any(not other.normalized for other in later):
+            yield (
+                f"`{each.word}` works on normalised numbers, and `{later[0].word}` after it on a picture",
+                each.span,
+                f"put `{each.word}` last",
+            )
+    chosen = source.normalize
+    if isinstance(chosen, str):
+        if len(NORMALIZED[chosen][0]) not in (1, channels):
+            fitting = [name for name, (mean, _) in NORMALIZED.items() if len(mean) in (1, channels)]
+            yield (
+                f"`{chosen}` has {len(NORMALIZED[chosen][0])} channels, and {_CHANNELS[channels]}",
+                source.at("normalize"),
+                f"`{fitting[0]}`, or `normalize(mean = [0.5], std = [0.5])`",
+            )
+    elif isinstance(chosen, Normalize):
+        for name in ("mean", "std"):
+            if (count := len(getattr(chosen, name))) not in (1, channels):
+                yield f"`{name}` is of {count} channels, and {_CHANNELS[channels]}", chosen.at(name), "one for each"
+
+
+def _of_augmentation(each: Augmentation, channels: int) -> Iterator[tuple[str, Any, str]]:
+    for name in each.lowest:
+        value = getattr(each, name)
+        if isinstance(value, tuple) and value[0] > value[1]:
+            yield (
+                f"`{name}` is [lowest, highest], and {value[0]:g} is more than {value[1]:g}",
+                each.at(name),
+                f"`{name} = [{value[1]:g}, {value[0]:g}]`",
+            )
+    if isinstance(each, GaussianBlur) and each.kernel_size % 2 == 0:
+        yield f"a kernel of {each.kernel_size} has no middle", each.at("kernel_size"), f"{each.kernel_size + 1}"
+    if isinstance(each, RandAugment) and each.magnitude >= each.num_magnitude_bins:
+        yield (
+            f"`magnitude` is one of the strengths 0 to {each.num_magnitude_bins - 1}, and not {each.magnitude}",
+            each.at("magnitude"),
+            "`num_magnitude_bins` is their number",
+        )
+    fill = getattr(each, "fill", 0)
+    if isinstance(fill, tuple) and len(fill) not in (1, channels):
+        yield f"`fill` has {len(fill)} channels, and {_CHANNELS[channels]}", each.at("fill"), "one for each"
+    if isinstance(each, AutoAugment) and channels == 1:
+        yield (
+            "the policies of `auto_augment` were learnt on pictures with colours, and these are gray",
+            each.span,
+            "`rand_augment()` or `trivial_augment_wide()`",
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------ sizes
+
+
+def _check_size(source: Any, shape: tuple[int, ...], report: Report) -> None:
+    """Reports training pictures that end up of another size than the network's input."""
+    if source.transform is not None or not source.augment:
+        return
+    height, width = shape[-2:]
+    size: tuple[int, int] | None = None if getattr(source, "size", None) is not None else (height, width)
+    if is_fitted(source):
+        size = height, width
+    last: Call | None = None
+    for each in source.augment or ():
+        if each.makes == "square":
+            size, last = (each.size, each.size), each
+        elif isinstance(each, Resize):
+            size, last = None, each
+            if source.word in ("mnist", "cifar10"):
+                size = each.size, each.size
+    if size == (height, width):
+        return
+    wanted = f"{height} x {width}"
+    where = last.at("size") if last is not None else source.at("augment")
+    if size is None:
+        report.add(
+            "E0336",
+            f"training pictures end up of unequal sizes, and the network is given {wanted}",
+            where,
+            help=f"`random_crop({width})` or `center_crop({width})` after it",
+        )
+        return
+    report.add(
+        "E0336",
+        f"training pictures end up {size[0]} x {size[1]}, and those of the validation split are {wanted}",
+        where,
+        notes=[Note(message="the size of all pictures", span=source.at("size"))] if source.is_set("size") else [],
+        help=f"`{width}` here"
+        + (f", or `size = {size[0]}` of the source" if getattr(source, "size", None) is not None else ""),
+    )
