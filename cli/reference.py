@@ -165,7 +165,8 @@ def _source(job: JobSpec, smaller: Any) -> Any:
     """Returns the job's source if it is here and fits a narrow network, else synthetic samples of its form."""
     source, network = job.data.source, job.model.network
     if isinstance(network, n.GPT | n.Llama):
-        vocab = network.vocab if network.vocab is not None else getattr(source, "vocab", None)
+        told = (getattr(each, "vocab", None) for each in c.parts_of(source))
+        vocab = network.vocab if network.vocab is not None else next((each for each in told if each), None)
         if isinstance(source, c.Stdlib | c.Text) and not source_facts(source, context_of(job)).missing:
             return replace(source, context=None)
         made = c.Synthetic(samples=4096, vocab=min(vocab or VOCAB, VOCAB))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from dslc.checkpoints import tensors_of
 from dslc.compiler.common.units import path_text
-from dslc.compiler.graph.constants import optimizer_step, sampler_step
+from dslc.compiler.graph.constants import data_step, optimizer_step
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Note, Report
 from dslc.dsl.language.optimizers import PythonOptimizer
@@ -133,10 +133,9 @@ def _misfits(path: str, manifest: Manifest, analysis: Analysis) -> Iterator[Diag
             "the same data, and the same `validation`",
         ),
     ]
-    if workload.visited is not None:
-        sampler = sampler_step(job, workload.visited)
-        what, span = sampler.text if sampler else "", job.data.at("sampler" if sampler else "source")
-        same.append(("order of samples", fit.order, what, span, f"`sampler = {fit.order or 'none'}`"))
+    if workload.visited is not None and workload.train is not None:
+        what, span = data_step(analysis).order, job.data.at("sampler" if job.data.sampler else "source")
+        same.append(("order of samples", fit.order, what, span, "the same `sampler`, or the same mixture"))
     found = False
     for what, theirs, ours, span, help in same:
         if ours is not None and theirs != ours:
@@ -154,5 +153,5 @@ def _misfits(path: str, manifest: Manifest, analysis: Analysis) -> Iterator[Diag
 
 def _text(value: int | bool | str) -> str:
     if isinstance(value, str):
-        return f"`{value}`" if value else "that of no sampler"
+        return f"`{value}`" if value else "that of each sample once"
     return ("off", "on")[value] if isinstance(value, bool) else f"{value:,}"

@@ -21,6 +21,7 @@ from dslc.compiler.ir.plan import (
     AxisNode,
     DataNode,
     LayerPlan,
+    PartNode,
     Plan,
     RankNode,
     ScheduleNode,
@@ -36,6 +37,7 @@ from dslc.compiler.placement.seams import unsendable
 from dslc.compiler.placement.sharding import offloaded
 from dslc.compiler.rules.analyse import played
 from dslc.compiler.rules.analysis import Analysis
+from dslc.dsl.language.calls import parts_of
 from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.language.registry import BLOCKS, Node, Quantity, Range, fields
 from dslc.dsl.record import Record, record
@@ -233,10 +235,15 @@ def _data(analysis: Analysis) -> DataNode:
 
     return DataNode(
         source=job.data.source.word,
-        pictures=things_done(job.data.source),
+        pictures=tuple(step for call in parts_of(job.data.source) for step in things_done(call)),
+        parts=tuple(
+            PartNode(source=call.word, train=load.train, visited=load.visited, validation=load.validation)
+            for call, load in zip(parts_of(job.data.source), workload.mixed, strict=False)
+        ),
         train=workload.train,
         validation=workload.validation,
         split=workload.split,
+        documents=job.data.documents,
         visited=workload.visited,
         order=order_text(job),
         shuffle=job.data.shuffle,

@@ -88,7 +88,19 @@ def located(program: p.JobProgram, folder: str, file: str) -> p.JobProgram:
     def looked_at(pictures: p.PictureStep | None) -> p.PictureStep | None:
         return replace(pictures, transform=function(pictures.transform)) if pictures else None
 
-    model, data, checkpoint = program.model, program.data, program.checkpoint
+    def data(step: p.DataStep) -> p.DataStep:
+        sampler = step.sampler
+        return replace(
+            step,
+            arguments={**step.arguments, **{name: there(step.arguments[name]) for name in step.paths}},
+            python=function(step.python),
+            collate=function(step.collate),
+            sampler=sampler and replace(sampler, file=resolved(sampler.file, folder), python=function(sampler.python)),
+            pictures=looked_at(step.pictures),
+            parts=tuple(map(data, step.parts)),
+        )
+
+    model, checkpoint = program.model, program.checkpoint
     network, weights = model.transformers, model.weights
     return replace(
         program,
@@ -110,15 +122,7 @@ def located(program: p.JobProgram, folder: str, file: str) -> p.JobProgram:
         hooks=tuple(map(hook, program.hooks)),
         loggers=tuple(replace(each, folder=resolved(each.folder, folder)) for each in program.loggers),
         metrics=tuple(replace(metric, python=function(metric.python)) for metric in program.metrics),
-        data=replace(
-            data,
-            arguments={**data.arguments, **{name: there(data.arguments[name]) for name in data.paths}},
-            python=function(data.python),
-            collate=function(data.collate),
-            sampler=data.sampler
-            and replace(data.sampler, file=resolved(data.sampler.file, folder), python=function(data.sampler.python)),
-            pictures=looked_at(data.pictures),
-        ),
+        data=data(program.data),
         own_step=function(program.own_step),
         checkpoint=replace(
             checkpoint,

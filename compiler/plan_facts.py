@@ -23,10 +23,10 @@ from dslc.compiler.ir.module_facts import ModelFacts
 from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.training import configuration_file
-from dslc.dsl.language.calls import PythonSource
+from dslc.dsl.language.calls import PythonSource, parts_of
 from dslc.dsl.language.job import JobSpec, python_calls
 from dslc.dsl.language.layers import TransformersNetwork
-from dslc.dsl.language.registry import fields
+from dslc.dsl.language.registry import Call, fields
 from dslc.dsl.paths import Located, portable, resolved
 from dslc.dsl.record import Record, record
 
@@ -52,7 +52,6 @@ class PlanFacts(Record):
 def facts_of(analysis: Analysis) -> PlanFacts:
     """Returns the facts that the plan of a job rests on, and looks at its files."""
     job, layout, model = analysis.job, analysis.layout, analysis.model
-    found = {name: value for name, value in analysis.source.found.items() if name not in FOUND_PATHS}
     origins = dict(_files(job, analysis.source))
     files = []
     for fact in fingerprints(origins):
@@ -60,7 +59,7 @@ def facts_of(analysis: Analysis) -> PlanFacts:
         files.append(replace(fact, path=portable(fact.path, job.folder, origin)))
     machine = analysis.facts.machine
     return PlanFacts(
-        source=replace(analysis.source, found=found, missing="", help="", code="E0309"),
+        source=_portable(analysis.source),
         model=analysis.facts.model,
         optimizer=analysis.facts.optimizer,
         hardware=layout.hardware,
@@ -71,16 +70,18 @@ def facts_of(analysis: Analysis) -> PlanFacts:
     )
 
 
+def _portable(source: SourceFacts) -> SourceFacts:
+    """Returns the facts without paths, which `files` has, and without faults."""
+    found = {name: value for name, value in source.found.items() if name not in FOUND_PATHS}
+    parts = tuple(map(_portable, source.parts))
+    return replace(source, found=found, missing="", help="", code="E0309", parts=parts)
+
+
 def _files(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, Located | None]]:
     """Yields the files and folders that the ranks read, each with the path of the job that led to it."""
-    call = job.data.source
-    named: list[Any] = (
-        [] if isinstance(call, PythonSource) else [getattr(call, field.name) for field in fields(type(call))]
-    )
-    paths = [path for path in _flat(named) if isinstance(path, Located)]
-    found = [path for name in sorted(FOUND_PATHS & source.found.keys()) for path in _flat(source.found[name]) if path]
-    for path in found or paths:
-        yield path, path if isinstance(path, Located) else next(iter(paths), None)
+    calls = parts_of(job.data.source)
+    for call, facts in zip(calls, source.parts or (source,), strict=True):
+        yield from _source_files(call, facts)
     if job.data.sampler is not None:
         for name in ("weights", "length"):
             if isinstance(path := getattr(job.data.sampler, name, None), Located):
@@ -97,6 +98,16 @@ def _files(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, Located | N
         path := configuration_file(job.model.network, job.folder)
     ):
         yield path, Located(path, job.model.network.path)
+
+
+def _source_files(call: Call, source: SourceFacts) -> Iterator[tuple[str, Located | None]]:
+    named: list[Any] = (
+        [] if isinstance(call, PythonSource) else [getattr(call, field.name) for field in fields(type(call))]
+    )
+    paths = [path for path in _flat(named) if isinstance(path, Located)]
+    found = [path for name in sorted(FOUND_PATHS & source.found.keys()) for path in _flat(source.found[name]) if path]
+    for path in found or paths:
+        yield path, path if isinstance(path, Located) else next(iter(paths), None)
 
 
 def _flat(value: Any) -> Iterator[Any]:

@@ -6,12 +6,15 @@ import os
 from dataclasses import replace
 from typing import Any
 
+from dslc.compiler.facts.mixtures import mixed
 from dslc.compiler.facts.sources import source_facts
 from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
 from dslc.compiler.rules.analyse import context_of
+from dslc.compiler.rules.mixtures import each_source
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.calls import Datasets, Parquet
+from dslc.dsl.language.calls import Datasets, Mixture, Parquet
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.registry import Call
 from dslc.probe.child import in_child
 from dslc.probe.pictures import look_for_library
 
@@ -21,15 +24,26 @@ def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
     this machine.
     """
     source = source_facts(job.data.source, context_of(job))
-    if isinstance(job.data.source, Parquet | Datasets) and not source.missing:
-        source = _opened(job.data.source, fetch=run)
-    look_for_library(job, report)
+    if isinstance(job.data.source, Mixture):
+        pairs = zip(job.data.source.sources, source.parts, strict=True)
+        source = mixed([_looked_into(call, facts, fetch=run) for call, facts in pairs])
+    else:
+        source = _looked_into(job.data.source, source, fetch=run)
+    for alone, _ in each_source(job, source):
+        look_for_library(alone, report)
     facts = Facts(source=source)
     if trace:
         from dslc.probe.traced import traced  # here, as most checks call no functions
 
         facts = traced(job, source, report, run=run)
     return replace(facts, machine=_machine(job)) if run else facts
+
+
+def _looked_into(call: Call, source: SourceFacts, *, fetch: bool) -> SourceFacts:
+    """Returns the facts of a source, with those that only a library can tell."""
+    if isinstance(call, Parquet | Datasets) and not source.missing:
+        return _opened(call, fetch=fetch)
+    return source
 
 
 def _opened(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:

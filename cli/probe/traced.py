@@ -13,19 +13,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dslc.compiler.facts.mixtures import mixed
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.sharding import low_copy, low_precision, units
+from dslc.compiler.rules.mixtures import each_source
 from dslc.compiler.rules.training import configuration_file
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.calls import Own, PythonCollate, PythonLoss, PythonSource, PythonStep
+from dslc.dsl.language.calls import Mixture, Own, PythonCollate, PythonLoss, PythonSource, PythonStep
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.lr_schedules import PythonSchedule
 from dslc.dsl.language.metrics import PythonMetric, TorchMetric
 from dslc.dsl.language.optimizers import PythonOptimizer
+from dslc.dsl.language.registry import Call
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 from dslc.probe.child import first_line, in_child, where_in_the_users_code
@@ -70,9 +73,13 @@ class Files:
 
 
 def _traced(job: JobSpec, source: SourceFacts, files: Files, report: Report, *, run: bool) -> Facts:
-    if isinstance(job.data.source, PythonSource):
-        source = _traced_source(job, job.data.source, files, report) or source
-    try_pictures(job, source, report)
+    if isinstance(job.data.source, Mixture):
+        pairs = zip(job.data.source.sources, source.parts, strict=True)
+        source = mixed([_traced_part(job, call, facts, files, report) for call, facts in pairs])
+    else:
+        source = _traced_part(job, job.data.source, source, files, report)
+    for alone, facts in each_source(job, source):
+        try_pictures(alone, facts, report)
     network = job.model.network
     made = isinstance(network, PythonNetwork | TransformersNetwork) and _is_here(network, job.folder)
     model: ModelFacts | None = None
@@ -113,6 +120,11 @@ def _is_here(network: PythonNetwork | TransformersNetwork, folder: str) -> bool:
         return True
     file = configuration_file(network, folder)
     return file is None or os.path.exists(file)
+
+
+def _traced_part(job: JobSpec, call: Call, source: SourceFacts, files: Files, report: Report) -> SourceFacts:
+    """Returns the facts of a source; if it is a user's, those that its samples tell."""
+    return (_traced_source(job, call, files, report) or source) if isinstance(call, PythonSource) else source
 
 
 def _traced_source(job: JobSpec, call: PythonSource, files: Files, report: Report) -> SourceFacts | None:

@@ -15,7 +15,7 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Note, Report
-from dslc.dsl.language.calls import PythonLoss, PythonSource
+from dslc.dsl.language.calls import PythonLoss, PythonSource, parts_of
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.lr_schedules import PythonSchedule
@@ -48,7 +48,7 @@ def unseen(analysis: Analysis, *, trace: bool) -> str:
 def _unseen(analysis: Analysis, trace: bool) -> Iterator[tuple[str, bool]]:
     """Yields the parts that were not checked, and whether `--trace` would check them."""
     job, source, model = analysis.job, analysis.source, analysis.model
-    untraced_source = isinstance(job.data.source, PythonSource) and not trace
+    untraced_source = any(isinstance(each, PythonSource) for each in parts_of(job.data.source)) and not trace
     if source.missing or untraced_source:
         yield "its data", untraced_source
     known = source.input is not None or source.structures is not None or untraced_source

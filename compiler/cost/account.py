@@ -58,6 +58,7 @@ from dslc.compiler.placement.schedules import SPLITS_BACKWARD, ScheduleTable
 from dslc.compiler.placement.sharding import (
     fused_on,
     low_copy,
+    low_precision,
     offloaded,
     optimizer_groups,
     recomputed,
@@ -209,6 +210,15 @@ class _Account:
         each = self._model.input
         return self._samples_of_a_step * each.bytes * (2 if each.dtype == "int64" else 1)
 
+    def _mask_of_documents(self) -> int:
+        """Returns the bytes of the mask that keeps attention within documents, which all layers of a pass share: a
+        number for each pair of positions.
+        """
+        if self._job.data.documents is None:
+            return 0
+        length = self._model.input.shape[0]
+        return int(self._samples) * length * length * (2 if low_precision(self._job) else 4)
+
     def _kept(self, updated: Updated) -> int:
         """Returns the bytes of the optimizer's state for what a rank updates."""
         return self._optimizer.state(updated, counts=self._layout.device == "cpu")
@@ -286,7 +296,7 @@ class _Account:
         self._stop("between two steps", None, state.gradients, 0, 0)
         last = self._layout.microbatches - 1
         for microbatch in sorted({0, last, *([last - 1] if self._sharding.engine != "none" and last else [])}):
-            self._others = self._flight[microbatch > 0]
+            self._others = self._flight[microbatch > 0] + self._mask_of_documents()
             self._walk(self._engine(microbatch))
         self._others = 0
         if self._in_weights:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from dslc.compiler.facts import source_files as sources_files
+from dslc.compiler.facts.mixtures import mixed
 from dslc.compiler.facts.source_files import said_of, sequences
 from dslc.compiler.facts.source_look import Absent, Broken, size_of
 from dslc.compiler.ir.facts import SourceFacts
@@ -36,6 +37,8 @@ CLASSES = 2  # of `synthetic(shape = …)` without `classes`
 
 def source_facts(source: Call, context: int | None) -> SourceFacts:
     """Returns the facts of `source`. `context` is the length of a sequence if the source does not give one, or None."""
+    if isinstance(source, c.Mixture):
+        return mixed([source_facts(each, context) for each in source.sources])
     find = _FACTS.get(type(source))
     if find is None:
         return SourceFacts()
@@ -47,7 +50,7 @@ def source_key(source: Call) -> tuple[str, dict[str, Any]]:
     """Returns `source` and `arguments` of the rank program's DataStep. For `python(…)`, the arguments are in its
     function; what pictures go through is its `pictures`.
     """
-    if isinstance(source, c.PythonSource):
+    if isinstance(source, c.PythonSource | c.Mixture):
         return source.word, {}
     arguments = {f.name: getattr(source, f.name) for f in fields(type(source)) if f.name not in PREPARATION}
     if isinstance(source, c.Synthetic):

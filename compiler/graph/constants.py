@@ -23,7 +23,7 @@ from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.seams import sent
 from dslc.compiler.placement.sharding import fused_on, low_copy, low_dtype, offloaded, recomputed, searches, units
 from dslc.compiler.placement.staging import Staging
-from dslc.compiler.placement.workload import Workload, counted, ignored, in_steps, steps_of
+from dslc.compiler.placement.workload import PartLoad, Workload, counted, ignored, in_steps, steps_of
 from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.language import calls as c
@@ -52,7 +52,7 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, object]]:
     yield "training", _training(analysis, workload.steps, workload.steps_per_epoch)
     yield "model", _model(analysis)
     yield "loss", loss_step(job, analysis.source, HERE)
-    yield "data", _data(analysis)
+    yield "data", data_step(analysis)
     yield "optimizer", optimizer_step(analysis)
     yield "learning rate", _learning_rate(analysis)
     yield "precision", precision_step(job)
@@ -222,6 +222,7 @@ def _model(analysis: Analysis) -> p.ModelStep:
         "seed": seed,
         "weights": _weights(job, job.model.start) if job.model.start else None,
         "frozen": job.model.freeze,
+        "documents": job.data.documents,
     }
     own = common | ({"ties": model.ties, "reset": model.reset} if model else {})
     if isinstance(network, PythonNetwork):
@@ -320,42 +321,60 @@ def _loss_arguments(loss: Call) -> dict[str, Any]:
     return arguments_of(loss) if isinstance(loss, c.Own) else {}
 
 
-def _data(analysis: Analysis) -> p.DataStep:
+def data_step(analysis: Analysis) -> p.DataStep:
+    """Returns the step of the samples, whose numbers have to be known."""
     job, workload = analysis.job, analysis.workload
-    source, ignore = job.data.source, ignored(analysis.job, analysis.source)
     assert workload.train is not None and workload.visited is not None
+    whole = PartLoad(train=workload.train, validation=workload.validation, test=workload.test, split=workload.split)
+    made = _source_step(analysis, job.data.source, analysis.source, whole, job.train.seed)
+    if not workload.mixed:
+        return replace(made, sampler=sampler_step(job, workload.visited))
+    sources = zip(c.parts_of(job.data.source), analysis.source.parts, workload.mixed, strict=True)
+    parts = [
+        # Each with a seed of its own: two of one kind draw different noise, and hold out different samples.
+        replace(_source_step(analysis, call, facts, load, (job.train.seed + n) % 2**63), last=0)
+        for n, (call, facts, load) in enumerate(sources)
+    ]
+    return replace(made, parts=tuple(parts), counts=tuple(load.visited or 0 for load in workload.mixed))
+
+
+def _source_step(analysis: Analysis, source: Call, facts: SourceFacts, load: PartLoad, seed: int) -> p.DataStep:
+    """Returns the step of the job's source, or of one of a mixture."""
+    job, workload = analysis.job, analysis.workload
+    ignore = ignored(job, analysis.source)
+    assert load.train is not None
     name, arguments = source_key(source)
     context = context_of(job)
     if name in ("stdlib", "text", "tokens") or (name == "synthetic" and arguments.get("vocab")):
         arguments = arguments | {"context": context}
     named = {name: value for name, value in arguments.items() if _origin(value)}
-    found = dict(analysis.source.found)
+    found = dict(facts.found)
     paths = named.keys() | {name for name in FOUND_PATHS & found.keys() if found[name]}
     for values, origin in ((arguments, None), (found, next(map(_origin, named.values()), None))):
         values |= {name: _portable(values[name], job.folder, origin) for name in paths & values.keys()}
     return p.DataStep(
         source=name,
-        arguments=arguments | found | _limits(analysis),
+        arguments=arguments | found | _limits(analysis, source),
         paths=tuple(sorted(paths)),
         python=python_function(source, HERE) if isinstance(source, c.PythonSource) else None,
-        pictures=picture_step(source, analysis.source, lambda call: python_function(call, HERE)),
+        pictures=picture_step(source, facts, lambda call: python_function(call, HERE)),
         structured=analysis.source.structures is not None,
         collate=python_function(collate, HERE) if isinstance(collate := job.data.collate, c.PythonCollate) else None,
         whole=isinstance(job.model.loss, c.Own),
-        train_samples=workload.train,
-        validation_samples=workload.validation or 0,
-        test_samples=workload.test or 0,
-        split=workload.split,  # type: ignore[arg-type]
-        seed=job.train.seed,
+        train_samples=load.train,
+        validation_samples=load.validation or 0,
+        test_samples=load.test or 0,
+        split=load.split,  # type: ignore[arg-type]
+        seed=seed,
         shuffle=job.data.shuffle,
-        sampler=sampler_step(job, workload.visited),
         batch=workload.batch,
         last=workload.last or 0,
         pad=job.data.pad,
+        documents=job.data.documents,
         ignore=-100 if ignore is None else ignore,
         workers=job.data.workers,
         stream=workload.stream,
-        line=short_line(job.data.at("source")),
+        line=short_line(source.span if isinstance(job.data.source, c.Mixture) else job.data.at("source")),
     )
 
 
@@ -389,12 +408,12 @@ def _portable(value: Any, folder: str, origin: Located | None) -> Any:
     return portable(value, folder, origin) if value and isinstance(origin or value, Located) else value
 
 
-def _limits(analysis: Analysis) -> dict[str, Any]:
+def _limits(analysis: Analysis, call: Call) -> dict[str, Any]:
     """Returns the upper limits for the numbers in files and in a user's data set, whose contents are unknown. A user's
     own loss may take targets for something else than classes: `outputs` is then for the message if it fails.
     """
     job, model, source = analysis.job, analysis.model, analysis.source
-    if model is None or not isinstance(job.data.source, c.Tokens | c.Parquet | c.Datasets | c.Arrays | c.PythonSource):
+    if model is None or not isinstance(call, c.Tokens | c.Parquet | c.Datasets | c.Arrays | c.PythonSource):
         return {}
     embedding = model.root and next((m for m in _modules(model.root) if m.kind == "Embedding"), None)
     tokens = source.input is not None and source.input.dtype == "int64"

@@ -41,6 +41,7 @@ class SourceFacts(Record):
     missing: str = ""
     help: str = ""
     code: str = "E0309"
+    parts: tuple[SourceFacts, ...] = ()  # of a mixture
 
 
 @record

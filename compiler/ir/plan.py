@@ -88,8 +88,20 @@ class ShareNode(Record):
 
 
 @record
+class PartNode(Record):
+    """One source of a mixture: its samples, and how many of them an epoch has."""
+
+    source: str
+    train: int | None
+    visited: int | None
+    validation: int | None
+
+
+@record
 class DataNode(Record):
     source: str
+    parts: tuple[PartNode, ...] = ()
+    documents: int | None = None  # the token that ends one
     train: int | None
     visited: int | None  # samples of an epoch
     order: str  # in words

@@ -82,6 +82,7 @@ class ModelStep(Record):
     weights: WeightsStep | None = None
     frozen: tuple[str, ...] = ()
     reset: bool = False
+    documents: int | None = None  # the token that ends a document, within which attention and positions stay
 
 
 @record
@@ -160,7 +161,8 @@ class DataStep(Record):
     global batch, sizes differing by at most one, the larger first; a share is cut into micro-batches in the same way.
     """
 
-    source: str  # digits, stdlib, text, tokens, images, mnist, cifar10, arrays, parquet, datasets, synthetic, python
+    # digits, stdlib, text, tokens, images, mnist, cifar10, arrays, parquet, datasets, synthetic, python, mixture
+    source: str
     arguments: Arguments = field(default_factory=dict)
     paths: tuple[str, ...] = ()  # the arguments that are paths, or several
     python: PythonFunction | None = None
@@ -171,13 +173,17 @@ class DataStep(Record):
     train_samples: int
     validation_samples: int
     test_samples: int = 0
-    split: Literal["random", "tail", "given", "none"]  # by the seed; the end of the stream; a pair of data sets; none
+    # By the seed; the end of the stream; a pair of data sets; none; that of each source of a mixture.
+    split: Literal["random", "tail", "given", "none", "each"]
     seed: int
     shuffle: bool
     sampler: SamplerStep | None = None
+    parts: tuple[DataStep, ...] = ()  # the sources of a mixture, each with its own split
+    counts: tuple[int, ...] = ()  # how many samples of each an epoch has
     batch: int
     last: int  # samples of the last, partial batch of an epoch; 0 if there is none or it is dropped
     pad: int | None = None  # the token that pads sequences; its targets become `ignore`
+    documents: int | None = None  # the token that ends a document; its targets, of the next one, become `ignore`
     ignore: int = -100
     workers: int
     stream: StreamStep | None = None  # without a length, `train_samples` are those of all steps
@@ -186,7 +192,16 @@ class DataStep(Record):
     @property
     def visited(self) -> int:
         """The samples of an epoch, before its last batch is dropped."""
+        if self.parts:
+            return sum(self.counts)
         return self.train_samples if self.sampler is None else self.sampler.samples
+
+    @property
+    def order(self) -> str:
+        """What else than `shuffle` a training that resumes must have alike in its order; "" for nothing."""
+        if self.parts:
+            return f"mixture of {', '.join(map(str, self.counts))}"
+        return "" if self.sampler is None else self.sampler.text
 
 
 @record

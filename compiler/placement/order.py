@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dslc.dsl.language.calls import Mixture
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.samplers import Balanced, ByLength, Weighted
 from dslc.dsl.words import plural
@@ -9,6 +10,9 @@ from dslc.dsl.words import plural
 
 def order_text(job: JobSpec) -> str:
     """Returns `shuffled each epoch` and the like, to follow the number of samples."""
+    if isinstance(job.data.source, Mixture):
+        together = "shuffled together" if job.data.shuffle else "in turn"
+        return f"{plural(len(job.data.source.sources), 'source')} {together}"
     match job.data.sampler:
         case Weighted(samples=samples, replacement=replacement):
             again = "with" if replacement else "without"

@@ -6,6 +6,7 @@ no sizes: E03xx.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Literal
@@ -15,6 +16,7 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.steps import StreamStep
 from dslc.compiler.placement.epochs import Epoch, either, near_divisors
 from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.mixture import counts
 from dslc.compiler.placement.schedules import demands
 from dslc.compiler.placement.streams import stream_of
 from dslc.dsl.diagnostics import Diagnostic, Note, Report, division
@@ -32,6 +34,17 @@ _CLASSES_FROM_0 = c.Digits | c.Stdlib | c.Text | c.Tokens | c.Images | c.MNIST |
 
 
 @record
+class PartLoad(Record):
+    """The samples of one source of a mixture."""
+
+    train: int | None
+    validation: int | None
+    test: int | None
+    split: str
+    visited: int | None = None  # in an epoch
+
+
+@record
 class Workload(Record):
     """Counts are of samples (sequences, for text) unless noted."""
 
@@ -39,7 +52,8 @@ class Workload(Record):
     visited: int | None  # in an epoch: as many as `train`, but with a sampler that draws
     validation: int | None
     test: int | None
-    split: str  # random, tail, given, none
+    split: str  # random, tail, given, none; each: of a mixture
+    mixed: tuple[PartLoad, ...] = ()
     batch: int
     share: int  # of one data rank
     microbatch: int  # the largest micro-batch
@@ -65,14 +79,18 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts, report: Repor
     """Returns the workload, or None with the reason in the report."""
     before = len(report.errors)
     _missing(job, source, report)
+    mixed = _parts(job, source, report)
     data = job.data
     ranks = layout.sizes["data"]
     stream = stream_of(job, source, ranks, report)
-    if source.shards is None:
-        (train, validation, test), split = _split(job, source, report)
+    if isinstance(data.source, c.Mixture):
+        train, validation, test = (_sum(mixed, name) for name in ("train", "validation", "test"))
+        split = "each"
+    elif source.shards is None:
+        (train, validation, test), split = _split(job, source, _shares(job), report)
     else:
         (train, validation, test), split = _split_of_stream(job, source, stream)
-    visited = _visited(job, train)
+    visited = _sum(mixed, "visited") if mixed else _visited(job, train)
     epoch = Epoch(
         train=visited if len(report.errors) == before else None,
         ranks=ranks,
@@ -104,6 +122,7 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts, report: Repor
         validation=validation,
         test=test,
         split=split,
+        mixed=mixed,
         batch=data.batch,
         share=share,
         microbatch=largest(share, layout.microbatches),
@@ -113,6 +132,31 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts, report: Repor
         counts=counted(job, source),
         stream=stream,
     )
+
+
+def _sum(parts: tuple[PartLoad, ...], name: str) -> int | None:
+    found = [getattr(part, name) for part in parts]
+    return None if None in found else sum(found)
+
+
+def _parts(job: JobSpec, source: SourceFacts, report: Report) -> tuple[PartLoad, ...]:
+    """Returns the work of each source of a mixture. What is held out is held out of each that brings no validation set
+    of its own.
+    """
+    mixture, none = job.data.source, {"validation": 0.0, "test": 0.0}
+    if not isinstance(mixture, c.Mixture):
+        return ()
+    given = [facts.validation_samples is not None for facts in source.parts]
+    found = []
+    for n, (facts, own) in enumerate(zip(source.parts, given, strict=True)):
+        wanted = _shares(job) if not own or (all(given) and n == 0) else none  # E0306 once, if it is out of place
+        (train, validation, test), split = _split(job, facts, wanted, report)
+        found.append(PartLoad(train=train, validation=validation, test=test, split=split))
+    sizes = [part.train for part in found if part.train]
+    if len(sizes) < len(found) or len(mixture.weights or sizes) != len(sizes):
+        return tuple(found)
+    visited = counts(mixture, sizes)
+    return tuple(replace(part, visited=count) for part, count in zip(found, visited, strict=True))
 
 
 def _visited(job: JobSpec, train: int | None) -> int | None:
@@ -138,12 +182,17 @@ def counted(job: JobSpec, source: SourceFacts) -> Counts:
     The ranks must sum in each step how many targets are kept, unless all are classes from 0 up and none of these is
     ignored: then their count is arithmetic.
     """
-    if isinstance(job.model.loss, c.Own) or source.loss_counts or source.structures:
+    library = not isinstance(job.model.loss, c.Own | c.PythonLoss)
+    if source.loss_counts or (not library and (isinstance(job.model.loss, c.Own) or source.structures)):
         return "own"
+    if source.structures:
+        return "samples" if ignored(job, source) is None else "kept"
     ignore = ignored(job, source)
     if ignore is None:
         return "samples"
-    if not isinstance(job.data.source, _CLASSES_FROM_0) or ignore >= 0:
+    if job.data.documents is not None:
+        return "kept"
+    if not all(isinstance(each, _CLASSES_FROM_0) for each in c.parts_of(job.data.source)) or ignore >= 0:
         return "kept"
     return "tokens" if source.target is not None and source.target.shape else "samples"
 
@@ -233,9 +282,12 @@ def _devices_span(job: JobSpec) -> Span | None:
 Sizes = tuple[int | None, int | None, int | None]  # to train on, held out, for the test
 
 
-def _split(job: JobSpec, source: SourceFacts, report: Report) -> tuple[Sizes, str]:
+def _shares(job: JobSpec) -> dict[str, float]:
+    return {"validation": job.data.validation, "test": job.data.test}
+
+
+def _split(job: JobSpec, source: SourceFacts, shares: Mapping[str, float], report: Report) -> tuple[Sizes, str]:
     """Returns the sizes of the splits, and the kind of split."""
-    shares = {"validation": job.data.validation, "test": job.data.test}
     if source.validation_samples is not None:
         for field, ratio in shares.items():
             if ratio:

@@ -50,11 +50,12 @@ from dslc.compiler.rules import (
     weights as rules_weights,
 )
 from dslc.compiler.rules.analysis import Analysis, Pipeline
+from dslc.compiler.rules.mixtures import each_source
 from dslc.compiler.rules.own_optimizer import check_own_optimizer
 from dslc.compiler.rules.own_step import check_own_step
 from dslc.dsl.bounds import TRIED, WORK
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.calls import Own, PythonSource
+from dslc.dsl.language.calls import Own, PythonSource, parts_of
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 
@@ -93,7 +94,8 @@ def analyse(
         shared &= check_own_step(job, layout, report)
         rules.check_job(job, layout if shared else None, workload, source, model, cuts, report)
         check_own_optimizer(job, layout, facts.optimizer, report)
-        rules_pictures.check_pictures(job, source, report)
+        for alone, facts_of_it in each_source(job, source):
+            rules_pictures.check_pictures(alone, facts_of_it, report)
         rules_padding.check_padding(job, source, facts.model, report)
         rules_weights.check_weights(job, model, facts.weights, report)
     if not shared:
@@ -166,7 +168,8 @@ class _Trials:
 
 def context_of(job: JobSpec) -> int | None:
     """Returns the length of a sequence: the source's own, else the model's."""
-    written = getattr(job.data.source, "context", None)
+    told = (getattr(source, "context", None) for source in parts_of(job.data.source))
+    written = next((context for context in told if context is not None), None)
     network = job.model.network
     return written if written is not None else getattr(network, "context", None)
 
@@ -191,7 +194,8 @@ def _model(
         if ranks > 1:
             graph = share_out_traced(graph, cuts, ranks)
         return replace(graph, reset=True) if parts else graph, cuts
-    if (isinstance(job.data.source, PythonSource) and source.input is None) or isinstance(job.model.loss, Own):
+    own = any(isinstance(each, PythonSource) for each in parts_of(job.data.source))
+    if (own and source.input is None) or isinstance(job.model.loss, Own):
         return None, None
     graph = reuse.build(job.model, source, context_of(job), report)
     ranks, pieces = (layout.sizes["tensor"], layout.sizes["context"]) if layout else (1, 1)

@@ -34,7 +34,7 @@ def check_padding(job: JobSpec, source: SourceFacts, model: ModelFacts | None, r
             notes=[Note(message="the network", span=job.model.at("network"))],
             help="leave `pad` out; `cross_entropy(ignore = …)` leaves targets out of the loss",
         )
-    elif isinstance(job.data.source, _WITHOUT) or not tokens:
+    elif _unpadded(job) or not tokens:
         report.add(
             "E0606",
             "the samples of this source have no padding"
@@ -57,7 +57,7 @@ def check_padding(job: JobSpec, source: SourceFacts, model: ModelFacts | None, r
 def _warn(job: JobSpec, source: SourceFacts, model: ModelFacts | None, report: Report) -> None:
     padding = model.padding if model is not None else None
     tokens = source.input is not None and source.input.dtype == "int64"
-    if padding is None or not tokens or isinstance(job.data.source, _WITHOUT):
+    if padding is None or not tokens or _unpadded(job):
         return
     report.add(
         "W0612",
@@ -66,3 +66,7 @@ def _warn(job: JobSpec, source: SourceFacts, model: ModelFacts | None, report: R
         notes=[Note(message="the network", span=job.model.at("network"))],
         help=f"`pad = {padding}` gives it a mask, if sequences are filled up with that",
     )
+
+
+def _unpadded(job: JobSpec) -> bool:
+    return all(isinstance(source, _WITHOUT) for source in c.parts_of(job.data.source))

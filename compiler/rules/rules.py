@@ -16,7 +16,9 @@ from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.compiler.placement.workload import Workload, in_steps, steps_of
 from dslc.compiler.rules.axes import check_context, check_tensor
 from dslc.compiler.rules.checkpoint import check_checkpoints
+from dslc.compiler.rules.documents import check_documents
 from dslc.compiler.rules.goals import check_goals
+from dslc.compiler.rules.mixtures import check_mixture
 from dslc.compiler.rules.pipeline import check_pipeline
 from dslc.compiler.rules.samplers import check_sampler
 from dslc.compiler.rules.training import check_training
@@ -46,8 +48,10 @@ def check_job(
     _check_metrics(job, source, report)
     check_goals(job, workload, report)
     check_sampler(job, workload, source, report)
+    check_mixture(job, workload, source, report)
     _check_ignored(job, source, report)
     _warn_of_samples(job, source, report)
+    check_documents(job, layout, source, model, report)
     check_checkpoints(job, report)
     check_training(job, layout, model, report)
     if layout and workload and model:
@@ -62,10 +66,12 @@ def check_job(
 
 
 def _check_context(job: JobSpec, report: Report) -> None:
-    source, network = job.data.source, job.model.network
-    if not isinstance(source, c.Stdlib | c.Text | c.Tokens) or source.context is not None:
-        return
-    if not hasattr(network, "context"):
+    network = job.model.network
+    for source in c.parts_of(job.data.source):
+        if not isinstance(source, c.Stdlib | c.Text | c.Tokens) or source.context is not None:
+            continue
+        if hasattr(network, "context"):
+            return
         report.add(
             "E0310",
             f"neither `{source.word}` nor the network says how long a sequence is",

@@ -50,6 +50,9 @@ def _excluded(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, Span | N
     """Yields what does not go with a sampler: the message, its place, the remedy."""
     sampler = job.data.sampler
     assert sampler is not None
+    if isinstance(job.data.source, c.Mixture):
+        what = f"a mixture has an order of its own, and `{sampler.word}` would be another"
+        yield what, sampler.span or job.data.at("sampler"), "the `weights` of the mixture, or one source"
     if not job.data.shuffle:
         what = f"`{sampler.word}` decides the order of the samples, and so does `shuffle = false`"
         yield what, job.data.at("shuffle"), "leave one of the two out"

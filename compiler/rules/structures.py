@@ -6,21 +6,25 @@ E0320 to E0326, W0326. All of these run over the data axis alone, with any `zero
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.tensors import LeafFact, TensorFact
 from dslc.compiler.placement.layout import Layout
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language import metrics as m
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork
+from dslc.dsl.language.registry import Call
 from dslc.dsl.source import Span
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
 
 _AXES = ("pipeline", "tensor", "context")
+_WHOLE = ("int64", "int32", "int16", "int8", "uint8")
 
 
 def check_structures(
@@ -34,7 +38,7 @@ def check_structures(
     if structures:
         _check_network(job, report)
     if structures or (model is not None and model.structured):
-        _check_loss_and_metrics(job, report)
+        _check_loss_and_metrics(job, _pair(source, model), report)
     used = [axis for axis in _AXES if layout is not None and layout.sizes[axis] > 1]
     fits = not [axis for axis in used if not _fits(job, axis, source, model, report)]
     if model is not None and model.looks:
@@ -49,7 +53,7 @@ def check_structures(
 
 
 def _check_source(job: JobSpec, report: Report) -> None:
-    if job.data.collate is not None and not isinstance(job.data.source, c.PythonSource):
+    if job.data.collate is not None and not _are_own(job):
         report.add(
             "E0325",
             f"`{job.data.source.word}` makes its batches itself",
@@ -69,7 +73,7 @@ def _check_own(job: JobSpec, report: Report) -> None:
             notes=[Note(message="the network", span=_network(job))],
             help='`cross_entropy()` and the like; or `network = python("module:function")`',
         )
-    elif not isinstance(job.data.source, c.PythonSource):
+    elif not _are_own(job):
         report.add(
             "E0324",
             f"a network that returns its loss is given whole samples, and those of `{job.data.source.word}` are pairs "
@@ -78,6 +82,10 @@ def _check_own(job: JobSpec, report: Report) -> None:
             notes=[Note(message="the source", span=job.data.at("source"))],
             help='`source = python("module:function")`, or a loss of (output, target)',
         )
+
+
+def _are_own(job: JobSpec) -> bool:
+    return all(isinstance(source, c.PythonSource) for source in c.parts_of(job.data.source))
 
 
 def _check_network(job: JobSpec, report: Report) -> None:
@@ -91,8 +99,39 @@ def _check_network(job: JobSpec, report: Report) -> None:
         )
 
 
-def _check_loss_and_metrics(job: JobSpec, report: Report) -> None:
+def _pair(source: SourceFacts, model: ModelFacts | None) -> tuple[TensorFact, LeafFact] | None:
+    """Returns the network's output and the target, if each is one tensor."""
+    if source.structures is None or model is None or model.structured:
+        return None
+    leaves = source.structures[1].leaves
+    return (model.output, leaves[0]) if len(leaves) == 1 and not leaves[0].path else None
+
+
+def _compares(loss: Call, output: TensorFact, target: LeafFact) -> bool:
+    """True if a loss of the library can compare them: classes for scores, whose other dims are the target's; or one
+    number each. Of more numbers the mean of a sample would depend on what it is padded to.
+    """
+    if isinstance(loss, c.CrossEntropy):
+        return target.dtype in _WHOLE and len(target.grown) == len(output.shape)
+    return isinstance(loss, c.MSE | c.L1 | c.BCE) and len(target.grown) == 1 and prod(output.shape) == 1
+
+
+def _check_loss_and_metrics(job: JobSpec, pair: tuple[TensorFact, LeafFact] | None, report: Report) -> None:
     loss = job.model.loss
+    if pair is not None and _compares(loss, *pair):
+        return
+    if pair is not None and not isinstance(loss, c.PythonLoss | c.Own):
+        output, target = pair
+        shape = " x ".join(map(str, output.shape)) or "one number"
+        report.add(
+            "E0322",
+            f"`{loss.word}` cannot compare an output of {shape} for each sample with a target of "
+            f"{len(target.grown) - 1} dims of {target.dtype}",
+            loss.span or job.model.at("loss"),
+            help="classes for `cross_entropy`, which come last in the output; one number for each sample for the "
+            'others; or `python("module:function")`',
+        )
+        return
     if not isinstance(loss, c.PythonLoss | c.Own):
         report.add(
             "E0322",

@@ -215,9 +215,15 @@ def _shortened(lines: list[str], most: int) -> list[str]:
 def _data(plan: Plan) -> list[str]:
     data = plan.data
     ranks = axis_of(plan, "data").size
-    held = {"random": "held out at random by the seed", "tail": "the end of the stream", "given": "of its own"}
+    held = {
+        "random": "held out at random by the seed",
+        "tail": "the end of the stream",
+        "given": "of its own",
+        "each": "of each source",
+    }
     rows = [
         ("source", data.source),
+        *((f"  {part.source}", f"{known(part.visited)} of {known(part.train)} in an epoch") for part in data.parts),
         ("training", _stream(data.stream) if data.stream else f"{known(data.train, 'samples')}, {data.order}"),
     ]
     if data.pictures:
@@ -226,6 +232,8 @@ def _data(plan: Plan) -> list[str]:
         rows.append(("validation", known(data.validation, "samples") + f", {held.get(data.split, data.split)}"))
     if data.test != 0:
         rows.append(("test", known(data.test, "samples") + ", evaluated once, after the training"))
+    if data.documents is not None:
+        rows.append(("documents", f"each ends with token {data.documents}; attention, positions, targets stay within"))
     share = max((s.samples for s in data.shares), default=0)
     rows += [
         ("batch", f"{plural(data.batch, 'sample')} a step"),

@@ -89,6 +89,12 @@ class DataSpec(Block):
         default=None,
         shown="none",
     )
+    documents: int | None = arg(
+        Int(min=0),
+        "the token that ends a document, where sequences hold several: attention, positions and targets stay within",
+        default=None,
+        shown="none",
+    )
     collate: Call | None = arg(
         calls("collate"),
         'makes samples a batch, where they do not stack: `python("module:function")`',

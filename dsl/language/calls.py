@@ -314,6 +314,36 @@ class PythonSource(PythonCall):
     """
 
 
+@call("source")
+class Mixture(Call):
+    """Samples of several sources, drawn by weights; each source has an order of its own, and goes on in the next epoch
+    where it stopped. The samples are of one kind: alike in their shapes, types, vocabulary and classes.
+    """
+
+    exclusive: ClassVar = (("stopping_strategy", "samples"),)
+
+    sources: tuple[Call, ...] = arg(
+        ListOf(calls("source"), min_length=2, max_length=100), 'the sources: `[text("a.txt"), text("b.txt")]`'
+    )
+    weights: tuple[float, ...] | None = arg(
+        ListOf(Float(above=0), min_length=2, max_length=100),
+        "the share of each in an epoch; they need not sum to 1",
+        default=None,
+        shown="by their samples",
+    )
+    stopping_strategy: str = arg(
+        word("first_exhausted", "all_exhausted"),
+        "an epoch ends when one source has given all of its samples, or all have, some of them again",
+        default="first_exhausted",
+    )
+    samples: int | None = arg(_COUNT, "how many an epoch has", default=None, shown="by `stopping_strategy`")
+
+
+def parts_of(source: Call) -> tuple[Call, ...]:
+    """Returns the sources of a mixture; any other source alone."""
+    return source.sources if isinstance(source, Mixture) else (source,)
+
+
 @call("group")
 class Group(Call):
     """The parameters that a pattern matches, with a learning rate or a weight decay of their own."""

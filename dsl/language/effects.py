@@ -97,7 +97,7 @@ def without_checkpoints(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
 
 def _held_out(blocks: Blocks) -> bool:
     data = blocks["data"]
-    return data.validation > 0 or not isinstance(data.source, _WHOLE)
+    return data.validation > 0 or not all(isinstance(source, _WHOLE) for source in c.parts_of(data.source))
 
 
 def without_validation(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:

@@ -31,6 +31,10 @@ _FIELDS = (
     ("data.interleave", "", "cycle_length interleave_cycle num_canonical_nodes"),
     ("data.samples", "of a stream", "epoch_size epoch_length samples_per_epoch with_epoch with_length"),
     ("data.collate", "", "collate_fn data_collator collator"),
+    ("data.source", "`mixture([…], weights = […])`", "data_mixture dataset_mixer blend data_blend mixture_weights "
+     "interleave_datasets dataset_weights"),
+    ("data.documents", "the token that ends a document", "eos_token_id eod_token eod_token_id packing "
+     "reset_attention_mask reset_position_ids eod_mask_loss sample_packing document_mask"),
     ("data.sampler", "`by_length()`", "group_by_length length_grouped_sampler bucket_by_sequence_length"),
     ("data.sampler", "`weighted(…)`", "weighted_random_sampler sample_weights"),
     ("data.source.input", "", "input_column text_column image_column feature_columns input_key"),

@@ -73,7 +73,7 @@ class Fit:
     batch: int
     train_samples: int  # 0 for a stream without a length, as the next
     steps_per_epoch: int
-    order: str = ""  # of a sampler
+    order: str = ""  # of a sampler or a mixture
     stream: tuple[int, ...] | None = None  # shards, lanes and window of a stream
 
 
@@ -154,7 +154,7 @@ def fit_of(job: JobProgram, tensors: Shapes | None) -> Fit:
         batch=job.data.batch,
         train_samples=0 if endless else job.data.train_samples,
         steps_per_epoch=0 if endless else job.steps_per_epoch,
-        order=job.data.sampler.text if job.data.sampler else "",
+        order=job.data.order,
         stream=None if stream is None else (stream.shards, stream.lanes, stream.window),
     )
 
@@ -212,7 +212,7 @@ def _shape(shape: Sequence[int]) -> str:
 
 def _text(value: int | bool | str) -> str:
     if isinstance(value, str):
-        return f"`{value}`" if value else "that of no sampler"
+        return f"`{value}`" if value else "that of each sample once"
     return ("off", "on")[value] if isinstance(value, bool) else f"{value:,}"
 
 

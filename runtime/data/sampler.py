@@ -16,6 +16,7 @@ Limits: an order takes 8 bytes a sample, held for the last two epochs asked for.
 
 from __future__ import annotations
 
+from collections import deque
 from functools import lru_cache
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from dslc.compiler.common.shares import piece, pieces
 from dslc.compiler.ir.program import DataStep, RankPlace, SamplerStep
+from dslc.runtime.data import mixed
 from dslc.runtime.data.by_length import grouped
 from dslc.runtime.data.held_out import Split, parted, samples_of, total
 from dslc.runtime.data.random_streams import generator
@@ -35,11 +37,24 @@ def permutation(step: DataStep, epoch: int) -> Tensor:
 
     It is shared between callers and must not be written to. If there is a sampler, `prepare` has to come first.
     """
+    if step.parts:
+        return _order_of_mixture(step, epoch)
     if step.sampler is not None:
         return _order_of_sampler(numbers_of(step), step.sampler, step.seed, step.batch, epoch)
     if step.shuffle and step.arguments.get("blocks"):
         return _order_of_blocks(step.seed, epoch, _bounds_of(step), step.arguments["window"])
     return _order(step.seed, step.train_samples, epoch if step.shuffle else None)
+
+
+def _order_of_mixture(step: DataStep, epoch: int) -> Tensor:
+    for known, number, order in _MIXED:
+        if known is step and number == epoch:
+            return order
+    _MIXED.append((step, epoch, mixed.order(step, epoch, permutation)))
+    return _MIXED[-1][2]
+
+
+_MIXED: deque[tuple[DataStep, int, Tensor]] = deque(maxlen=2)  # the last two orders that were asked for
 
 
 def _order_of_sampler(numbers: Numbers, sampler: SamplerStep, seed: int, batch: int, epoch: int) -> Tensor:

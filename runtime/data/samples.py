@@ -128,7 +128,7 @@ class FetchedSamples:
     def together(self, samples: list[Any]) -> Pair:
         """Returns the batch of some samples."""
         if self.collate is not None:
-            return self._collated(samples)
+            return self.collated(samples)
         if any(not isinstance(pair, Sequence) or len(pair) != 2 for pair in samples):
             raise SourceError(f"{self.line}: a sample of the data set has to be a pair (input, target)")
         return self._stack([pair[0] for pair in samples]), self._stack([pair[1] for pair in samples])
@@ -138,7 +138,8 @@ class FetchedSamples:
         begin_sample(self.seed, self.part, epoch, index)
         return self.dataset[index]
 
-    def _collated(self, samples: list[Any]) -> Pair:
+    def collated(self, samples: list[Any]) -> Pair:
+        """Returns a batch of samples as the data set gives them."""
         assert self.collate is not None
         try:
             batch = self.collate(samples)
@@ -313,20 +314,32 @@ class Padded(_Of):
         return inputs, targets.masked_fill((inputs == self.pad) | (targets == self.pad), self.ignore)
 
 
-def items(samples: Samples, indices: Tensor) -> Iterator[Any]:
-    """Yields these samples as they are in epoch 0: as a user's data set gives them, others as pairs of tensors."""
+@dataclass(frozen=True)
+class Ended(_Of):
+    """Sequences of several documents: the target after `token`, which ends one, is of another and becomes `ignore`."""
+
+    token: int
+    ignore: int
+
+    def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
+        inputs, targets = self.samples.batch(indices, epoch)
+        return inputs, targets.masked_fill(inputs == self.token, self.ignore)
+
+
+def items(samples: Samples, indices: Tensor, epoch: int = 0) -> Iterator[Any]:
+    """Yields these samples as they are in `epoch`: as a user's data set gives them, others as pairs of tensors."""
     match samples:
         case Part():
-            yield from items(samples.samples, samples.inner(indices))
+            yield from items(samples.samples, samples.inner(indices), epoch)
         case Checked():
-            yield from items(samples.samples, indices)
+            yield from items(samples.samples, indices, epoch)
         case FetchedSamples():
             for index in indices.tolist():
                 with aside():
-                    sample = samples.sample(0, index)
+                    sample = samples.sample(epoch, index)
                 yield sample
         case _:
-            yield from zip(*samples.batch(indices), strict=True)
+            yield from zip(*samples.batch(indices, epoch), strict=True)
 
 
 def as_seen(tensor: Tensor) -> Tensor:

@@ -27,12 +27,13 @@ from torch import Tensor
 
 from dslc.compiler.common.streamed import Shards, StreamError, is_stream
 from dslc.compiler.ir.program import DataStep
-from dslc.runtime.data import sources_files, sources_images, sources_tables
+from dslc.runtime.data import mixed, sources_files, sources_images, sources_tables
 from dslc.runtime.data.augmented import plain_pictures, training_pictures
 from dslc.runtime.data.collating import collate
 from dslc.runtime.data.held_out import for_test, held_out, total
 from dslc.runtime.data.samples import (
     Checked,
+    Ended,
     FetchedSamples,
     Padded,
     Part,
@@ -59,6 +60,8 @@ def open_source(step: DataStep, *, training: bool = True) -> Splits:
     Raises SourceError if the source does not have the samples that the plan counted, or cannot be read as the plan
     says; OSError if a file does not exist.
     """
+    if step.parts:
+        return mixed.samples([open_source(part, training=training) for part in step.parts], step.structured)
     opened = _open(step)
     kept = opened
     seen = training_pictures if training else plain_pictures
@@ -114,6 +117,8 @@ def _checked(step: DataStep, samples: Samples, part: str = "") -> Samples:
     place = getattr(samples, "place", None) or (lambda indices: [f"`{name}`"] * len(indices))
     if step.pad is not None:
         samples = Padded(samples, step.pad, step.ignore)
+    if step.documents is not None:
+        samples = Ended(samples, step.documents, step.ignore)
     vocab, classes = step.arguments.get("model_vocab"), step.arguments.get("model_classes")
     if vocab is None and classes is None:
         return samples

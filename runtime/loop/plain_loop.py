@@ -38,7 +38,7 @@ from dslc.compiler.trace.structures import call
 from dslc.runtime.data.batches import StepBatch, batches
 from dslc.runtime.data.sources import Splits
 from dslc.runtime.measure.observe import Observer
-from dslc.runtime.model import initial_weights
+from dslc.runtime.model import documents, initial_weights
 from dslc.runtime.model.build import build_model
 from dslc.runtime.process import random_numbers
 from dslc.runtime.process.user_code import load_function
@@ -53,6 +53,7 @@ def train(job: JobProgram, place: RankPlace, splits: Splits, device: torch.devic
     model = build_model(job.model, device)
     initial_weights.load(job.model, model)
     _freeze(job.model, model)
+    documents.apply(job.model.documents, model)
     model.train()
     optimizer = _optimizer(job.optimizer, model)
     scheduler = _scheduler(job.learning_rate, optimizer)

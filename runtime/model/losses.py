@@ -95,7 +95,7 @@ def classes_last(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
             f"an output of shape {tuple(output.shape)} is not a set of scores for targets of shape "
             f"{tuple(target.shape)}: the classes come last"
         )
-    return wide(output).reshape(-1, output.shape[-1]), target.reshape(-1)
+    return wide(output).reshape(-1, output.shape[-1]), target.reshape(-1).long()
 
 
 def wide(output: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ those of the compiler's arithmetic (`compiler/model/*layers.py`), and tests comp
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -137,6 +138,12 @@ class Bottleneck(nn.Module):
         return F.relu(y + (x if self.shortcut is None else self.shortcut(x)))
 
 
+class Placed(Protocol):
+    """Knows the position of each token in its document, int64 of shape (batch, length)."""
+
+    places: Tensor
+
+
 class PositionalEmbedding(nn.Module):
     """Adds a learned vector for each position: rows of `weight`, (context, width).
 
@@ -147,9 +154,12 @@ class PositionalEmbedding(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(context, width))
         self.piece = 0
+        self.documents: Placed | None = None  # positions begin anew in each
 
     def forward(self, x: Tensor) -> Tensor:
         length = x.shape[1]
+        if self.documents is not None:
+            return x + F.embedding(self.documents.places, self.weight)
         # The whole weight if it fits: a slice would cost a zero-filled gradient.
         if length == self.weight.shape[0]:
             return x + self.weight

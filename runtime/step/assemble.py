@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram
-from dslc.runtime.model import initial_weights
+from dslc.runtime.model import documents, initial_weights
 from dslc.runtime.model.blank import blank
 from dslc.runtime.model.build import build_model
 from dslc.runtime.model.losses import LossSum, loss_sum
@@ -127,6 +127,7 @@ def _apply(job: JobProgram, plain: nn.Module, device: torch.device) -> None:
         batch_norm.widen(plain)
     tensor_parallel.apply(job, plain)  # before `forward` is replaced, and before each rank's share is cut into rows
     context_parallel.apply(job, plain)
+    documents.apply(job.model.documents, plain)
     # Inside the gathering of parameters, which are then present when it runs again, and visible to the compiler. But
     # for modules that are recomputed whole and cut over a tensor axis, torch (2.13) would keep a mesh among the
     # tensors, and fail.

@@ -65,6 +65,7 @@ class Drawn:
 
 OWN_OPTIMIZERS = 0.08  # the share of jobs with one of a user's own
 SAMPLERS = 0.1  # the share of jobs with a sampler
+MIXTURES = 0.06  # the share of jobs with two sources
 AUGMENTED = 0.3  # the share of those on digits whose pictures are augmented instead
 AUGMENTATIONS = (
     "random_crop(8, padding = 1)",
@@ -87,6 +88,9 @@ def draw(seed: int, *, compile: float = 0.0) -> Drawn:
     if "shuffle" not in blocks["data"] and others.random() < SAMPLERS:
         count = others.choice(("", "", f"samples = {others.randint(8, 90)}"))
         blocks["data"]["sampler"] = others.choice((f"balanced({count})", "by_length(window = 2)"))
+    if others.random() < MIXTURES:
+        source, how = blocks["data"]["source"], others.choice(("", ", weights = [1, 2]", ", samples = 90"))
+        blocks["data"]["source"] = f"mixture([{source}, {source}]{how})"
     drawn = random.Random(f"pictures {seed}")
     if blocks["data"]["source"] == "digits()" and drawn.random() < AUGMENTED:
         chosen = ", ".join(drawn.sample(AUGMENTATIONS, drawn.randint(1, 3)))

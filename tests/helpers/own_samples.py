@@ -14,8 +14,11 @@ def weights(samples: int) -> list[float]:
 class Ragged:
     """Sequences of 1 to 40 numbers, whose target is the class of their sum."""
 
+    def __init__(self, more: int = 0) -> None:
+        self.more = more
+
     def __len__(self) -> int:
-        return 48
+        return 48 + self.more
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         made = torch.Generator().manual_seed(index)
@@ -48,3 +51,42 @@ class Pooled(nn.Module):
 
 def pooled_loss(output: tuple[Tensor, Tensor], target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     return nn.functional.cross_entropy(output[0], target, reduction="none"), {"padding": output[1].mean()}
+
+
+# ------------------------------------------------------------------------------------------------- masks in a batch
+
+
+class Tagged:
+    """Sequences of 2 to 13 words, of which few have a tag: in every second sample one, in the others nearly all."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        made = torch.Generator().manual_seed(index)
+        words = torch.randint(0, 11, (2 + index * 5 % 12,), generator=made)
+        kept = torch.rand(len(words), generator=made) < (0.05 if index % 2 else 0.9)
+        kept[0] = True
+        return words, torch.where(kept, words % 3, -100)
+
+
+def together(samples: list[tuple[Tensor, Tensor]]) -> tuple[dict[str, Tensor], Tensor]:
+    words = nn.utils.rnn.pad_sequence([words for words, _ in samples], batch_first=True)
+    tags = nn.utils.rnn.pad_sequence([tags for _, tags in samples], batch_first=True, padding_value=-100)
+    return {"words": words, "mask": (tags != -100)}, tags
+
+
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(11, 6), nn.Linear(6, 3)
+
+    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
+        scores: Tensor = self.head(torch.tanh(self.embedding(words)))
+        return scores
+
+
+def masked(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum over what is kept, and how many that is."""
+    kept = target != -100
+    return nn.functional.cross_entropy(output[kept], target[kept], reduction="sum"), kept.sum()

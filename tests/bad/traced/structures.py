@@ -50,3 +50,8 @@ class Looking(nn.Module):
 
 def mean(scores: Tensor, target: Tensor) -> Tensor:
     return nn.functional.cross_entropy(scores, target)
+
+
+class Both(Beside):
+    def forward(self, left: Tensor, right: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        return {"scores": super().forward(left, right)}

@@ -1,7 +1,7 @@
 import "../base/own.plt"
 
 model {
-  network = python("structures:Beside")
+  network = python("structures:Both")
   loss    = cross_entropy() #! E0322
 }
 

@@ -1,0 +1,80 @@
+"""Rules for sequences that hold several documents. E0329."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.model.model import ModelGraph
+from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.tensor_plan import needs_whole
+from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.language import calls as c
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
+from dslc.dsl.source import Span
+
+Reason = tuple[str, Span | None, str]
+
+
+def check_documents(
+    job: JobSpec, layout: Layout | None, source: SourceFacts, model: ModelGraph | None, report: Report
+) -> None:
+    if job.data.documents is None:
+        return
+    span = job.data.at("documents")
+    of_data = list(_of_data(job, source))
+    for what, where, help in (*of_data, *(() if of_data else _of_network(job, model)), *_of_plan(job, layout)):
+        notes = [Note(message="`documents` is set here", span=span)] if where != span else []
+        report.add("E0329", what, where or span, notes=notes, help=help)
+
+
+def _of_data(job: JobSpec, source: SourceFacts) -> Iterator[Reason]:
+    token, span = job.data.documents, job.data.at("documents")
+    assert token is not None
+    tokens = source.input is None or (source.input.dtype == "int64" and len(source.input.shape) == 1)
+    if source.shards is not None:
+        what = "the documents of a stream are not looked for"
+        yield what, job.data.at("source"), "a data set with `len` and indexing"
+    elif source.structures is not None or not tokens or (source.target is not None and source.target != source.input):
+        yield (
+            "a token ends a document, and the samples are not sequences of tokens with the tokens that follow",
+            (job.data.at("source")),
+            "leave `documents` out",
+        )
+    elif source.vocab is not None and token >= source.vocab:
+        yield (
+            f"{token} is no token of the data, which are 0 to {source.vocab - 1}",
+            span,
+            "the token after each document",
+        )
+    if not isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss):
+        what = f"`{job.model.loss.word}` cannot leave out the targets between documents"
+        yield what, job.model.loss.span or job.model.at("loss"), "`cross_entropy()`, or `python(…)`"
+
+
+def _of_network(job: JobSpec, model: ModelGraph | None) -> Iterator[Reason]:
+    if isinstance(job.model.network, PythonNetwork | TransformersNetwork):
+        what = "attention can be kept within documents in dslc's own layers, and this network has others"
+        yield what, job.model.at("network"), "`gpt(…)`, `llama(…)`, or a list of layers with `attention`"
+    elif model is not None and model.root is not None and (mixes := needs_whole(model)) is not None:
+        layer = model.layer_of(mixes)
+        what = f"`{layer.kind if layer else mixes}` mixes positions of different documents"
+        yield (
+            what,
+            (layer.span if layer else None) or job.model.at("network"),
+            "attention, which can be kept within one",
+        )
+
+
+def _of_plan(job: JobSpec, layout: Layout | None) -> Iterator[Reason]:
+    for axis in ("pipeline", "context"):
+        if layout is not None and layout.sizes[axis] > 1:
+            what = f"a rank of the {axis} axis does not see where the documents of a sequence end"
+            yield what, job.parallelism.at(axis), "the data and the tensor axis, with `zero` where memory is short"
+    if job.train.compile:
+        yield (
+            "what attention sees changes with each input, which `compile` does not follow",
+            job.train.at("compile"),
+            "leave it out",
+        )

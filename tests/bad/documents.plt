@@ -1,0 +1,13 @@
+import "base/gpt.plt"
+
+data {
+  documents = 300 #! E0329
+}
+
+parallelism {
+  pipeline = 2 #! E0329
+}
+
+train {
+  compile = true #! E0329
+}

@@ -1,0 +1,6 @@
+import "base/digits.plt"
+
+data {
+  source    = digits() #! E0329
+  documents = 3
+}
