@@ -97,7 +97,10 @@ def trace_model(
     skipped = skipped or Skipped(wanted=False)
     try:
         if skipped.wanted:
-            skipped.middle, changed = find_middle(model, Cut(model), fake, input)
+            try:
+                skipped.middle, changed = find_middle(model, Cut(model), fake, input)
+            except Exception:  # any kind: what fails there is raised again, and told, where each block is traced
+                changed = True
             model = _made(make, fake) if changed else model
         if skipped.middle is not None:
             try:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,24 @@ def test_blocks_that_differ_in_a_larger_batch_alone_are_each_traced() -> None:
     make = partial(Net, spoilt="samples")
     assert proposed(make) == 4
     assert both(make) == 0
+
+
+class Odd:
+    """An object that cannot be shown."""
+
+    def __repr__(self) -> str:
+        raise ValueError("odd")
+
+
+@pytest.mark.parametrize(("held", "left_out"), [([Odd()], 4), ({Odd()}, 0)])
+def test_attributes_that_cannot_be_compared_are_no_error(held: object, left_out: int) -> None:
+    def make() -> nn.Module:
+        made = Net()
+        for block in made.blocks:
+            vars(block)["odd"] = copy(held)
+        return made
+
+    assert both(make) == left_out
 
 
 def test_a_plan_over_a_tensor_axis_is_that_of_all_blocks() -> None:
