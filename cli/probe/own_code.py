@@ -12,10 +12,10 @@ from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.model.model import ModelGraph, build
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.layout import lay_out
-from dslc.compiler.placement.sharding import trained
+from dslc.compiler.placement.sharding import sharding_of, trained
 from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.goals import check_names
-from dslc.dsl.diagnostics import Report
+from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language.calls import PythonCall, PythonLoss, PythonStep
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork
@@ -24,7 +24,7 @@ from dslc.dsl.language.metrics import PythonMetric
 from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.source import Span
 from dslc.dsl.words import article
-from dslc.probe.child import in_child
+from dslc.probe.child import first_line, in_child, where_in_the_users_code
 from dslc.probe.unseen import can_be_tried
 
 if TYPE_CHECKING:
@@ -100,15 +100,20 @@ def try_metric(job: JobSpec, call: PythonMetric, source: SourceFacts, tried: Tri
 
 
 def try_step(job: JobSpec, call: PythonStep, source: SourceFacts, batches: str, report: Report) -> None:
-    """Does a user's own step once, with a batch of two samples, if the data tells what one is."""
+    """Does a user's own step once, with a batch of two samples, if the data tells what one is: again, if its parts are
+    to be sharded, with parameters that are there only while a part is called.
+    """
     from dslc.compiler.graph.constants import loss_step, python_function
 
-    network = job.model.network
+    network, layout = job.model.network, lay_out(job, Report())
     if not isinstance(network, PythonNetwork):
         return
+    ranks = layout.world_size if layout is not None else 1
+    shards = layout is not None and sharding_of(job, layout).engine == "fsdp"
 
-    def use(function: Callable[..., Any]) -> None:
+    def use(function: Callable[..., Any]) -> dict[str, Any] | None:
         from dslc.compiler.trace.batch import SMALL, batch_of, read_example
+        from dslc.runtime.parallel.parted import present_when_called
         from dslc.runtime.process.user_code import load_function
         from dslc.runtime.step.own_step import try_out
 
@@ -117,11 +122,35 @@ def try_step(job: JobSpec, call: PythonStep, source: SourceFacts, batches: str, 
         elif source.input is not None and source.target is not None:
             batch = tuple(batch_of(fact, SMALL, None) for fact in (source.input, source.target))
         else:
-            return
+            return None
         model = load_function(python_function(network, job.folder))()
-        try_out(python_function(call, job.folder), loss_step(job, source, job.folder), model, batch, SMALL)
+        step, loss = python_function(call, job.folder), loss_step(job, source, job.folder)
+        told: dict[str, Any] = {"draws": try_out(step, loss, model, batch, SMALL)}
+        if shards:
+            try:
+                with present_when_called(model):
+                    try_out(step, loss, model, batch, SMALL)
+            except Exception as error:  # any kind: the user's code runs
+                told["where"] = where_in_the_users_code(error) or first_line(error)
+        return told
 
-    used(job, call, "step", use, report)
+    found = used(job, call, "step", use, report) or {}
+    if "where" in found:
+        report.add(
+            "E0624",
+            "a part of the network is used otherwise than by calling it, and its parameters are gathered only then: "
+            f"{found['where']}",
+            job.parallelism.at("zero"),
+            notes=[Note(message="the step", span=job.train.at("step"))],
+            help="call the part itself, so that its `forward` uses its parameters; or `zero = 1`",
+        )
+    if found.get("draws") and ranks > 1:
+        report.add(
+            "W0624",
+            f"the step draws random numbers, which are others on each of {ranks} ranks than in one process",
+            job.train.at("step"),
+            help="draw them in the data set, whose random numbers follow from the seed and the sample's number",
+        )
 
 
 def try_schedule(job: JobSpec, call: PythonSchedule, report: Report) -> None:

@@ -78,7 +78,9 @@ def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> Training:
         clip=job.train.clip_norm,
         clip_value=job.train.clip_value,
         on_nonfinite=job.train.on_nonfinite,
-        sync_batch_norm=layout.sizes["data"] > 1 and bool(analysis.model and analysis.model.batch_norm),
+        # What a network has whose step is a user's own is not known before it is made.
+        sync_batch_norm=layout.sizes["data"] > 1
+        and (bool(analysis.model and analysis.model.batch_norm) or job.train.step is not None),
         offload=tuple(what for what in job.memory.offload if what in offloaded(job, layout)),
         compiled=_compiled(analysis),
         evaluate_every=(in_steps(every, workload) or 0) if every else 0,
@@ -126,8 +128,9 @@ def _gradients(analysis: Analysis) -> p.GradientStep:
     job, layout, model = analysis.job, analysis.layout, analysis.model
     plan = analysis.sharding
     own = isinstance(job.model.network, PythonNetwork | TransformersNetwork)
+    stepping = job.train.step is not None  # it exchanges gradients by itself
     return p.GradientStep(
-        kind="none" if job.train.step is not None else plan.engine,
+        kind="none" if stepping and plan.engine == "ddp" else plan.engine,
         # A static graph lets DDP skip the search for unused parameters. It excludes `no_sync`, and control flow in a
         # user's module that depends on data.
         static_graph=not own and layout.microbatches == 1,
@@ -137,7 +140,7 @@ def _gradients(analysis: Analysis) -> p.GradientStep:
         units=tuple(unit.name for unit in units(model) if unit.name) if plan.engine == "fsdp" and model else (),
         reshard=plan.reshard,
         accumulate=plan.accumulate,
-        averages=plan.replicas * plan.shards if plan.engine in ("ddp", "zero1") else 1,
+        averages=plan.replicas * plan.shards if plan.engine in ("ddp", "zero1") and not stepping else 1,
     )
 
 
@@ -468,7 +471,7 @@ def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
         lr=scaled_lr(analysis),
         state=(*optimizer.counts, *optimizer.state),
         counts=optimizer.counts,
-        fused=fused_on(job, analysis.layout, analysis.sharding),
+        fused=fused_on(job, analysis.layout, analysis.sharding, analysis.model),
         no_decay=job.train.no_decay,
         groups=tuple(_group(job, each) for each in job.train.groups),
         arguments=arguments_of(optimizer, without=("lr",)),

@@ -110,7 +110,7 @@ class ModelGraph(Record):
     noise: bool
     parameters: int
     unused: tuple[str, ...] = ()  # parameters that the output does not depend on
-    varies: bool = False  # numbers decide which parameters a step uses
+    varies: bool = False  # numbers, or a loss of the user's own, decide which parameters a step uses
     reset: bool = False  # too large to be made whole by the function that makes it
     traced: ModelFacts | None = None  # tracing's facts of a user's own module
     shared: tuple[LayerNode, ...] = ()  # the layers as on one rank of the tensor axis, if there is one

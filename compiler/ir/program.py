@@ -339,9 +339,9 @@ class PrecisionStep(Record):
 class GradientStep(Record):
     """The layout of parameters, gradients and optimizer state over the data axis, and the reduction of gradients.
 
-    `none`: one rank, or a step of the user's own. `ddp`: DistributedDataParallel. `zero1`: that, with the optimizer's
-    state sharded by ZeroRedundancyOptimizer. `fsdp`: `fully_shard` over a mesh of `replicas` x (ranks / replicas), also
-    of one rank.
+    `none`: one rank, or a step of the user's own with nothing sharded. `ddp`: DistributedDataParallel. `zero1`: that,
+    with the optimizer's state sharded by ZeroRedundancyOptimizer; a step of the user's own exchanges gradients itself.
+    `fsdp`: `fully_shard` over a mesh of `replicas` x (ranks / replicas), also of one rank.
     """
 
     kind: Literal["none", "ddp", "zero1", "fsdp"]

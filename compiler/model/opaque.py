@@ -21,6 +21,7 @@ from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import sharding_of
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.blocks import ModelSpec
+from dslc.dsl.language.calls import PythonLoss
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
 from dslc.dsl.source import Span
@@ -43,6 +44,8 @@ def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts, report: Rep
         check_output(model, layers[-1] if layers else None, entry(facts.output), source, report, [])
     if len(report.errors) > before:
         return None
+    # A loss of the user's own may leave out a part of a structure, or look at numbers before it takes it.
+    varies = bool(facts.looks) or (facts.structured and isinstance(model.loss, PythonLoss))
     return ModelGraph(
         layers=layers,
         root=None,
@@ -55,8 +58,8 @@ def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts, report: Rep
         unsynced_batch_norm=False,
         noise=facts.noise,
         parameters=sum(prod(shape) for _, shape, _ in facts.parameters),
-        unused=() if facts.looks else facts.unused,
-        varies=bool(facts.looks),
+        unused=() if varies else facts.unused,
+        varies=varies,
         traced=facts,
     )
 

@@ -171,7 +171,8 @@ def ignored(job: JobSpec, source: SourceFacts) -> int | None:
         case c.CrossEntropy(ignore=target):
             return target
         case c.PythonLoss(ignore=target):
-            return target if source.target is not None and source.target.dtype == "int64" else None
+            whole = source.structures is not None or (source.target is not None and source.target.dtype == "int64")
+            return target if whole else None
         case _:
             return None
 

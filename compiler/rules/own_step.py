@@ -1,4 +1,4 @@
-"""Rules for a step of the user's own: it runs over the data axis, with nothing sharded. E0620, E0621, W0620."""
+"""Rules for a step of the user's own: it runs over the data axis, with any `zero`. E0620, E0621, W0620."""
 
 from __future__ import annotations
 
@@ -57,8 +57,6 @@ def _excluded(job: JobSpec, layout: Layout | None) -> Iterator[tuple[str, Span |
     for axis in ("pipeline", "tensor", "context"):
         if layout is not None and layout.sizes[axis] > 1:
             yield f"the {axis} axis", job.parallelism.at(axis)
-    if job.parallelism.zero:
-        yield f"`zero = {job.parallelism.zero}`", job.parallelism.at("zero")
     if layout is not None and layout.microbatches > 1:
         yield "`microbatches`", job.parallelism.at("microbatches")
     for name in ("recompute", "offload"):

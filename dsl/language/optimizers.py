@@ -42,7 +42,7 @@ class Optimizer(Call):
     counts: ClassVar[tuple[str, ...]] = ("step",)
     fused: ClassVar[tuple[Device, ...]] = ()  # devices for which torch has a fused kernel
     fused_takes_shards: ClassVar[bool] = False  # it takes parameters that are DTensors
-    fused_skips: ClassVar[bool] = True  # it can skip a step whose gradients are not finite without harm to its state
+    fused_skips: ClassVar[bool] = True  # it can skip a step, or a parameter in it, without harm to its state
     rounding: ClassVar[float] = 0.5
 
     lr: float = arg(_LR, _LR_DOC)
@@ -57,8 +57,8 @@ class Optimizer(Call):
         return 1
 
     def fused_on(self, *, shards: bool, skipping: bool) -> tuple[Device, ...]:
-        """Returns the devices on which the fused kernel is used, given whether parameters are DTensors and steps may be
-        skipped.
+        """Returns the devices on which the fused kernel is used, given whether parameters are DTensors and steps, or
+        parameters in them, may be skipped.
         """
         fits = (self.fused_takes_shards or not shards) and (self.fused_skips or not skipping)
         return self.fused if fits else ()
@@ -78,7 +78,7 @@ class SGD(Optimizer):
     counts: ClassVar = ()
     fused: ClassVar = ("cpu", "cuda")
     # Skipping the first step leaves its momentum uninitialized, and skipping a later one on a GPU takes infinities into
-    # it (torch 2.13).
+    # it; a parameter whose first gradient comes in a later step, after others', is an error (torch 2.13).
     fused_skips: ClassVar = False
     rounding: ClassVar = 0.0
 

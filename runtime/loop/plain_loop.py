@@ -266,8 +266,15 @@ def _mean_of_own(step: LossStep, found: Any, target: Any) -> Tensor:
         found = found["loss"] if isinstance(found, dict) else found.loss
     if isinstance(found, tuple | list) and isinstance(found[-1], dict):
         found = found[0] if len(found) == 2 else found[:2]
-    mean: Tensor = found.mean() if isinstance(found, Tensor) else found[0] / found[1]
-    return mean
+    if not isinstance(found, Tensor):
+        return found[0] / found[1]
+    labels, ignore = target, step.ignore
+    if step.kind == "own" and (name := step.arguments["mean_of"]) is not None:
+        labels = (target[name] if isinstance(target, dict) else getattr(target, name))[:, step.arguments["shift"] :]
+        ignore = step.arguments["ignore"]
+    if found.numel() > 1 and isinstance(labels, Tensor) and labels.shape == found.shape and ignore is not None:
+        return found[labels != ignore].mean()
+    return found.mean()
 
 
 def _number(step: LossStep, target: Tensor) -> int:

@@ -2,7 +2,7 @@
 
 Model: for each micro-batch such a loss gives one of
 
-    one number for each sample, or each token    their sum and their number
+    one number for each sample, or each token    their sum and their number, without those of targets that do not count
     a pair (sum, count)                          just that
     one number, of a model alone                 the mean of its samples, or of a part of the batch (`mean_of`)
 
@@ -87,7 +87,9 @@ class OwnSum:
             total, number = found
             if isinstance(total, Tensor) and total.numel() == 1:
                 return _in_float32(total.reshape(())), torch.as_tensor(number, device=total.device).reshape(())
-        elif isinstance(found, Tensor) and found.numel() > 1:
+        elif isinstance(found, Tensor) and found.dim() and (kept := self._kept(target, found)) is not None:
+            return _in_float32(found.reshape(-1).masked_fill(~kept, 0).sum()), kept.sum()
+        elif isinstance(found, Tensor) and found.numel() != 1:
             return _in_float32(found.sum()), torch.tensor(found.numel(), device=found.device)
         elif isinstance(found, Tensor) and self._step.kind == "own":
             number = self._number_of(target, found)
@@ -103,11 +105,18 @@ class OwnSum:
         name, ignore, shift = arguments["mean_of"], arguments["ignore"], arguments["shift"]
         if name is None:
             return torch.tensor(_samples(target), device=found.device)
-        part = target[name] if isinstance(target, Mapping) else getattr(target, name)
-        if shift:
-            part = part[:, shift:]
-        number: Tensor = part.ne(ignore).sum()
+        number: Tensor = _part(target, name, shift).ne(ignore).sum()
         return number
+
+    def _kept(self, target: Any, losses: Tensor) -> Tensor | None:
+        """Returns which of the losses count, where each belongs to a target; None if all do: padding would make their
+        number follow from how a batch is cut.
+        """
+        arguments, ignore = self._step.arguments, self._step.ignore
+        if self._step.kind == "own" and arguments["mean_of"] is not None:
+            target, ignore = _part(target, arguments["mean_of"], arguments["shift"]), arguments["ignore"]
+        fits = isinstance(target, Tensor) and not target.is_floating_point() and target.numel() == losses.numel()
+        return target.reshape(-1).ne(ignore) if fits and ignore is not None else None
 
     def _refuse(self, found: Any) -> None:
         named = self._step.python
@@ -117,6 +126,11 @@ class OwnSum:
             f"{self._line}: {what} has to give one loss for each sample or token, or a pair (sum, count), and it gave "
             f"{got}"
         )
+
+
+def _part(batch: Any, name: str, shift: int) -> Any:
+    part = batch[name] if isinstance(batch, Mapping) else getattr(batch, name)
+    return part[:, shift:] if shift else part
 
 
 def _of_model(output: Any) -> Any:

@@ -25,11 +25,13 @@ from dslc.runtime.parallel.engine import Engine, buffers_of_rank_0, nothing
 
 def wrap(job: JobProgram, model: nn.Module) -> Engine:
     """Returns the engine of `model` itself for one rank, else of DistributedDataParallel around it."""
+    if job.gradients.kind == "zero1":
+        zero1.lay_out(model)
+    if job.own_step is not None and job.world_size > 1:  # it exchanges gradients by itself
+        return Engine(model=model, agree_on_buffers=buffers_of_rank_0(model))
     if job.gradients.kind == "none" or not any(parameter.requires_grad for parameter in model.parameters()):
         return Engine(model=model)  # nothing to exchange, and DDP refuses one rank
     assert not (job.gradients.static_graph and job.microbatches > 1), "a static graph cannot be joined with no_sync"
-    if job.gradients.kind == "zero1":
-        zero1.lay_out(model)
     # Synchronised statistics are equal on all ranks already.
     differ = not job.sync_batch_norm and any(True for _ in model.buffers())
     with warnings.catch_warnings():

@@ -35,6 +35,7 @@ from dslc.compiler.trace.private_torch import import_compiler, spec_of
 from dslc.runtime.model.blank import where
 from dslc.runtime.model.initial_weights import part_of
 from dslc.runtime.model.model_error import ModelError
+from dslc.runtime.parallel import parted
 from dslc.runtime.parallel.engine import Engine, all_count, buffers_of_rank_0, nothing
 from dslc.runtime.parallel.mesh import Mesh, mesh_of
 from dslc.runtime.technique import offload
@@ -56,7 +57,8 @@ def preload() -> None:
 def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequence[nn.Module] = ()) -> Engine:
     """Shards `model`, which is on the meta device, in place. Raises ModelError for a module that torch cannot shard.
 
-    `roots` are the modules that are called separately, the stages of a pipeline; by default the model itself.
+    `roots` are the modules that are called separately, the stages of a pipeline; by default the model itself. Where a
+    step is the user's own they are the parts of the model, which are gathered until their update (parted.py).
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -65,6 +67,10 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequen
     if device.type == "cuda":
         torch.cuda.init()  # or the mesh would choose a device other than the rank's
     step, axes = job.gradients, mesh_of(job)
+    stepping = job.own_step is not None
+    whole = parted.whole_parameters(model) if stepping else set()
+    if stepping:
+        roots = tuple(part for _, part in parted.parts_of(model) if not whole.issuperset(part.parameters()))
     mesh = axes.sharded(step.replicas, device)
     low = getattr(torch, job.precision.dtype) if job.precision.level == "O2" else None
     reduced = torch.float32 if low is not None else None
@@ -75,14 +81,22 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequen
         fully_shard(module, reshard_after_forward=step.reshard, mp_policy=inner, **common)
     # The backward pass needs the root again at once, but torch's default frees it.
     outer = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduced, output_dtype=reduced)
-    for root in roots or (model,):
+    for root in roots or (() if stepping else (model,)):
         last = getattr(root, "last", True)  # of a stage: its output goes to the loss, not to another stage
         policy = outer if last else inner
-        fully_shard(root, reshard_after_forward=None if step.reshard else False, mp_policy=policy, **common)
-    units = [module for root in roots or (model,) for module in root.modules() if isinstance(module, FSDPModule)]
+        after = step.reshard if stepping else None if step.reshard else False
+        fully_shard(root, reshard_after_forward=after, mp_policy=policy, ignored_params=whole or None, **common)
+    units = [
+        module
+        for root in roots or (() if stepping else (model,))
+        for module in root.modules()
+        if isinstance(module, FSDPModule)
+    ]
     for unit in units:
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)  # without it gloo is asked for an operation that it lacks
+        if stepping:
+            unit.set_reshard_after_backward(False, recurse=False)
 
     def let_go() -> None:
         for unit in units:
@@ -93,10 +107,10 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequen
         held=lambda: _held(job, units),
         lockstep=mesh.size() > 1,
         shards=_shards(axes, mesh),
-        counts=_counts(axes, mesh),
+        counts=_counts(axes, mesh) if not stepping else _counts_of_parts(mesh),
         let_go=let_go,
         agree_on_buffers=nothing
-        if job.sync_batch_norm or mesh.size() == 1
+        if (job.sync_batch_norm and not stepping) or mesh.size() == 1
         else buffers_of_rank_0(model, axes.group("data", "context")),
     )
 
@@ -122,9 +136,18 @@ def _counts(axes: Mesh, mesh: Any) -> Callable[[Tensor], bool]:
     return counts
 
 
+def _counts_of_parts(mesh: Any) -> Callable[[Tensor], bool]:
+    """Returns a function: true of a gradient if this rank counts what it holds: its rows; on the first rank the whole,
+    too.
+    """
+    first = mesh.ndim == 1 or mesh.get_local_rank("replicas") == 0
+    leads = mesh.get_rank() == 0
+    return lambda parameter: first if hasattr(parameter, "to_local") else leads
+
+
 def _check(job: JobProgram, model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
-        if parameter.dim() == 0:
+        if parameter.dim() == 0 and job.own_step is None:
             raise ModelError(
                 f"{where(job.model)}`{name}` is a single number without a dimension, which has no rows to be sharded"
             )

@@ -28,7 +28,7 @@ class Varying:
 
     def touched(self, loss: Tensor) -> Tensor:
         """Returns the loss of a micro-batch so that its backward pass gives every parameter a gradient."""
-        found = set(_leaves(loss))
+        found = set(leaves(loss))
         for place, parameter in enumerate(self._parameters()):
             if id(parameter) in found:
                 self._used[place] = 1
@@ -50,7 +50,7 @@ class Varying:
         return [parameter for parameter in self._model.parameters() if parameter.requires_grad]
 
 
-def _leaves(loss: Tensor) -> Iterator[int]:
+def leaves(loss: Tensor) -> Iterator[int]:
     """Yields the identities of the parameters that a loss depends on."""
     seen: set[Any] = set()
     waiting: list[Any] = [loss.grad_fn]

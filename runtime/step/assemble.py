@@ -62,11 +62,13 @@ def assemble(job: JobProgram, device: torch.device, tell: initial_weights.Tell =
             shared_out=job.gradients.kind == "zero1",
             moved=moved,
         )
+    # Of a user's own step some parameters are sharded, and others whole.
+    agreed = several_axes(job) or (job.own_step is not None and job.gradients.kind == "fsdp" and job.world_size > 1)
     return Parts(
         plain=plain,
         engine=engine,
         optimizer=optimizer,
-        scaler=grad_scaler(job.precision, device, engine.scale, agreed=several_axes(job), skips=skips),
+        scaler=grad_scaler(job.precision, device, engine.scale, agreed=agreed, skips=skips),
         loss=loss_sum(job.loss),
         device=device,
         pipeline=axis,

@@ -7,7 +7,8 @@ by the count of all losses, clipping, the optimizer. What the function returns i
 Contract: an update is that of one process with the global batch. Every rank makes the same updates in the same order.
 A parameter of another part keeps its value and its optimizer state, and so does one that no rank has used.
 
-Limits: the data axis, nothing sharded. Gradients are exchanged after a backward pass, not while it runs.
+Limits: the data axis. Where nothing is sharded, or the optimizer's state alone (ZeRO-1), gradients are exchanged after
+a backward pass, not while it runs; of parts that are sharded (parallel/parted.py) as soon as a part's are there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from dslc.compiler.ir.program import JobProgram, LossStep, PythonFunction, RankP
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.model.losses import LossError
 from dslc.runtime.model.own_losses import OwnSum
+from dslc.runtime.parallel import parted
 from dslc.runtime.parallel.mesh import mesh_of
+from dslc.runtime.process import random_numbers
 from dslc.runtime.process.job_line import at
 from dslc.runtime.process.user_code import load_function
 from dslc.runtime.step.assemble import Parts
@@ -48,12 +51,13 @@ class Training:
         scaler: torch.amp.GradScaler | None = None,
         seen: Callable[[Tensor], None] = UNSEEN.loss,
         group: dist.ProcessGroup | None = None,
+        sharded: parted.Parts | None = None,
     ) -> None:
         self.model, self.device = model, device
         self.step, self.steps = 0, steps
         self.samples = 0
         self.rank, self.ranks = (dist.get_rank(group), dist.get_world_size(group)) if group is not None else (0, 1)
-        self._close, self._seen, self._group = close, seen, group
+        self._close, self._seen, self._group, self._sharded = close, seen, group, sharded
         self._scaler = torch.amp.GradScaler(device.type, enabled=False) if scaler is None else scaler
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.norm: Tensor | None = None
@@ -62,18 +66,28 @@ class Training:
         """Updates the parameters of some parts of the model (`"generator"`), or all, by the mean of losses over all
         ranks: one for each sample, or a pair (sum, count). Raises LossError.
         """
-        total, number = _summed(losses)
+        with torch.autocast(self.device.type, enabled=False):
+            self._update(*_summed(losses), parts)
+        torch.clear_autocast_cache()  # which has copies of parameters as they were before
+
+    def _update(self, total: Tensor, number: Tensor, parts: tuple[str, ...]) -> None:
         self._seen(total.detach())
         if self._group is not None:
             dist.all_reduce(number, group=self._group)
-        self._scaler.scale(total / number.clamp(min=1)).backward()
-        taken = self._taken(parts)
+        loss, taken, apart = self._scaler.scale(total / number.clamp(min=1)), self._taken(parts), set[str]()
+        if self._sharded is not None:
+            used, apart = self._sharded.backward(loss), set(self._sharded.names)
+            taken = {name: parameter for name, parameter in taken.items() if name in used or name not in apart}
+        else:
+            loss.backward()
         for name, parameter in self._parameters.items():
             if name not in taken:
                 parameter.grad = None
         if self._group is not None:
-            self._exchange(list(taken.values()))
+            self._exchange([parameter for name, parameter in taken.items() if name not in apart])
         self.norm = self._close()
+        if self._sharded is not None:
+            self._sharded.let_go({*taken})
 
     def _taken(self, parts: tuple[str, ...]) -> dict[str, nn.Parameter]:
         if not parts:
@@ -90,6 +104,8 @@ class Training:
     @torch.no_grad()
     def _exchange(self, parameters: list[nn.Parameter]) -> None:
         """Sums the gradients over the ranks, as one tensor, behind it how many ranks have each."""
+        if not parameters:
+            return
         used = torch.tensor([float(p.grad is not None) for p in parameters], device=self.device)
         pieces = [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in parameters]
         together = torch.cat([*pieces, used])
@@ -106,10 +122,18 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
     function, told = load_function(named), OwnSum(job.loss)
     group = mesh_of(job).group("data") if job.world_size > 1 else None
     close = updater(job, parts, looks)
+    sharded = parted.Parts(parts.plain, group, parts.device) if job.gradients.kind == "fsdp" else None
     training = Training(
-        parts.plain, job.steps, close, device=parts.device, scaler=parts.scaler, seen=looks.loss, group=group
+        parts.plain,
+        job.steps,
+        close,
+        device=parts.device,
+        scaler=parts.scaler,
+        seen=looks.loss,
+        group=group,
+        sharded=sharded,
     )
-    if group is not None:
+    if group is not None and sharded is None:
         _begin_alike(parts.plain, group)
 
     def step(batch: StepBatch) -> Done:
@@ -119,6 +143,8 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
         with autocast(job.precision, parts.device), at(named.line):
             found = function(training, input if target is input else (input, target))
         total, number, further = told.told(found, target)
+        if sharded is not None:
+            sharded.let_go()
         total, number = total.detach(), number.detach().double()
         parts.further.update(further)
         if group is not None:
@@ -129,11 +155,16 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
     return step
 
 
-def try_out(step: PythonFunction, loss: LossStep, model: nn.Module, batch: Any, samples: int) -> None:
-    """Does one step with a batch, in this process, that updates nothing. Raises as the step does."""
+def try_out(step: PythonFunction, loss: LossStep, model: nn.Module, batch: Any, samples: int) -> bool:
+    """Does one step with a batch, in this process, that updates nothing. Returns whether it draws random numbers.
+    Raises as the step does.
+    """
     training = Training(model.train(), 1, model.zero_grad, device=torch.device("cpu"))
     training.samples = samples
+    before = random_numbers.state(training.device)
     OwnSum(loss).told(load_function(step)(training, batch), batch)
+    after = random_numbers.state(training.device)
+    return any(before[name].numpy().tobytes() != after[name].numpy().tobytes() for name in before)
 
 
 def _begin_alike(model: nn.Module, group: dist.ProcessGroup) -> None:

@@ -1,7 +1,7 @@
 import "base/digits.plt"
 
 parallelism {
-  zero = 2 #! E0620
+  microbatches = 2 #! E0620
 }
 
 train {

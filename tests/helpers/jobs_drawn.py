@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from helpers import own_parts_drawn
 from helpers.own_networks_drawn import draw_plan, families
 from helpers.paths import HELPERS
 
@@ -31,6 +32,7 @@ def lay_out(folder: Path) -> None:
     """Writes the files that the jobs name."""
     for name in ("own_networks.py", "own_transformer.py"):
         shutil.copy(HELPERS / name, folder)
+    own_parts_drawn.lay_out(folder)
     (folder / "corpus.txt").write_text("".join(f"{n} bottles on the wall, " for n in range(99)))
     numbers = np.random.default_rng(0)
     numbers.integers(0, 50, 3000).astype("<u2").tofile(folder / "corpus.bin")
@@ -61,8 +63,10 @@ class Drawn:
     seed: int
     text: str
     plain: str  # the same training in one process
+    resumed: str = ""  # the same under another plan, from `CHECKPOINT` on, which `text` leaves after step 2
 
 
+CHECKPOINT = "<checkpoint>"
 OWN_OPTIMIZERS = 0.08  # the share of jobs with one of a user's own
 SAMPLERS = 0.1  # the share of jobs with a sampler
 MIXTURES = 0.06  # the share of jobs with two sources
@@ -75,10 +79,15 @@ AUGMENTATIONS = (
     "rand_augment()",
     "random_erasing()",
 )
+OWN = 0.4  # the share of jobs whose data, network, loss or step is a user's own
+RESUMED = 0.25  # the share of these that go on under another plan
 
 
-def draw(seed: int, *, compile: float = 0.0) -> Drawn:
+def draw(seed: int, *, compile: float = 0.0, own: float = OWN) -> Drawn:
     """Returns a job; `compile` is the share of jobs with `train.compile`, which takes half a minute each."""
+    others = random.Random(f"own {seed}")  # of their own, so that jobs stay as they were
+    if others.random() < own:
+        return _draw_own(seed, others, compile)
     rng = random.Random(seed)
     blocks = _Drawing(rng, compile).blocks()
     others = random.Random(f"optimizers {seed}")  # of their own, so that the rest of a job stays
@@ -96,10 +105,30 @@ def draw(seed: int, *, compile: float = 0.0) -> Drawn:
         chosen = ", ".join(drawn.sample(AUGMENTATIONS, drawn.randint(1, 3)))
         more = drawn.choice(("", ", normalize = mnist", ", normalize = imagenet"))
         blocks["data"]["source"] = f'parquet("pictures.parquet", augment = [{chosen}]{more})'
+    return Drawn(seed=seed, text=_text(blocks), plain=_text(_alone(blocks)))
+
+
+def _draw_own(seed: int, rng: random.Random, compile: float) -> Drawn:
+    blocks = _Drawing(rng, compile).own_blocks()
+    if "shuffle" not in blocks["data"] and rng.random() < SAMPLERS:
+        length = 'python("own_parts:length"), ' if "Sentences" in blocks["data"]["source"] else ""
+        blocks["data"]["sampler"] = rng.choice(("balanced()", f"by_length({length}window = 2)"))
+    if not rng.random() < RESUMED:
+        return Drawn(seed=seed, text=_text(blocks), plain=_text(_alone(blocks)))
+    blocks["checkpoint"] |= {"every": "2 steps", "keep": "9"}
+    devices, parallelism, _ = _Drawing(rng, 0.0).data_parallelism()
+    parallelism.pop("data", None)
+    after = blocks | {"devices": devices, "parallelism": parallelism}
+    after["checkpoint"] = blocks["checkpoint"] | {"resume": f'"{CHECKPOINT}"'}
+    return Drawn(seed=seed, text=_text(blocks), plain=_text(_alone(blocks)), resumed=_text(after))
+
+
+def _alone(blocks: Blocks) -> Blocks:
+    """Returns the same training in one process."""
     kept = ("model", "data", "train", "evaluate", "log")
     alone = {"devices": {"cpus": "1"}} | {name: blocks[name] for name in kept if name in blocks}
     alone["train"] = {name: text for name, text in alone["train"].items() if name != "compile"}
-    return Drawn(seed=seed, text=_text(blocks), plain=_text(alone))
+    return alone
 
 
 def _text(blocks: Blocks) -> str:
@@ -162,6 +191,51 @@ class _Drawing:
         if "validation" in data or task.own_validation or self.chance(0.02):
             self.goals(blocks)
         return blocks
+
+    def own_blocks(self) -> Blocks:
+        """Draws a job whose parts are a user's own (own_parts_drawn.py)."""
+        devices, parallelism, ranks = self.data_parallelism() if self.chance(0.93) else self.parallelism()
+        drawing = own_parts_drawn.OwnDrawing(self.rng)
+        own = drawing.draw()
+        task = _Task(
+            source=own.data["source"], shape=(), kind="own", output=(), classes=True, samples=40,
+            own_validation=own.own_validation,
+        )  # fmt: skip
+        data = self.data(task, ranks, int(parallelism.get("microbatches", "1"))) | own.data
+        if self.chance(0.3) and not own.own_validation:
+            data["validation"] = self.one("10%", "0.25", "30%")
+        train = self.train(task) | own.train
+        hooks, evaluate = drawing.hooks(), {}
+        if hooks:
+            train["hooks"] = hooks
+        if self.chance(0.15):
+            function = self.one("Heavy", "Normed")
+            train["optimizer"] = f'python("own_networks:{function}", lr = 0.02)'
+        if self.chance(0.4):
+            evaluate["every"] = self.one("2 steps", "1 step", "1 epoch")
+        if self.chance(0.4 if own.measured else 0.03):
+            scale = self.one("", ", scale = 2")
+            evaluate["metrics"] = f'[loss, python("own_parts:Spread"{scale})]'
+        memory = self.memory() if self.chance(0.3) else {}
+        log = {"every": "1 step", "tensorboard": "false"}
+        if self.chance(0.15):
+            log["loggers"] = 'python("own_parts:Keeps")'
+        freeze = self.one('["*.bias"]', '["*kinds*", "*embedding*"]')
+        blocks = {
+            "model": own.model | ({"freeze": freeze} if self.chance(0.08) else {}),
+            "data": data, "devices": devices, "parallelism": parallelism, "memory": memory, "train": train,
+            "evaluate": evaluate, "checkpoint": self.checkpoint(), "launch": {"timeout": "1 min"}, "log": log,
+        }  # fmt: skip
+        if "validation" in data or own.own_validation:
+            self.goals(blocks)
+        return blocks
+
+    def data_parallelism(self) -> tuple[dict[str, str], dict[str, str], int]:
+        """Draws the same for the data axis alone."""
+        while True:
+            devices, parallelism, ranks = self.parallelism()
+            if not {"pipeline", "tensor", "context", "gradients"} & {*parallelism} and "nodes" not in devices:
+                return devices, parallelism, ranks
 
     # ------------------------------------------------------------------------------------------------------- data
 

@@ -39,12 +39,12 @@ from dslc.dsl.meaning.load import load
 from dslc.runs import Ready, prepare
 from dslc.verification import Tolerance, tolerance_of
 from helpers.commands import dslc
-from helpers.jobs_drawn import Drawn, lay_out
+from helpers.jobs_drawn import CHECKPOINT, Drawn, lay_out
 from helpers.launcher import PRELOADED, Launcher
 from helpers.trained import load_what_traces
 
 LIMIT = 100.0  # longer than ranks wait for one another before they say where each of them is
-BY_NATURE = ("W0606", "W0607", "W0608", "W0609")
+BY_NATURE = ("W0606", "W0607", "W0608", "W0609", "W0624")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,7 @@ class Result:
 @dataclass
 class Tally:
     results: list[Result] = field(default_factory=list)
+    resumed: int = 0  # trainings that went on under another plan as well
 
     @property
     def failed(self) -> list[Result]:
@@ -76,7 +77,8 @@ class Tally:
         lines = [
             f"drawn {len(self.results)}, accepted {accepted}: "
             + ", ".join(f"{said[word]} {word}" for word in ("agrees", "differs", "crashed", "hung"))
-            + f" ({loose} of them by nature only held to end well, {rounded} within what rounding does); "
+            + f" ({loose} of them by nature only held to end well, {rounded} within what rounding does; "
+            f"{self.resumed} resumed under another plan as well); "
             f"{said['broke the compiler']} broke the compiler",
             f"rejected {said['rejected']}: " + ", ".join(f"{code} {number}" for code, number in codes.most_common()),
         ]
@@ -129,6 +131,7 @@ class Trainer:
     def __init__(self, folder: Path) -> None:
         load_what_traces()
         self._folder, self._launcher = folder, Launcher("transformers", *PRELOADED)
+        self.resumed = 0  # trainings that have gone on under another plan
         lay_out(folder)
 
     def close(self) -> None:
@@ -167,14 +170,45 @@ class Trainer:
             if plain is None:
                 refused = ", ".join(f"{d.code} {d.message}" for d in report.errors)
                 raise Fault("differs", f"one process is refused: {refused}")
-            found = self._train(ready)
-            expected = self._train(plain)
-            _alike(found, expected, ready, by_nature=bool({*warned} & {*BY_NATURE}))
+            with tempfile.TemporaryDirectory(dir=self._folder) as name:
+                found = self._train(ready, Path(name))
+                expected = self._train(plain)
+                by_nature = bool({*warned} & {*BY_NATURE})
+                _alike(found, expected, ready, by_nature=by_nature)
+                if drawn.resumed:
+                    self._resumed(drawn, Path(name) / "checkpoints", expected, by_nature)
         except Fault as fault:
             if fault.said == "differs" and self._rounded(drawn, ready.program.steps):
                 return Result(seed=drawn.seed, said="agrees", codes=codes, why=fault.why, rounded=True)
             return Result(seed=drawn.seed, said=fault.said, codes=codes, why=fault.why)
         return Result(seed=drawn.seed, said="agrees", codes=codes)
+
+    def _resumed(self, drawn: Drawn, checkpoints: Path, expected: Trained, by_nature: bool) -> None:
+        """Goes on under another plan from a checkpoint of the first; raises `Fault` if that is another training."""
+        saved = 2
+        path = checkpoints / f"step-{saved:08d}"
+        later = [line for line in expected.lines if line["step"] > saved]
+        if not path.exists() or not later:
+            return  # the training ended before
+        ready, report = self._prepare(drawn.resumed.replace(CHECKPOINT, str(path)), drawn.seed)
+        if ready is None:
+            if all(re.fullmatch(r"E\d{4}", d.code) for d in report.errors) and report.errors:
+                return
+            raise Fault("differs", f"resuming is refused without a code: {report.found}")
+        by_nature |= bool({d.code for d in report.found} & {*BY_NATURE})
+        try:
+            _alike(self._train(ready), Trained(lines=later, weights=expected.weights), ready, by_nature=by_nature)
+        except Fault as fault:
+            raise Fault(fault.said, f"resumed from step {saved}: {fault.why}") from None
+        self.resumed += 1
+
+    def verified(self, drawn: Drawn) -> str:
+        """Returns what is wrong with `dslc verify` of a job; "" if it holds, or is refused for a reason."""
+        path = self._folder / f"verify{drawn.seed}.plt"
+        path.write_text(drawn.text)
+        done = dslc("verify", path, "--steps=3")
+        refused = done.returncode == 1 and re.search(r"^error\[E\d{4}\]", done.stdout + done.stderr, re.MULTILINE)
+        return "" if done.returncode == 0 or refused else f"{done.returncode}\n{done.stdout}{done.stderr}"
 
     def _rounded(self, drawn: Drawn, steps: int) -> bool:
         path = self._folder / f"verify{drawn.seed}.plt"
@@ -188,18 +222,20 @@ class Trainer:
         report = Report()
         return prepare(load(str(path), []), report), report
 
-    def _train(self, ready: Ready) -> Trained:
-        with tempfile.TemporaryDirectory(dir=self._folder) as name:
-            folder = Path(name)
-            outcome, shown = self._launch(ready, folder)
-            if outcome is None or outcome.failure is not None:
-                waited = outcome is not None and outcome.failure.kind == "timeout"
-                raise Fault("hung" if waited else "crashed", f"{outcome and outcome.failure}\n{shown}\n{_logs(folder)}")
-            text = (folder / "metrics.jsonl").read_text()
-            return Trained(
-                lines=[json.loads(line) for line in text.splitlines()],
-                weights=load_file(folder / "weights.safetensors"),
-            )
+    def _train(self, ready: Ready, folder: Path | None = None) -> Trained:
+        """Trains in `folder`, or in one that is removed."""
+        if folder is None:
+            with tempfile.TemporaryDirectory(dir=self._folder) as name:
+                return self._train(ready, Path(name))
+        outcome, shown = self._launch(ready, folder)
+        if outcome is None or outcome.failure is not None:
+            waited = outcome is not None and outcome.failure.kind == "timeout"
+            raise Fault("hung" if waited else "crashed", f"{outcome and outcome.failure}\n{shown}\n{_logs(folder)}")
+        text = (folder / "metrics.jsonl").read_text()
+        return Trained(
+            lines=[json.loads(line) for line in text.splitlines()],
+            weights=load_file(folder / "weights.safetensors"),
+        )
 
     def _launch(self, ready: Ready, folder: Path) -> Any:
         """The launcher is ended, and another made, where a training takes longer than it may."""

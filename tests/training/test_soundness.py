@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import pytest
 from helpers.jobs_drawn import draw
-from helpers.soundness import Forced, Tally, Trainer
+from helpers.soundness import Forced, Result, Tally, Trainer
 
 FIRST = 20_000
 
@@ -24,23 +27,44 @@ def test_a_job_is_a_pure_function_of_its_seed() -> None:
     assert len({draw(seed).text for seed in range(50)}) == 50
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + 30))
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + 34))
 def test_what_is_accepted_trains_as_one_process(trainer: Trainer, seed: int) -> None:
     result = trainer.take(draw(seed))
     assert result.said in ("agrees", "rejected"), f"{result.why}\n{draw(seed).text}"
 
 
 @pytest.mark.long
-def test_a_thousand_jobs(trainer: Trainer, capsys: pytest.CaptureFixture[str]) -> None:
-    """`DSLC_SEED=…` draws others."""
-    first = int(os.environ.get("DSLC_SEED", FIRST))
+def test_a_thousand_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`DSLC_SEED=…` draws others, and `DSLC_JOBS=…` more or fewer. Two processes train them, each its half."""
+    first, jobs = int(os.environ.get("DSLC_SEED", FIRST)), int(os.environ.get("DSLC_JOBS", 1000))
     tally, forced = Tally(), Forced()
-    for seed in range(first, first + 1000):
-        drawn = draw(seed, compile=0.02)
-        result = trainer.take(drawn)
-        tally.results.append(result)
-        if forced.wants(result):
-            forced.results.append(trainer.forced(drawn, result))
+    halves = [(tmp_path / str(half), range(first + half, first + jobs, 2)) for half in range(2)]
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as workers:
+        for results, of_forced, resumed in workers.map(_all, *zip(*halves, strict=True)):
+            tally.results += results
+            forced.results += of_forced
+            tally.resumed += resumed
     with capsys.disabled():
         print(f"\n{tally.text()}\n{forced.text()}")
     assert not tally.failed, tally.text()
+
+
+def _all(folder: Path, seeds: range) -> tuple[list[Result], list[Result], int]:
+    """Returns the results of the jobs, of those that were forced, and how many were resumed under another plan."""
+    folder.mkdir()
+    trainer, results, forced = Trainer(folder), list[Result](), Forced()
+    for seed in seeds:
+        drawn = draw(seed, compile=0.02)
+        results.append(trainer.take(drawn))
+        if forced.wants(results[-1]):
+            forced.results.append(trainer.forced(drawn, results[-1]))
+    trainer.close()
+    return results, forced.results, trainer.resumed
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(30_000, 30_025))
+def test_what_is_drawn_is_verified_or_refused(trainer: Trainer, seed: int) -> None:
+    """`dslc verify` on jobs of one's own."""
+    said = trainer.verified(draw(seed, own=1.0))
+    assert not said, f"{said}\n{draw(seed, own=1.0).text}"

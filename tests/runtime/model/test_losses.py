@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from dslc.compiler.ir.program import LossStep, PythonFunction
 from dslc.runtime.model.losses import LossError, count, loss_sum
+from dslc.runtime.model.own_losses import OwnSum
 
 SMOOTHING = {"label_smoothing": 0.2}
 
@@ -129,3 +131,23 @@ def test_a_module_that_is_not_there() -> None:
     function = PythonFunction(function="no_such_module:f", line="job.plt:4:1")
     with pytest.raises(ImportError, match=r"job.plt:4:1: there is no module `no_such_module`"):
         loss_sum(LossStep(kind="python", python=function))
+
+
+@given(st.integers(1, 5), st.integers(1, 3))
+def test_padding_of_a_batch_does_not_count_however_it_is_cut(cut: int, more: int) -> None:
+    """The second piece is padded further, as a batch of its own may be."""
+    output, target = tokens()
+    step = LossStep(kind="own", arguments={"mean_of": "labels", "ignore": -100, "shift": 0}, counts="own")
+    total = OwnSum(step)
+    losses = F.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
+    pieces = [
+        (losses[:cut], target[:cut]),
+        (F.pad(losses[cut:], (0, more)), F.pad(target[cut:], (0, more), value=-100)),
+    ]
+    summed = torch.stack([total(found + 1, {"labels": labels}) for found, labels in pieces]).sum()
+    number, _ = total.taken()
+    assert number == target.ne(-100).sum()
+    torch.testing.assert_close((summed / number).float(), losses[target != -100].mean() + 1)
+    python = OwnSum(replace(step, kind="python", arguments={}, ignore=-100))
+    pieces_of_python = torch.stack([python.told(found + 1, labels).total for found, labels in pieces]).sum()
+    torch.testing.assert_close(pieces_of_python, summed)
