@@ -70,14 +70,31 @@ def try_loss(job: JobSpec, call: PythonLoss, source: SourceFacts, tried: Trial, 
     """Finds a user's loss and, if its input is known and not large, calls it. Returns whether it counts by itself."""
     from dslc.compiler.graph.constants import loss_step
 
-    def use(function: Callable[..., Any]) -> bool:
-        from dslc.runtime.model.losses import try_out
+    layout = lay_out(job, Report())
+    pieces = layout.sizes["data"] * layout.microbatches if layout else 1
 
-        layout = lay_out(job, Report())
-        ranks = layout.world_size if layout else 1
-        return any(try_out(loss_step(job, source, job.folder), *batch, ranks) for batch in tried.batches()[:1])
+    def use(function: Callable[..., Any]) -> tuple[bool, bool]:
+        from dslc.runtime.loop.kept_metrics import drawn
+        from dslc.runtime.model.losses import mixes_samples, try_out
 
-    return bool(used(job, call, "loss", use, report))
+        step, batches = loss_step(job, source, job.folder), tried.batches()
+        counts = any(try_out(step, *batch, layout.world_size if layout else 1) for batch in batches[:1])
+        if pieces == 1 or not batches:
+            return counts, False
+        whole = drawn(step, *tried.shapes)[0][0] if tried.shapes is not None else batches[-1]
+        return counts, mixes_samples(replace(step, counts="own") if counts else step, *whole)
+
+    counts, mixes = used(job, call, "loss", use, report) or (False, False)
+    if mixes:
+        report.add(
+            "W0625",
+            f"the loss of a sample depends on the others of its batch, and a batch is cut into {pieces} pieces: the "
+            "training is not that of one process",
+            job.model.at("loss"),
+            help="a loss that gathers the outputs of all ranks by `torch.distributed.nn.functional.all_gather`; or one "
+            "rank without micro-batches",
+        )
+    return bool(counts)
 
 
 def try_metric(job: JobSpec, call: PythonMetric, source: SourceFacts, tried: Trial, report: Report) -> None:

@@ -164,7 +164,7 @@ def _ddp(place: Coordinate) -> Iterator[TrafficNode]:
 def in_buckets(place: Coordinate) -> list[ParameterNode]:
     """Returns the parameters in DistributedDataParallel's buckets, in order; they have room for every gradient."""
     names, layers = place.whole.trained, place.layers
-    if searches(place.model, place.sharding):
+    if searches(place.model, place.sharding) and not place.model.varies:
         return [q for layer in layers for q in layer.parameters if q.name in names]
     # Laid out again after the first steps, in the order in which gradients came.
     return [q for q in ready(layers, autocast=low_precision(place.job)) if q.name in names]

@@ -252,6 +252,14 @@ def _warn_of_samples(job: JobSpec, source: SourceFacts, report: Report) -> None:
 def _warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, report: Report) -> None:
     """Warns of each field that breaks an invariant of the language."""
     data = layout.sizes["data"]
+    if isinstance(job.train.precision, c.Fp16) and (layout.world_size > 1 or layout.microbatches > 1):
+        report.add(
+            "W0609",
+            "in fp16 overflows set the scale of the loss, and rounding decides where they occur: other steps may be "
+            f"skipped than in one process{'' if layout.world_size > 1 else ' that takes a batch whole'}",
+            job.train.at("precision"),
+            help="`bf16` needs no loss scaling",
+        )
     if model is None:
         return
     if model.batch_norm and layout.microbatches > 1:
@@ -286,14 +294,6 @@ def _warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, 
             "W0608",
             f"dropout draws different numbers {where}: training agrees with one process in distribution only",
             job.model.at("network"),
-        )
-    if isinstance(job.train.precision, c.Fp16) and (layout.world_size > 1 or layout.microbatches > 1):
-        report.add(
-            "W0609",
-            "in fp16 overflows set the scale of the loss, and rounding decides where they occur: other steps may be "
-            f"skipped than in one process{'' if layout.world_size > 1 else ' that takes a batch whole'}",
-            job.train.at("precision"),
-            help="`bf16` needs no loss scaling",
         )
 
 

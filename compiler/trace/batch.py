@@ -49,13 +49,16 @@ class Outputs:
         """Writes random outputs of the forms of these two, with targets, as pairs."""
         import torch
 
-        from dslc.compiler.trace.structures import map_tensors
+        from dslc.compiler.trace.structures import flatten, unflatten
 
-        def drawn(tensor: torch.Tensor) -> torch.Tensor:
-            shape, dtype = tuple(tensor.shape), tensor.dtype
+        def drawn(leaf: object) -> object:
+            if not isinstance(leaf, torch.Tensor):  # an object of another kind may hold tensors without numbers
+                return leaf if isinstance(leaf, int | float | str | None) else None
+            shape, dtype = tuple(leaf.shape), leaf.dtype
             return torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
 
-        outputs = [map_tensors(drawn, output) for output in (small, large)]
+        forms = [flatten(output) for output in (small, large)]
+        outputs = [unflatten([drawn(leaf) for leaf in leaves], form) for leaves, form in forms]
         torch.save(list(zip(outputs, map(self._of, (SMALL, LARGE)), strict=True)), self._path)
 
     def _of(self, samples: int) -> Any:

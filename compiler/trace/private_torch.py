@@ -91,6 +91,19 @@ def register_mapping(kind: type) -> None:
     )
 
 
+def register_namespace(kind: type) -> None:
+    """Makes the attributes of a plain object's class, as `SimpleNamespace`, parts of a tree."""
+    register_pytree_node(
+        kind,
+        lambda value: (list(vars(value).values()), list(vars(value))),
+        lambda values, names: kind(**dict(zip(names, values, strict=True))),
+        flatten_with_keys_fn=lambda value: (
+            [(MappingKey(name), each) for name, each in vars(value).items()],
+            list(vars(value)),
+        ),
+    )
+
+
 # ------------------------------------------------------------------------------------------------ a module's insides
 
 

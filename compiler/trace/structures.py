@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
@@ -18,6 +19,7 @@ from dslc.compiler.trace.private_torch import (
     path_text,
     register_dataclass,
     register_mapping,
+    register_namespace,
     tree_flatten,
     tree_flatten_with_path,
     tree_unflatten,
@@ -31,6 +33,8 @@ def flatten(value: object) -> tuple[list[Any], Any]:
         for kind in new:
             if dataclasses.is_dataclass(kind):
                 register_dataclass(kind)
+            elif issubclass(kind, SimpleNamespace):
+                register_namespace(kind)
             else:
                 register_mapping(kind)
         leaves, form = tree_flatten(value)
@@ -84,4 +88,6 @@ def _takes(forward: Callable[..., Any], count: int, names: tuple[str, ...]) -> b
 
 
 def _is_structure(leaf: object) -> bool:
-    return isinstance(leaf, Mapping) or (dataclasses.is_dataclass(leaf) and not isinstance(leaf, type))
+    return isinstance(leaf, Mapping | SimpleNamespace) or (
+        dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
+    )

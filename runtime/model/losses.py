@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep
-from dslc.compiler.trace.private_torch import fake_store
-from dslc.compiler.trace.structures import map_tensors
+from dslc.compiler.trace.private_torch import TorchDispatchMode, fake_store
+from dslc.compiler.trace.structures import map_tensors, tensors
 from dslc.runtime.model.loss_error import LossError
 from dslc.runtime.model.own_losses import OwnSum, counts_itself
 from dslc.runtime.process.job_line import at
@@ -62,6 +62,35 @@ def try_out(step: LossStep, output: Any, target: Any, ranks: int) -> bool:
         step = replace(step, counts="own")
     loss_sum(step)(output, target)
     return step.counts == "own"
+
+
+def mixes_samples(step: LossStep, output: Any, target: Any) -> bool:
+    """True if the losses of a batch are others than those of its first sample and of the rest: each depends on which
+    samples it shares a batch with. False where samples cannot be told apart, or the loss talks to other ranks.
+    """
+    found = tensors((output, target))
+    samples = found[0].shape[0] if found and found[0].dim() else 0
+    if samples < 2 or any(each.dim() == 0 or each.shape[0] != samples for each in found):
+        return False
+    talks: list[bool] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            talks.extend([True] * ("c10d" in func.namespace))
+            return func(*args, **(kwargs or {}))
+
+    def losses(rows: slice) -> tuple[Tensor, Tensor]:
+        part = map_tensors(lambda each: each[rows], (output, target))
+        if step.counts == "own":
+            return OwnSum(step).counted(*part)[:2]
+        return loss_sum(step)(*part), torch.as_tensor(count(step, part[1]))
+
+    with Watch(), torch.no_grad():
+        whole, *pieces = (losses(rows) for rows in (slice(None), slice(1), slice(1, None)))
+    if talks:
+        return False
+    pairs = zip(whole, *pieces, strict=True)
+    return not all(torch.allclose(all, one + rest, rtol=1e-3, atol=1e-4, equal_nan=True) for all, one, rest in pairs)
 
 
 def loss_sum(step: LossStep) -> LossSum:

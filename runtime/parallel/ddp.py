@@ -42,7 +42,9 @@ def wrap(job: JobProgram, model: nn.Module) -> Engine:
             bucket_cap_mb=job.gradients.bucket_megabytes,
             gradient_as_bucket_view=True,
             static_graph=job.gradients.static_graph,
-            find_unused_parameters=job.gradients.search,
+            # Where numbers decide, each step finds out by itself (varying.py): DDP takes all that an output depends on
+            # for used, whatever the loss leaves out.
+            find_unused_parameters=job.gradients.search and bool(job.gradients.unused),
             # A user's own model may draw other numbers on each rank; one made from names cannot.
             init_sync=job.model.root is None and not job.model.reset,
             broadcast_buffers=differ,

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from dslc.compiler.common.axes import AXES
 from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.trace.private_torch import import_compiler, spec_of
+from dslc.compiler.trace.structures import tensors
 from dslc.runtime.model.blank import where
 from dslc.runtime.model.initial_weights import part_of
 from dslc.runtime.model.model_error import ModelError
@@ -76,16 +77,23 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequen
     reduced = torch.float32 if low is not None else None
     common: dict[str, Any] = {"mesh": mesh, "offload_policy": offload.policy(job, device)}
     inner = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduced)
+
+    def shown(module: nn.Module, **settings: Any) -> None:
+        around = _Shown()
+        module.register_forward_hook(around.before)
+        fully_shard(module, **settings)
+        module.register_forward_hook(around.after)
+
     for name in step.units:
         module = model.get_submodule(name)
-        fully_shard(module, reshard_after_forward=step.reshard, mp_policy=inner, **common)
+        shown(module, reshard_after_forward=step.reshard, mp_policy=inner, **common)
     # The backward pass needs the root again at once, but torch's default frees it.
     outer = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduced, output_dtype=reduced)
     for root in roots or (() if stepping else (model,)):
         last = getattr(root, "last", True)  # of a stage: its output goes to the loss, not to another stage
         policy = outer if last else inner
         after = step.reshard if stepping else None if step.reshard else False
-        fully_shard(root, reshard_after_forward=after, mp_policy=policy, ignored_params=whole or None, **common)
+        shown(root, reshard_after_forward=after, mp_policy=policy, ignored_params=whole or None, **common)
     units = [
         module
         for root in roots or (() if stepping else (model,))
@@ -113,6 +121,23 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequen
         if (job.sync_batch_norm and not stepping) or mesh.size() == 1
         else buffers_of_rank_0(model, axes.group("data", "context")),
     )
+
+
+class _Shown:
+    """Puts the tensors of an object that a module returns beside it, in whose class `fully_shard` would not look for
+    them, while that looks: without one the module would not take part in the backward pass.
+    """
+
+    def __init__(self) -> None:
+        self._beside = False
+
+    def before(self, module: nn.Module, given: object, output: object) -> object:
+        self._beside = not isinstance(output, Tensor | tuple | list | dict)
+        found = tensors(output) or tensors(dict(getattr(output, "__dict__", {}))) if self._beside else []
+        return (output, found) if self._beside else output
+
+    def after(self, module: nn.Module, given: object, output: Any) -> object:
+        return output[0] if self._beside else output
 
 
 def _shards(axes: Mesh, mesh: Any) -> Any:

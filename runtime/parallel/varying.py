@@ -1,12 +1,13 @@
-"""Sharded parameters of which a step uses some, where a forward pass looks at numbers.
+"""Parameters of which a step uses some, where a forward pass or a loss looks at numbers.
 
-Model: `fully_shard` sums the gradients of all parameters of a unit at once, on all ranks alike, so each needs one. A
+Model: `fully_shard` sums the gradients of all parameters of a unit at once, and DistributedDataParallel those of a
+bucket, on all ranks alike, so each needs one. A
 parameter that a rank's batch has not used is added to its loss, times 0. The graph of the loss says which it has used;
 a parameter that no rank has used in a step loses its gradient before the update, as it has none in one process, where
 neither momentum nor weight decay moves it then.
 
-Limits: the whole model is one unit, gathered during the passes (compiler/placement/sharding.py). The host waits for the
-device once a step.
+Limits: the whole model is one unit of `fully_shard`, gathered during the passes (compiler/placement/sharding.py). The
+host waits for the device once a step.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dslc.compiler.trace.structures import tensors
+
 
 class Varying:
     """What the ranks of a group, all of which call both methods, use of a model in a step."""
@@ -26,9 +29,14 @@ class Varying:
         self._model, self._group = model, group
         self._used = torch.zeros(len(self._parameters()), dtype=torch.int32, device=device)
 
-    def touched(self, loss: Tensor) -> Tensor:
-        """Returns the loss of a micro-batch so that its backward pass gives every parameter a gradient."""
+    def touched(self, loss: Tensor, output: Any) -> Tensor:
+        """Returns the loss of a micro-batch so that its backward pass gives every parameter a gradient, and begins at
+        the output, where `fully_shard` waits for it.
+        """
         found = set(leaves(loss))
+        if not loss.requires_grad:
+            for tensor in tensors(output):
+                loss = loss + 0 * tensor.reshape(-1)[:1].sum() if tensor.requires_grad else loss
         for place, parameter in enumerate(self._parameters()):
             if id(parameter) in found:
                 self._used[place] = 1

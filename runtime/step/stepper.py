@@ -77,24 +77,29 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
 
     def forward(input: Tensor, target: Tensor) -> Tensor:
         with aside(), autocast(precision, device):
-            return loss_sum(model(cut(input)), cut(target))
+            output = model(cut(input))
+            loss = connected(loss_sum(output, cut(target)), output)
+            return loss if varying is None else varying.touched(loss, output)
 
     def forward_of_structure(input: Any, target: Any) -> Tensor:
         with aside(), autocast(precision, device):
-            return loss_sum(call(model, plain, input), target)
+            output = call(model, plain, input)
+            loss = connected(loss_sum(output, target), output)
+            return loss if varying is None else varying.touched(loss, output)
 
     if job.data.structured:
         plain, forward = parts.plain.forward, forward_of_structure
     varying: Varying | None = None
-    if job.gradients.search and job.gradients.kind == "fsdp":
+    # A structure's loss may be a constant, where nothing of a batch counts: no parameter is used then.
+    always = job.gradients.kind != "none" or not job.data.structured
+    if job.gradients.search and not job.gradients.unused:
         varying = Varying(parts.plain, device, mesh_of(job).group("data") if job.world_size > 1 else None)
 
     def backward(loss: Tensor, number: int | Tensor) -> Tensor:
         looks.loss(loss)
-        if varying is not None:
-            loss = varying.touched(loss)
         # Not by an argument of `backward`: torch loads sympy to compare its shape, 0.3 s.
-        scaler.scale(share_of_mean(loss, ranks, number)).backward()
+        if loss.requires_grad or always:
+            scaler.scale(share_of_mean(loss, ranks, number)).backward()
         return loss.detach()
 
     def step(batch: StepBatch) -> Done:
@@ -120,6 +125,15 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
     return step
 
 
+def connected(loss: Tensor, output: Any) -> Tensor:
+    """Returns a loss that depends on the output: that of a batch in which nothing counts may be a constant, and all
+    ranks have to take part in a backward pass.
+    """
+    if loss.requires_grad or not isinstance(output, Tensor) or not output.requires_grad:
+        return loss
+    return loss + 0 * output.reshape(-1)[:1].sum()
+
+
 def own_count(job: JobProgram, parts: Parts) -> Callable[[int, Sequence[Tensor]], Tensor] | None:
     """Returns, for a loss that counts by itself, the function that returns the number of all ranks' losses in a step,
     after it has divided gradients by it that were divided by a number of samples; else None.
@@ -137,7 +151,8 @@ def own_count(job: JobProgram, parts: Parts) -> Callable[[int, Sequence[Tensor]]
             dist.all_reduce(number, group=group)
         gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
         rows = [gradient.to_local() if hasattr(gradient, "to_local") else gradient for gradient in gradients]
-        scale_all(rows, (samples / number.clamp(min=1)).float())
+        if rows:
+            scale_all(rows, (samples / number.clamp(min=1)).float())
         return number
 
     return counted

@@ -7,6 +7,7 @@ what it is a sum of.
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -171,6 +172,29 @@ class Teller(nn.Module):
         return {"loss": losses.sum() / number.clamp(min=1), "scores": scores}
 
 
+class Uncertain(Mixed):
+    """Returns a parameter beside its scores, by which the losses are weighted."""
+
+    def __init__(self) -> None:
+        super().__init__(named=True)
+        self.weights = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Tensor, kind: Tensor) -> Any:
+        return super().forward(x, kind) | {"weights": self.weights}
+
+
+class Told(nn.Module):
+    """Returns its loss in an object of a class that torch does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Tagger()
+
+    def forward(self, words: Tensor, labels: Tensor) -> Any:
+        losses = F.cross_entropy(self.body(words).flatten(0, 1), labels.flatten(), reduction="sum")
+        return SimpleNamespace(loss=(losses, labels.ne(-100).sum()))
+
+
 class Duel(nn.Module):
     """Two networks with a part that both use; `alone` lets one of them have nothing shared."""
 
@@ -224,6 +248,26 @@ def told(output: Any, target: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
 def each_told(output: Any, target: Any) -> tuple[Tensor, dict[str, Tensor]]:
     losses = classified(output, target)
     return losses, {"twice": 2 * losses.detach().flatten(1).sum(1) if losses.dim() > 1 else 2 * losses.detach()}
+
+
+def balanced(output: Any, target: Any) -> Tensor:
+    first = F.cross_entropy(output["scores"], target["label"], reduction="none")
+    second, weights = (output["value"] - target["value"]).square(), output["weights"]
+    return first * weights[0].neg().exp() + second * weights[1].neg().exp() + weights.sum()
+
+
+def seldom(output: Any, target: Any) -> tuple[Tensor, Tensor]:
+    """Of two classes alone: where a batch has none of them, a constant."""
+    rows = target["label"] % 2 == 0
+    if not rows.any():
+        return torch.zeros(()), torch.tensor(0)
+    return (output["value"] - target["value"])[rows].square().sum(), rows.sum()
+
+
+def against_others(output: Any, target: Any) -> Tensor:
+    """Compares each sample with the others of its batch."""
+    scores = _both(output, target)[0]
+    return F.cross_entropy(scores @ scores.T, torch.arange(len(scores)), reduction="none")
 
 
 def _both(output: Any, target: Any) -> tuple[Tensor, Tensor]:

@@ -41,6 +41,11 @@ POINTS = 'Points", named = true'
         ('Mixed", named = true', "weighed", POINTS, "parallelism.zero=3"),
         # One loss for each token of sentences that each rank pads for itself.
         ('Tagger"', "classified", 'Sentences")\n  collate = python("own_parts:padded"', "parallelism.microbatches=2"),
+        # A parameter in the output, a constant loss on some ranks, and an object of another class.
+        ('Uncertain"', "balanced", POINTS, "parallelism.zero=0"),
+        ('Mixed", named = true', "seldom", POINTS, "parallelism.zero=1"),
+        ('Mixed", named = true', "seldom", POINTS, "parallelism.zero=3"),
+        ('Told"', "", 'Texts"', "parallelism.zero=2"),
     ],
 )
 def test_two_ranks_train_as_one_process(
@@ -48,5 +53,7 @@ def test_two_ranks_train_as_one_process(
 ) -> None:
     shutil.copy(HELPERS / "own_parts.py", tmp_path)
     job = tmp_path / "job.plt"
-    job.write_text(filled(JOB, {"network": network, "loss": loss, "source": source}))
-    agree(train_job(launcher, job), train_job(launcher, job, "devices.cpus=2", plan))
+    own = () if loss else ("model.loss=own()",)
+    job.write_text(filled(JOB, {"network": network, "loss": loss or "classified", "source": source}))
+    decay = "train.optimizer.weight_decay=0.5"  # moves what has a gradient of zeros, and leaves what has none
+    agree(train_job(launcher, job, decay, *own), train_job(launcher, job, decay, *own, "devices.cpus=2", plan))

@@ -34,3 +34,17 @@ def draws(training: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
     losses: Tensor = training.model.one(torch.randn_like(batch[0])).square().sum(1)
     training.update(losses, "one")
     return losses
+
+
+class Rows(Pairs):
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.full((4,), float(index)), torch.tensor(0)
+
+
+class Scores(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+
+
+def against_others(scores: Tensor, _: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(scores @ scores.T, torch.arange(len(scores)), reduction="none")
