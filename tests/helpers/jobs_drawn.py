@@ -2,23 +2,18 @@
 
 `draw(seed)` is a pure function of the seed: the text of a job, and of the same training in one process that shards,
 recomputes and accumulates nothing. Networks, losses, sources and every field that a training on CPUs takes are drawn,
-with now and then a value that does not fit. Everything is tiny: a training takes a second. `lay_out` makes the files
-that the jobs name; the jobs are to be written beside them.
+with now and then a value that does not fit. Everything is tiny: a training takes a second. drawn_files.py makes the
+files that the jobs name; the jobs are to be written beside them.
 """
 
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-import numpy as np
 
 from helpers import own_parts_drawn
 from helpers.own_networks_drawn import draw_plan, families
-from helpers.paths import HELPERS
 
 # How often there are images, signals, vectors and tokens. Axes divide transformers, in nearly all jobs.
 KINDS = {"context": (1, 0, 0, 20), "tensor": (2, 0, 4, 16), "pipeline": (3, 1, 3, 8), "": (4, 2, 3, 5)}
@@ -26,36 +21,6 @@ KINDS = {"context": (1, 0, 0, 20), "tensor": (2, 0, 4, 16), "pipeline": (3, 1, 3
 Blocks = dict[str, dict[str, str]]
 Shape = tuple[int, ...]
 Part = tuple[list[str], Shape, str]  # layers, the output's shape, and the kind of samples with this shape
-
-
-def lay_out(folder: Path) -> None:
-    """Writes the files that the jobs name."""
-    for name in ("own_networks.py", "own_transformer.py"):
-        shutil.copy(HELPERS / name, folder)
-    own_parts_drawn.lay_out(folder)
-    (folder / "corpus.txt").write_text("".join(f"{n} bottles on the wall, " for n in range(99)))
-    numbers = np.random.default_rng(0)
-    numbers.integers(0, 50, 3000).astype("<u2").tofile(folder / "corpus.bin")
-    images, vectors = numbers.random((37, 2, 6, 5), np.float32), numbers.random((53, 7), np.float32)
-    np.savez(folder / "images.npz", x=images, y=(images[:, 0, 0, 0] * 3).astype(np.int64))
-    np.savez(folder / "vectors.npz", x=vectors, y=vectors[:, :2] - vectors[:, 2:4])
-    _write_pictures(folder / "pictures.parquet")
-
-
-def _write_pictures(file: Path) -> None:
-    """60 gray pictures of 8 x 8 in ten classes."""
-    import io
-
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    from PIL import Image
-
-    made = []
-    for pixels in np.random.default_rng(1).integers(0, 256, (60, 8, 8), dtype=np.uint8):
-        held = io.BytesIO()
-        Image.fromarray(pixels).save(held, "png")
-        made.append(held.getvalue())
-    pq.write_table(pa.table({"x": made, "y": np.arange(60) % 10}), file)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,38 +160,22 @@ class _Drawing:
     def own_blocks(self) -> Blocks:
         """Draws a job whose parts are a user's own (own_parts_drawn.py)."""
         devices, parallelism, ranks = self.data_parallelism() if self.chance(0.93) else self.parallelism()
-        drawing = own_parts_drawn.OwnDrawing(self.rng)
-        own = drawing.draw()
+        own = own_parts_drawn.OwnDrawing(self.rng).draw()
         task = _Task(
             source=own.data["source"], shape=(), kind="own", output=(), classes=True, samples=40,
             own_validation=own.own_validation,
         )  # fmt: skip
-        data = self.data(task, ranks, int(parallelism.get("microbatches", "1"))) | own.data
-        if self.chance(0.3) and not own.own_validation:
-            data["validation"] = self.one("10%", "0.25", "30%")
-        train = self.train(task) | own.train
-        hooks, evaluate = drawing.hooks(), {}
-        if hooks:
-            train["hooks"] = hooks
-        if self.chance(0.15):
-            function = self.one("Heavy", "Normed")
-            train["optimizer"] = f'python("own_networks:{function}", lr = 0.02)'
-        if self.chance(0.4):
-            evaluate["every"] = self.one("2 steps", "1 step", "1 epoch")
-        if self.chance(0.4 if own.measured else 0.03):
-            scale = self.one("", ", scale = 2")
-            evaluate["metrics"] = f'[loss, python("own_parts:Spread"{scale})]'
-        memory = self.memory() if self.chance(0.3) else {}
-        log = {"every": "1 step", "tensorboard": "false"}
-        if self.chance(0.15):
-            log["loggers"] = 'python("own_parts:Keeps")'
-        freeze = self.one('["*.bias"]', '["*kinds*", "*embedding*"]')
         blocks = {
-            "model": own.model | ({"freeze": freeze} if self.chance(0.08) else {}),
-            "data": data, "devices": devices, "parallelism": parallelism, "memory": memory, "train": train,
-            "evaluate": evaluate, "checkpoint": self.checkpoint(), "launch": {"timeout": "1 min"}, "log": log,
-        }  # fmt: skip
-        if "validation" in data or own.own_validation:
+            "data": self.data(task, ranks, int(parallelism.get("microbatches", "1"))) | own.data,
+            "devices": devices,
+            "parallelism": parallelism,
+            "memory": self.memory() if self.chance(0.3) else {},
+            "train": self.train(task) | own.train,
+            "checkpoint": self.checkpoint(),
+            "launch": {"timeout": "1 min"},
+        }
+        blocks |= own_parts_drawn.around(self.rng, own, blocks)
+        if "validation" in blocks["data"] or own.own_validation:
             self.goals(blocks)
         return blocks
 

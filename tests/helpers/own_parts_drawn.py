@@ -128,12 +128,32 @@ class OwnDrawing:
         )
         return {"weights": text}
 
-    def hooks(self) -> str:
-        """A list of hooks; "" for none."""
-        every = (
-            'python("own_parts:Counts")',
-            'python("own_parts:Shrinks", ranks = all)',
-            'python("own_parts:Halves", ranks = all)',
-        )
-        found = [hook for hook in every if self.chance(0.2)]
-        return f"[{', '.join(found)}]" if found else ""
+
+def around(rng: random.Random, own: Own, blocks: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """Returns the blocks `model`, `evaluate` and `log` of a job, and adds to the others what is a user's own."""
+
+    def chance(share: float) -> bool:
+        return rng.random() < share
+
+    train, data, evaluate = blocks["train"], blocks["data"], dict[str, str]()
+    if chance(0.3) and not own.own_validation:
+        data["validation"] = rng.choice(("10%", "0.25", "30%"))
+    every = (
+        'python("own_parts:Counts")',
+        'python("own_parts:Shrinks", ranks = all)',
+        'python("own_parts:Halves", ranks = all)',
+    )
+    hooks = [hook for hook in every if chance(0.2)]
+    if hooks:
+        train["hooks"] = f"[{', '.join(hooks)}]"
+    if chance(0.15):
+        train["optimizer"] = f'python("own_networks:{rng.choice(("Heavy", "Normed"))}", lr = 0.02)'
+    if chance(0.4):
+        evaluate["every"] = rng.choice(("2 steps", "1 step", "1 epoch"))
+    if chance(0.4 if own.measured else 0.03):
+        evaluate["metrics"] = f'[loss, python("own_parts:Spread"{rng.choice(("", ", scale = 2"))})]'
+    log = {"every": "1 step", "tensorboard": "false"} | (
+        {"loggers": 'python("own_parts:Keeps")'} if chance(0.15) else {}
+    )
+    freeze = {"freeze": rng.choice(('["*.bias"]', '["*kinds*", "*embedding*"]'))} if chance(0.08) else {}
+    return {"model": own.model | freeze, "evaluate": evaluate, "log": log}

@@ -39,7 +39,8 @@ from dslc.dsl.meaning.load import load
 from dslc.runs import Ready, prepare
 from dslc.verification import Tolerance, tolerance_of
 from helpers.commands import dslc
-from helpers.jobs_drawn import CHECKPOINT, Drawn, lay_out
+from helpers.drawn_files import lay_out
+from helpers.jobs_drawn import CHECKPOINT, Drawn
 from helpers.launcher import PRELOADED, Launcher
 from helpers.trained import load_what_traces
 
