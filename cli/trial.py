@@ -55,7 +55,7 @@ def _tried(ready: Ready, folder: str) -> int:
     steps = [line for line in lines if line["split"] == "train"]
     said = f"{plural(first, 'step')} on {plural(job.world_size, 'rank')}, {time_text(steps[-1]['seconds'])}"
     print(plain(f"tried {said}: {_numbers(steps[-1])}"))
-    evaluated = next((line for line in lines if line["split"] == "validation"), None)
+    evaluated = next((line for line in lines if line["split"] not in ("train", "test")), None)
     if evaluated is not None:
         samples = plural(job.data.validation_samples, "sample")
         print(plain(f"tried an evaluation over {samples}: {_numbers(evaluated)}"))

@@ -179,6 +179,8 @@ def _resolved(analysis: Analysis) -> dict[str, Any]:
 def _further(source: SourceFacts) -> dict[str, Any]:
     """Returns the facts that only some sources have."""
     found: dict[str, Any] = {}
+    if sets := source.found.get("validation_sets"):
+        found["validation_sets"] = to_json(sets)
     if source.test_samples is not None:
         found["test_samples"] = source.test_samples
     if source.shards is not None:

@@ -22,9 +22,10 @@ from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.checkpoint import weights
 from dslc.runtime.checkpoint.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch, batches
+from dslc.runtime.data.held_out import evaluated
 from dslc.runtime.data.sources import Splits
 from dslc.runtime.loop.agreed import Agreed, is_evaluated, next_wait
-from dslc.runtime.loop.evaluate import evaluate
+from dslc.runtime.loop.evaluate import evaluate, named
 from dslc.runtime.loop.goals import Goals
 from dslc.runtime.loop.hooks import Hooks, Loggers
 from dslc.runtime.loop.learning_rate import schedule, set_learning_rate
@@ -186,14 +187,17 @@ class _Training:
         job, step = self._job, self._step
         if not job.data.validation_samples or job.observe or not (self._timed or is_evaluated(job, step)):
             return
+        splits = evaluated(job.data)
         with self._averaged():
-            found = evaluate(job, self._place, self._parts, self._splits)
-        self._goals.hear(step, found)
+            found = {split: evaluate(job, self._place, self._parts, self._splits, split) for split in splits}
+        together = named(found)
+        self._goals.hear(step, together)
         if self._records is not None:
-            line = {"step": step, "split": "validation", **found}
-            self._records.write({**line, "samples": self._seen, "seconds": self._seconds})
+            for split, metrics in found.items():
+                line = {"step": step, "split": split, **metrics}
+                self._records.write({**line, "samples": self._seen, "seconds": self._seconds})
         if self._hooks is not None:
-            self._hooks.evaluated(found)
+            self._hooks.evaluated(together)
 
     def _test(self) -> None:
         """Evaluates the test samples, once, if the training has come to its end."""

@@ -37,7 +37,7 @@ class SourceFacts(Record):
     held_shards: tuple[int, ...] = ()  # the samples of each shard, if the validation set is such a stream, too
     changes: int | None = None  # a user's sample that differed when it was fetched again
     loss_counts: bool = False  # a user's own loss, tried on two samples, gave (sum, count), or further losses
-    found: Mapping[str, Any] = field(default_factory=dict)  # files and layouts that the runtime opens
+    found: Mapping[str, Any] = field(default_factory=dict)  # files, layouts and sets that the runtime opens
     missing: str = ""
     help: str = ""
     code: str = "E0309"

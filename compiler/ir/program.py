@@ -190,6 +190,12 @@ class DataStep(Record):
     line: str = ""
 
     @property
+    def validation_sets(self) -> tuple[tuple[str, int], ...]:
+        """Name and samples of the sets that make up the validation split, one after another; () without names."""
+        sets: tuple[tuple[str, int], ...] = self.arguments.get("validation_sets", ())
+        return sets
+
+    @property
     def visited(self) -> int:
         """The samples of an epoch, before its last batch is dropped."""
         if self.parts:

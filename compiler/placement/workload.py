@@ -61,6 +61,7 @@ class Workload(Record):
     steps_per_epoch: int | None
     steps: int | None
     counts: Counts  # the count that divides the losses of a step
+    sets: tuple[tuple[str, int], ...] = ()  # name and samples of validation sets that have names
     stream: StreamStep | None = None  # without a length, all steps are one epoch
 
     @property
@@ -130,6 +131,7 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts, report: Repor
         steps_per_epoch=per_epoch,
         steps=steps,
         counts=counted(job, source),
+        sets=source.found.get("validation_sets", ()),
         stream=stream,
     )
 

@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dslc.compiler.placement.workload import Workload
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import metrics as m
+from dslc.dsl.language.goals import Goal
 from dslc.dsl.language.job import JobSpec, goals_of
+from dslc.dsl.language.lr_schedules import Plateau
 from dslc.dsl.language.registry import Call
 from dslc.dsl.language.suggest import near
 from dslc.dsl.source import Span
@@ -31,6 +33,9 @@ def check_goals(job: JobSpec, workload: Workload | None, report: Report) -> None
                 help="`data.validation = 10%`",
             )
             continue
+        if workload is not None and workload.sets:
+            _check_set(job, field, goal, workload, named, report)
+            continue
         metric = named.get(goal.metric)
         if metric is None and goal.metric != LOSS and not _within(goal.metric, named):
             _report_missing(job, field, goal.metric, goal.at("metric"), [*named, LOSS], report)
@@ -42,6 +47,18 @@ def check_goals(job: JobSpec, workload: Workload | None, report: Report) -> None
                 notes=[Note(message="the metric", span=metric.span or job.evaluate.at("metrics"))],
                 help=f"`{metric.word}(average = macro, …)`" if hasattr(metric, "average") else "another metric",
             )
+
+
+def _check_set(
+    job: JobSpec, field: str, goal: Goal | Plateau, workload: Workload, named: Mapping[str, Call], report: Report
+) -> None:
+    """Reports a goal that does not name a metric of one of several validation sets."""
+    names = [f"{name}.{metric}" for name, _ in workload.sets for metric in dict.fromkeys((*named, LOSS))]
+    own, _, metric = goal.metric.partition(".")
+    if goal.metric not in names and not (own in dict(workload.sets) and _within(metric, named)):
+        _report_missing(job, field, goal.metric, goal.at("metric"), names, report)
+    elif (of := named.get(metric)) is not None and _is_list(of):
+        report.add("E0317", f"`{goal.metric}` is a list of numbers, and `{field}` needs one", goal.at("metric"))
 
 
 def check_names(job: JobSpec, metric: m.PythonMetric, numbers: Sequence[str], report: Report) -> None:

@@ -230,6 +230,7 @@ def _data(plan: Plan) -> list[str]:
         rows.append(("pictures", ", ".join(data.pictures)))
     if data.split != "none" and data.validation != 0:
         rows.append(("validation", known(data.validation, "samples") + f", {held.get(data.split, data.split)}"))
+    rows += [(f"  {name}", known(samples, "samples")) for name, samples in plan.resolved.get("validation_sets", ())]
     if data.test != 0:
         rows.append(("test", known(data.test, "samples") + ", evaluated once, after the training"))
     if data.documents is not None:

@@ -62,7 +62,7 @@ def trace_source(
             remedy="give pairs; or `model.loss = own()`, for a network that takes a whole sample and returns its loss",
         )
     held, of_held = (None, {}) if validation is None else _held(validation, begin)
-    if of_held and not told:
+    if "held_shards" in of_held and not told:
         raise TraceError("the validation set is a stream, and the training set is not", remedy="give two streams")
     common: dict[str, Any] = {
         "samples": len(train),
@@ -88,6 +88,9 @@ def _of_stream(made: Any, begin: Callable[[int], None]) -> tuple[list[Any], dict
 
 def _held(made: Any, begin: Callable[[int], None]) -> tuple[int, dict[str, Any]]:
     """Returns the number of samples of a validation set, and what is known of it if it is a stream, read whole."""
+    if isinstance(made, dict):
+        sets = tuple((name, _samples_of_set(name, each)) for name, each in made.items())
+        return sum(samples for _, samples in sets), {"found": {"validation_sets": sets}}
     if not is_stream(made):
         return len(made), {}
     shards = _shards(made)
@@ -95,6 +98,15 @@ def _held(made: Any, begin: Callable[[int], None]) -> tuple[int, dict[str, Any]]
     if not any(counts):
         raise TraceError("the validation stream is empty")
     return sum(counts), {"held_shards": counts}
+
+
+def _samples_of_set(name: object, made: Any) -> int:
+    """Returns the number of samples of one of several validation sets."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise TraceError(f"the name of a validation set is {name!r}", remedy="letters, digits and `_`")
+    if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")) or not len(made):
+        raise TraceError(f"the validation set `{name}` is a `{type(made).__name__}`", remedy="a data set with samples")
+    return len(made)
 
 
 def _shards(made: Any) -> Shards:

@@ -307,7 +307,8 @@ class Synthetic(Call):
 
 @call("source", "python", open=True)
 class PythonSource(PythonCall):
-    """A data set of yours with `len` and indexing, a stream, or a pair (train, validation) of them. A stream is an
+    """A data set of yours with `len` and indexing, a stream, or a pair (train, validation) of them, of which the second
+    may be a dict of data sets by name, or a triple with a data set for the test. A stream is an
     `IterableDataset`, or an object with a number `shards` and a method `shard(n)`, which gives something to iterate
     over. The random numbers that a sample draws from `random`, `numpy.random` and `torch` follow from the seed, the
     epoch and the sample.

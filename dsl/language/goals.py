@@ -10,7 +10,10 @@ from typing import ClassVar
 from dslc.dsl.language.registry import Call, Float, Int, Name, arg, call
 from dslc.dsl.record import record
 
-METRIC_DOC = 'one of `evaluate.metrics` or `loss`, as `metrics.jsonl` has it: `top_5`, `"own.recall"`'
+METRIC_DOC = (
+    'one of `evaluate.metrics` or `loss`, as `metrics.jsonl` has it: `top_5`, `"own.recall"`; of one of several '
+    'validation sets `"clean.loss"`'
+)
 
 
 @record

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from dslc.compiler.ir.program import DataStep
 from dslc.runtime.data.random_streams import generator
 
-Split: TypeAlias = Literal["validation", "test"]
+Split: TypeAlias = str  # validation, test, or one set of the validation split: "validation/clean"
 
 
 def held_out(step: DataStep) -> tuple[Tensor, Tensor]:
@@ -28,9 +28,28 @@ def for_test(step: DataStep) -> Tensor:
     return parted(step.seed, step.train_samples, total(step))[1][step.validation_samples :].sort().values
 
 
+def evaluated(step: DataStep) -> tuple[Split, ...]:
+    """Returns the splits that are evaluated in a training: that for validation, or its sets."""
+    if step.validation_sets:
+        return tuple(f"validation/{name}" for name, _ in step.validation_sets)
+    return ("validation",) if step.validation_samples else ()
+
+
 def samples_of(step: DataStep, split: Split) -> int:
     """Returns the number of samples of a split that is evaluated."""
-    return step.validation_samples if split == "validation" else step.test_samples
+    return range_of(step, split)[1]
+
+
+def range_of(step: DataStep, split: Split) -> tuple[int, int]:
+    """Returns the first sample of a split among those opened for it, and their number."""
+    if split == "test":
+        return 0, step.test_samples
+    first = 0
+    for name, samples in step.validation_sets:
+        if split == f"validation/{name}":
+            return first, samples
+        first += samples
+    return 0, step.validation_samples
 
 
 def total(step: DataStep) -> int:

@@ -26,7 +26,7 @@ from dslc.compiler.common.shares import piece, pieces
 from dslc.compiler.ir.program import DataStep, RankPlace, SamplerStep
 from dslc.runtime.data import mixed
 from dslc.runtime.data.by_length import grouped
-from dslc.runtime.data.held_out import Split, parted, samples_of, total
+from dslc.runtime.data.held_out import Split, parted, range_of, total
 from dslc.runtime.data.random_streams import generator
 from dslc.runtime.data.sample_numbers import Numbers, numbers_of
 from dslc.runtime.data.weighted import draw
@@ -150,5 +150,6 @@ def split_indices(step: DataStep, split: Split, place: RankPlace) -> Tensor:
     """Returns this rank's contiguous share of the samples of a split (int64); empty if there are more ranks than
     samples.
     """
-    start, stop = piece(samples_of(step, split), place.data_ranks, place.data_rank)
-    return torch.arange(start, stop)
+    first, samples = range_of(step, split)
+    start, stop = piece(samples, place.data_ranks, place.data_rank)
+    return torch.arange(first + start, first + stop)

@@ -74,7 +74,7 @@ class Splits:
 
     def of(self, split: str) -> Samples:
         """Returns the samples of the validation split or of the test."""
-        if split == "validation":
+        if split != "test":
             return self.validation
         assert self.test is not None
         return self.test

@@ -35,6 +35,7 @@ from dslc.runtime.data.samples import (
     Checked,
     Ended,
     FetchedSamples,
+    Joined,
     Padded,
     Part,
     Samples,
@@ -240,8 +241,21 @@ def _python(step: DataStep) -> Samples | tuple[Samples, ...]:
         if not isinstance(made, Sequence) or len(made) != len(names):
             kind = "pair" if len(names) == 2 else "triple"
             raise SourceError(f"{step.line}: `{step.python.function}` should give a {kind} ({', '.join(names)})")
-        return tuple(_dataset(step, part, name) for part, name in zip(made, names, strict=True))
+        return tuple(_part(step, part, name) for part, name in zip(made, names, strict=True))
     return _dataset(step, made, "train")
+
+
+def _part(step: DataStep, made: Any, part: str) -> Samples:
+    """Wraps one of a user's data sets; that for validation may be several, by name."""
+    if part != "validation" or not step.validation_sets:
+        return _dataset(step, made, part)
+    sets = dict(step.validation_sets)
+    if not isinstance(made, dict) or {name: len(each) for name, each in made.items()} != sets:
+        raise SourceError(f"{step.line}: the validation sets are not those that the plan was made for")
+    opened = [_dataset(step, made[name], f"{part} {name}") for name in sets]
+    return Joined(
+        list(sets.values()), opened.__getitem__, keep=None, by_process=any(each.by_process for each in opened)
+    )
 
 
 def _dataset(step: DataStep, made: Any, part: str) -> Samples:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -67,6 +67,15 @@ def evaluate(
     if kept:
         found |= exchange(kept, job.world_size, mesh.leads and mesh.coordinates["context"] == 0)
     return found
+
+
+def named(found: Mapping[str, dict[str, Value]]) -> dict[str, Value]:
+    """Returns the metrics of several splits by one name each: `loss`, or `clean.loss` of a set of that name."""
+    return {
+        f"{split.partition('/')[2]}.{name}".removeprefix("."): value
+        for split, metrics in found.items()
+        for name, value in metrics.items()
+    }
 
 
 def forward(job: JobProgram, parts: Parts, input: Any) -> Any:

@@ -27,10 +27,10 @@ from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace, WeightsSte
 from dslc.compiler.trace.structures import map_tensors
 from dslc.runtime.checkpoint import files as checkpoint_files
 from dslc.runtime.checkpoint.state import load_model
-from dslc.runtime.data.held_out import for_test, held_out
+from dslc.runtime.data.held_out import evaluated, for_test, held_out
 from dslc.runtime.data.samples import Joined, Samples
 from dslc.runtime.data.sources import Splits
-from dslc.runtime.loop.evaluate import batch_size, evaluate, evaluating, forward, most_batches
+from dslc.runtime.loop.evaluate import batch_size, evaluate, evaluating, forward, most_batches, named
 from dslc.runtime.loop.predictions import Part
 from dslc.runtime.model import initial_weights
 from dslc.runtime.parallel import context_parallel
@@ -56,7 +56,8 @@ def work_off(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, ru
     if job.task == "predict":
         _predict(job, place, parts, splits, run_dir)
         return
-    found = evaluate(job, place, parts, splits, "test" if job.split == "test" else "validation")
+    asked = ("test",) if job.split == "test" else evaluated(job.data)
+    found = named({split: evaluate(job, place, parts, splits, split) for split in asked})
     if place.rank == 0:
         path = os.path.join(run_dir, EVALUATION)
         with naming(path), open(path, "w", encoding="utf-8") as file:

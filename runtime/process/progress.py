@@ -147,7 +147,7 @@ class Watch:
         return self._display
 
     def _summary(self, outcome: Outcome) -> str:
-        train, validation = self._last.get("train"), self._last.get("validation")
+        train = self._last.get("train")
         folder = readable(path_text(self._run_dir))
         if self._keeper:
             head = "trained" if outcome.stopped_at is None else "stopped after"
@@ -166,10 +166,8 @@ class Watch:
         lines = [head + ("" if train is None else f": {_numbers(train)}")]
         if outcome.early:
             lines.append(f"the reason: {outcome.early}")
-        if validation is not None and outcome.stopped_at is None:
-            lines.append(f"validation: {_numbers(validation)}")
-        if (test := self._last.get("test")) is not None:
-            lines.append(f"test: {_numbers(test)}")
+        if outcome.stopped_at is None:
+            lines += [f"{split}: {_numbers(found)}" for split, found in self._last.items() if split != "train"]
         return "\n".join([*lines, f"weights, metrics and logs are in {folder}"])
 
 

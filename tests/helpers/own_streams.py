@@ -137,5 +137,20 @@ def triple() -> tuple[Parts, Whole, Whole]:
     return Parts(), Whole(), Whole()
 
 
+class Far(Whole):
+    """Fewer samples, all of them noisy."""
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, index: int) -> Sample:
+        return sample(index, noise=1.5)
+
+
+def sets() -> tuple[Whole, dict[str, Whole]]:
+    """Two validation sets, by name."""
+    return Whole(), {"clean": Whole(), "far": Far()}
+
+
 def once() -> Iterator[Sample]:
     return (sample(n) for n in range(20))
