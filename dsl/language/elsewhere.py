@@ -39,6 +39,8 @@ _FIELDS = (
     ("data.sampler", "`weighted(…)`", "weighted_random_sampler sample_weights"),
     ("data.source.input", "", "input_column text_column image_column feature_columns input_key"),
     ("data.source.target", "", "label_column target_column label_names label_key"),
+    ("data.source.augment", "", "augmentation augmentations transforms train_transform train_transforms augmentor "
+     "data_augmentation"),
     ("data.source.size", "", "image_size img_size input_size resize crop_size"),
     ("data.source.samples", "", "num_samples n_samples dataset_size"),
     # --------------------------------------------------------------------------------------------------- devices

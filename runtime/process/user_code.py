@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import importlib
 import os
@@ -73,6 +74,8 @@ def load_function(named: PythonFunction) -> Callable[..., Any]:
         raise ImportError(f"{where}there is no module `{error.name}`") from error
     for name in path.split("."):
         if not hasattr(found, name):
-            raise ImportError(f"{where}`{module_name}` has no `{path}`")
+            close = difflib.get_close_matches(name, [each for each in dir(found) if not each.startswith("_")], 1)
+            meant = f": did you mean `{close[0]}`?" if close else ""
+            raise ImportError(f"{where}`{module_name}` has no `{path}`{meant}")
         found = getattr(found, name)
     return functools.partial(found, **named.arguments) if named.arguments else found

@@ -1,0 +1,5 @@
+import "../base/digits.plt"
+
+model {
+  network = python("nets:netwrok") #! E0802
+}
