@@ -156,6 +156,7 @@ def _export(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--max-shard-size", metavar="SIZE", type=_bytes, help="the most bytes of a file in the folder (default: 50GB)"
     )
+    made.add_argument("--adapter", action="store_true", help="the adapter alone, into a folder for peft")
 
 
 def _bytes(text: str) -> int:
@@ -183,7 +184,7 @@ def _explain(made: argparse.ArgumentParser) -> None:
 def _new(made: argparse.ArgumentParser) -> None:
     made.add_argument("name", metavar="NAME", help="the job's name: NAME.plt is written")
     made.add_argument(
-        "--template", choices=("digits", "gpt", "python", "finetune"), default="digits", help="the kind of job"
+        "--template", choices=("digits", "gpt", "python", "finetune", "lora"), default="digits", help="the kind of job"
     )
 
 

@@ -34,7 +34,7 @@ from dslc.compiler.ir.plan import (
 from dslc.compiler.ir.records import Placed, Process, Stage
 from dslc.compiler.placement.order import order_text
 from dslc.compiler.placement.seams import unsendable
-from dslc.compiler.placement.sharding import offloaded
+from dslc.compiler.placement.sharding import offloaded, trained
 from dslc.compiler.rules.analyse import played
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.language.calls import parts_of
@@ -92,6 +92,7 @@ def _plan(analysis: Analysis, graph: PlanGraph) -> Plan:
         ),
         shards=analysis.sharding.shards,
         parameters=model.parameters if model else None,
+        trained=_trained(analysis),
         layers=_layers(analysis),
         stages=_stages(analysis, graph),
         data=_data(analysis),
@@ -204,6 +205,16 @@ def _layers(analysis: Analysis) -> tuple[LayerPlan, ...]:
         )
         for layer in analysis.model.layers
     )
+
+
+def _trained(analysis: Analysis) -> int | None:
+    """Returns the count of the parameters that train; None if all do, or if it is unknown."""
+    model = analysis.model
+    if model is None:
+        return None
+    names = trained(analysis.job, model)
+    found = sum(q.count for layer in model.layers for q in layer.parameters if q.name in names)
+    return found if found != model.parameters else None
 
 
 def _stages(analysis: Analysis, graph: PlanGraph) -> tuple[StageNode, ...]:

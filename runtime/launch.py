@@ -52,7 +52,7 @@ from dslc.runtime.hosts.company import Company
 from dslc.runtime.hosts.together import Together
 from dslc.runtime.loop import kept_metrics
 from dslc.runtime.loop.agreed import next_wait
-from dslc.runtime.model import transformers_model
+from dslc.runtime.model import adapters, transformers_model
 from dslc.runtime.parallel import fsdp, zero1
 from dslc.runtime.pipeline import pipeline
 from dslc.runtime.process import failure
@@ -117,6 +117,8 @@ def launch(
         zero1.preload()
     if program.model.transformers is not None:
         transformers_model.preload(program.model.transformers)
+    if program.model.adapter is not None:
+        adapters.preload()
     meeting, launcher = Meeting(board), os.getpid()
 
     sys.stdout.flush()

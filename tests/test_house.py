@@ -26,6 +26,7 @@ MAX_LINES = 600
 OPTIONAL = (
     "PIL",
     "datasets",
+    "peft",
     "pyarrow",
     "tokenizers",
     "torchao",

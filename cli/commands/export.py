@@ -7,7 +7,9 @@ import os
 import sys
 
 from dslc.checkpoints import Misfit, Taken, hold_against
-from dslc.compiler.graph.constants import transformers_step
+from dslc.compiler.common.adapters import base_name
+from dslc.compiler.graph.constants import adapter_step, transformers_step
+from dslc.compiler.ir.program import TransformersStep
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.layers import TransformersNetwork
@@ -18,24 +20,27 @@ from dslc.front import inspect, show
 from dslc.status import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 from dslc.use import Refused, taken_for
 
+_PEFT_KINDS = {"causal_lm": "CAUSAL_LM", "sequence_classification": "SEQ_CLS"}
 _FILES = (".safetensors", ".pt")
 _OTHERS = (".bin", ".ckpt", ".csv", ".json", ".npz", ".onnx", ".pth", ".pkl", ".h5")  # no names of folders
 
 
 def main(arguments: argparse.Namespace) -> int:
     output = arguments.output.rstrip(os.sep) or os.sep
-    wrong = _fault(output)
+    wrong = _fault(output, arguments.adapter)
     if wrong:
         print(plain(f"dslc: {wrong}"), file=sys.stderr)
         return WRONG_USAGE
     _, combinations = load_each(arguments.job, arguments.settings)
     report = Report()
-    # Only a `.pt` needs the tied weights, for which a user's own module must be made.
-    analysis = inspect(combinations[0], report, trace=output.endswith(".pt"))
+    # Tied weights are for a `.pt` alone, and the kinds of layers for adapters: a user's own module must be made.
+    loaded = combinations[0].job
+    adapted = loaded is not None and loaded.model.adapter is not None
+    analysis = inspect(combinations[0], report, trace=output.endswith(".pt") or adapted)
     if report.errors or analysis is None:
         show(report.errors)
         return JOB_AT_FAULT
-    wrong = _fault_of_folder(analysis) if not output.endswith(_FILES) else ""
+    wrong = _fault_of_folder(analysis, arguments.adapter) if not output.endswith(_FILES) else ""
     if wrong:
         print(plain(f"dslc: {wrong}"), file=sys.stderr)
         return WRONG_USAGE
@@ -51,18 +56,32 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _export(analysis: Analysis, taken: Taken, output: str, arguments: argparse.Namespace) -> int:
-    from dslc.runtime.checkpoint.export import SHARD, export, export_folder
+    from dslc.runtime.checkpoint.export import SHARD, Adapted, export, export_adapter, export_folder
     from dslc.runtime.checkpoint.state import CheckpointError
     from dslc.runtime.model.model_error import ModelError
 
-    job, raw = analysis.job, arguments.raw
+    job, raw, network = analysis.job, arguments.raw, analysis.job.model.network
+    adapter, facts = adapter_step(job.model.adapter), analysis.facts.model
+    adapted: Adapted | None = None
+    if adapter is not None:
+        adapted = Adapted(step=adapter, transposed=frozenset(facts.transposed) if facts else None)
+    step: TransformersStep | None = None
+    if isinstance(network, TransformersNetwork):
+        step = transformers_step(network, analysis.source, job.folder, job.data.pad)
     try:
         if output.endswith(_FILES):
-            count = export(taken.path, dict(analysis.model.ties) if analysis.model else {}, output, raw=raw)
+            ties = {base_name(a): base_name(b) for a, b in analysis.model.ties} if analysis.model else {}
+            count = export(taken.path, ties, output, raw=raw, adapted=adapted)
+        elif arguments.adapter:
+            assert adapted is not None
+            start = job.model.start.path if job.model.start else ""
+            base = start if os.path.isdir(start) else ""
+            kind = _PEFT_KINDS.get(step.kind, "") if step else ""
+            count = export_adapter(taken.path, adapted, output, base=base, kind=kind, raw=raw)
         else:
-            assert isinstance(job.model.network, TransformersNetwork)
-            step = transformers_step(job.model.network, analysis.source, job.folder, job.data.pad)
-            count = export_folder(taken.path, step, output, arguments.max_shard_size or SHARD, raw=raw)
+            assert step is not None
+            most = arguments.max_shard_size or SHARD
+            count = export_folder(taken.path, step, output, most, raw=raw, adapted=adapted)
     except (CheckpointError, ModelError, OSError, ImportError) as error:
         print(plain_lines(f"dslc: {error}"), file=sys.stderr)
         return TRAINING_FAILED
@@ -73,9 +92,11 @@ def _export(analysis: Analysis, taken: Taken, output: str, arguments: argparse.N
     return GOOD
 
 
-def _fault(output: str) -> str:
+def _fault(output: str, adapter: bool) -> str:
     """Returns the reason why nothing can be written there; "" if there is none."""
     beside = os.path.dirname(os.path.abspath(output))
+    if adapter and output.endswith(_FILES):
+        return "an adapter is written into a folder, as peft's `save_pretrained` does"
     if output.endswith(_OTHERS):
         return "weights are written as .safetensors or .pt, or into a folder as `save_pretrained` does"
     if not os.path.isdir(beside):
@@ -85,7 +106,9 @@ def _fault(output: str) -> str:
     return "" if os.path.isdir(output) and not os.listdir(output) else f"{output} is not an empty folder"
 
 
-def _fault_of_folder(analysis: Analysis) -> str:
+def _fault_of_folder(analysis: Analysis, adapter: bool) -> str:
+    if adapter:
+        return "" if analysis.job.model.adapter else "the job has no adapter: `model.adapter = lora(…)`"
     if not isinstance(analysis.job.model.network, TransformersNetwork):
         return "a folder is written for a `transformers(…)` network; others are written as .safetensors or .pt"
     if analysis.source.input is None:

@@ -31,6 +31,7 @@ from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.language.registry import Call
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
+from dslc.probe.adapted import or_fault, preload_adapters, tell_of_fault, transposed, with_adapter
 from dslc.probe.child import first_line, in_child, where_in_the_users_code
 from dslc.probe.kept import Kept
 from dslc.probe.looked_at import digest_of, users_modules
@@ -82,8 +83,11 @@ def _traced(job: JobSpec, source: SourceFacts, files: Files, report: Report, *, 
         try_pictures(alone, facts, report)
     network = job.model.network
     made = isinstance(network, PythonNetwork | TransformersNetwork) and _is_here(network, job.folder)
+    if made and job.model.adapter is not None and importlib.util.find_spec("peft") is None:
+        _library_missing("peft", job.model.adapter.span, report)
+        made = False
     model: ModelFacts | None = None
-    if isinstance(network, PythonNetwork):
+    if made and isinstance(network, PythonNetwork):
         model = _traced_model(job, network, source, files, report)
     elif made and isinstance(network, TransformersNetwork):
         model = _traced_transformers(job, network, source, report, run)
@@ -163,9 +167,10 @@ def _traced_model(
     def use(make: Callable[..., Any]) -> Any:
         from dslc.compiler.trace.trace import try_to_make
 
+        adapted = with_adapter(job, make)
         if job.train.step is not None or (source.input is None and source.structures is None):
-            return try_to_make(make)
-        return to_json(_told(job, make, source, files))
+            return try_to_make(adapted)
+        return to_json(_told(job, adapted, source, files))
 
     named = python_function(call, job.folder)
     by_value = named.function.partition(":")[0] in HANDED_OVER
@@ -173,7 +178,9 @@ def _traced_model(
     if (facts := kept.found()) is not None:
         return facts
     found = len(report.found)
-    made = used(job, call, "model", use, report, kept.watched)
+    made = used(job, call, "model", lambda make: or_fault(lambda: use(make)), report, kept.watched)
+    if made and tell_of_fault(job, made["facts"], report):
+        return None
     facts = from_json(ModelFacts, made["facts"]) if made and made["facts"] else None
     if made and len(report.found) == found:
         kept.keep(made, facts)
@@ -205,6 +212,7 @@ def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts, files: Fil
     outputs = Outputs(files.outputs, target) if files and target is not None else None
     skipped = Skipped()
     facts = trace_model(keep, given, loss=own, outputs=outputs, skipped=skipped, **_axes(job))
+    facts = replace(facts, transposed=transposed(kept[0])) if job.model.adapter is not None else facts
     graph = opaque(facts, job.model, source, Report()) if low_copy(job) else None
     if graph is not None:
         sharded = [unit.name for unit in units(graph) if unit.name]
@@ -262,9 +270,10 @@ def _depends(job: JobSpec, network: Any, source: SourceFacts) -> dict[str, Any] 
     """Returns all of the job that the facts of its network depend on, for `Kept`; None where they depend on more: on
     batches, a step or a loss of the user's, or on modules that are loaded, and may differ from their files.
     """
-    from dslc.compiler.graph.constants import precision_step
+    from dslc.compiler.graph.constants import adapter_step, precision_step
     from dslc.compiler.ir.codec import to_json
 
+    adapter = adapter_step(job.model.adapter)
     if source.input is None or isinstance(job.model.loss, Own) or job.train.step is not None or any(users_modules()):
         return None
     return _axes(job) | {
@@ -275,6 +284,7 @@ def _depends(job: JobSpec, network: Any, source: SourceFacts) -> dict[str, Any] 
         "precision": to_json(precision_step(job)),
         "units": repr((job.model, job.parallelism, job.memory)) if low_copy(job) else "",
         "pipeline": job.parallelism.pipeline > 1,
+        "adapter": to_json(replace(adapter, line="")) if adapter is not None else None,
     }
 
 
@@ -306,6 +316,7 @@ def _traced_transformers(
         from dslc.runtime.model.transformers_model import preload
 
         preload(transformers_step(network, source, job.folder))
+        preload_adapters(job)
 
     padding: list[int | None] = []
     step = transformers_step(network, source, job.folder, job.data.pad)
@@ -340,15 +351,17 @@ def _traced_transformers(
                 )
             return model
 
-        facts = _told(job, make, source)
+        facts = _told(job, with_adapter(job, make), source)
         return to_json(replace(facts, padding=padding[0]))
 
-    answer = in_child(kept.watched(work))
+    answer = in_child(kept.watched(lambda: or_fault(work)))
     tell_what_is_left(f"`{network.path}`", answer, network.at("path"), report)
     if "made" in answer:
         from dslc.compiler.ir.module_facts import ModelFacts
 
         made = answer["made"]
+        if tell_of_fault(job, made["facts"], report):
+            return None
         facts = from_json(ModelFacts, made["facts"]) if made["facts"] else None
         if not answer["left"]:
             kept.keep(made, facts)

@@ -226,6 +226,7 @@ def _model(analysis: Analysis) -> p.ModelStep:
         "weights": _weights(job, job.model.start) if job.model.start else None,
         "frozen": job.model.freeze,
         "documents": job.data.documents,
+        "adapter": adapter_step(job.model.adapter),
     }
     own = common | ({"ties": model.ties, "reset": model.reset} if model else {})
     if isinstance(network, PythonNetwork):
@@ -259,6 +260,11 @@ def _weights(job: JobSpec, start: c.Pretrained) -> p.WeightsStep:
         allow_unused=start.allow_unused,
         line=short_line(start.at("path")),
     )
+
+
+def adapter_step(adapter: c.Lora | None) -> p.AdapterStep | None:
+    """Returns the step of an adapter, or None if there is none."""
+    return p.AdapterStep(**arguments_of(adapter), line=short_line(adapter.span)) if adapter is not None else None
 
 
 def _overruns(analysis: Analysis) -> bool:

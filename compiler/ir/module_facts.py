@@ -100,6 +100,7 @@ class ModelFacts(Record):
     structured: bool = False  # true if the output is no tensor
     looks: str = ""  # the operation by which its forward pass reads numbers: its figures are those of a few samples
     padding: int | None = None  # the padding token in its configuration
+    transposed: tuple[str, ...] = ()  # layers with an adapter whose weight has the input's dim first
     seams: tuple[SeamFacts, ...] = ()  # before each layer but the first, if the job has a pipeline
     uncut: tuple[str, str] | None = None  # the reason why the forward pass cannot be cut at all, and the line
     modules: tuple[ModuleFacts, ...] = ()  # in the order of `named_modules`

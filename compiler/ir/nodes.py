@@ -112,6 +112,7 @@ class ModelGraph(Record):
     unused: tuple[str, ...] = ()  # parameters that the output does not depend on
     varies: bool = False  # numbers, or a loss of the user's own, decide which parameters a step uses
     reset: bool = False  # too large to be made whole by the function that makes it
+    adapted: bool = False  # some layers have adapters (compiler/common/adapters.py)
     traced: ModelFacts | None = None  # tracing's facts of a user's own module
     shared: tuple[LayerNode, ...] = ()  # the layers as on one rank of the tensor axis, if there is one
     shared_output: tuple[int, ...] = ()

@@ -190,6 +190,7 @@ class Plan(Record):
     axes: tuple[AxisNode, ...]
     shards: int
     parameters: int | None
+    trained: int | None = None  # of them, if not all
     layers: tuple[LayerPlan, ...]
     stages: tuple[StageNode, ...]
     data: DataNode

@@ -64,8 +64,21 @@ class WeightsStep(Record):
 
 
 @record
+class AdapterStep(Record):
+    """Adapters of `peft` beside dense layers. Modules are named as compiler/common/adapters.py says."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    dropout: float = 0.0
+    save: tuple[str, ...] = ()  # modules that train whole
+    rslora: bool = False
+    line: str = ""
+
+
+@record
 class ModelStep(Record):
-    """The model: `root` with `inits` and `ties`, or `python`, or `transformers`.
+    """The model: `root` with `inits` and `ties`, or `python`, or `transformers`; with an `adapter`, if there is one.
 
     `frozen` are patterns (`fnmatch`, over full names) of parameters that do not train. `reset` asks for a user's own
     model to be built on the meta device and given its numbers module by module, by `reset_parameters`, because it is
@@ -83,6 +96,7 @@ class ModelStep(Record):
     frozen: tuple[str, ...] = ()
     reset: bool = False
     documents: int | None = None  # the token that ends a document, within which attention and positions stay
+    adapter: AdapterStep | None = None
 
 
 @record

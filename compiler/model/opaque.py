@@ -60,6 +60,7 @@ def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts, report: Rep
         parameters=sum(prod(shape) for _, shape, _ in facts.parameters),
         unused=() if varies else facts.unused,
         varies=varies,
+        adapted=model.adapter is not None,
         traced=facts,
     )
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from dslc.compiler.common.adapters import BASE, FIRST, SECOND
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.dsl.record import Record, record
 from dslc.dsl.words import article
@@ -99,6 +100,7 @@ def chosen(plan: Sequence[str] | None, facts: ModelFacts, ranks: int) -> Chosen:
     found = Chosen()
     modules = {module.name: module for module in facts.modules}
     named = _published(facts, modules, found) if plan is None else _written(plan, modules, found)
+    _beside_adapters(named, modules)
     for name, module in modules.items():
         if name not in named:
             continue
@@ -163,6 +165,17 @@ def _published(
         if ours is not None:
             named[name] = (ours, "")
     return named
+
+
+def _beside_adapters(named: dict[str, tuple[TensorStyle, str]], modules: Mapping[str, ModuleFacts]) -> None:
+    """Cuts, in place of a layer with an adapter, what is in it. Of a column the second matrix is one too, and the first
+    is whole; of a row the first is one, and the second is whole. Both sums are whole then, and so are their gradients.
+    """
+    for name in [each for each in named if f"{each}.{FIRST}" in modules]:
+        style, entry = named.pop(name)
+        matrix = FIRST if style in (TensorStyle.ROW, TensorStyle.ROW_OF_WHOLE) else SECOND
+        for part in (BASE, matrix):
+            named.setdefault(f"{name}.{part}", (style, entry))
 
 
 def _misfit(module: ModuleFacts, style: TensorStyle) -> str:

@@ -49,6 +49,7 @@ from dslc.compiler.rules import (
 from dslc.compiler.rules import (
     weights as rules_weights,
 )
+from dslc.compiler.rules.adapters import check_adapter
 from dslc.compiler.rules.analysis import Analysis, Pipeline
 from dslc.compiler.rules.mixtures import each_source
 from dslc.compiler.rules.own_optimizer import check_own_optimizer
@@ -98,6 +99,7 @@ def analyse(
             rules_pictures.check_pictures(alone, facts_of_it, report)
         rules_padding.check_padding(job, source, facts.model, report)
         rules_weights.check_weights(job, model, facts.weights, report)
+        check_adapter(job, model, report)
     if not shared:
         rules.check_supported(job, report)
         return None

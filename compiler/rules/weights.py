@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 
+from dslc.compiler.common.adapters import base_name, is_of_adapter, without_adapters
 from dslc.compiler.common.weights_fit import Fit, Shapes, faults, fit, matcher, renames_any, stars
 from dslc.compiler.facts.weights_file import Unreadable, entries_of, files_of
 from dslc.compiler.ir.facts import TensorEntry
@@ -49,9 +51,17 @@ def check_weights(
 
 
 def wanted_of(model: ModelGraph) -> dict[str, tuple[int, ...]]:
-    """Returns the tensors that a file of weights has to hold for `model`, a tied weight under its first name."""
+    """Returns the tensors that a file of weights has to hold for `model`, under their names without adapters, a tied
+    weight under its first.
+    """
     parameters = {q.name: q.shape for layer in model.layers for q in layer.parameters if q.tied_to is None}
-    return parameters | {b.name: b.shape for layer in model.layers for b in layer.buffers if b.saved}
+    found = parameters | {b.name: b.shape for layer in model.layers for b in layer.buffers if b.saved}
+    return without_adapters(found) if model.adapted else found
+
+
+def _ties(model: ModelGraph) -> dict[str, str]:
+    """Returns the further names of tied weights, without adapters, and the first of each."""
+    return {base_name(name): base_name(whose) for name, whose in model.ties} if model.adapted else dict(model.ties)
 
 
 def fit_of(start: Pretrained, found: Shapes, wanted: Shapes, ties: Mapping[str, str]) -> Fit:
@@ -105,7 +115,7 @@ def _patterns_are_good(
             "`model.weights.allow_missing`: no tensor of the network is called @",
             start.at("allow_missing"),
             start.allow_missing,
-            [*wanted_of(model), *dict(model.ties)],
+            [*wanted_of(model), *_ties(model)],
             report,
             what="its tensors",
         )
@@ -118,9 +128,11 @@ def _patterns_are_good(
 def _check_fit(
     found: Mapping[str, TensorEntry], file: str, model: ModelGraph, start: Pretrained, report: Report
 ) -> None:
-    wanted = wanted_of(model)
     shapes = {name: entry.shape for name, entry in found.items()}
-    made = fit_of(start, shapes, wanted, dict(model.ties))
+    if model.adapted and any(map(is_of_adapter, found)):  # of a training with this adapter
+        model = replace(model, adapted=False)
+    wanted = wanted_of(model)
+    made = fit_of(start, shapes, wanted, _ties(model))
     buffers = {buffer.name for layer in model.layers for buffer in layer.buffers}
     unlike = [
         f"`{there}` is {found[there].dtype}"
@@ -136,6 +148,8 @@ def _check_fit(
             notes=[Note(message=f"the file {what} {first_of(names)}") for what, names in said],
             help=_remedy(made, wanted),
         )
+    elif model.adapted and _held(made, model, start, report):
+        return
     elif not made.taken:
         report.add(
             "E0725",
@@ -145,6 +159,22 @@ def _check_fit(
                    for what, names in (("file", list(found)), ("network", list(wanted)))],
             help="`rename` gives the tensors of the file the names of the network's; without `weights` all begin anew",
         )  # fmt: skip
+
+
+def _held(made: Fit, model: ModelGraph, start: Pretrained, report: Report) -> bool:
+    """Reports parameters of a network with adapters that would keep random numbers: neither loaded nor trained."""
+    still = {base_name(q.name) for layer in model.layers for q in layer.parameters if not q.trains}
+    held = [name for name in made.initial if name in still]
+    if held:
+        owner = held[0].rpartition(".")[0]
+        report.add(
+            "E0729",
+            f"{first_of(quoted(held))} would keep {'its' if len(held) == 1 else 'their'} random numbers: the file does "
+            "not give them, and the adapter freezes them",
+            start.span or start.at("path"),
+            help=f'`save = ["{owner}"]` in the adapter trains it whole',
+        )
+    return bool(held)
 
 
 def _remedy(made: Fit, wanted: Shapes) -> str:

@@ -306,7 +306,8 @@ def _layers(plan: Plan) -> list[str]:
     flops, kept = sum(layer.flops for layer in plan.layers), sum(layer.kept for layer in plan.layers)
     return [
         *lines,
-        f"{known_count(plan.parameters)} parameter{'s' * (plan.parameters != 1)} ({known(plan.parameters)})",
+        f"{known_count(plan.parameters)} parameter{'s' * (plan.parameters != 1)} ({known(plan.parameters)})"
+        + (f", of which {_in_full(plan.trained)} train" if plan.trained is not None else ""),
         f"one sample: {flop_text(flops)} forward and backward, {byte_text(kept)} kept for the backward pass",
     ]
 

@@ -56,6 +56,10 @@ class ModelSpec(Block):
     )
     freeze: tuple[str, ...] = arg(_PATTERNS, "patterns of parameters that do not train", default=(), shown="none")
 
+    adapter: c.Lora | None = arg(
+        calls("adapter"), "small matrices that train in place of the weights: `lora(…)`", default=None, shown="none"
+    )
+
     @property
     def start(self) -> c.Pretrained | None:
         """`weights` in its long form."""

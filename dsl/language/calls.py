@@ -80,6 +80,31 @@ class Pretrained(Call):
     )
 
 
+# ------------------------------------------------------------------------------------------------------ adapters
+
+
+@call("adapter")
+class Lora(Call):
+    """Trains two small matrices beside the weight of each dense layer that `targets` names, by the library `peft` (Hu
+    et al. 2021, arXiv:2106.09685): it adds alpha / rank times their product to the weight. All else is frozen.
+    """
+
+    rank: int = arg(_COUNT, "the width between the two matrices; `r` of peft")
+    targets: tuple[str, ...] = arg(
+        ListOf(Str(max_length=PATTERN.most), min_length=1, max_length=PATTERNS.most, single=True),
+        'the dense layers, by the end of their names, `"q_proj"`, or by pattern, `"*.layers.0.*_proj"`',
+    )
+    alpha: float = arg(Float(above=0), "the change of a weight is multiplied by alpha / rank", default=8.0)
+    dropout: float = arg(Float(min=0, below=1), "the share of a layer's input that the adapter drops", default=0.0)
+    save: tuple[str, ...] = arg(
+        ListOf(Str(max_length=PATTERN.most), max_length=PATTERNS.most, single=True),
+        "modules that train whole, named as in `targets`, such as a new head; `modules_to_save` of peft",
+        default=(),
+        shown="none",
+    )
+    rslora: bool = arg(Bool(), "divides by the root of the rank (Kalajdzievski 2023, arXiv:2312.03732)", default=False)
+
+
 # ------------------------------------------------------------------------------------------------------- losses
 
 

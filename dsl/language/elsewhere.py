@@ -159,6 +159,13 @@ _FIELDS = (
      "keys_to_ignore_on_load_missing"),
     ("model.weights.allow_unused", "", "unexpected_keys ignore_unexpected keys_to_ignore_on_load_unexpected "
      "exclude_keys"),
+    ("model.adapter", "", "peft peft_config lora lora_config use_peft adapters use_lora"),
+    ("model.adapter.rank", "", "r lora_r lora_rank"),
+    ("model.adapter.alpha", "", "lora_alpha"),
+    ("model.adapter.dropout", "", "lora_dropout"),
+    ("model.adapter.targets", "", "target_modules lora_target_modules"),
+    ("model.adapter.save", "", "modules_to_save"),
+    ("model.adapter.rslora", "", "use_rslora"),
     ("model.freeze", "", "frozen freeze_layers freeze_patterns requires_grad freeze_backbone"),
     # ------------------------------------------------------------------------------- evaluate, checkpoint, log, launch
     ("evaluate", "", "evaluation validate eval val test"),
@@ -248,9 +255,6 @@ _ABSENT = (
     ("there is no switch for TensorFloat-32", "tf32 allow_tf32 float32_matmul_precision matmul_precision"),
     ("there is no quantization", "load_in_8bit load_in_4bit quantization quantization_config bnb_config quantize "
      "bnb_4bit_compute_dtype qat"),
-    ("adapters are for a later version; `model.freeze` holds parameters fixed",
-     "peft peft_config lora_r lora_rank lora_alpha lora_dropout lora_config qlora use_peft adapter adapters "
-     "lora_target_modules target_modules"),
     ("mixtures of experts are for a later version", "expert_parallel expert_parallel_size ep ep_size num_experts moe "
      "expert_model_parallel_size num_experts_per_tok"),
     ("nothing is tried out: `dslc plan` says which batch fits, and `sweep` tries learning rates",

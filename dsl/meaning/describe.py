@@ -35,7 +35,7 @@ CATEGORIES = {
     "recompute": "recomputation", "gradients": "gradient exchange", "gpus": "choice of GPUs", "launch": "launcher",
     "metric": "metric", "goal": "goal", "early_stopping": "goal of early stopping",
     "clip": "way to clip", "collate": "collate function", "ema": "moving average", "hook": "hook", "logger": "logger",
-    "sampler": "sampler", "numbers": "function of numbers",
+    "sampler": "sampler", "numbers": "function of numbers", "adapter": "adapter",
     "weights": "choice of weights", "step": "step", "group": "parameter group",
     "augmentation": "augmentation", "normalization": "normalisation", "transform": "transform",
 }  # fmt: skip

@@ -4,6 +4,9 @@ Model: a checkpoint of any plan holds each tensor of the model under `model.<nam
 after another is put together and written. `.safetensors` is written directly. `.pt`, which torch writes from a state
 dict, is made from such a file, which the safetensors library maps into memory.
 
+Of a network with adapters the weights are merged: each layer has its own name, and its weight the change of its
+adapter, as peft's `merge_and_unload` gives it. `export_adapter` writes what was trained alone, for peft.
+
 Contract: one process, no launch, one tensor in memory at a time. Names are those of the unwrapped model. A tied weight
 stands in a `.safetensors` file once, as the format requires, and in a `.pt` under each of its names, so that
 `load_state_dict` takes it. The file is written beside its place and renamed, and so is a folder, which
@@ -18,25 +21,41 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from dslc.compiler.common.adapters import BASE, FIRST, SECOND, file_name, is_of_adapter, targeted, without_adapters
 from dslc.runtime.checkpoint.files import misfitting_tensors
 from dslc.runtime.checkpoint.state import CheckpointError, key_of, keys_of, read
 from dslc.runtime.checkpoint.tensor_file import writing
 from dslc.runtime.checkpoint.weights import METADATA, entry, write_tensor
+from dslc.runtime.model import adapters
 
 if TYPE_CHECKING:
-    from dslc.compiler.ir.program import TransformersStep
+    from dslc.compiler.ir.program import AdapterStep, TransformersStep
 
 SUFFIXES = (".safetensors", ".pt")
 SHARD = 50 * 10**9  # bytes of a file in a folder, at most: that of `save_pretrained`
 _WEIGHTS = "model.safetensors"  # in a folder
 
 
-def export(source: str, ties: Mapping[str, str], path: str, *, raw: bool = False) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Adapted:
+    """The adapter of a network. `transposed` are the layers whose weight has the input's dim first; None if they are
+    not known.
+    """
+
+    step: AdapterStep
+    transposed: frozenset[str] | None
+
+
+def export(
+    source: str, ties: Mapping[str, str], path: str, *, raw: bool = False, adapted: Adapted | None = None
+) -> int:
     """Writes the weights of `source`, a checkpoint or a `.safetensors` file, to `path`; returns the number of tensors.
     Of a checkpoint with an average of the weights that is written, but with `raw` the weights themselves.
 
@@ -44,8 +63,8 @@ def export(source: str, ties: Mapping[str, str], path: str, *, raw: bool = False
     """
     plain = path + ".plain"
     try:
-        if os.path.isdir(source):
-            with _opened(source, raw) as (found, fetch):
+        if os.path.isdir(source) or adapted is not None:
+            with _opened(source, raw, adapted) as (found, fetch):
                 _write(found, fetch, plain)
         else:
             shutil.copyfile(source, plain)
@@ -62,7 +81,39 @@ def export(source: str, ties: Mapping[str, str], path: str, *, raw: bool = False
             os.remove(plain)
 
 
-def export_folder(source: str, step: TransformersStep, folder: str, most: int = SHARD, *, raw: bool = False) -> int:
+def export_adapter(
+    source: str, adapted: Adapted, folder: str, *, base: str = "", kind: str = "", raw: bool = False
+) -> int:
+    """Writes the adapter in `source` alone, with the modules that train whole, to `folder`, which does not exist or is
+    empty, as peft's `from_pretrained` takes it; returns the number of tensors. `base` and `kind` are as for
+    `adapters.save_configuration`. Raises CheckpointError and OSError.
+    """
+    saved = targeted(adapted.step.save)
+
+    def trained(name: str) -> bool:
+        parts = name.split(".")
+        return is_of_adapter(name) or any(saved(".".join(parts[:n])) for n in range(1, len(parts)))
+
+    with _new_folder(folder) as made, _opened(source, raw) as (found, fetch):
+        kept = {adapters.PREFIX + file_name(name): name for name in found if trained(name)}
+        layers = [name.removesuffix(f".{FIRST}.weight") for name in found if name.endswith(f".{FIRST}.weight")]
+        if not layers:
+            raise CheckpointError(f"{source} has no adapter")
+        adapters.save_configuration(adapted.step, layers, base, kind, made)
+        tensors = {there: found[name] for there, name in kept.items()}
+        _write(tensors, lambda there: fetch(kept[there]), os.path.join(made, adapters.WEIGHTS))
+    return len(kept)
+
+
+def export_folder(
+    source: str,
+    step: TransformersStep,
+    folder: str,
+    most: int = SHARD,
+    *,
+    raw: bool = False,
+    adapted: Adapted | None = None,
+) -> int:
     """Writes the model of `step`, with the weights of `source`, to `folder`, which does not exist or is empty, in files
     of at most `most` bytes (one tensor may have more); returns the number of tensors. `raw` is as for `export`.
 
@@ -71,10 +122,9 @@ def export_folder(source: str, step: TransformersStep, folder: str, most: int = 
     """
     from dslc.runtime.model.transformers_model import save_configuration
 
-    made = tempfile.mkdtemp(prefix=f".{os.path.basename(folder)}-", dir=os.path.dirname(os.path.abspath(folder)))
-    try:
+    with _new_folder(folder) as made:
         wanted = save_configuration(step, made)
-        with _opened(source, raw) as (tensors, fetch):
+        with _opened(source, raw, adapted) as (tensors, fetch):
             wrong = misfitting_tensors({name: tuple(tensor.shape) for name, tensor in tensors.items()}, wanted)
             if wrong:
                 raise CheckpointError(f"{source} is not of this model: {wrong}")
@@ -91,11 +141,19 @@ def export_folder(source: str, step: TransformersStep, folder: str, most: int = 
             places = {name: file for file, shard in files.items() for name in shard}
             with open(os.path.join(made, f"{_WEIGHTS}.index.json"), "w", encoding="utf-8") as index:
                 json.dump({"metadata": told, "weight_map": dict(sorted(places.items()))}, index, indent=2)
+    return len(wanted)
+
+
+@contextmanager
+def _new_folder(folder: str) -> Iterator[str]:
+    """Yields a folder that becomes `folder` at the end, unless an exception ends it."""
+    made = tempfile.mkdtemp(prefix=f".{os.path.basename(folder)}-", dir=os.path.dirname(os.path.abspath(folder)))
+    try:
+        yield made
         os.chmod(made, 0o777 & ~_umask())
         os.replace(made, folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)
-    return len(wanted)
 
 
 def _umask() -> int:
@@ -118,8 +176,39 @@ def _shards(tensors: Mapping[str, Tensor], most: int) -> list[dict[str, Tensor]]
     return found
 
 
+Fetch = Callable[[str], Tensor]
+
+
 @contextmanager
-def _opened(source: str, raw: bool) -> Iterator[tuple[dict[str, Tensor], Callable[[str], Tensor]]]:
+def _opened(source: str, raw: bool, adapted: Adapted | None = None) -> Iterator[tuple[dict[str, Tensor], Fetch]]:
+    """Yields what `_opened_plain` does, with the adapters merged into their layers."""
+    with _opened_plain(source, raw) as (found, fetch):
+        if adapted is None:
+            yield found, fetch
+        else:
+            yield without_adapters(found), partial(_merged, adapted, found, fetch)
+
+
+def _merged(adapted: Adapted, found: Mapping[str, Tensor], fetch: Fetch, name: str) -> Tensor:
+    """Returns a tensor by its name without adapters. Raises CheckpointError."""
+    layer, _, last = name.rpartition(".")
+    inner = f"{layer}.{BASE}.{last}"
+    if inner not in found:
+        return fetch(name)
+    if last != "weight":
+        return fetch(inner)
+    first, second = fetch(f"{layer}.{FIRST}.weight"), fetch(f"{layer}.{SECOND}.weight")
+    rows, columns = second.shape[0], first.shape[1]
+    if adapted.transposed is None and rows == columns:
+        raise CheckpointError(
+            f"how `{layer}` keeps its weight is not known, as the network cannot be made without data"
+        )
+    over = tuple(found[inner].shape) != (rows, columns) if adapted.transposed is None else layer in adapted.transposed
+    return adapters.merge(fetch(inner), first, second, adapted.step, transposed=over)
+
+
+@contextmanager
+def _opened_plain(source: str, raw: bool) -> Iterator[tuple[dict[str, Tensor], Fetch]]:
     """Yields the tensors of a checkpoint or a safetensors file, of which only shape and dtype count, and a function
     that reads one. Raises CheckpointError.
     """

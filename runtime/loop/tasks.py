@@ -52,7 +52,8 @@ def work_off(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, ru
     else:
         whole = parts.pipeline.whole if parts.pipeline is not None else None
         weights = WeightsStep(files=(job.use,))
-        initial_weights.load(dataclasses.replace(job.model, weights=weights), parts.plain, whole)
+        # The file of a run has all tensors under the model's own names, those of adapters too.
+        initial_weights.load(dataclasses.replace(job.model, weights=weights, adapter=None), parts.plain, whole)
     if job.task == "predict":
         _predict(job, place, parts, splits, run_dir)
         return

@@ -6,7 +6,8 @@ sharded parameter a rank reads only its own part: safetensors files are read pie
 memory.
 
 Contract: names and shapes fit as compiler/common/weights_fit.py says, or a WeightsError names those that do not. A
-tensor that the job lets the files lack keeps its initial value. A tied weight is in the files once, or under several of
+tensor that the job lets the files lack keeps its initial value. Names are those without adapters, whose own tensors
+are initial, unless the file has adapters itself. A tied weight is in the files once, or under several of
 its names with the same values. Numbers are converted to the dtype of the model's tensor. Rank 0 tells what was left out
 or kept its initial value: in short on the screen, whole in its log.
 
@@ -24,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dslc.compiler.common.adapters import base_name, is_of_adapter, without_adapters
 from dslc.compiler.common.weights_fit import Fit, Shapes, faults, fit
 from dslc.compiler.ir.program import ModelStep, WeightsStep
 from dslc.compiler.trace.private_torch import part_in_whole
@@ -61,6 +63,9 @@ def load(
     wanted = {name: tuple(tensor.shape) for name, tensor in (whole or tensors).items()}
     with ExitStack() as open_files:
         found, read = _opened(weights, open_files, what)
+        if step.adapter is not None and not any(map(is_of_adapter, found)):
+            tensors, wanted = without_adapters(tensors), without_adapters(wanted)
+            ties = {base_name(name): base_name(whose) for name, whose in ties.items()}
         fits = fit(
             found,
             wanted,

@@ -96,7 +96,8 @@ def own_model(step: ModelStep) -> nn.Module:
         from dslc.runtime.model.transformers_model import build_transformers
 
         with at(step.transformers.line), under_seed(step.seed):
-            return build_transformers(step.transformers)
+            made = build_transformers(step.transformers)
+        return _adapted(made, step)
     assert step.python is not None
     with at(step.python.line):
         function = load_function(step.python)
@@ -108,7 +109,15 @@ def own_model(step: ModelStep) -> nn.Module:
             f"{where}`{step.python.function}` must return a torch.nn.Module, and returned "
             f"{_article(type(module).__name__)}"
         )
-    return module.train()
+    return _adapted(module.train(), step)
+
+
+def _adapted(module: nn.Module, step: ModelStep) -> nn.Module:
+    if step.adapter is None:
+        return module
+    from dslc.runtime.model.adapters import add
+
+    return add(module, step.adapter, step.seed)
 
 
 @contextlib.contextmanager

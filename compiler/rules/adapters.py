@@ -1,0 +1,107 @@
+"""Rules for adapters: what they stand beside, what trains whole, and what would neither be loaded nor train. E0623,
+E0727, E0728, E0729.
+
+Which layers are dense is known once the network has been made, in a run and with `--trace`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dslc.compiler.common.adapters import BASE, base_name, is_of_adapter, targeted
+from dslc.compiler.ir.nodes import ModelGraph
+from dslc.compiler.placement.sharding import trained
+from dslc.compiler.rules.patterns import quoted, report_unmatched
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.language.calls import Lora
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
+from dslc.dsl.words import first_of
+
+
+def check_adapter(job: JobSpec, model: ModelGraph | None, report: Report) -> None:
+    """Checks `model.adapter` against the network, as far as that is known."""
+    adapter = job.model.adapter
+    if adapter is None:
+        return
+    if not isinstance(job.model.network, PythonNetwork | TransformersNetwork):
+        report.add(
+            "E0623",
+            "adapters are for `transformers(…)` and `python(…)` networks",
+            adapter.span,
+            help="such a network; or `model.freeze`, and train the rest",
+        )
+        return
+    if model is None:
+        return
+    names = [q.name for layer in model.layers for q in layer.parameters]
+    _check_patterns(adapter, names, report)
+    _check_targets(adapter, model, names, report)
+    _check_freeze(job, model, names, report)
+
+
+def targets_any(pattern: str, names: Iterable[str]) -> bool:
+    """True if a pattern of modules is one of some of the names."""
+    return any(map(targeted([pattern]), names))
+
+
+def layers_with(names: Iterable[str]) -> list[str]:
+    """Returns the layers that have an adapter, given the names of all parameters."""
+    return [name.rpartition(".lora_A.")[0] for name in names if is_of_adapter(name) and ".lora_A." in f".{name}"]
+
+
+def _check_patterns(adapter: Lora, names: list[str], report: Report) -> None:
+    """Reports patterns that name nothing. If no target did, the network could not be made."""
+    whole = dict.fromkeys(base_name(name) for name in names if not is_of_adapter(name))
+    parts = (name.split(".") for name in whole)
+    modules = dict.fromkeys(".".join(each[:n]) for each in parts for n in range(1, len(each)))
+    message = "`model.adapter.{}`: no {} is called @"
+    for field, what, known in (
+        ("targets", "dense layer", layers_with(names)),
+        ("save", "module", list(modules)),
+    ):
+        report_unmatched(
+            "0727",
+            message.format(field, what),
+            adapter.at(field),
+            getattr(adapter, field),
+            known,
+            report,
+            what=f"its {what}s" if field == "save" else "those that others match",
+            is_of=targets_any,
+        )
+
+
+def _check_targets(adapter: Lora, model: ModelGraph, names: list[str], report: Report) -> None:
+    """Reports layers whose adapter would do nothing, or that could not be merged."""
+    unused = {name.rpartition(".lora_")[0] for name in model.unused if is_of_adapter(name)}
+    tied = {name.rpartition(f".{BASE}.")[0] for pair in model.ties for name in pair if f".{BASE}." in name}
+    layers = layers_with(names)
+    for found, message, help in (
+        (
+            unused,
+            "an adapter beside @ would do nothing: the forward pass does not call it",
+            "name the layers that it calls, not those whose weight it reads",
+        ),
+        (
+            tied,
+            "an adapter beside @ could not be merged: its weight is also another layer's",
+            "leave it out: its change would be the other layer's too",
+        ),
+    ):
+        wrong = [layer for layer in layers if layer in found]
+        if wrong:
+            said = message.replace("@", first_of(quoted(wrong)))
+            report.add("E0728", said, adapter.at("targets"), help=help)
+
+
+def _check_freeze(job: JobSpec, model: ModelGraph, names: list[str], report: Report) -> None:
+    """Reports `freeze` if it leaves no adapter to train."""
+    training = trained(job, model)
+    if job.model.freeze and training and not any(is_of_adapter(name) for name in training):
+        report.add(
+            "E0711",
+            "`model.freeze` leaves no adapter to train",
+            job.model.at("freeze"),
+            help="an adapter freezes all else by itself",
+        )

@@ -1,0 +1,185 @@
+"""Adapters beside dense layers, made by the library `peft` in the place of the layers (Hu et al. 2021,
+arXiv:2106.09685).
+
+Model: a layer `x` becomes one that computes `x(input) + scale * B(A(dropout(input)))`, in which `x` is frozen; A begins
+with numbers of the same distribution as a dense layer's, B with zeros. All else is frozen, but for the modules to
+`save`, which train where they are.
+
+Contract: `add` takes a module of any device. The first numbers of A follow from the seed and its name in the file of an
+adapter alone (`layers.0.q_proj.lora_A.weight`): they depend neither on the other layers nor on the plan. `merge`
+returns the bits that peft's `merge_and_unload` does.
+
+Limits: dense layers alone, `nn.Linear` and the `Conv1D` of transformers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dslc.compiler.common.adapters import BASE, FIRST, SECOND, file_name, targeted
+from dslc.compiler.ir.program import AdapterStep
+from dslc.runtime.model.model_error import ModelError
+
+CONFIGURATION, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # of an adapter alone, as peft names them
+PREFIX = "base_model.model."  # of names in that file
+
+
+class AdapterError(ModelError):
+    """The adapter does not fit the model. `argument` is the one of `lora` at fault; `dense` are the layers that can
+    have an adapter.
+    """
+
+    def __init__(self, message: str, argument: str = "targets", dense: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.argument, self.dense = argument, dense
+
+
+def add(module: nn.Module, step: AdapterStep | None, seed: int) -> nn.Module:
+    """Adds the adapters of `step` to `module`, in place, and returns it. Raises AdapterError."""
+    if step is None:
+        return module
+    where = f"{step.line}: " if step.line else ""
+    targets, saved = _modules(module, step.targets), _modules(module, step.save)
+    _check(module, targets, saved, where)
+    with _quiet():
+        import peft
+
+        pattern = "|".join(map(re.escape, targets))
+        config = _configuration(step, f"({pattern})", init_lora_weights=False)
+        made: nn.Module = peft.inject_adapter_in_model(config, module)
+    for name in targets:
+        for part in (FIRST, SECOND):
+            matrix: Any = made.get_submodule(f"{name}.{part}")
+            matrix.reset_parameters = partial(_begin, matrix, f"{name}.{part}.weight", seed)
+            if not matrix.weight.is_meta:
+                matrix.reset_parameters()
+    for name in saved:
+        made.get_submodule(name).requires_grad_()
+    return made
+
+
+def preload() -> None:
+    """Imports the library, in the process from which ranks are forked."""
+    with _quiet():
+        import peft  # noqa: F401
+
+
+def targets_of(module: nn.Module) -> Iterator[tuple[str, bool]]:
+    """Yields the layers of a module that have an adapter, and whether their weight lies transposed."""
+    for name, part in module.named_modules():
+        if name.endswith(f".{BASE}") or name == BASE:
+            yield name.removesuffix(BASE).removesuffix("."), type(part).__name__ == "Conv1D"
+
+
+def merge(weight: Tensor, first: Tensor, second: Tensor, step: AdapterStep, *, transposed: bool) -> Tensor:
+    """Returns a layer's weight with its adapter's two matrices, in float32, added as peft adds them."""
+    change = second @ first
+    return weight + (change.T if transposed else change) * scale(step)
+
+
+def scale(step: AdapterStep) -> float:
+    return step.alpha / (sqrt(step.rank) if step.rslora else step.rank)
+
+
+def save_configuration(step: AdapterStep, targets: list[str], base: str, kind: str, folder: str) -> None:
+    """Writes what peft's `from_pretrained` needs beside the weights of the adapter. `base` is the folder of the model's
+    weights, "" if it is not known; `kind` is peft's name for what the model does, "" for none.
+    """
+    with _quiet():
+        written = [each for each in step.targets if "*" not in each and "?" not in each and "[" not in each]
+        named = written if len(written) == len(step.targets) else targets
+        config = _configuration(
+            step,
+            named,
+            modules_to_save=list(step.save) or None,
+            base_model_name_or_path=base or None,
+            task_type=kind or None,
+        )
+        config.inference_mode = True
+        told = config.to_dict()
+    for name, value in told.items():
+        told[name] = sorted(value) if isinstance(value, set) else value
+    with open(os.path.join(folder, CONFIGURATION), "w", encoding="utf-8") as file:
+        json.dump(told, file, indent=2, sort_keys=True)
+
+
+def _configuration(step: AdapterStep, targets: list[str] | str, **more: Any) -> Any:
+    import peft
+
+    return peft.LoraConfig(
+        r=step.rank,
+        lora_alpha=int(step.alpha) if step.alpha.is_integer() else step.alpha,  # type: ignore[arg-type]
+        lora_dropout=step.dropout,
+        target_modules=targets,
+        use_rslora=step.rslora,
+        **more,
+    )
+
+
+def _modules(module: nn.Module, patterns: tuple[str, ...]) -> list[str]:
+    """Returns the modules that the patterns name."""
+    wanted = targeted(patterns)
+    return [name for name, _ in module.named_modules() if name and wanted(name)]
+
+
+def _check(module: nn.Module, targets: list[str], saved: list[str], where: str) -> None:
+    """Raises AdapterError for targets that cannot have an adapter."""
+    parts = dict(module.named_modules())
+    for name in targets:
+        why = _unfit(parts[name])
+        if why:
+            raise AdapterError(f"{where}`{name}` {why}")
+        inside = next((each for each in saved if f"{name}.".startswith(f"{each}.")), None)
+        if inside is not None:
+            raise AdapterError(
+                f"{where}`{inside}` trains whole, and an adapter beside `{name}` would add nothing", "save"
+            )
+    if not targets:
+        dense = [name for name, part in parts.items() if name and not _unfit(part)]
+        raise AdapterError(f"{where}no module has one of these names", dense=dense)
+
+
+def _unfit(part: nn.Module) -> str:
+    """Returns why a module can have no adapter; "" if it can."""
+    kind = type(part)
+    if kind.__name__ == "NonDynamicallyQuantizableLinear":
+        return "is a part of torch's `MultiheadAttention`, which uses its weight without calling it"
+    dense = isinstance(part, nn.Linear) and kind.forward is nn.Linear.forward
+    if dense or (kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"):
+        return ""
+    return f"is a `{kind.__name__}`, and adapters are beside dense layers (`nn.Linear`)"
+
+
+@torch.no_grad()
+def _begin(matrix: nn.Linear, name: str, seed: int) -> None:
+    """Gives a matrix of an adapter its first numbers."""
+    if FIRST not in name:
+        matrix.weight.zero_()
+        return
+    digest = hashlib.sha256(f"{seed}:{file_name(name)}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    bound = 1 / sqrt(matrix.in_features)
+    drawn = torch.empty(matrix.weight.shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
+    matrix.weight.copy_(drawn)
+
+
+class _quiet:
+    """Silences messages below the level of an error from the library and those it loads."""
+
+    def __enter__(self) -> None:
+        self._before = logging.root.manager.disable
+        logging.disable(logging.WARNING)
+
+    def __exit__(self, *_: object) -> None:
+        logging.disable(self._before)
