@@ -68,12 +68,13 @@ def tell_of_fault(job: JobSpec, made: Any, report: Report) -> bool:
     if not isinstance(made, dict) or _FAULT not in made or adapter is None:
         return False
     if made["dense"]:
+        ends = dict.fromkeys(name.rpartition(".")[2] for name in made["dense"])
         report_unmatched(
             "0727",
             "`model.adapter.targets`: no dense layer is called @",
             adapter.at("targets"),
             adapter.targets,
-            made["dense"],
+            [*ends, *made["dense"]],
             report,
             what="its dense layers",
             is_of=targets_any,

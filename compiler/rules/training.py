@@ -50,6 +50,7 @@ def _check_patterns(job: JobSpec, model: ModelGraph, report: Report) -> None:
     patterns = [pattern for group in job.train.groups for pattern in group.parameters]
     _unmatched("groups", job.train, patterns, names, report)
     training = trained(job, model)
+    cause = "freeze" if job.model.freeze or job.model.adapter is None else "adapter"
     if job.model.freeze and not training:
         report.add(
             "E0711",
@@ -62,7 +63,7 @@ def _check_patterns(job: JobSpec, model: ModelGraph, report: Report) -> None:
             "W0103",
             "`train.no_decay` has no effect: all that it matches is frozen",
             job.train.named("no_decay"),
-            notes=[Note(message="`model.freeze` is set here", span=job.model.at("freeze"))],
+            notes=[Note(message=f"`model.{cause}` is set here", span=job.model.at(cause))],
         )
 
 
