@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from benchmarks.measure import Ratio, compare, interval
 
@@ -198,41 +197,15 @@ def bench_checkpoint(pairs: int) -> None:
         )
 
 
-# The seconds from one step of a program's plain loop to a later one; the first steps are slower.
-LOOP = """
-import sys, time
-sys.path.insert(0, sys.argv[1])
-plain = __import__(sys.argv[2]).plain
-times = [time.perf_counter()]
-for steps in map(int, sys.argv[3:]):
-    plain(steps)
-    times.append(time.perf_counter())
-first, second = (b - a for a, b in zip(times, times[1:]))
-print(second - first)
-"""
-
-
 def bench_programs(pairs: int) -> None:
-    """Compares a step of each program of tests/programs, as a job in one process, with one of its plain loop; and the
-    lines of the job with those of the loop.
-    """
-    folder, few, many = os.path.join(ROOT, "tests", "programs"), 20, 220
-    for name in sorted(os.listdir(folder)):
-        job = os.path.join(folder, name, f"{name}.plt")
-        if not os.path.exists(job):
-            continue
+    """Compares each program with its plain loop, and writes the table of README.md."""
+    from benchmarks import programs
 
-        def ours(job: str = job) -> float:
-            return step_of_dslc(job, f"train.steps={many}", "log.every=10 steps")
-
-        def by_hand(name: str = name) -> float:
-            command = [sys.executable, "-c", LOOP, os.path.join(folder, name), name, str(few), str(many)]
-            return 1000 * float(finish(command)) / (many - few)
-
-        show(compare(f"step, {name}", ours, by_hand, pairs=max(3, pairs // 3), unit="ms"))
-        texts = [Path(job).read_text(), Path(folder, name, f"{name}.py").read_text().partition("def plain(")[2]]
-        lines = [len([line for line in text.splitlines() if line.strip()]) for text in texts]
-        print(f"lines, {name}: {lines[0]} of the job, {lines[1]} of the loop", flush=True)
+    found = []
+    for name in programs.names():
+        found.append(programs.measure(name, max(3, pairs // 3), step_of_dslc, finish))
+        print(found[-1], flush=True)
+    programs.write(found)
 
 
 def bench_start(pairs: int) -> None:
