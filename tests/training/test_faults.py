@@ -26,10 +26,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.killer import Events, children, records
 from helpers.launcher import Launcher
 from helpers.made_programs import places, tokens
 from helpers.small_disk import fill, small_disk
-from test_kill import ENGINES, LIVES, Events, children, job, records
+from test_kill import ENGINES, LIVES, job
 
 from dslc.runtime.checkpoint import files
 from dslc.runtime.process.failure import Outcome, describe
