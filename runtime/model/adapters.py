@@ -14,11 +14,13 @@ Limits: dense layers alone, `nn.Linear` and the `Conv1D` of transformers.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
 from math import sqrt
@@ -174,12 +176,14 @@ def _begin(matrix: nn.Linear, name: str, seed: int) -> None:
     matrix.weight.copy_(drawn)
 
 
-class _quiet:
-    """Silences messages below the level of an error from the library and those it loads."""
-
-    def __enter__(self) -> None:
-        self._before = logging.root.manager.disable
-        logging.disable(logging.WARNING)
-
-    def __exit__(self, *_: object) -> None:
-        logging.disable(self._before)
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences warnings, and messages below the level of an error, from the library and those it loads."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

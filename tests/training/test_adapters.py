@@ -66,7 +66,7 @@ PLANS = {
     "tensor": (TWO, "parallelism.tensor=2"),
     "all": (FOUR, "parallelism.tensor=2", "parallelism.zero=3"),
 }
-QUICK = ("zero 2", "pipeline", "all")  # which the shortest tests try
+QUICK = ("pipeline", "all")  # which the shortest tests try
 ADAM = 0.05 * 1e-2 * 4  # the tolerance of parameters after 4 steps of Adam at this rate
 
 
@@ -149,14 +149,14 @@ def test_it_is_exported_merged_and_alone(folder: Path, alone: Trained, capsys: p
 
     newest = str(alone.folder / "checkpoints" / "step-00000004")
     command = ["export", str(job(folder)), "--checkpoint", newest, "-o"]
-    for output in (["merged"], ["adapter", "--adapter"], ["merged.safetensors"]):
+    for output in (["merged"], ["adapter", "--adapter"]):
         assert main([*command, str(folder / output[0]), *output[1:]]) == 0, capsys.readouterr().err
     base = AutoModelForCausalLM.from_pretrained(folder / "saved")
     theirs = PeftModel.from_pretrained(base, folder / "adapter").merge_and_unload().eval()
     merged = AutoModelForCausalLM.from_pretrained(folder / "merged").eval()
     tokens = torch.randint(0, 256, (2, 16))
     assert torch.equal(merged(tokens).logits, theirs(tokens).logits)
-    wanted, found = theirs.state_dict(), load_file(folder / "merged.safetensors")
+    wanted, found = theirs.state_dict(), load_file(folder / "merged" / "model.safetensors")
     assert found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
     assert not torch.equal(
         wanted["lm_head.weight"], load_file(folder / "saved" / "model.safetensors")["lm_head.weight"]
@@ -208,18 +208,16 @@ def test_a_network_of_ones_own_with_layers_that_lie_transposed(folder: Path, lau
     """GPT-2's square `c_proj` keeps its weight the other way round, which its shape does not tell."""
     path = own_job(folder, 'lora(2, ["*.attn.c_*", "head"], rslora = true)')
     trained = train_job(launcher, path, "train.steps=2")
-    before = train_job(launcher, path, "train.steps=1", "train.optimizer.lr=1e-30").weights
     assert main(["export", str(path), "--checkpoint", str(trained.folder), "-o", str(folder / "own.safetensors")]) == 0
     merged = load_file(folder / "own.safetensors")
     for name, transposed in (("inner.transformer.h.0.attn.c_proj", True), ("head", False)):
         first, second = (torch.from_numpy(trained.weights[f"{name}.lora_{part}.default.weight"]) for part in "AB")
         change = second @ first * (8 / 2**0.5)
-        base = torch.from_numpy(before[f"{name}.base_layer.weight"])
+        base = torch.from_numpy(trained.weights[f"{name}.base_layer.weight"])
         assert torch.equal(merged[f"{name}.weight"], base + (change.T if transposed else change)), name
-    agree(trained, train_job(launcher, path, "train.steps=2", TWO, "parallelism.zero=2"), weights=ADAM)
 
 
-@pytest.mark.parametrize("plan", [(), (TWO, "parallelism.zero=2")], ids=str)
+@pytest.mark.parametrize("plan", [(), pytest.param((TWO, "parallelism.zero=2"), marks=pytest.mark.long)], ids=str)
 def test_the_account_has_gradients_and_states_of_what_trains_alone(folder: Path, plan: tuple[str, ...]) -> None:
     text = JOB.replace('"saved"', f'"{folder}/saved"').replace('"sentences:', f'"{folder}/sentences:')
     for setting in plan:
