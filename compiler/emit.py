@@ -55,6 +55,7 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
         compiled=training.compiled,
         pipeline=_pipeline(plan),
         tensor=plan.find(p.TensorParallelStep),
+        context=plan.find(p.ContextStep),
         checkpoint=plan.one(p.CheckpointStep),
         evaluate_every=training.evaluate_every,
         metrics=training.metrics,

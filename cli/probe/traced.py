@@ -6,8 +6,10 @@ rest, which are tried with outputs like the network's.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -56,6 +58,7 @@ from dslc.runtime.process.user_code import HANDED_OVER
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
     from dslc.compiler.trace.skipped import Skipped
+    from dslc.runtime.pipeline.captured import Seam
 
 
 def traced(job: JobSpec, source: SourceFacts, report: Report, *, run: bool) -> Facts:
@@ -210,8 +213,8 @@ def _told(job: JobSpec, make: Callable[[], Any], source: SourceFacts, files: Fil
     own = OwnSum(loss_step(job, source, job.folder)) if isinstance(job.model.loss, Own) else None
     target = given if isinstance(given, Example) else source.target
     outputs = Outputs(files.outputs, target) if files and target is not None else None
-    skipped = Skipped()
-    facts = trace_model(keep, given, loss=own, outputs=outputs, skipped=skipped, **_axes(job))
+    skipped = Skipped(wanted=job.parallelism.context == 1)  # over that axis positions are followed through all blocks
+    facts = trace_model(keep, given, loss=own, outputs=outputs, skipped=skipped, asked=_asked, **_axes(job))
     facts = replace(facts, transposed=transposed(kept[0])) if job.model.adapter is not None else facts
     graph = opaque(facts, job.model, source, Report()) if low_copy(job) else None
     if graph is not None:
@@ -234,6 +237,7 @@ def _with_seams(job: JobSpec, model: Any, facts: ModelFacts, input: TensorFact, 
     from dslc.compiler.graph.constants import precision_step
     from dslc.compiler.ir.module_facts import SeamFacts
     from dslc.compiler.ir.program import TensorParallelStep
+    from dslc.runtime.parallel.context_parallel import given_positions
     from dslc.runtime.pipeline.captured import look
     from dslc.runtime.pipeline.recording import CaptureError
 
@@ -244,9 +248,19 @@ def _with_seams(job: JobSpec, model: Any, facts: ModelFacts, input: TensorFact, 
     layers = {layer.name: layer for layer in facts.layers}
     rest = layers[""].parameters if "" in layers else ()
     called = [name for name in layers if not skipped.leaves_out(name)]
+
+    def looked(shape: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[Seam, ...]]:
+        takes = facts.pieces is not None and facts.pieces.positions
+        with skipped.around(model), given_positions(model, 0) if takes else contextlib.nullcontext():
+            return look(model, called, rest, shape, input.dtype, precision_step(job), axis)
+
+    shape, pieces = input.shape, 1 if facts.pieces is None else facts.pieces.ranks
+    if facts.pieces is not None and facts.pieces.fault:
+        return facts
     try:
-        with skipped.around(model):
-            ordered, seams = look(model, called, rest, input.shape, input.dtype, precision_step(job), axis)
+        ordered, seams = looked(shape)
+        if pieces > 1:
+            seams = _of_pieces(seams, looked((shape[0] // pieces, *shape[1:]))[1], pieces)
     except Exception as error:  # any kind: the user's code runs
         skipped.forbid(first_line(error))
         where = error.where if isinstance(error, CaptureError) else where_in_the_users_code(error)
@@ -288,6 +302,20 @@ def _depends(job: JobSpec, network: Any, source: SourceFacts) -> dict[str, Any] 
     }
 
 
+def _of_pieces(wholes: tuple[Seam, ...], parts: tuple[Seam, ...], pieces: int) -> tuple[Seam, ...]:
+    """Returns the seams of a network on whole sequences, without those where on pieces other tensors cross than pieces
+    of these.
+    """
+    made = []
+    for whole, part in zip(wholes, parts, strict=True):
+        cut = tuple(((shape[0] // pieces, *shape[1:]) if shape else shape, dtype) for shape, dtype in whole.sent)
+        refused = whole.refused or part.refused
+        if not refused and cut != part.sent:
+            refused = "a tensor crosses it of which a context-parallel rank has no piece"
+        made.append(replace(whole, refused=refused, sent=() if refused else whole.sent))
+    return tuple(made)
+
+
 def _axes(job: JobSpec) -> dict[str, Any]:
     """Returns the job's settings that tracing depends on."""
     parallelism = job.parallelism
@@ -296,7 +324,17 @@ def _axes(job: JobSpec) -> dict[str, Any]:
         "compile": job.train.compile,
         "tensor": parallelism.tensor,
         "tensor_plan": parallelism.tensor_plan,
+        "context": parallelism.context,
     }
+
+
+def _asked(known: Callable[[Any], bool]) -> contextlib.AbstractContextManager[None]:
+    """Makes `transformers` read numbers that are known, as it does in a training."""
+    if "transformers" not in sys.modules:
+        return contextlib.nullcontext()
+    from dslc.runtime.model import transformers_model
+
+    return transformers_model.known(known)
 
 
 def _traced_transformers(

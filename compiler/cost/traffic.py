@@ -31,6 +31,7 @@ from dslc.compiler.cost.tensor_traffic import Exchanged, TensorTraffic
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
 from dslc.compiler.ir.traffic import TrafficNode
+from dslc.compiler.model.pieces import gathers_by_layer
 from dslc.compiler.placement.lowering import Issue, row_of
 from dslc.compiler.placement.seams import sent
 from dslc.compiler.placement.sharding import (
@@ -385,7 +386,11 @@ def _over_context(place: Coordinate) -> Iterator[TrafficNode]:
     low = low_dtype(place.job)
     size = 2 * DTYPE_BYTES[low] * place.workload.microbatch
     scattered, gathered = list[int](), list[int]()
+    own = gathers_by_layer(place.model)
     for layer in place.layers:
+        for numbers, _ in own.get(layer.name, ()):
+            scattered.append(size // 2 * numbers)
+            gathered += [scattered[-1] // layout.sizes["context"]] * (1 + (layer.name in again))
         for part in layer.parts:
             if part.kind == "attention":
                 # Separate projections of keys and values may be narrower than the input.

@@ -62,6 +62,9 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, object]]:
     tensor = _tensor(analysis.staging) if analysis.staging else None
     if tensor is not None:
         yield "tensor", tensor
+    context = _context(analysis)
+    if context is not None:
+        yield "context", context
 
 
 def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> Training:
@@ -216,6 +219,16 @@ def python_function(call: c.PythonCall, folder: str) -> p.PythonFunction:
         folder=os.path.normpath(os.path.join(folder, os.path.expanduser(inside))) if inside else folder,
         line=short_line(call.span),
     )
+
+
+def _context(analysis: Analysis) -> p.ContextStep | None:
+    """Returns the context axis of a network that was traced; dslc's own layers need to be told nothing."""
+    model = analysis.model
+    pieces = model.traced.pieces if model is not None and model.traced is not None else None
+    if pieces is None or analysis.layout.sizes["context"] == 1:
+        return None
+    modules = dict.fromkeys(call.module for call in pieces.attention)
+    return p.ContextStep(attention=tuple(modules), positions=pieces.positions)
 
 
 def _model(analysis: Analysis) -> p.ModelStep:

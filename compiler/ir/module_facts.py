@@ -54,7 +54,8 @@ class ShareFacts(Record):
 
     `calls` are in order, and so are `summed`, the modules that sum the gradients of their parameters, once for each
     call. `head` is the cut module whose output is the model's. `work` is, by layer, a rank's forward FLOPs of one
-    sample. If the cut model would not compute the same, `fault` gives the reason, and `module` the place.
+    sample, `attended` the numbers of keys and values that each call of attention is given there. If the cut model would
+    not compute the same, `fault` gives the reason, and `module` the place.
     """
 
     ranks: int
@@ -63,8 +64,36 @@ class ShareFacts(Record):
     summed: tuple[str, ...] = ()
     head: str = ""
     work: tuple[tuple[str, int], ...] = ()
+    attended: tuple[int, ...] = ()
     fault: str = ""
     module: str = ""
+    help: str = ""
+
+
+@record
+class AttentionFacts(Record):
+    """A call of attention: the module that makes it, and its layer; the length of a sequence, of one sample the numbers
+    of keys and values together, and whether it is causal.
+    """
+
+    module: str
+    layer: str
+    length: int
+    numbers: int
+    causal: bool
+
+
+@record
+class PieceFacts(Record):
+    """The model on pieces of sequences, for a context axis of `ranks` ranks: its calls of attention, in order, and
+    whether it takes `position_ids`. If it would not compute the same, `fault` gives the reason, with `code`.
+    """
+
+    ranks: int
+    positions: bool = False
+    attention: tuple[AttentionFacts, ...] = ()
+    code: str = ""
+    fault: str = ""
     help: str = ""
 
 
@@ -107,3 +136,4 @@ class ModelFacts(Record):
     published: tuple[tuple[str, str], ...] = ()  # (module or parameter, style): its own plan for the tensor axis
     counts: tuple[tuple[str, int], ...] = ()  # heads and the like, by their names in a configuration
     shares: ShareFacts | None = None  # if the job has a tensor axis
+    pieces: PieceFacts | None = None  # if it has a context axis

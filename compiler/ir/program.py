@@ -463,6 +463,16 @@ class TensorParallelStep(Record):
 
 
 @record
+class ContextStep(Record):
+    """The context axis of a network that a function makes: the modules whose attention meets the keys and values of all
+    ranks' pieces, and whether the network is given the positions of a rank's piece.
+    """
+
+    attention: tuple[str, ...]
+    positions: bool = False
+
+
+@record
 class JobProgram(Record):
     """The part of the program that all ranks of a job share."""
 
@@ -501,6 +511,7 @@ class JobProgram(Record):
     compiled: tuple[str, ...] = ()  # modules that torch.compile compiles one by one; ("",): the whole model
     pipeline: PipelineStep | None = None
     tensor: TensorParallelStep | None = None
+    context: ContextStep | None = None
     checkpoint: CheckpointStep = field(default_factory=CheckpointStep)
     profile: bool = False  # measures memory and collectives of the first steps
     observe: bool = False  # records, for `dslc verify`, what each rank did in each step

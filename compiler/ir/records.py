@@ -249,4 +249,5 @@ NodeRecord: TypeAlias = (
     | p.RecomputeStep
     | p.CheckpointStep
     | p.TensorParallelStep
+    | p.ContextStep
 )

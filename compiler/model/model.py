@@ -24,6 +24,7 @@ from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.ir.working import Halves, LayerMemory, Moment, Working
 from dslc.compiler.model.networks import Expansion, expand
 from dslc.compiler.model.outputs import check_output
+from dslc.compiler.model.pieces import gathers_by_layer, with_gathers
 from dslc.compiler.model.tape import Misfit, Surroundings, record, too_many, unroll
 from dslc.compiler.model.value import Value, entry, say
 from dslc.compiler.placement.tensor_plan import TensorPlan, calls_by_layer, shape_on_a_rank
@@ -122,10 +123,11 @@ def share_out(
     return replace(graph, shared=tuple(_tied(node, ties) for node in around.nodes), shared_output=output.shape)
 
 
-def share_out_traced(graph: ModelGraph, plan: TensorPlan, ranks: int) -> ModelGraph:
+def share_out_traced(graph: ModelGraph, plan: TensorPlan, ranks: int, pieces: int) -> ModelGraph:
     """Returns the same for a network that a function makes, by arithmetic: activations and working memory between a
     column and a row are divided by the ranks, and all else is whole. An upper bound. FLOPs are those of tracing; the
-    backward pass is taken to be divided like the forward pass.
+    backward pass is taken to be divided like the forward pass. Sizes are those of all pieces of a context axis
+    together, on which keys and values are gathered.
     """
     shape, calls = shape_on_a_rank(plan, ranks), calls_by_layer(graph)
     shares = graph.traced.shares if graph.traced else None
@@ -153,6 +155,9 @@ def share_out_traced(graph: ModelGraph, plan: TensorPlan, ranks: int) -> ModelGr
                 backward_flops=layer.backward_flops * forward // max(1, layer.forward_flops),
             )
         )
+    if pieces > 1:
+        gathers = gathers_by_layer(graph)
+        layers = [with_gathers(layer, gathers.get(layer.name, ()), pieces) for layer in layers]
     output = graph.output.shape
     return replace(
         graph,

@@ -192,9 +192,10 @@ def _model(
         if graph is None:
             return None, None
         ranks = layout.sizes["tensor"] if layout else 1
+        pieces = layout.sizes["context"] if layout else 1
         cuts = tensor_plan(job, ranks, graph)
-        if ranks > 1:
-            graph = share_out_traced(graph, cuts, ranks)
+        if ranks * pieces > 1:
+            graph = share_out_traced(graph, cuts, ranks, pieces)
         return replace(graph, reset=True) if parts else graph, cuts
     own = any(isinstance(each, PythonSource) for each in parts_of(job.data.source))
     if (own and source.input is None) or isinstance(job.model.loss, Own):

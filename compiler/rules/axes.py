@@ -1,11 +1,12 @@
 """The demands of the tensor and the context axis on a network, its sizes and its data.
 
-Pure functions; E0415 to E0419, E0424 and E0425. If a network's sizes are unknown its declaration is checked.
+Pure functions; E0415 to E0419, E0424, E0425 and E0440 to E0443. If a network's sizes are unknown its declaration is
+checked.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensor_styles import TensorStyle
@@ -28,6 +29,9 @@ from dslc.dsl.language.layers import (
 from dslc.dsl.language.registry import Call
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
+
+if TYPE_CHECKING:
+    from dslc.compiler.ir.module_facts import PieceFacts
 
 WithHeads: TypeAlias = GPT | ViT | Llama | LlamaBlock | Attention | TransformerBlock
 
@@ -161,16 +165,6 @@ def _check_pieces(layout: Layout, model: ModelGraph, plan: TensorPlan, span: Spa
 def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: ModelGraph | None, report: Report) -> None:
     """Checks that sequences can be cut into equal pieces, and that the layers work on each piece for itself."""
     ranks, span = layout.sizes["context"], job.parallelism.at("context")
-    if own_network(job):
-        report.add(
-            "E0425",
-            "dslc cannot tell which positions your own network mixes, and a context-parallel rank has only "
-            "some of them",
-            span,
-            notes=[Note(message="the network", span=job.model.at("network"))],
-            help="use the data axis; the context axis is for networks of dslc's own layers",
-        )
-        return
     length = source.input.shape[0] if source.input and source.input.dtype == "int64" and source.input.shape else None
     if length is None and source.input is not None:
         report.add(
@@ -188,6 +182,10 @@ def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: Mode
             label=division(length, ranks),
             help=f"a context that is a multiple of {ranks}",
         )
+    pieces = model.traced.pieces if model is not None and model.traced is not None else None
+    if pieces is not None and pieces.ranks == ranks and pieces.fault:
+        _report_pieces(job, pieces, report)
+        return
     whole = needs_whole(model) if model is not None and model.root is not None else None
     if model is not None and whole is not None:
         layer = model.layer_of(whole)
@@ -208,6 +206,22 @@ def check_context(job: JobSpec, layout: Layout, source: SourceFacts, model: Mode
             span,
             help="use the data axis",
         )
+
+
+def _report_pieces(job: JobSpec, pieces: PieceFacts, report: Report) -> None:
+    why = {
+        "E0440": "the network mixes positions, of which a context-parallel rank has only some",
+        "E0441": "the network's attention cannot be shared out over context-parallel ranks",
+        "E0442": "the network's positions would not be those of a context-parallel rank's piece",
+        "E0443": "on a piece of each sequence the network would not compute the same",
+    }[pieces.code]
+    report.add(
+        pieces.code,
+        f"{why}: {pieces.fault}",
+        job.parallelism.at("context"),
+        notes=[Note(message="the network", span=job.model.at("network"))],
+        help=pieces.help or "use the data axis",
+    )
 
 
 def _attention(job: JobSpec) -> list[WithHeads]:

@@ -19,7 +19,7 @@ import os
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -32,6 +32,7 @@ from dslc.compiler.trace.compiled import kept_by_blocks
 from dslc.compiler.trace.cut import Cut
 from dslc.compiler.trace.flops import formulas
 from dslc.compiler.trace.memory import measure
+from dslc.compiler.trace.pieces import Asked, with_pieces
 from dslc.compiler.trace.run import Run, storage, tensors_of, total_of
 from dslc.compiler.trace.shares import with_shares
 from dslc.compiler.trace.skipped import Skipped
@@ -73,6 +74,8 @@ def trace_model(
     tensor: int = 1,
     tensor_plan: tuple[str, ...] | None = None,
     skipped: Skipped | None = None,
+    context: int = 1,
+    asked: Asked = lambda known: nullcontext(),
 ) -> ModelFacts:
     """Returns the facts of the module that `make()` makes, for a sample `input`.
 
@@ -84,6 +87,7 @@ def trace_model(
     under autocast is at fault; otherwise its float32 bytes stand for those. `compile`: torch compiles its blocks, which
     then keep less. `tensor`: ranks of a tensor axis, over which `tensor_plan`, or a plan of the module's own, cuts it.
     With `skipped`, blocks that are alike are traced once; it then has those that were left out.
+    `context`: ranks of a context axis. `asked` makes libraries read numbers that are known (pieces.py).
     """
     from dslc.compiler.trace.private_torch import (
         DataDependentOutputException,
@@ -109,7 +113,10 @@ def trace_model(
             except Exception:  # any kind: they are not alike, or it is raised again without leaving them out
                 skipped.middle = None
                 model = _made(make, fake)
-        return _traced(model, fake, input, loss, outputs, low, compile, tensor, tensor_plan, skipped)
+        facts = _traced(model, fake, input, loss, outputs, low, compile, tensor, tensor_plan, skipped)
+        if context > 1 and isinstance(input, TensorFact) and not facts.structured:
+            facts = with_pieces(facts, model, Cut(model), fake, input, context, asked, lambda: _buffers(model, make))
+        return facts
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         size = sum(p.numel() * p.element_size() for p in model.parameters())
         if size > REAL:
@@ -118,6 +125,13 @@ def trace_model(
         looks = f"`{error.func.overloadpacket.__name__}`" + _line_of(error)
     none = Skipped(wanted=False)
     return replace(_traced(_module(make()), None, input, loss, outputs, low, False, 1, None, none), looks=looks)
+
+
+def _buffers(model: nn.Module, make: Callable[[], object]) -> dict[str, torch.Tensor]:
+    """Returns the buffers of the module with their numbers, if it can be made for real."""
+    if sum(p.numel() * p.element_size() for p in model.parameters()) > REAL:
+        return {}
+    return dict(_module(make()).named_buffers())
 
 
 def _line_of(error: BaseException) -> str:

@@ -72,6 +72,14 @@ def follow(operation: Operation, out: torch.Tensor) -> Share | None:
     return rule(operation, out)
 
 
+def follow_piece(operation: Operation, out: torch.Tensor) -> Share | None:
+    """Returns the same where shares are pieces of sequences, whose numbers may look up rows of tables, and meet
+    parameters.
+    """
+    rule = _OF_PIECES.get(operation.name)
+    return follow(operation, out) if rule is None else rule(operation, out)
+
+
 def _across(operation: Operation) -> Refused:
     tensor, share = operation.first
     return Refused(
@@ -181,6 +189,43 @@ def _normed(operation: Operation, out: torch.Tensor) -> Share:
     return share
 
 
+def _looked_up(operation: Operation, out: torch.Tensor) -> Share:
+    """Rows of a table, which is whole, by their numbers."""
+    share = operation.share("indices")
+    if operation.share("weight") is not None or share is None:
+        raise Refused("the rows of a table are shares")
+    return share
+
+
+def _indexed(operation: Operation, out: torch.Tensor) -> Share:
+    """One index, of a tensor that is whole."""
+    found = [(n, index) for n, index in enumerate(operation.arguments["indices"]) if index is not None]
+    if len(found) != 1 or operation.share("self") is not None:
+        raise _across(operation)
+    share = operation.first[1]
+    return share._replace(dim=share.dim + found[0][0])
+
+
+def _gathered(operation: Operation, out: torch.Tensor) -> Share:
+    share, dim = operation.share("index"), operation.arguments["dim"] % out.dim()
+    if operation.share("self") is not None or share is None or share.dim != dim:
+        raise _across(operation)
+    return share
+
+
+def _added_product(operation: Operation, out: torch.Tensor) -> Share:
+    """A product of rows, which are a share, with a whole matrix; a vector is added to each row."""
+    share = operation.share("mat1")
+    added = operation.arguments["self"]
+    if share is None or share.dim != 0 or len(operation.shares) > 1 or added.dim() > 1:
+        raise _across(operation)
+    return share
+
+
+def _made_like(operation: Operation, out: torch.Tensor) -> None:
+    """Tensors of sizes that are given; those that follow from the size of a share are seen by their shapes."""
+
+
 _Rule = Callable[[Operation, "torch.Tensor"], "Share | None"]
 # The default dim of operations with a dim.
 _UNSAID = {"split": 0, "split_with_sizes": 0, "unbind": 0, "slice": 0, "glu": -1, "sort": -1, "topk": -1}
@@ -199,3 +244,12 @@ _BY_KIND: dict[_Rule, str] = {
     _normed: "native_layer_norm _fused_rms_norm",
 }
 _RULES = {name: rule for rule, names in _BY_KIND.items() for name in names.split()}
+_OF_PIECES: dict[str, _Rule] = {
+    "embedding": _looked_up,
+    "index": _indexed,
+    "gather": _gathered,
+    "addmm": _added_product,
+    "new_zeros": _made_like,
+    "new_ones": _made_like,
+    "new_full": _made_like,
+}

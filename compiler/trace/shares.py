@@ -86,6 +86,7 @@ def with_shares(
     calls = skipped.inserted(whole.calls, lambda call: call.module, lambda call, path: replace(call, module=path))
     summed = tuple(skipped.named(whole.summed))
     common |= {"calls": tuple(calls), "summed": summed, "head": whole.head, "work": work}
+    common["attended"] = tuple(part.attended)
     return replace(facts, shares=ShareFacts(**common))
 
 
@@ -336,6 +337,7 @@ class _Part(_Watched):
         super().__init__(model, cut, fake, input, styles)
         self.ranks = ranks
         self.flops: dict[str, int] = defaultdict(int)  # by layer
+        self.attended: list[int] = []  # numbers of keys and values, by call
         self._formulas = formulas()
 
     def forward(self) -> str | None:
@@ -360,11 +362,13 @@ class _Part(_Watched):
         return torch.cat([output] * self.ranks, -1) if style is TensorStyle.GATHERED else output
 
     def operation(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object], result: object) -> None:
-        from dslc.compiler.trace.private_torch import overloads_of
+        from dslc.compiler.trace.private_torch import ATTENTION, overloads_of
 
         formula = self._formulas.get(overloads_of(func))
         if formula is not None:
             self.flops[self.now] += int(formula(*args, **kwargs, out_val=result))
+        if overloads_of(func).__name__ in ATTENTION:
+            self.attended.append(sum(tensor.numel() for tensor in tensors_of(args[1:3])) // SMALL)
         if not self.cutting:
             self.note(func, args, kwargs, result)
 

@@ -188,11 +188,15 @@ def _plain(model: Any, pad: int | None) -> None:
     if pad is not None and "attention_mask" not in inspect.signature(forward).parameters:
         raise TransformersError(f"`{kind.__name__}` takes no attention mask, which `data.pad` asks for")
 
-    def logits(self: Any, input: Tensor) -> Any:
+    def logits(self: Any, input: Tensor, **beside: Tensor) -> Any:
         mask = {} if pad is None else {"attention_mask": (input != pad).long()}
-        return forward(self, **{name: input}, **mask).logits
+        return forward(self, **{name: input}, **mask, **beside).logits
 
-    model.__class__ = type(kind.__name__, (kind,), {"forward": logits, "__module__": kind.__module__})
+    def with_positions(self: Any, input: Tensor, position_ids: Tensor | None = None) -> Any:
+        return logits(self, input) if position_ids is None else logits(self, input, position_ids=position_ids)
+
+    made = with_positions if "position_ids" in inspect.signature(forward).parameters else logits
+    model.__class__ = type(kind.__name__, (kind,), {"forward": made, "__module__": kind.__module__})
 
 
 # ------------------------------------------------------------------------------------------------- configuration

@@ -5,21 +5,27 @@ of all pieces, which one all-gather brings (one reduce-scatter returns the gradi
 own piece and the pieces before it. All ranks have the same parameters, and sum their gradients like ranks with other
 samples.
 
+A network that a function makes calls torch's attention itself. While a module runs that does so, by the program, this
+function is replaced by one that meets all pieces; and the network is given the positions of its piece, if it takes
+them.
+
 Contract: `apply` changes modules in place; names and parameters stay. `piece_of` returns the function that cuts inputs
 and targets, (batch, length, …) along the length. The pieces of one sequence are equal.
 
 Limits: each rank holds keys and values of the whole sequence while a layer works (no ring). Later ranks do more of a
-causal layer's work than earlier ones. Only layers that the compiler admits work here.
+causal layer's work than earlier ones. Only networks that the compiler admits work here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram
@@ -28,6 +34,8 @@ from dslc.runtime.model import llama_modules
 from dslc.runtime.model.llama_modules import GroupedAttention
 from dslc.runtime.model.modules import Attention, PositionalEmbedding
 from dslc.runtime.parallel.mesh import mesh_of
+
+_ATTENTION = F.scaled_dot_product_attention
 
 
 def apply(job: JobProgram, model: nn.Module) -> None:
@@ -41,6 +49,105 @@ def apply(job: JobProgram, model: nn.Module) -> None:
             module.attend = functools.partial(attend, number=number, group=group)
         if isinstance(module, PositionalEmbedding | GroupedAttention):
             module.piece = number
+    if job.context is not None:
+        torch.backends.mha.set_fastpath_enabled(False)  # in evaluation it would go around torch's attention
+        for name in job.context.attention:
+            module = model.get_submodule(name)
+            module.forward = _attending(module.forward, torchs_attention(job))
+        if job.context.positions:
+            model.register_forward_pre_hook(_with_positions(number), with_kwargs=True)
+
+
+def torchs_attention(job: JobProgram) -> Callable[..., Tensor]:
+    """Returns the function that stands in for torch's attention: it meets the keys and values of all pieces."""
+    mesh = mesh_of(job)
+    return functools.partial(attend_as_torch, number=mesh.coordinates["context"], group=mesh.group("context"))
+
+
+@contextlib.contextmanager
+def given_positions(model: nn.Module, number: int) -> Iterator[None]:
+    """Gives a network that takes positions those of piece `number`, while the context lasts."""
+    handle = model.register_forward_pre_hook(_with_positions(number), with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _with_positions(number: int) -> Callable[..., Any]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        own = args[0].shape[1]
+        positions = torch.arange(number * own, (number + 1) * own, device=args[0].device).unsqueeze(0)
+        return args, {**kwargs, "position_ids": positions}
+
+    return hook
+
+
+def _attending(forward: Callable[..., Any], attention: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Returns `forward` with another function in the place of torch's attention. It is in place only while `forward`
+    runs, also when that runs again in the backward pass.
+    """
+
+    def around(*args: Any, **kwargs: Any) -> Any:
+        before = F.scaled_dot_product_attention
+        F.scaled_dot_product_attention = attention
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            F.scaled_dot_product_attention = before
+
+    return around
+
+
+def attend_as_torch(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    number: int,
+    group: Any,
+) -> Tensor:
+    """Returns what torch's attention would for this rank's queries, piece `number`: (…, heads, length, head_dim)."""
+    assert attn_mask is None, "the compiler refuses masks"
+    kind = query.device.type
+    if torch.is_autocast_enabled(kind):  # before they are sent, as torch's own does before it computes
+        dtype = torch.get_autocast_dtype(kind)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    own = query.shape[-2]
+    first = number * own
+    keys, values = _of_all_pieces(key, value, group)
+    mask = None
+    if is_causal:
+        keys, values = keys[..., : first + own, :], values[..., : first + own, :]
+        if first:
+            places = torch.arange(first, first + own, device=query.device)[:, None]
+            mask = torch.arange(first + own, device=query.device) <= places
+    return _ATTENTION(
+        query,
+        keys,
+        values,
+        attn_mask=mask,
+        dropout_p=dropout_p,
+        is_causal=is_causal and mask is None,
+        scale=scale,
+        enable_gqa=enable_gqa,
+    )
+
+
+def _of_all_pieces(key: Tensor, value: Tensor, group: Any) -> tuple[Tensor, Tensor]:
+    """Returns keys and values of the whole sequence, which one gather brings."""
+    if key.shape == value.shape:
+        both = torch.stack((key, value)).contiguous()
+        keys, values = gather_with_gradient(both, dim=both.dim() - 2, group=group).unbind(0)
+        return keys, values
+    both = torch.cat((key, value), dim=-1).contiguous()
+    gathered = gather_with_gradient(both, dim=both.dim() - 2, group=group)
+    return gathered[..., : key.shape[-1]], gathered[..., key.shape[-1] :]
 
 
 def attend(

@@ -23,12 +23,13 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dslc.compiler.common.axes import AXES
@@ -46,8 +47,10 @@ from dslc.compiler.trace.private_torch import (
 )
 from dslc.runtime.model.blank import Blank, Spot
 from dslc.runtime.model.names import named_tensors
+from dslc.runtime.parallel import context_parallel
 from dslc.runtime.parallel.engine import Engine
-from dslc.runtime.parallel.mesh import Mesh
+from dslc.runtime.parallel.mesh import Mesh, mesh_of
+from dslc.runtime.pipeline.recording import Recording
 from dslc.runtime.pipeline.stage import CapturedStage, Part, Stage
 from dslc.runtime.technique import compiling, offload
 from dslc.runtime.technique.precision import autocast
@@ -146,9 +149,22 @@ def _parts(job: JobProgram, model: nn.Module, indices: Sequence[int]) -> dict[in
     stages = job.pipeline.stages
     shape, dtype = stages[0].inputs[0]
     layers = [name for stage in stages for name in stage.modules]
-    recordings = capture(model, layers, shape, dtype, job.precision, job.tensor)
+    number = mesh_of(job).coordinates["context"]
+    takes = job.context is not None and job.context.positions
+    with context_parallel.given_positions(model, number) if takes else contextlib.nullcontext():
+        recordings = capture(model, layers, shape, dtype, job.precision, job.tensor)
+    if job.context is not None:
+        _attend(recordings.values(), context_parallel.torchs_attention(job))
     made = codes(recordings, [stage.modules[0] for stage in stages])
     return {index: Part(codes=made[index]) for index in indices}
+
+
+def _attend(recordings: Iterable[Recording], attention: Callable[..., Tensor]) -> None:
+    """Puts `attention` in the place of torch's where it is called between layers."""
+    for recording in recordings:
+        for call in recording.calls:
+            if call.what is F.scaled_dot_product_attention:
+                call.what = attention
 
 
 def _hold(part: Part, made: Blank, spots: dict[str, list[Spot]], inside: set[int]) -> None:
@@ -244,6 +260,8 @@ def _restricted(job: JobProgram, names: Sequence[str]) -> JobProgram:
         # Frozen parameters are frozen already; weights that two stages share are summed, not tied.
         model=dataclasses.replace(job.model, frozen=(), ties=_ties(job, names)),
         tensor=job.tensor and dataclasses.replace(job.tensor, styles=_styles(job.tensor, names)),
+        context=job.context
+        and dataclasses.replace(job.context, attention=there(job.context.attention), positions=False),
         recompute=dataclasses.replace(job.recompute, modules=there(job.recompute.modules)),
         compiled=there(tuple(name for name in job.compiled if name)),  # "", the whole model, is handled by each stage
         gradients=dataclasses.replace(job.gradients, units=there(job.gradients.units)),

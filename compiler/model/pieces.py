@@ -1,0 +1,54 @@
+"""Keys and values that a network of a function's gathers over a context axis: their numbers, and their memory.
+
+Model: every call of attention that tracing saw (compiler/trace/pieces.py) gathers its keys and values. As for dslc's
+own layers (attention_layers.py), sizes are those of all ranks' pieces together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dslc.compiler.ir.nodes import LayerNode, ModelGraph
+from dslc.compiler.ir.working import LayerMemory
+
+if TYPE_CHECKING:
+    from dslc.compiler.ir.module_facts import AttentionFacts
+
+
+def gathers_by_layer(graph: ModelGraph) -> dict[str, list[tuple[int, AttentionFacts]]]:
+    """Returns the calls of attention of a network that a function makes, by the layer that makes them: the numbers of
+    keys and values of whole sequences that a rank of the tensor axis gathers over the context axis, for each sample.
+    """
+    facts = graph.traced
+    calls = facts.pieces.attention if facts is not None and facts.pieces is not None else ()
+    cut = facts.shares.attended if facts is not None and facts.shares is not None else ()
+    own = cut if len(cut) == len(calls) else tuple(call.numbers for call in calls)
+    found: dict[str, list[tuple[int, AttentionFacts]]] = {}
+    for numbers, call in zip(own, calls, strict=True):
+        found.setdefault(call.layer, []).append((numbers, call))
+    return found
+
+
+def with_gathers(layer: LayerNode, calls: Sequence[tuple[int, AttentionFacts]], pieces: int) -> LayerNode:
+    """Returns a layer with the keys and values of whole sequences that its attention gathers, keeps and, one call after
+    another, puts in order; and the masks of its causal attention.
+    """
+    kept = sum(pieces * numbers for numbers, _ in calls)
+    most = max((pieces * numbers for numbers, _ in calls), default=0)
+    masks = sum(call.length * call.length // pieces for _, call in calls if call.causal)
+    return replace(
+        layer,
+        float32=_more(layer.float32, 4 * kept, 12 * most),
+        autocast=_more(layer.autocast, 2 * kept, 6 * most),
+        masks=layer.masks + masks,
+    )
+
+
+def _more(found: LayerMemory, kept: int, most: int) -> LayerMemory:
+    work = found.working
+    if work is not None:
+        back = tuple(replace(moment, bytes=moment.bytes + most) for moment in work.backward)
+        work = replace(work, forward=work.forward + kept + most, dropping=work.dropping + most, backward=back)
+    return replace(found, saved=found.saved + kept, selective=found.selective + kept, working=work)

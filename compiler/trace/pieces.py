@@ -1,0 +1,508 @@
+"""Proves, without numbers, that a module on pieces of sequences computes the same as on whole ones.
+
+Model: on a context axis of `ranks` ranks each has one of as many equal pieces of every sequence, and attention, by
+`torch.nn.functional.scaled_dot_product_attention`, is replaced by one that meets the keys and values of all pieces
+(runtime/parallel/context_parallel.py). The module is run without memory (run.py) on the piece of each rank, and on the
+whole. In the whole run the piece of a tensor is followed through the operations from the input on (operators.py); an
+operation that works across the positions, or is not known, is refused. The runs on pieces must do the same operations
+in the same order, with the same numbers, on tensors of the same shapes but for the length of the piece.
+
+Constants, which follow from no parameter and not from the input (positions, masks), are computed. A constant is a
+piece, or the same on all ranks, if its numbers are; any other, such as positions that each rank counts from 0, may
+decide what the module does, but is refused where it meets other tensors. A module whose `forward` takes `position_ids`
+is given those of the piece. It must do the same, with the same constants, when it is given the whole and no positions,
+as in one process.
+
+All of this holds in training and in evaluation. The ranks have all parameters, and add up the gradients of their
+pieces: nothing has to be known of gradients.
+
+Limits: as in all tracing, one path. Attention that was imported by name before, and is not called as a function of
+`torch.nn.functional`, is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dslc.compiler.ir.module_facts import AttentionFacts, ModelFacts, PieceFacts
+from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.trace.batch import SMALL
+from dslc.compiler.trace.cut import Cut
+from dslc.compiler.trace.operators import Operation, Refused, Share, follow_piece
+from dslc.compiler.trace.piece_records import (
+    ATTENDS,
+    DIFFERS,
+    MIXES,
+    PLACES,
+    POSITIONS,
+    Constant,
+    Fault,
+    Record,
+    Told,
+    at_line,
+    because,
+    piece_among,
+    same_pieces,
+    same_positions,
+)
+from dslc.compiler.trace.run import Run, storage, tensors_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from dslc.compiler.trace.private_torch import FakeTensorMode, Operator
+
+Asked = Callable[[Callable[["torch.Tensor"], bool]], AbstractContextManager[None]]
+Buffers = Mapping[str, "torch.Tensor"]
+
+_MOST = 1 << 24  # numbers of a constant that is computed
+_VIEWS = ("view", "_unsafe_view", "reshape", "_reshape_alias")
+_SAME = ("clone", "detach", "alias", "contiguous", "lift_fresh")  # operations that depend on strides alone
+_TAKE_POSITIONS = f"a `forward` that takes `{POSITIONS}`, which dslc then gives it"
+
+
+def with_pieces(
+    facts: ModelFacts,
+    model: nn.Module,
+    cut: Cut,
+    fake: FakeTensorMode,
+    input: TensorFact,
+    ranks: int,
+    asked: Asked,
+    buffers: Callable[[], Buffers],
+) -> ModelFacts:
+    """Returns the facts of `model`, which has no memory, on a context axis of `ranks` ranks.
+
+    `asked` makes libraries read constants whose numbers are known, as they do in a training. `buffers` returns the
+    numbers of buffers; it is called only if they are needed.
+    """
+    length = input.shape[0] if input.shape else 0
+    if length == 0 or length % ranks:
+        return facts  # the rules report it
+    takes = POSITIONS in inspect.signature(model.forward).parameters
+    try:
+        calls: list[AttentionFacts] = []
+        known: Buffers = {}
+        for training in (True, False):
+            runs = _Runs(model, cut, fake, input, ranks, takes, training, asked)
+            try:
+                found = runs.compare(known)
+            except Fault as fault:
+                if fault.code != PLACES or known or not any(not b.is_floating_point() for b in model.buffers()):
+                    raise
+                known = buffers()
+                found = runs.compare(known)
+            calls = calls or found
+    except Fault as fault:
+        return replace(
+            facts, pieces=PieceFacts(ranks=ranks, code=fault.code, fault=fault.text, help=fault.help, positions=takes)
+        )
+    return replace(facts, pieces=PieceFacts(ranks=ranks, positions=takes, attention=tuple(calls)))
+
+
+class _Runs:
+    """The runs of a module in one mode, and their comparison."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        cut: Cut,
+        fake: FakeTensorMode,
+        input: TensorFact,
+        ranks: int,
+        takes: bool,
+        training: bool,
+        asked: Asked,
+    ) -> None:
+        self._model, self._cut, self._fake, self._input = model, cut, fake, input
+        self._ranks, self._takes, self._training, self._asked = ranks, takes, training, asked
+
+    def compare(self, buffers: Buffers) -> list[AttentionFacts]:
+        """Returns the calls of attention. Raises `Fault`."""
+        length = self._input.shape[0]
+        own = length // self._ranks
+        pieces = []
+        for rank in range(self._ranks):
+            part = replace(self._input, shape=(own, *self._input.shape[1:]))
+            run = _Sequence(self._model, self._cut, self._fake, part, buffers, None, self._ranks)
+            pieces.append(run.go(self._positions(rank * own, own), self._training, self._asked))
+        whole = _Sequence(self._model, self._cut, self._fake, self._input, buffers, pieces, self._ranks)
+        told = whole.go(self._positions(0, length), self._training, self._asked)
+        if told.failed:
+            raise Fault(DIFFERS, f"it fails when it is given `{POSITIONS}`: {told.failed}")
+        for rank, piece in enumerate(pieces):
+            same_pieces(told, piece, self._ranks, rank)
+        if self._takes:
+            plain = _Sequence(self._model, self._cut, self._fake, self._input, buffers, [], 1)
+            same_positions(plain.go(None, self._training, self._asked), told)
+        return whole.calls
+
+    def _positions(self, first: int, count: int) -> range | None:
+        return range(first, first + count) if self._takes else None
+
+
+class _Sequence(Run):
+    """A run on whole sequences or on a piece. With `pieces`, the runs on these, pieces are followed."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        cut: Cut,
+        fake: FakeTensorMode,
+        input: TensorFact,
+        buffers: Buffers,
+        pieces: Sequence[Told] | None,
+        ranks: int,
+    ) -> None:
+        super().__init__(model, cut, fake, input, SMALL)
+        self.calls: list[AttentionFacts] = []
+        self.told = Told()
+        self._pieces, self._ranks = pieces or (), ranks
+        self._length = input.shape[0]
+        self._shares: dict[int, Share] = {}  # by identity
+        self._values: dict[int, torch.Tensor] = {}  # of constants, by identity
+        self._of_memory: dict[int, set[int]] = {}  # the identities of constants, by memory
+        self._astray: dict[int, Fault] = {}  # constants that are neither pieces nor alike
+        self._alive: list[object] = []  # kept alive so that no identity is used again
+        self._path: list[str] = []
+        self._attending = False
+        for name, buffer in model.named_buffers():
+            if name in buffers:
+                self._know(buffer, buffers[name])
+        if self._pieces:
+            self._mark(self.input, Share(1, 1, self._length))
+
+    def go(self, positions: range | None, training: bool, asked: Asked) -> Told:
+        """Runs the module, and returns what it did; a run on a piece may fail."""
+        import torch
+
+        given: dict[str, Any] = {}
+        before = [(module, module.training) for module in self.model.modules()]
+        self.model.train(training)
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            if positions is not None:
+                numbers = torch.arange(positions.start, positions.stop)[None]
+                with self.fake:
+                    given[POSITIONS] = torch.empty(numbers.shape, dtype=torch.int64)
+                self._know(given[POSITIONS], numbers)
+                self._judge(0, Constant(name=POSITIONS, where="", values=[numbers]), [given[POSITIONS]])
+                self.told.constants.append(Constant(name=POSITIONS, where="", values=[numbers]))
+            with self._hooked(), asked(lambda tensor: id(tensor) in self._values), torch.set_grad_enabled(training):
+                output = self.model(self.input, **given)
+            if self._pieces:
+                self._check_output(output)
+        except _no_numbers():
+            raise
+        except Exception as error:  # any kind: it comes out of the user's own code
+            self.told.failed = f"{type(error).__name__}: {str(error).strip().split(chr(10))[0]}"
+            self.told.where = _line_of(error)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+            for module, mode in before:
+                module.training = mode
+        return self.told
+
+    def _check_output(self, output: object) -> None:
+        share = self._shares.get(id(output))
+        if share is None or (share.dim, share.outer, share.size) != (1, 1, self._length):
+            raise Fault(MIXES, "its output is not one for each position", "use the data axis")
+
+    # ---------------------------------------------------------------------------------------------- watching
+
+    @contextmanager
+    def _hooked(self) -> Iterator[None]:
+        import torch.nn.functional as F
+
+        with ExitStack() as around, self.running():
+            for path, module in self.model.named_modules():
+                enter = module.register_forward_pre_hook(lambda *_, path=path: self._path.append(path), prepend=True)
+                around.callback(enter.remove)
+                around.callback(module.register_forward_hook(lambda *_: self._left()).remove)
+            attention = F.scaled_dot_product_attention
+            around.callback(setattr, F, "scaled_dot_product_attention", attention)
+            F.scaled_dot_product_attention = self._attention(attention)
+            yield
+
+    def _left(self) -> None:
+        self._path.pop()
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        import torch
+
+        from dslc.compiler.trace.private_torch import TorchDispatchMode, unset_fake_temporarily
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(
+                _,
+                func: Operator,
+                types: Sequence[type],
+                args: tuple[object, ...] = (),
+                kwargs: Mapping[str, object] | None = None,
+            ) -> object:
+                if func is torch.ops.aten._local_scalar_dense.default and id(args[0]) in self._values:
+                    with unset_fake_temporarily():
+                        return self._values[id(args[0])].item()
+                result = func(*args, **(kwargs or {}))
+                if func is not torch.ops.prim.device.default and not self._attending:
+                    self.operation(func, args, kwargs or {}, result)
+                return result
+
+        with Watch():
+            yield
+
+    def operation(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object], result: object) -> None:
+        from dslc.compiler.trace.private_torch import schema_of
+
+        given, made = tensors_of((args, kwargs)), tensors_of(result)
+        name = schema_of(func).name.removeprefix("aten::")
+        if schema_of(func).is_mutable:
+            for tensor in given:
+                for key in self._of_memory.pop(storage(tensor), ()):
+                    self._values.pop(key, None)
+        elif made and self._computed(func, name, args, kwargs, given, made):
+            return
+        if self._pieces:
+            self._follow(func, name, args, kwargs, given, made)
+        self._note(name, given, made, _numbers(args, kwargs))
+
+    def _follow(
+        self,
+        func: Operator,
+        name: str,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        given: list[torch.Tensor],
+        made: list[torch.Tensor],
+    ) -> None:
+        astray = next((self._astray[id(tensor)] for tensor in given if id(tensor) in self._astray), None)
+        if astray is not None:
+            raise astray
+        if not any(id(tensor) in self._shares for tensor in given):
+            return
+        operation = Operation(func, args, kwargs, self._shares)
+        try:
+            for tensor in made:
+                share = follow_piece(operation, tensor)
+                if share is not None:
+                    self._mark(tensor, share)
+        except Refused as refused:
+            where = self._where()
+            if name.startswith("_scaled_dot_product"):
+                raise Fault(
+                    ATTENDS,
+                    f"{where}: attention that is not called as `torch.nn.functional.scaled_dot_product_attention` "
+                    "cannot be given the keys of other pieces",
+                    "`import torch.nn.functional as F` and `F.scaled_dot_product_attention(…)`",
+                ) from None
+            if operation.pointwise and any(self._length in tensor.shape for tensor in operation.wholes):
+                raise Fault(
+                    PLACES,
+                    f"{where}: `{name}` combines a rank's piece with a tensor of all {self._length} positions",
+                    _TAKE_POSITIONS,
+                ) from None
+            raise Fault(MIXES, f"{where}: {refused.text}", "use the data axis") from None
+
+    def _attention(self, attention: Callable[..., Any]) -> Callable[..., Any]:
+        def called(
+            query: torch.Tensor,
+            key: torch.Tensor,
+            value: torch.Tensor,
+            attn_mask: torch.Tensor | None = None,
+            dropout_p: float = 0.0,
+            is_causal: bool = False,
+            scale: float | None = None,
+            enable_gqa: bool = False,
+        ) -> torch.Tensor:
+            given = [query, key, value]
+            if self._pieces:
+                self._check_attention(given, attn_mask, is_causal)
+            self._attending = True
+            try:
+                made: torch.Tensor = attention(
+                    query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+                )
+            finally:
+                self._attending = False
+            if self._pieces and id(query) in self._shares:
+                self._mark(made, Share(made.dim() - 2, 1, self._length))
+            self._note("attention", given, [made], (repr((dropout_p, is_causal, scale, enable_gqa)),))
+            return made
+
+        return called
+
+    def _check_attention(self, given: list[torch.Tensor], mask: torch.Tensor | None, causal: bool) -> None:
+        shares, where = [self._shares.get(id(tensor)) for tensor in given], self._where()
+        if not any(shares) and (mask is None or id(mask) not in self._shares):
+            raise Fault(ATTENDS, f"{where}: attention among tensors that every rank has whole", "use the data axis")
+        if any(s != Share(t.dim() - 2, 1, self._length) for t, s in zip(given, shares, strict=True)):
+            raise Fault(
+                ATTENDS, f"{where}: attention whose queries, keys and values are not all of the sequence's positions"
+            )
+        if mask is not None:
+            raise Fault(
+                ATTENDS,
+                f"{where}: attention is given a mask, of which a rank has no piece",
+                "attention without a mask, or with `is_causal = True`",
+            )
+        key, value = given[1:]
+        self.calls.append(
+            AttentionFacts(
+                module=self._path[-1] if self._path else "",
+                layer=self.now,
+                length=self._length,
+                numbers=(key.numel() + value.numel()) // SMALL,
+                causal=causal,
+            )
+        )
+
+    # --------------------------------------------------------------------------------------------- constants
+
+    def _computed(
+        self,
+        func: Operator,
+        name: str,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        given: list[torch.Tensor],
+        made: list[torch.Tensor],
+    ) -> bool:
+        """True if the operation works on constants alone; their numbers are computed."""
+        import torch
+
+        from dslc.compiler.trace.private_torch import tree_map_only, unset_fake_temporarily
+
+        if any(id(tensor) not in self._values and not _is_real(tensor) for tensor in given):
+            return False
+        if torch.Tag.nondeterministic_seeded in func.tags or sum(t.numel() for t in made) > _MOST:
+            return False
+        if name.startswith(("empty", "new_empty")):
+            return False
+
+        def real(value: Any) -> Any:
+            swapped = tree_map_only(torch.Tensor, lambda tensor: self._values.get(id(tensor), tensor), value)
+            return tree_map_only(torch.device, lambda device: torch.device("cpu"), swapped)
+
+        with unset_fake_temporarily(), torch.no_grad():
+            values = tensors_of(func(*real(args), **real(kwargs)))
+        constant = Constant(name=name, where=_line(), values=values)
+        for tensor, value in zip(made, values, strict=True):
+            self._know(tensor, value)
+        cause = next((self._astray[id(tensor)] for tensor in given if id(tensor) in self._astray), None)
+        self._judge(len(self.told.constants), constant, made, cause)
+        self.told.constants.append(constant)
+        return True
+
+    def _judge(self, number: int, constant: Constant, made: list[torch.Tensor], cause: Fault | None = None) -> None:
+        """Finds out whether constants of the whole are pieces or alike on the ranks, by those of the runs on pieces.
+        `cause` is the fault of a constant that they follow from.
+        """
+        from dslc.compiler.trace.private_torch import unset_fake_temporarily
+
+        for n, tensor in enumerate(made):
+            others = []
+            for piece in self._pieces:
+                if number >= len(piece.constants) or piece.constants[number].name != constant.name:
+                    where = piece.where if number >= len(piece.constants) and piece.failed else constant.where
+                    raise Fault(DIFFERS, f"{at_line(where)} does something else on a piece{because(piece)}")
+                others.append(piece.constants[number].values[n])
+            with unset_fake_temporarily():
+                found = piece_among(constant.values[n], others)
+            if isinstance(found, Share):
+                self._mark(tensor, found)
+            elif others and not found:
+                self._alive.append(tensor)
+                self._astray[id(tensor)] = cause or Fault(
+                    PLACES,
+                    f"{at_line(constant.where)}: `{constant.name}` makes numbers that on a piece are others than in "
+                    "one process, such as positions that are counted from 0",
+                    _TAKE_POSITIONS,
+                )
+
+    def _know(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        self._alive.append(tensor)
+        self._values[id(tensor)] = value
+        self._of_memory.setdefault(storage(tensor), set()).add(id(tensor))
+
+    def _mark(self, tensor: torch.Tensor, share: Share) -> None:
+        self._alive.append(tensor)
+        self._shares[id(tensor)] = share
+
+    def _note(self, name: str, given: list[torch.Tensor], made: list[torch.Tensor], numbers: tuple[str, ...]) -> None:
+        still = given and made and given[0].shape == made[0].shape
+        if name in _SAME or (still and name in (*_VIEWS, "expand", "slice")):
+            return
+        self._alive += made
+        plain = name in (*_VIEWS, "expand")
+        self.told.records.append(
+            Record(
+                name="view" if name in _VIEWS else name,
+                where=self._where(),
+                shapes=[(tuple(tensor.shape), self._shares.get(id(tensor))) for tensor in (*given, *made)],
+                constants=[
+                    (n, self._values[id(tensor)]) for n, tensor in enumerate(given) if id(tensor) in self._values
+                ],
+                numbers=() if plain else numbers,
+            )
+        )
+
+    def _where(self) -> str:
+        path, line = self._path[-1] if self._path else "", _line()
+        return (f"`{path}`" if path else "its forward") + (f" ({line})" if line else "")
+
+
+def _numbers(args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[str, ...]:
+    import torch
+
+    from dslc.compiler.trace.private_torch import tree_leaves
+
+    return tuple(repr(leaf) for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, torch.Tensor))
+
+
+def _is_real(tensor: torch.Tensor) -> bool:
+    import torch
+
+    return type(tensor) is torch.Tensor and getattr(tensor, "fake_mode", None) is None
+
+
+def _no_numbers() -> tuple[type[Exception], ...]:
+    """Returns the exceptions that are no failures of the module's."""
+    from dslc.compiler.trace.private_torch import DataDependentOutputException, DynamicOutputShapeException
+
+    return Fault, DataDependentOutputException, DynamicOutputShapeException
+
+
+# ------------------------------------------------------------------------------------------------------ lines
+
+
+def _others() -> tuple[str, ...]:
+    import torch
+
+    return os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__))
+
+
+def _line() -> str:
+    """Returns the running line of the module's own code, as in `net.py:31`."""
+    others, frame = _others(), sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((*others, "<")) and "contextlib" not in file:
+            return f"{os.path.basename(file)}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def _line_of(error: BaseException) -> str:
+    import traceback
+
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_others())]
+    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""

@@ -1,5 +1,0 @@
-import "base/own.plt"
-
-parallelism {
-  context = 2 #! E0425
-}
