@@ -16,13 +16,13 @@ from typing import Any
 from dslc.compiler.facts.fingerprint import FileFact, fingerprints
 from dslc.compiler.facts.hardware import Hardware
 from dslc.compiler.facts.sources import FOUND_PATHS
+from dslc.compiler.facts.transformers_file import configuration_file
 from dslc.compiler.facts.weights_file import Unreadable, files_of
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.module_facts import ModelFacts
 from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.rules.analysis import Analysis
-from dslc.compiler.rules.training import configuration_file
 from dslc.dsl.language.calls import PythonSource, parts_of
 from dslc.dsl.language.job import JobSpec, python_calls
 from dslc.dsl.language.layers import TransformersNetwork

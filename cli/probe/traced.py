@@ -16,13 +16,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.facts.mixtures import mixed
+from dslc.compiler.facts.transformers_file import configuration_file
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.optimizer_facts import OptimizerFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.sharding import low_copy, low_precision, units
 from dslc.compiler.rules.mixtures import each_source
-from dslc.compiler.rules.training import configuration_file
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Mixture, Own, PythonCollate, PythonLoss, PythonSource, PythonStep
 from dslc.dsl.language.job import JobSpec
@@ -93,7 +93,7 @@ def _traced(job: JobSpec, source: SourceFacts, files: Files, report: Report, *, 
     if made and isinstance(network, PythonNetwork):
         model = _traced_model(job, network, source, files, report)
     elif made and isinstance(network, TransformersNetwork):
-        model = _traced_transformers(job, network, source, report, run)
+        model = _traced_transformers(job, network, source, files, report, run)
     if made and not run and source.input is None and source.structures is None and not report.errors:
         tell_of_network(job, source, report)
     source = _tried(job, source, trial(job, source, model, files.outputs), files, report)
@@ -338,7 +338,7 @@ def _asked(known: Callable[[Any], bool]) -> contextlib.AbstractContextManager[No
 
 
 def _traced_transformers(
-    job: JobSpec, network: TransformersNetwork, source: SourceFacts, report: Report, run: bool
+    job: JobSpec, network: TransformersNetwork, source: SourceFacts, files: Files, report: Report, run: bool
 ) -> ModelFacts | None:
     """Builds the model without memory in a child, and reports the library's errors in its configuration. Before a `run`
     this process imports the library, for the child and for the ranks that are forked from it later.
@@ -376,7 +376,7 @@ def _traced_transformers(
         )
 
         torch.set_num_threads(1)
-        if source.input is None:
+        if source.input is None and source.structures is None:
             return check_configuration(step)
 
         def make() -> torch.nn.Module:
@@ -389,8 +389,8 @@ def _traced_transformers(
                 )
             return model
 
-        facts = _told(job, with_adapter(job, make), source)
-        return to_json(replace(facts, padding=padding[0]))
+        facts = _told(job, with_adapter(job, make), source, files if step.structured else None)
+        return to_json(replace(facts, padding=None if step.structured else padding[0]))
 
     answer = in_child(kept.watched(lambda: or_fault(work)))
     tell_what_is_left(f"`{network.path}`", answer, network.at("path"), report)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from dslc.compiler.facts.sources import FOUND_PATHS, source_key
+from dslc.compiler.facts.transformers_file import mean_of, written_task
 from dslc.compiler.facts.weights_file import Unreadable, WeightFiles, files_of
 from dslc.compiler.graph.pictures import picture_step
 from dslc.compiler.ir import program as p
@@ -245,7 +246,9 @@ def _model(analysis: Analysis) -> p.ModelStep:
     if isinstance(network, PythonNetwork):
         return p.ModelStep(python=python_function(network, HERE), **own)
     if isinstance(network, TransformersNetwork):
-        return p.ModelStep(transformers=transformers_step(network, analysis.source, HERE, job.data.pad), **own)
+        return p.ModelStep(
+            transformers=transformers_step(network, analysis.source, HERE, job.data.pad, job.folder), **own
+        )
     assert model is not None and model.root is not None
     image = len(model.input.shape) == 3 and any(layer.kind in ("conv2d", "residual") for layer in model.layers)
     # `fully_shard` cuts rows of contiguous tensors, ZeRO-1 puts whole ones into a bucket, and stages send contiguous
@@ -303,19 +306,24 @@ def _overruns(analysis: Analysis) -> bool:
 
 
 def transformers_step(
-    network: TransformersNetwork, source: SourceFacts, folder: str, pad: int | None = None
+    network: TransformersNetwork, source: SourceFacts, folder: str, pad: int | None = None, origin: str = ""
 ) -> p.TransformersStep:
-    """Returns the network's step: a language model for tokens to tokens; a classifier for one class for tokens, or for
-    an image.
+    """Returns the network's step. Unless the job says its task, it is a language model for tokens to tokens; a
+    classifier for one class for tokens, or for an image; for batches that are structures, what its file says.
     """
+    structured = source.structures is not None
     input, target = source.input, source.target
     single = target is not None and not target.shape
     kind = "causal_lm" if not single else "image_classification"
     if single and input is not None and input.dtype == "int64":
         kind = "sequence_classification"
+    written = written_task(network, origin or folder)
+    if structured or (kind == "causal_lm" and written == "masked_lm"):
+        kind = written or ""
     return p.TransformersStep(
         name=network.path,
-        kind=kind,  # type: ignore[arg-type]
+        kind=network.task or kind,  # type: ignore[arg-type]
+        structured=structured,
         labels=source.classes or 0,
         pad=pad,
         arguments=dict(network.arguments),
@@ -329,7 +337,7 @@ def loss_step(job: JobSpec, source: SourceFacts, folder: str) -> p.LossStep:
     loss = job.model.loss
     return p.LossStep(
         kind=loss.word,  # type: ignore[arg-type]
-        arguments=_loss_arguments(loss),
+        arguments=_loss_arguments(job, loss),
         counts=counted(job, source),
         ignore=ignored(job, source),
         python=python_function(loss, folder) if isinstance(loss, c.PythonLoss) else None,
@@ -337,9 +345,12 @@ def loss_step(job: JobSpec, source: SourceFacts, folder: str) -> p.LossStep:
     )
 
 
-def _loss_arguments(loss: Call) -> dict[str, Any]:
+def _loss_arguments(job: JobSpec, loss: Call) -> dict[str, Any]:
     if isinstance(loss, c.CrossEntropy):
         return {"label_smoothing": loss.label_smoothing}
+    network = job.model.network
+    if isinstance(loss, c.Own) and loss.mean_of is None and isinstance(network, TransformersNetwork):
+        return arguments_of(loss) | mean_of(network, job.folder)
     return arguments_of(loss) if isinstance(loss, c.Own) else {}
 
 

@@ -31,17 +31,31 @@ class PythonFunction(Record):
     line: str = ""
 
 
+TransformersKind = Literal[
+    "",  # a structured one's is not known
+    "causal_lm",
+    "masked_lm",
+    "seq2seq_lm",
+    "sequence_classification",
+    "token_classification",
+    "question_answering",
+    "image_classification",
+]
+
+
 @record
 class TransformersStep(Record):
     """A network of the `transformers` library: from a folder or a config, whose `arguments` override its own.
 
-    `kind` follows from the data; a classifier has `labels` classes unless the config or an argument says otherwise.
+    `kind` is the head; a classifier has `labels` classes unless the config or an argument says otherwise. A model for
+    `structured` batches is given their parts by name, and returns all that the library's does.
     """
 
     name: str  # a folder with a config.json, such a file, or one of the library's types
-    kind: Literal["causal_lm", "sequence_classification", "image_classification"] = "causal_lm"
+    kind: TransformersKind = "causal_lm"
     labels: int = 0  # 0: as many as in the config
     pad: int | None = None  # the token that the attention mask excludes
+    structured: bool = False
     arguments: Arguments = field(default_factory=dict)
     folder: str = ""  # base of a relative path
     line: str = ""

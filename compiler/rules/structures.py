@@ -1,6 +1,6 @@
 """Rules for batches that are structures of tensors, losses that count by themselves, and networks that look at numbers.
 
-E0320 to E0326, W0326. All of these run over the data axis alone, with any `zero`.
+E0320 to E0326, W0326, W0440. All of these run over the data axis alone, with any `zero`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language import metrics as m
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.layers import PythonNetwork
+from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.registry import Call
 from dslc.dsl.source import Span
 
@@ -33,6 +33,15 @@ def check_structures(
     """Returns whether the job's axes can share out what it has: if not, no rule on an axis says more."""
     structures = source.structures is not None
     _check_source(job, report)
+    collate = job.data.collate
+    if collate and source.collate_draws and layout is not None and layout.sizes["data"] * layout.microbatches > 1:
+        report.add(
+            "W0440",
+            f"`{collate.function}` draws random numbers for each micro-batch as a whole, so that the samples get "  # type: ignore[attr-defined]
+            "others than in one process",
+            job.data.at("collate"),
+            help="draw them in the data set, where each sample has its own",
+        )
     if isinstance(job.model.loss, c.Own) and job.train.step is None:
         _check_own(job, report)
     if structures:
@@ -65,13 +74,13 @@ def _check_source(job: JobSpec, report: Report) -> None:
 
 def _check_own(job: JobSpec, report: Report) -> None:
     span = job.model.loss.span or job.model.at("loss")
-    if not isinstance(job.model.network, PythonNetwork):
+    if not isinstance(job.model.network, PythonNetwork | TransformersNetwork):
         report.add(
             "E0324",
             "`own()` takes the loss that the network returns, and this network returns none",
             span,
             notes=[Note(message="the network", span=_network(job))],
-            help='`cross_entropy()` and the like; or `network = python("module:function")`',
+            help="`cross_entropy()` and the like; or a network of `python(…)` or `transformers(…)`",
         )
     elif not _are_own(job):
         report.add(
@@ -89,13 +98,14 @@ def _are_own(job: JobSpec) -> bool:
 
 
 def _check_network(job: JobSpec, report: Report) -> None:
-    if not isinstance(job.model.network, PythonNetwork):
+    if not isinstance(job.model.network, PythonNetwork | TransformersNetwork):
         report.add(
             "E0321",
             "the network takes one tensor, and an input of the data is a structure of tensors",
             _network(job),
             notes=[Note(message="the source", span=job.data.at("source"))],
-            help='`network = python("module:function")`; or let the data set give one tensor as the input',
+            help='`network = python("module:function")` or `transformers(…)`; or let the data set give one tensor as '
+            "the input",
         )
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
+from dslc.compiler.facts.transformers_file import configuration_file
 from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
@@ -84,14 +85,6 @@ def _matches(patterns: Iterable[str], name: str) -> bool:
 
 
 # --------------------------------------------------------------------------------------- configurations of networks
-
-
-def configuration_file(network: TransformersNetwork, folder: str) -> str | None:
-    """Returns the `config.json` of a `transformers` network; None if its name is one of the library's types."""
-    path = os.path.join(folder, os.path.expanduser(network.path))
-    if os.path.isdir(path):
-        return os.path.join(path, "config.json")
-    return path if path.endswith(".json") or "/" in network.path else None
 
 
 def _check_configuration(job: JobSpec, network: TransformersNetwork, report: Report) -> None:

@@ -73,7 +73,8 @@ def trace_source(
     common |= told | of_held
     if stacked and not whole and all(map(_is_array, sample)):
         return SourceFacts(input=_fact(sample[0], "input"), target=_fact(sample[1], "target"), **common)
-    return SourceFacts(structures=_structures(train, begin, collate, whole, example), **common)
+    structures, draws = _structures(train, begin, collate, whole, example)
+    return SourceFacts(structures=structures, collate_draws=draws, **common)
 
 
 def _of_stream(made: Any, begin: Callable[[int], None]) -> tuple[list[Any], dict[str, Any]]:
@@ -150,8 +151,10 @@ def _is_array(part: object) -> bool:
 
 def _structures(
     train: Any, begin: Callable[[int], None], collate: Collate, whole: bool, example: str
-) -> tuple[TreeFact, TreeFact]:
-    """Returns the facts of input and target, from two batches of the largest sample among the first."""
+) -> tuple[tuple[TreeFact, TreeFact], bool]:
+    """Returns the facts of input and target, from two batches of the largest sample among the first, and whether
+    `collate` draws random numbers.
+    """
     import torch
 
     from dslc.compiler.trace.structures import tensors
@@ -160,9 +163,14 @@ def _structures(
         begin(index)
         return train[index]
 
-    sizes = [sum(t.numel() for t in tensors(_arrays_as_tensors(sample(n)))) for n in range(min(LOOKED_AT, len(train)))]
+    def batch(samples: int, seed: int = 0) -> Any:
+        made = [sample(largest) for _ in range(samples)]
+        begin(seed)
+        return collate(made)
+
+    sizes = [_size(sample(n)) for n in range(min(LOOKED_AT, len(train)))]
     largest = max(range(len(sizes)), key=sizes.__getitem__)
-    batches = [collate([sample(largest) for _ in range(samples)]) for samples in (SMALL, LARGE)]
+    batches = [batch(samples) for samples in (SMALL, LARGE)]
     if not whole and any(not isinstance(batch, tuple | list) or len(batch) != 2 for batch in batches):
         raise TraceError(
             f"a batch is a pair (input, target), and the first one is a `{type(batches[0]).__name__}`",
@@ -171,17 +179,20 @@ def _structures(
     pairs = [(batch, batch) if whole else tuple(batch) for batch in batches]
     torch.save(pairs, example)
     input, target = (grown(*(pair[n] for pair in pairs)) for n in (0, 1))
-    return input, target
+    again = [tensors(made) for made in (batches[0], batch(SMALL), batch(SMALL, 1))]
+    same, drawn = ([torch.equal(*pair) for pair in zip(again[0], other, strict=True)] for other in again[1:])
+    return (input, target), all(same) and not all(drawn)
 
 
-def _arrays_as_tensors(value: object) -> object:
-    """Returns a sample with its numpy arrays as tensors, for counting their numbers."""
+def _size(value: object) -> int:
+    """Returns how many numbers a sample has."""
     import numpy as np
     import torch
 
     from dslc.compiler.trace.structures import flatten
 
-    return [torch.as_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in flatten(value)[0]]
+    sized = (torch.Tensor, np.ndarray)
+    return sum(int(np.prod(leaf.shape)) if isinstance(leaf, sized) else 1 for leaf in flatten(value)[0])
 
 
 def _changes(samples: Any, index: int, begin: Callable[[int], None]) -> bool:

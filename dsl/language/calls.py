@@ -392,7 +392,7 @@ class PythonStep(PythonCall):
 @call("collate", "python", open=True)
 class PythonCollate(PythonCall):
     """`f(samples)` of yours, which makes a list of samples a batch, as the `collate_fn` of a `DataLoader` does: a pair
-    (input, target), each a tensor or a structure of tensors.
+    (input, target), each a tensor or a structure of tensors. A class is made an object first, with the arguments.
     """
 
 

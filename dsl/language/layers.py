@@ -15,6 +15,15 @@ from dslc.dsl.language.registry import Anything, Bool, Call, Float, Int, ListOf,
 _SIZE = Int(min=1)
 _BIAS_DOC = "learn and add a bias"
 LAYERS = ListOf(calls("layer"))
+TASKS = (
+    "causal_lm",
+    "masked_lm",
+    "seq2seq_lm",
+    "sequence_classification",
+    "token_classification",
+    "question_answering",
+    "image_classification",
+)
 ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu")
 GATES = (*ACTIVATIONS, "gelu_tanh")
 Layers = tuple[Call, ...]
@@ -450,11 +459,14 @@ class PythonNetwork(PythonCall):
 
 @call("network", "transformers", open=True)
 class TransformersNetwork(Call):
-    """A model of the `transformers` library, built from a configuration: its head follows from the data, and nothing is
-    downloaded.
+    """A model of the `transformers` library, built from a configuration: its head follows from the data or from `task`,
+    and nothing is downloaded.
     """
 
     path: str = arg(Str(), "a folder with a `config.json`, such a file, or a type: `gpt2`, `llama`, …")
+    task: str | None = arg(
+        word(*TASKS), "the head, `AutoModelFor…`", default=None, shown="the data's, else the configuration's"
+    )
     arguments: tuple[tuple[str, Any], ...] = arg(
         Anything(), "values that override those of the configuration", default=()
     )

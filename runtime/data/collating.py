@@ -25,13 +25,20 @@ def collate(function: PythonFunction | None) -> Collate:
     """Returns the function that makes a list of samples a batch."""
     if function is None:
         return stacked
-    own, here = load_function(function), at(function.line)
+    own, here = _made(function), at(function.line)
 
     def called(samples: list[Any]) -> Any:
         with here:
             return own(samples)
 
     return called
+
+
+def _made(function: PythonFunction) -> Collate:
+    """Returns a user's function, or an object of a user's class, made with the job's arguments."""
+    found: Any = load_function(function)
+    kind = getattr(found, "func", found)
+    return found() if isinstance(kind, type) else found
 
 
 def stacked(samples: list[Any]) -> Any:

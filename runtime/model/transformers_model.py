@@ -2,13 +2,12 @@
 
 Model: the name is a folder with a `config.json`, such a file, or one of the library's types (`gpt2`, `llama`, `bert`),
 looked up in this order; nothing is downloaded. The arguments replace the configuration's own values. The kind of model
-follows from the data: tokens for tokens make a language model (a masked one if the file's `architectures` name it, else
-a causal one); one class for tokens or for an image makes a classifier, with as many labels as the data has classes
-unless the file or an argument says otherwise.
+is the program's; a classifier has as many labels as the data has classes unless the file or an argument says otherwise.
 
-Contract: names in the state dict are the library's own. `forward(input)` returns the logits, one tensor; nothing is
-cached from call to call. Parameters are float32, in training mode. Every module with parameters or buffers has a
-`reset_parameters`, which sets the library's initial values for it alone.
+Contract: names in the state dict are the library's own. `forward(input)` returns the logits, one tensor; where batches
+are structures, `forward` is the library's own, with the parts of a batch as its arguments, and returns the loss among
+others. Nothing is cached from call to call. Parameters are float32, in training mode. Every module with parameters or
+buffers has a `reset_parameters`, which sets the library's initial values for it alone.
 
 Padding: with `pad` the model gets an attention mask that excludes this token. Sequences must be padded at their end, as
 a model with learned positions counts from the beginning. On a GPU the library reads the mask in each forward pass, for
@@ -42,13 +41,19 @@ from dslc.runtime.process.vision_library import let_torchvision_load
 _AUTO = {
     "causal_lm": "AutoModelForCausalLM",
     "masked_lm": "AutoModelForMaskedLM",
+    "seq2seq_lm": "AutoModelForSeq2SeqLM",
     "sequence_classification": "AutoModelForSequenceClassification",
+    "token_classification": "AutoModelForTokenClassification",
+    "question_answering": "AutoModelForQuestionAnswering",
     "image_classification": "AutoModelForImageClassification",
 }
 _WORDS = {
     "causal_lm": "that predicts the next token",
     "masked_lm": "that fills in tokens",
+    "seq2seq_lm": "that writes a sequence for another",
     "sequence_classification": "that classifies sequences",
+    "token_classification": "that classifies tokens",
+    "question_answering": "that finds answers",
     "image_classification": "that classifies images",
 }
 _BESIDE = (  # files of a tokenizer, and others that a model is used with
@@ -98,12 +103,13 @@ def build_transformers(step: TransformersStep) -> nn.Module:
         config, kind = _config(step)
         auto = getattr(transformers, _AUTO[kind])
         if type(config) not in auto._model_mapping:
-            raise TransformersError(f"`{config.model_type}` has no model {_WORDS[kind]}, which the data asks for")
+            raise TransformersError(f"`{config.model_type}` has no model {_WORDS[kind]}, which the job asks for")
         try:
             model = auto.from_config(config, dtype=torch.float32)
         except Exception as error:  # any kind: the library checks configurations by using them
             raise TransformersError(f"the configuration gives no model: {_line(error)}") from error
-    _plain(model, step.pad)
+    if not step.structured:
+        _plain(model, step.pad)
     for module in model.modules():
         if any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
             module.reset_parameters = functools.partial(model._init_weights, module)
@@ -237,8 +243,11 @@ def _config(step: TransformersStep) -> tuple[Any, str]:
         raise TransformersError(f"a vocabulary of {size} does not hold the padding, `data.pad = {step.pad}`")
     config.use_cache = False
     config.return_dict = True
-    masked = any(name.endswith("ForMaskedLM") for name in written.get("architectures") or ())
-    return config, "masked_lm" if masked and step.kind == "causal_lm" else step.kind
+    if not step.kind:
+        raise TransformersError(
+            "neither the job nor its file says what it is for; `task = sequence_classification`, for example, does"
+        )
+    return config, step.kind
 
 
 def _check_names(config: Any, step: TransformersStep) -> None:

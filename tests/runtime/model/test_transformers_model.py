@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from dslc.compiler.facts.transformers_file import mean_of, written_task
 from dslc.compiler.ir.program import ModelStep, TransformersStep
+from dslc.dsl.language.layers import TransformersNetwork
 from dslc.runtime.model.blank import blank
 from dslc.runtime.model.build import build_model
 from dslc.runtime.model.transformers_model import TransformersError, build_transformers, longest
@@ -109,8 +111,10 @@ def test_labels_are_the_datas_unless_said(tmp_path: Path) -> None:
 def test_a_masked_model_where_the_file_says_so(tmp_path: Path) -> None:
     config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], **SMALL["bert"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert type(build_transformers(step(str(tmp_path)))).__name__ == "BertForMaskedLM"
-    assert type(build_transformers(step("bert"))).__name__ == "BertLMHeadModel"
+    network = TransformersNetwork(path=str(tmp_path))
+    assert written_task(network, "") == "masked_lm"
+    assert mean_of(network, "") == {"mean_of": "labels", "shift": 0}
+    assert type(build_transformers(step("bert", "masked_lm"))).__name__ == "BertForMaskedLM"
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
