@@ -1,6 +1,7 @@
 """Rules for batches that are structures of tensors, losses that count by themselves, and networks that look at numbers.
 
-E0320 to E0326, W0326, W0440. All of these run over the data axis alone, with any `zero`.
+E0320 to E0326, W0326, W0440. All of these run over the data axis, with any `zero`; all but networks that look at
+numbers over the tensor axis, too.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ def _check_loss_and_metrics(job: JobSpec, pair: tuple[TensorFact, LeafFact] | No
 
 
 def _fits(job: JobSpec, axis: str, source: SourceFacts, model: ModelFacts | None, report: Report) -> bool:
-    for why, what, span in _reasons(job, source, model):
+    for why, what, span in _reasons(job, axis, source, model):
         report.add(
             "E0320",
             f"{why}, which the {axis} axis cannot share out",
@@ -172,11 +173,15 @@ def _fits(job: JobSpec, axis: str, source: SourceFacts, model: ModelFacts | None
     return True
 
 
-def _reasons(job: JobSpec, source: SourceFacts, model: ModelFacts | None) -> Iterator[tuple[str, str, Span | None]]:
-    if source.structures is not None:
-        yield "a batch is a structure of tensors", "the source", job.data.at("source")
+def _reasons(
+    job: JobSpec, axis: str, source: SourceFacts, model: ModelFacts | None
+) -> Iterator[tuple[str, str, Span | None]]:
     if model is not None and model.looks:
         yield "the network looks at numbers as it runs", "the network", _network(job)
+    if axis == "tensor":
+        return  # its ranks have the same samples, and each of them the whole output
+    if source.structures is not None:
+        yield "a batch is a structure of tensors", "the source", job.data.at("source")
     if model is not None and model.structured:
         yield "the network's output is a structure of tensors", "the network", _network(job)
     if isinstance(job.model.loss, c.Own) or source.loss_counts:

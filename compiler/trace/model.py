@@ -219,7 +219,7 @@ def _traced(
         ),
         vocab=first.vocab,
     )
-    if tensor == 1 or fake is None or structured or isinstance(input, Example):
+    if tensor == 1 or fake is None:
         return facts
     return with_shares(facts, model, cut, fake, input, tensor, tensor_plan, skipped)
 

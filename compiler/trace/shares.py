@@ -30,7 +30,7 @@ from dslc.compiler.ir.module_facts import CutCall, ModelFacts, ModuleFacts, Shar
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.tensor_patterns import chosen
-from dslc.compiler.trace.batch import SMALL
+from dslc.compiler.trace.batch import SMALL, Example
 from dslc.compiler.trace.cut import Cut
 from dslc.compiler.trace.flops import formulas
 from dslc.compiler.trace.operators import Operation, Refused, Share, follow
@@ -54,7 +54,7 @@ def with_shares(
     model: nn.Module,
     cut: Cut,
     fake: FakeTensorMode,
-    input: TensorFact,
+    input: TensorFact | Example,
     ranks: int,
     plan: Sequence[str] | None,
     skipped: Skipped,
@@ -143,7 +143,12 @@ class _Watched(Run):
     """A run that records each operation outside of cut modules."""
 
     def __init__(
-        self, model: nn.Module, cut: Cut, fake: FakeTensorMode, input: TensorFact, styles: Mapping[str, TensorStyle]
+        self,
+        model: nn.Module,
+        cut: Cut,
+        fake: FakeTensorMode,
+        input: TensorFact | Example,
+        styles: Mapping[str, TensorStyle],
     ) -> None:
         super().__init__(model, cut, fake, input, SMALL)
         self.styles = styles
@@ -240,10 +245,10 @@ class _Whole(_Watched):
 
     def forward(self) -> None:
         with self.hooked():
-            output = self.model(self.input)
+            output = self.called()
         path, made = self._last
         self.head = path if made is output else ""
-        if id(output) in self.shared and not self.head:
+        if any(id(tensor) in self.shared for tensor in tensors_of(output)) and not self.head:
             raise Refused("the network's output is a share of the features on each rank", self._last[0], _WHOLE)
 
     def given(self, path: str, style: TensorStyle, x: torch.Tensor) -> torch.Tensor:
@@ -330,7 +335,7 @@ class _Part(_Watched):
         model: nn.Module,
         cut: Cut,
         fake: FakeTensorMode,
-        input: TensorFact,
+        input: TensorFact | Example,
         styles: Mapping[str, TensorStyle],
         ranks: int,
     ) -> None:
@@ -345,7 +350,7 @@ class _Part(_Watched):
         with self._parameters():
             try:
                 with self.hooked():
-                    self.model(self.input)
+                    self.called()
             except Refused:
                 raise
             except Exception as error:  # any kind: it comes out of the user's own code

@@ -59,7 +59,7 @@ TASKS = {
     "sequence_classification": (BERT, 'by_sample"'),
     "token_classification": (BERT, 'by_token"'),
     "masked_lm": (BERT, 'by_token"'),
-    "question_answering": (BERT | {"num_labels": 2}, 'Padded", multiple = 4'),
+    "question_answering": (BERT | {"num_labels": 2}, 'Padded", multiple = 16'),
     "causal_lm": (LLAMA, 'by_token"'),
     "seq2seq_lm": (T5, 'pairs"'),
 }
@@ -101,7 +101,7 @@ def plain(task: str, model: torch.nn.Module) -> list[float]:
     """Trains as a loop in plain torch does, and returns the losses."""
     tunes = importlib.import_module("helpers.fine_tunes")
     samples, (_, name) = tunes.Sentences(task), TASKS[task]
-    collate = tunes.Padded(4) if name.startswith("Padded") else getattr(tunes, name.strip('"'))
+    collate = tunes.Padded(16) if name.startswith("Padded") else getattr(tunes, name.strip('"'))
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=RATE), []
     for step in range(STEPS):
         batch = collate([samples[n] for n in range(step * BATCH, (step + 1) * BATCH)])
@@ -113,6 +113,25 @@ def plain(task: str, model: torch.nn.Module) -> list[float]:
     return losses
 
 
+PLANS = {
+    "causal_lm": ("parallelism.tensor=2", "parallelism.zero=2", "parallelism.microbatches=2"),
+    "sequence_classification": (
+        "parallelism.tensor=2",
+        'parallelism.tensor_plan=["bert.encoder.layer.*.intermediate.dense: column", '
+        '"bert.encoder.layer.*.output.dense: row", "bert.encoder.layer.*.attention.self.[qkv]*: column", '
+        '"bert.encoder.layer.*.attention.output.dense: row"]',
+    ),
+    "question_answering": ("parallelism.zero=1", "parallelism.microbatches=2"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("task", PLANS)
+def test_and_on_four_ranks(task: str, jobs: Jobs) -> None:
+    path, _ = jobs.write(task)
+    agree(jobs.train(path), jobs.train(path, "devices.cpus=4", *PLANS[task]))
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_a_fine_tune_trains_as_a_plain_loop_does(task: str, jobs: Jobs) -> None:
     path, model = jobs.write(task)
@@ -120,3 +139,5 @@ def test_a_fine_tune_trains_as_a_plain_loop_does(task: str, jobs: Jobs) -> None:
     np.testing.assert_allclose(one.losses(), plain(task, model), rtol=1e-5, atol=1e-5)
     if task in ("masked_lm", "seq2seq_lm"):
         agree(one, jobs.train(path, "devices.cpus=2", "parallelism.zero=3", "parallelism.microbatches=2"))
+    if task == "causal_lm":
+        agree(one, jobs.train(path, "devices.cpus=2", "parallelism.tensor=2"))
