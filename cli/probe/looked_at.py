@@ -30,6 +30,7 @@ _BEYOND = ("subprocess.", "socket.connect", "socket.bind", "os.system", "os.exec
 _IMPORTS = ("<frozen importlib", os.path.join(sysconfig.get_path("stdlib"), "importlib", ""))  # which list folders
 LARGE = 64 << 20  # bytes of a file that is compared, at most
 _PASSING_ON = (__file__, os.__file__, "<frozen os>", _collections_abc.__file__, "<frozen _collections_abc>")
+_PROGRAM = ("__main__", "__mp_main__")  # the program's own file, and the name that multiprocessing gives it
 _LISTS = ("os.listdir", "os.scandir")
 
 
@@ -57,7 +58,7 @@ class LookedAt:
         if self._beyond or _random_states() != self._drawn:
             return None
         sources = [
-            getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if name != "__main__"
+            getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if name not in _PROGRAM
         ]
         files = self._opened | {path for path in sources if path and os.path.isabs(path)}
         counting = [path for path in sorted(files) if not _is_known(path)]
@@ -96,7 +97,7 @@ def users_modules() -> Iterator[str]:
     """Yields the modules that are loaded now and are the user's own."""
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
-        if name != "__main__" and path and os.path.isabs(path) and is_users(path):
+        if name not in _PROGRAM and path and os.path.isabs(path) and is_users(path):
             yield name
 
 

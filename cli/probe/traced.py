@@ -53,7 +53,7 @@ from dslc.probe.own_samplers import try_sampler
 from dslc.probe.pictures import try_pictures
 from dslc.probe.unseen import tell_of_network
 from dslc.probe.weights import opened_weights
-from dslc.runtime.process.user_code import HANDED_OVER
+from dslc.runtime.process.handed_over import HANDED_OVER
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts

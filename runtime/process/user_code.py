@@ -13,10 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from dslc.compiler.ir.program import PythonFunction
+from dslc.runtime.process.handed_over import GIVEN, HANDED_OVER
 from dslc.runtime.process.vision_library import let_torchvision_load
-
-GIVEN = "dslc_given"  # the module of objects that a program gives in place of `python(…)`
-HANDED_OVER = ("__main__", GIVEN)  # modules whose objects go to other processes by value
 
 
 def hand_over(functions: Iterable[str], path: str) -> None:

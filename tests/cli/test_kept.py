@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.commands import dslc
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -266,12 +267,17 @@ def test_a_second_check_runs_nothing_and_a_changed_module_is_seen(folder: Path) 
     (folder / "net.py").write_text(NET)
     (folder / "sizes.py").write_text("WIDTH = 4")
 
+    installed = dslc("check", "job.plt", "--trace", cwd=folder)  # the command as a user types it
+    assert installed.returncode == 0
+    (entry,) = (folder / "cache" / "dslc").glob("trace-*")
+    entry.unlink()
+
     def check(*arguments: str, forks: bool) -> str:
         code = "import os, sys; from dslc.main import main; " + ("" if forks else "del os.fork; ")
         command = [
             sys.executable,
             "-c",
-            code + "sys.exit(main(sys.argv[1:]))",
+            code + "status = main(sys.argv[1:]); assert 'torch' not in sys.modules; sys.exit(status)",
             "check",
             "job.plt",
             "--trace",
