@@ -150,7 +150,7 @@ def around(rng: random.Random, own: Own, blocks: dict[str, dict[str, str]]) -> d
         train["optimizer"] = f'python("own_networks:{rng.choice(("Heavy", "Normed"))}", lr = 0.02)'
     if chance(0.4):
         evaluate["every"] = rng.choice(("2 steps", "1 step", "1 epoch"))
-    if chance(0.4 if own.measured else 0.03):
+    if own.measured and chance(0.4):
         evaluate["metrics"] = f'[loss, python("own_parts:Spread"{rng.choice(("", ", scale = 2"))})]'
     log = {"every": "1 step", "tensorboard": "false"} | (
         {"loggers": 'python("own_parts:Keeps")'} if chance(0.15) else {}
