@@ -82,8 +82,10 @@ def mixes_samples(step: LossStep, output: Any, target: Any) -> bool:
     def losses(rows: slice) -> tuple[Tensor, Tensor]:
         part = map_tensors(lambda each: each[rows], (output, target))
         if step.counts == "own":
-            return OwnSum(step).counted(*part)[:2]
-        return loss_sum(step)(*part), torch.as_tensor(count(step, part[1]))
+            total, number = OwnSum(step).counted(*part)[:2]
+        else:
+            total, number = loss_sum(step)(*part), torch.as_tensor(count(step, part[1]))
+        return total.double(), number.double()
 
     with Watch(), torch.no_grad():
         whole, *pieces = (losses(rows) for rows in (slice(None), slice(1), slice(1, None)))

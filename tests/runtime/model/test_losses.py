@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dslc.compiler.ir.program import LossStep, PythonFunction
-from dslc.runtime.model.losses import LossError, count, loss_sum
+from dslc.runtime.model.losses import LossError, count, loss_sum, mixes_samples
 from dslc.runtime.model.own_losses import OwnSum
 
 SMOOTHING = {"label_smoothing": 0.2}
@@ -98,7 +98,9 @@ def test_shapes_that_would_be_broadcast_are_refused(
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(sys, "path", sys.path[:])
     (tmp_path / "own_losses.py").write_text(
-        "def each(output, target, scale=1.0):\n    return scale * (output - target).abs().flatten(1).mean(1)\n"
+        "def each(output, target, scale=1.0):\n    target = target['values'] if isinstance(target, dict) else target\n"
+        "    return scale * (output - target).abs().flatten(1).mean(1)\n"
+        "def against_others(output, target):\n    return (output @ output.T).softmax(1).diagonal()\n"
         "def mean(output, target):\n    return (output - target).abs().mean()\n"
         "class holder:\n    number = staticmethod(lambda output, target: 3.0)\n"
     )
@@ -151,3 +153,13 @@ def test_padding_of_a_batch_does_not_count_however_it_is_cut(cut: int, more: int
     python = OwnSum(replace(step, kind="python", arguments={}, ignore=-100))
     pieces_of_python = torch.stack([python.told(found + 1, labels).total for found, labels in pieces]).sum()
     torch.testing.assert_close(pieces_of_python, summed)
+
+
+@pytest.mark.parametrize(("name", "mixes"), [("each", False), ("against_others", True)])
+@pytest.mark.parametrize("counts", ["own", "samples"])
+def test_a_loss_that_compares_samples_is_told_from_one_that_does_not(
+    folder: str, name: str, mixes: bool, counts: Any
+) -> None:
+    """Also where its targets are a structure, of which one sample is counted otherwise than several."""
+    target: Any = torch.zeros(5, 3) if counts == "samples" else {"values": torch.zeros(5, 3)}
+    assert mixes_samples(replace(own(folder, name), counts=counts), torch.randn(5, 3), target) is mixes
