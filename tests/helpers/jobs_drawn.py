@@ -8,13 +8,12 @@ files that the jobs name; the jobs are to be written beside them.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from helpers import own_parts_drawn
-from helpers.own_networks_drawn import draw_plan, families
+from helpers.own_networks_drawn import draw_adapter, draw_plan, families
 
 # How often there are images, signals, vectors and tokens. Axes divide transformers, in nearly all jobs.
 KINDS = {"context": (1, 0, 0, 20), "tensor": (2, 0, 4, 16), "pipeline": (3, 1, 3, 8), "": (4, 2, 3, 5)}
@@ -33,17 +32,6 @@ class Drawn:
 
 
 CHECKPOINT = "<checkpoint>"
-# Dense layers of the networks that functions make.
-ADAPTED = {
-    "own_networks:network": ("1", "3"),
-    "own_networks:Residual": ("into", "*.1"),
-    "own_networks:Skips": ("enter", "down.*.0"),
-    "own_networks:Decoder": ("up", "*.mix", "head"),
-    "own_transformer:network": ("q", "out", "*.1.up"),
-    "gpt2": ("c_attn", "*.0.mlp.c_proj"),
-    "llama": ("q_proj", "*.0.mlp.*_proj"),
-}
-ADAPTERS = 0.2  # the share of such jobs with an adapter
 OWN_OPTIMIZERS = 0.08  # the share of jobs with one of a user's own
 SAMPLERS = 0.1  # the share of jobs with a sampler
 MIXTURES = 0.06  # the share of jobs with two sources
@@ -82,12 +70,8 @@ def draw(seed: int, *, compile: float = 0.0, own: float = OWN) -> Drawn:
         chosen = ", ".join(drawn.sample(AUGMENTATIONS, drawn.randint(1, 3)))
         more = drawn.choice(("", ", normalize = mnist", ", normalize = imagenet"))
         blocks["data"]["source"] = f'parquet("pictures.parquet", augment = [{chosen}]{more})'
-    others = random.Random(f"adapters {seed}")
-    layers = next((each for name, each in ADAPTED.items() if f'("{name}"' in blocks["model"]["network"]), ())
-    if layers and others.random() < ADAPTERS:
-        targets = json.dumps(others.sample(layers, others.randint(1, len(layers))))
-        more = others.choice(("", "", ", alpha = 2, rslora = true", ', save = ["*norm*", "nothing"]'))
-        blocks["model"]["adapter"] = f"lora({others.choice((1, 2, 4))}, {targets}{more})"
+    adapter = draw_adapter(random.Random(f"adapters {seed}"), blocks["model"]["network"])
+    blocks["model"] |= {"adapter": adapter} if adapter else {}
     return Drawn(seed=seed, text=_text(blocks), plain=_text(_alone(blocks)))
 
 

@@ -15,6 +15,18 @@ from math import prod
 
 Plan = Sequence[str]
 
+# Dense layers, by the names of networks.
+ADAPTED = {
+    "own_networks:network": ("1", "3"),
+    "own_networks:Residual": ("into", "*.1"),
+    "own_networks:Skips": ("enter", "down.*.0"),
+    "own_networks:Decoder": ("up", "*.mix", "head"),
+    "own_transformer:network": ("q", "out", "*.1.up"),
+    "gpt2": ("c_attn", "*.0.mlp.c_proj"),
+    "llama": ("q_proj", "*.0.mlp.*_proj"),
+}
+ADAPTERS = 0.2  # the share of such networks with an adapter
+
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
@@ -74,6 +86,16 @@ def families(rng: random.Random, shape: tuple[int, ...], output: tuple[int, ...]
             f"max_position_embeddings = 32, tie_word_embeddings = {flag}, vocab_size = {vocab})"
         ),
     ]  # fmt: skip
+
+
+def draw_adapter(rng: random.Random, network: str) -> str:
+    """Returns an expression of `model.adapter` for a network of a job; "" for none."""
+    layers = next((each for name, each in ADAPTED.items() if f'("{name}"' in network), ())
+    if not layers or rng.random() >= ADAPTERS:
+        return ""
+    targets = json.dumps(rng.sample(layers, rng.randint(1, len(layers))))
+    more = rng.choice(("", "", ", alpha = 2, rslora = true", ', save = ["*norm*", "nothing"]'))
+    return f"lora({rng.choice((1, 2, 4))}, {targets}{more})"
 
 
 def draw_plan(rng: random.Random, groups: Sequence[Plan]) -> str:
