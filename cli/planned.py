@@ -19,7 +19,7 @@ from dslc.dsl.files import TooLarge, read_bytes
 from dslc.dsl.meaning.load import Loaded, load_kept
 from dslc.dsl.words import plural
 from dslc.front import inspect
-from dslc.runs import Ready
+from dslc.runs import Ready, count_hosts
 from dslc.version import __version__
 
 ANEW = "`dslc plan JOB --json` makes the plan anew"
@@ -63,9 +63,11 @@ def job_of(made: PlanFile, path: str) -> Loaded:
     return load_kept(dict(made.source.files), name, made.source.settings, beside)
 
 
-def prepare_plan(path: str, settings: Sequence[str], report: Report, *, profile: bool = False) -> Ready | None:
+def prepare_plan(
+    path: str, settings: Sequence[str], report: Report, *, profile: bool = False, hosts: bool = False
+) -> Ready | None:
     """Returns the training of a plan file, if this machine has the facts that it rests on; else None, with the reasons
-    in the report.
+    in the report. `hosts`: other hosts take part.
     """
     made = open_plan(path, report, [f"--set {setting}" for setting in settings])
     if made is None or not _fits(made, path, report):
@@ -75,6 +77,7 @@ def prepare_plan(path: str, settings: Sequence[str], report: Report, *, profile:
     report.extend(diagnostic.for_run() for diagnostic in found)
     if analysis is None:
         return None
+    count_hosts(analysis, report, hosts)
     here = facts_of(analysis)
     if made.facts.model is None and here.model is not None:
         _untraced(path, report)

@@ -48,7 +48,7 @@ def prepare(loaded: Loaded, report: Report, *, profile: bool = False, hosts: boo
     analysis = inspect(loaded, found, run=True)
     report.extend(diagnostic.for_run() for diagnostic in found)
     if analysis is not None:
-        _count_hosts(analysis, report, hosts)
+        count_hosts(analysis, report, hosts)
     if report.errors or analysis is None:
         return None
     compiled = compile_plan(analysis)
@@ -56,7 +56,8 @@ def prepare(loaded: Loaded, report: Report, *, profile: bool = False, hosts: boo
     return Ready(loaded=loaded, compiled=compiled, program=program, places=compiled.places())
 
 
-def _count_hosts(analysis: Analysis, report: Report, hosts: bool) -> None:
+def count_hosts(analysis: Analysis, report: Report, hosts: bool) -> None:
+    """Reports a job of several nodes that is to run on one, and one of one node where `hosts` are to meet."""
     nodes, job = analysis.layout.nodes, analysis.job
     if nodes == 1 and hosts:
         report.add(

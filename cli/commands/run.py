@@ -29,11 +29,11 @@ def main(arguments: argparse.Namespace) -> int:
         if arguments.trial and given:
             print(f"dslc: `--try` leaves nothing, and `{option}` asks for something: leave one out", file=sys.stderr)
             return WRONG_USAGE
+    rendezvous = arguments.rendezvous or os.environ.get("DSLC_RENDEZVOUS", "")
     if is_plan_file(arguments.job):
-        return _run_plan(arguments)
+        return _run_plan(arguments, rendezvous)
     loaded, combinations = load_each(arguments.job, arguments.settings)
     report = Report()
-    rendezvous = arguments.rendezvous or os.environ.get("DSLC_RENDEZVOUS", "")
     how = {"profile": arguments.profile, "hosts": bool(rendezvous) and not arguments.trial}
     ready = [prepare(chosen, report, **how) for chosen in combinations if not over(report)]
     show(report)
@@ -69,17 +69,20 @@ def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse
     except (Occupied, NotMet) as reason:
         print(plain(f"dslc: {reason}"), file=sys.stderr)
         return WRONG_USAGE
-    return _ended(runs[0], outcome, report, folder, [arguments.job, *arguments.settings])
+    return _ended(runs[0], outcome, report, folder, [arguments.job, *arguments.settings], rendezvous)
 
 
-def _run_plan(arguments: argparse.Namespace) -> int:
+def _run_plan(arguments: argparse.Namespace, rendezvous: str) -> int:
     report = Report()
-    ready = prepare_plan(arguments.job, arguments.settings, report, profile=arguments.profile)
+    hosts = bool(rendezvous) and not arguments.trial
+    ready = prepare_plan(arguments.job, arguments.settings, report, profile=arguments.profile, hosts=hosts)
     show(report)
     if ready is None:
         return JOB_AT_FAULT
     if arguments.trial:
         return _try_each([ready])
+    if rendezvous:
+        return _run_with_others([ready], rendezvous, arguments)
     try:
         folder = make_folder(ready.program, arguments.out)
         # A plan takes no settings: the job in the run directory does.
@@ -123,7 +126,15 @@ def run_one(ready: Ready, folder: str, again: Sequence[str]) -> int:
     return _ended(ready, outcome, report, folder, again)
 
 
-def _ended(ready: Ready, outcome: Outcome, report: dict[str, Any] | None, folder: str, again: Sequence[str]) -> int:
+def _ended(
+    ready: Ready,
+    outcome: Outcome,
+    report: dict[str, Any] | None,
+    folder: str,
+    again: Sequence[str],
+    rendezvous: str = "",
+) -> int:
+    """Says how a training ended and how to go on, and returns the exit status."""
     from dslc.measured import show_report
 
     if outcome.failure is not None:
@@ -132,11 +143,11 @@ def _ended(ready: Ready, outcome: Outcome, report: dict[str, Any] | None, folder
         show_report(report)
     if outcome.done:
         return GOOD
-    _show_how_to_go_on(ready, folder, again)
+    _show_how_to_go_on(ready, folder, again, rendezvous)
     return INTERRUPTED if outcome.failure is None else TRAINING_FAILED
 
 
-def _show_how_to_go_on(ready: Ready, folder: str, again: Sequence[str]) -> None:
+def _show_how_to_go_on(ready: Ready, folder: str, again: Sequence[str], rendezvous: str) -> None:
     """Shows, after a training that ended early, the command that resumes from its newest checkpoint, if there is
     one.
     """
@@ -146,6 +157,7 @@ def _show_how_to_go_on(ready: Ready, folder: str, again: Sequence[str]) -> None:
         job, *settings = again
         kept = [setting for setting in settings if not setting.startswith("checkpoint.resume")]
         words = ["dslc", "run", os.path.relpath(job), "--out", os.path.relpath(folder)]
+        words += ["--rendezvous", rendezvous] if rendezvous else []
         for setting in (*kept, "checkpoint.resume=auto"):
             words += ["--set", setting]
         print(plain(f"to resume:  {shlex.join(words)}"), file=sys.stderr)

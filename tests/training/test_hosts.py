@@ -144,6 +144,19 @@ def test_hosts_with_other_files_do_not_start(job: Path) -> None:
     assert not out.exists()
 
 
+def test_two_hosts_train_a_plan(job: Path) -> None:
+    plan = job.with_name("plan.json")
+    with started(job.parent, [here(["plan", str(job), "--trace", "--json"])]) as (command,):
+        status, text = command.end()
+        assert status == 0
+        plan.write_text(text)
+    out = job.parent / "run"
+    with started(job.parent, both(plan, out=out)) as commands:
+        ends = [each.end() for each in commands]
+    assert [status for status, _ in ends] == [0, 0], ends
+    assert logged(out)[-1] == 12
+
+
 def test_the_number_of_hosts_is_that_of_the_job(job: Path) -> None:
     alone = here(["run", str(job)])
     lonely = [*here(["run", str(job), "--rendezvous", "localhost"]), "--set", "devices.nodes=1"]
