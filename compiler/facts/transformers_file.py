@@ -6,7 +6,10 @@ import json
 import os
 from typing import Any
 
+from dslc.dsl.files import read_bytes
 from dslc.dsl.language.layers import TransformersNetwork
+
+_MOST = 1 << 22  # bytes of a configuration
 
 _HEADS = {  # by the ends of the names in `architectures`
     "ForCausalLM": "causal_lm",
@@ -38,9 +41,8 @@ def written_task(network: TransformersNetwork, folder: str) -> str | None:
         return network.task
     file = configuration_file(network, folder)
     try:
-        with open(file or "", encoding="utf-8") as opened:
-            names = json.load(opened).get("architectures") or ()
-    except (OSError, ValueError, AttributeError):
+        names = json.loads(read_bytes(file or "", _MOST)).get("architectures") or ()
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
     return next((task for name in names for end, task in _HEADS.items() if str(name).endswith(end)), None)
 

@@ -239,7 +239,9 @@ class _Sequence(Run):
     def _watching(self) -> Iterator[None]:
         import torch
 
-        from dslc.compiler.trace.private_torch import TorchDispatchMode, unset_fake_temporarily
+        from dslc.compiler.trace.private_torch import TorchDispatchMode, number_of, unset_fake_temporarily
+
+        item = number_of()
 
         class Watch(TorchDispatchMode):
             def __torch_dispatch__(
@@ -249,7 +251,7 @@ class _Sequence(Run):
                 args: tuple[object, ...] = (),
                 kwargs: Mapping[str, object] | None = None,
             ) -> object:
-                if func is torch.ops.aten._local_scalar_dense.default and id(args[0]) in self._values:
+                if func is item and id(args[0]) in self._values:
                     with unset_fake_temporarily():
                         return self._values[id(args[0])].item()
                 result = func(*args, **(kwargs or {}))

@@ -204,6 +204,12 @@ ATTENTION = (  # the operators that attention comes down to, by device
 COLLECTIVE_SPACES = ("c10d", "_c10d_functional", "_dtensor")  # where operators that are collectives are registered
 
 
+def number_of() -> Operator:
+    """Returns the operator behind `.item()`."""
+    found: Operator = torch.ops.aten._local_scalar_dense.default
+    return found
+
+
 def attention_on_cpu() -> tuple[Any, Any]:
     """Returns the operators of attention on a CPU, forward and backward."""
     aten = torch.ops.aten

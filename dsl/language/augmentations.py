@@ -199,7 +199,7 @@ class RandomSolarize(Augmentation):
 class RandomAdjustSharpness(Augmentation):
     """Sharpens or blurs."""
 
-    sharpness_factor: float = arg(Float(min=0), "0 blurs, 1 changes nothing, 2 sharpens")
+    sharpness_factor: float = arg(Float(min=0), "below one it blurs, above one it sharpens")
     p: float = arg(_CHANCE, _CHANCE_DOC, default=0.5)
 
 

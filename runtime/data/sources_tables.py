@@ -39,6 +39,16 @@ class Rows:
     def batch(self, indices: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         return values(self.step, self.gather(indices), self.name)
 
+    def picture(self, index: int) -> tuple[Any, Tensor]:
+        found, table = self.step.arguments, self.gather(torch.tensor([index]))
+        (inputs, targets), (mode, kind), (_, shape) = found["columns"], found["kinds"], found["shapes"]
+        try:
+            image = tables.picture_of(table.column(inputs[0]), mode)
+            values = tables.values_of(table, targets, kind, shape, found["size"])
+        except (ValueError, OSError) as error:
+            raise SourceError(f"{self.step.line}: {self.name}: {error}") from error
+        return image, torch.from_numpy(values)[0]
+
 
 def values(step: DataStep, table: Any, name: str) -> tuple[Tensor, Tensor]:
     """Returns the rows of a table as a batch; `name` is the source's in messages."""
@@ -50,16 +60,6 @@ def values(step: DataStep, table: Any, name: str) -> tuple[Tensor, Tensor]:
             raise SourceError(f"{step.line}: {name}: {error}") from error
         made.append(torch.from_numpy(read))
     return made[0], made[1]
-
-    def picture(self, index: int) -> tuple[Any, Tensor]:
-        found, table = self.step.arguments, self.gather(torch.tensor([index]))
-        (inputs, targets), (mode, kind), (_, shape) = found["columns"], found["kinds"], found["shapes"]
-        try:
-            image = tables.picture_of(table.column(inputs[0]), mode)
-            values = tables.values_of(table, targets, kind, shape, found["size"])
-        except (ValueError, OSError) as error:
-            raise SourceError(f"{self.step.line}: {self.name}: {error}") from error
-        return image, torch.from_numpy(values)[0]
 
 
 def _has_pictures(step: DataStep) -> bool:

@@ -103,6 +103,11 @@ MORE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     ),
     "arrays": (_vectors, 'arrays("a.npz")', "[linear(3)]"),
     "synthetic": (lambda _: None, "synthetic(shape = [6], classes = 3)", "[linear(3)]"),
+    "mixture": (
+        _vectors,
+        'mixture([arrays("a.npz"), synthetic(samples = 40, shape = [6], classes = 3)])',
+        "[linear(3)]",
+    ),
     "python": (
         lambda folder: shutil.copy(HELPERS / "own_networks.py", folder),
         'python("own_networks:data")',
@@ -137,6 +142,7 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
 }
 # Each source under one of them, and each of them under one source; the rest is for the long tests.
 CHOSEN = {
+    "mixture": "zero 3",
     "digits": "tensor",
     "stdlib": "context",
     "text": "context and data",
