@@ -1,9 +1,9 @@
 """Starts the ranks of a training on this machine and stays with them to the end.
 
-Model: the ranks are processes forked from this one by torch's elastic agent, which notices how they end. This process
-has imported torch and run nothing, which takes 0.1 s instead of the 3 s of a fresh interpreter. The ranks find each
-other by a file that they inherit (transport/rendezvous.py). A world of one process takes the same way: it costs 0.1 s,
-and Ctrl-C, logs and failures are the same. While it waits, this process draws the progress.
+Model: the ranks are processes forked from this one by torch's elastic agent (agent.py), which notices how they end.
+This process has imported torch and run nothing, which takes 0.1 s instead of the 3 s of a fresh interpreter. The ranks
+find each other by a file that they inherit (transport/rendezvous.py). A world of one process takes the same way: it
+costs 0.1 s, and Ctrl-C, logs and failures are the same. While it waits, this process draws the progress.
 
 Contract: `launch` returns when no process of the training is left, in all cases: done, stopped (process/stop.py),
 failed (process/failure.py). That includes threads and processes which the user's code leaves behind: they have
@@ -26,26 +26,21 @@ import argparse
 import contextlib
 import functools
 import json
-import logging
-import multiprocessing.connection
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass, replace
-from typing import Any, TextIO
+from dataclasses import fields, is_dataclass
+from typing import TextIO
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
+from torch.distributed.elastic.agent.server.api import RunResult
 
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import JobProgram, PythonFunction, RankPlace, RankProgram
-from dslc.compiler.trace.private_torch import leave_rendezvous, worker_processes
 from dslc.runtime import worker
+from dslc.runtime.agent import PATIENCE, Agent, AtOnce, agent_of, elastic_log
 from dslc.runtime.checkpoint import checkpoint
 from dslc.runtime.data import augmented
 from dslc.runtime.hosts.company import Company
@@ -56,8 +51,8 @@ from dslc.runtime.model import adapters, transformers_model
 from dslc.runtime.parallel import fsdp, zero1
 from dslc.runtime.pipeline import pipeline
 from dslc.runtime.process import failure
-from dslc.runtime.process.failure import Ends, Failure, Outcome
-from dslc.runtime.process.lifetime import Adopted, Pauses, end_with, ending, is_stopped
+from dslc.runtime.process.failure import Outcome
+from dslc.runtime.process.lifetime import Adopted, end_with
 from dslc.runtime.process.program_file import read_program, write_program
 from dslc.runtime.process.progress import Watch
 from dslc.runtime.process.records import Lines, Record
@@ -66,10 +61,8 @@ from dslc.runtime.process.stop import Board, listening
 from dslc.runtime.process.user_code import hand_over, take_over
 from dslc.runtime.train import End
 from dslc.runtime.transport.meeting import Meeting
-from dslc.runtime.transport.rendezvous import OneNode, RankStore, shared_file
+from dslc.runtime.transport.rendezvous import RankStore, shared_file
 
-_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
-PATIENCE = 5.0  # seconds that processes get to end when they have nothing more to do
 _FUNCTIONS = "functions.pkl"
 _LOOK = 0.1  # seconds between two looks for new records
 # As `python -m dslc.runtime.launch`, except that Ctrl-C during torch's import ends it without a traceback.
@@ -124,18 +117,18 @@ def launch(
     sys.stdout.flush()
     sys.stderr.flush()  # or each rank would write the rest of the buffers again
     adopted = Adopted()
-    with _elastic_log(run_dir), listening(board, _AtOnce), _store(company) as store:
+    with elastic_log(run_dir), listening(board, AtOnce), _store(company) as store:
 
         def rank() -> None:
             own = RankProgram(job=program, place=places[int(os.environ["LOCAL_RANK"])])
             worker.work(own, run_dir, meeting, launcher, store, before)
 
-        agent = _agent(program, rank, watch, meeting, run_dir)
+        agent = agent_of(program, rank, watch, meeting, run_dir)
         if company is not None:
             agent.together = Together(company, board, program.steps, functools.partial(next_wait, program))
         try:
             outcome = _outcome(program, run_dir, board, agent.run(), agent)
-        except _AtOnce:
+        except AtOnce:
             outcome = Outcome(run_dir=run_dir, steps=_completed(board), stopped_at=0)
         finally:
             agent.end_all()
@@ -148,7 +141,7 @@ def launch(
     return outcome
 
 
-def _outcome(program: JobProgram, run_dir: str, board: Board, result: RunResult, agent: _Agent) -> Outcome:
+def _outcome(program: JobProgram, run_dir: str, board: Board, result: RunResult, agent: Agent) -> Outcome:
     if not result.is_failed():
         together = agent.together
         end = from_json(End, json.loads(together.end if together is not None else board.said(0)))
@@ -161,193 +154,6 @@ def _completed(board: Board) -> int:
     return max(0, board.step(board.ranks.start) - 1)
 
 
-# ------------------------------------------------------------------------------------------------------- the agent
-
-
-class _AtOnce(SignalException):
-    """A second request to stop. The agent ends the ranks by the signal that it names."""
-
-    def __init__(self, said: str) -> None:
-        super().__init__(said, signal.SIGKILL)
-
-
-class _NoLogs(DefaultLogsSpecs):
-    """Ranks redirect their output to their logs themselves (worker.py).
-
-    torch would follow `/dev/null` for each in two threads, for which the interpreter waits at its end.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(log_dir=os.devnull)
-
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        return replace(super().reify(envs), tee_stdouts={}, tee_stderrs={})
-
-
-class _Agent(LocalElasticAgent):
-    """torch's agent for one node, which waits for news instead of sleeping, and knows how each rank ended.
-
-    A rank reports its end on the board, and none is asked to return: a rank that cannot end by itself, or whose own
-    children keep its pipes open, delays nothing.
-    """
-
-    def __init__(self, spec: WorkerSpec, watch: Watch, meeting: Meeting, program: JobProgram, run_dir: str) -> None:
-        super().__init__(spec, _NoLogs(), start_method="fork", exit_barrier_timeout=60)
-        self._watch, self._meeting, self._board = watch, meeting, meeting.board
-        self._timeout, self._run_dir = program.timeout, run_dir  # a rank may be stopped for so many seconds
-        self._pauses = Pauses(gap=2 * watch.interval)
-        self._handles: list[int] = []
-        self.ends = Ends()
-        self.together: Together | None = None  # with the launchers of other hosts
-        self.cause: Failure | None = None  # on which all hosts agree
-
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        started: dict[int, Any] = super()._start_workers(worker_group)
-        self._handles = [ending(process.pid, process.sentinel) for process in self._processes()]
-        self._meeting.first.open()
-        return started
-
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        self._wait([*self._handles, self._meeting.news], self._watch.interval)
-        self._watch.look()
-        if self.together is not None:
-            return self._monitor_with_others(self.together)
-        if self._board.all_done:
-            self._part()
-            return self._succeeded()
-        if self._has_failed() or self._hangs():
-            self._settle()
-            self.end_all()
-            return RunResult(state=WorkerState.FAILED)
-        return RunResult(state=WorkerState.HEALTHY)
-
-    def _monitor_with_others(self, together: Together) -> RunResult:
-        verdict = together.look()
-        if verdict == "part":
-            self._part()
-            return self._succeeded()
-        if verdict == "end":
-            self.cause = together.cause
-            self.end_all()
-            return RunResult(state=WorkerState.FAILED)
-        if not together.reported and (verdict == "settle" or self._has_failed() or self._hangs()):
-            self._settle()
-            together.failed(self._seen(together, asked=verdict == "settle"))
-        return RunResult(state=WorkerState.HEALTHY)
-
-    def _succeeded(self) -> RunResult:
-        return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(range(len(self._processes()))))
-
-    def _seen(self, together: Together, *, asked: bool) -> Failure | None:
-        """Returns what this node shows of a failure; None if another asks, and it shows nothing."""
-        known = self._run_dir, self._board
-        if not asked:
-            return failure.cause(*known, self.ends, self._timeout)
-        found = failure.seen(*known, self.ends, self._timeout)
-        if found is None and together.asked_of == "timeout":
-            return failure.waiting(*known, self._timeout)
-        return found
-
-    def _wait(self, handles: list[int], seconds: float) -> None:
-        """Waits until a process ends, a rank or another host has reported something, or the progress is due."""
-        if self.together is not None:
-            handles = [*handles, *(wire.fileno() for wire in self.together.company.wires)]
-        ready = multiprocessing.connection.wait(handles, timeout=seconds)
-        if self._meeting.news in ready:
-            self._meeting.hear()
-
-    def _has_failed(self) -> bool:
-        """True if a rank has ended, or reported that it ends, before it was done."""
-        statuses = self._statuses()
-        # Each reads the board once: between two reads a rank may report that it is done.
-        return any(
-            self._board.failing(rank) or (statuses[rank] is not None and not self._board.done(rank))
-            for rank in self._ranks()
-        )
-
-    def _hangs(self) -> bool:
-        """True if the training cannot go on: a rank is stopped, and nobody continues it, or the run directory is gone.
-        A rank that waits for a collective finds out by itself.
-        """
-        paused = self._pauses.look(process.pid for process in self._processes())
-        return any(seconds >= self._timeout for seconds in paused.values()) or not self._watch.has_folder()
-
-    def _settle(self) -> None:
-        """Records the state of the ranks. After a lost connection it waits a moment for the cause to show: the system
-        closes the connections of a process before it reports its exit status.
-        """
-        until = time.monotonic() + PATIENCE
-        while not self._knows_why() and (rest := until - time.monotonic()) > 0:
-            alive = [
-                handle
-                for handle, status in zip(self._handles, self._statuses().values(), strict=True)
-                if status is None
-            ]
-            if not alive:
-                break
-            self._wait([*alive, self._meeting.news], min(rest, self._watch.interval))
-        processes = self._processes()
-        stopped = tuple(rank for rank, process in zip(self._ranks(), processes, strict=True) if is_stopped(process.pid))
-        self.ends = Ends(statuses=self._statuses(), stopped=stopped, folder=self._watch.has_folder())
-
-    def _knows_why(self) -> bool:
-        told = {rank: failure.said(self._board, rank) for rank in self._ranks()}
-        silent = [rank for rank, status in self._statuses().items() if status is not None and told[rank] is None]
-        return (
-            any(map(failure.is_final, told.values()))
-            or any(not self._board.done(rank) for rank in silent)
-            or self._hangs()
-        )
-
-    def _part(self) -> None:
-        """Releases the ranks, which are all done."""
-        self._meeting.last.open()
-        until = time.monotonic() + PATIENCE
-        while late := [rank for rank, status in self._statuses().items() if status is None]:
-            rest = until - time.monotonic()
-            if rest <= 0:
-                self._watch.say_of_late(late)
-                break
-            self._wait([self._handles[rank - self._board.ranks.start] for rank in late], rest)
-        self.end_all()
-
-    def _processes(self) -> list[Any]:
-        return worker_processes(self)
-
-    def _ranks(self) -> range:
-        return self._board.ranks
-
-    def _statuses(self) -> dict[int, int | None]:
-        """Returns exit statuses by rank: -N for signal N, None for those alive."""
-        return {rank: process.exitcode for rank, process in zip(self._ranks(), self._processes(), strict=False)}
-
-    def end_all(self) -> None:
-        """Ends all processes, also if the agent was interrupted in the middle of something."""
-        for process in self._processes():
-            if process.exitcode is None:
-                process.kill()
-            process.join()
-        for process, handle in zip(self._processes(), self._handles, strict=False):
-            if handle != process.sentinel:
-                os.close(handle)
-        self._handles = []
-        with contextlib.suppress(Exception):
-            leave_rendezvous(self)
-
-
-def _agent(program: JobProgram, rank: Callable[[], Any], watch: Watch, meeting: Meeting, run_dir: str) -> _Agent:
-    """Does the work of torch's `launch_agent`, for one node and with our agent."""
-    spec = WorkerSpec(
-        role="rank",
-        local_world_size=program.processes,
-        entrypoint=rank,
-        rdzv_handler=OneNode(),
-        max_restarts=0,
-        monitor_interval=1e-3,  # the agent sleeps for it; waiting is ours
-    )
-    return _Agent(spec, watch, meeting, program, run_dir)
-
-
 @contextlib.contextmanager
 def _store(company: Company | None) -> Iterator[RankStore]:
     """Yields the store through which the ranks find each other."""
@@ -358,46 +164,6 @@ def _store(company: Company | None) -> Iterator[RankStore]:
     address, port = company.store
     listening = company.listening.fileno() if company.listening is not None else None
     yield RankStore(address=address, port=port, listening=listening, interface=company.interface)
-
-
-@contextlib.contextmanager
-def _elastic_log(run_dir: str) -> Iterator[None]:
-    """Sends the agent's messages about signals and statuses to a file, and keeps it from our signal handlers."""
-    handler = _Log(os.path.join(run_dir, "logs", "launcher.log"), mode="w", delay=True)
-    loggers = [logging.getLogger(f"torch.{name}") for name in ("distributed.elastic", "multiprocessing")]
-    propagated = [logger.propagate for logger in loggers]
-    for logger in loggers:
-        logger.addHandler(handler)
-        logger.propagate = False
-    before = os.environ.get(_SIGNALS)
-    os.environ[_SIGNALS] = "SIGRTMAX"  # it wants at least one; nobody sends this
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError, AttributeError):  # not the main thread: then nothing was changed
-            signal.signal(signal.SIGRTMAX, signal.SIG_DFL)
-        os.environ.pop(_SIGNALS)
-        if before is not None:
-            os.environ[_SIGNALS] = before
-        for logger, propagate in zip(loggers, propagated, strict=True):
-            logger.removeHandler(handler)
-            logger.propagate = propagate
-        handler.close()
-
-
-class _Log(logging.FileHandler):
-    """A log without errors: a full disk, or a missing folder, ends nothing here."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):
-            super().emit(record)
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        pass
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            super().close()
 
 
 # ----------------------------------------------------------------------------------------- in a fresh interpreter

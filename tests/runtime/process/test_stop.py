@@ -19,7 +19,7 @@ from helpers.paths import TESTS
 from safetensors.numpy import load_file
 
 from dslc.compiler.ir import program as p
-from dslc.runtime.launch import _Agent
+from dslc.runtime.agent import Agent
 from dslc.runtime.process.records import read_metrics
 from dslc.runtime.process.stop import SECOND, Board
 
@@ -218,5 +218,5 @@ def test_a_rank_that_is_done_between_two_questions_has_not_failed() -> None:
 
     board._numbers = Done()  # type: ignore[assignment]
     agent = SimpleNamespace(_board=board, _statuses=lambda: {0: None}, _ranks=lambda: range(1))
-    assert not _Agent._has_failed(agent)  # type: ignore[arg-type]
+    assert not Agent._has_failed(agent)  # type: ignore[arg-type]
     assert board.all_done
