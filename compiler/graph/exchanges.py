@@ -188,7 +188,7 @@ class Placing:
             return 0, 0
         if traffic.axis == "all":
             return layout.world_size, 1
-        if traffic.axis != "data" or sharding.engine != "fsdp" or traffic.what in _OVER_SAMPLES:
+        if traffic.axis != "data" or sharding.engine != "fsdp" or traffic.what in _OVER_DATA:
             return layout.sizes[traffic.axis], layout.stride(traffic.axis)
         inner = layout.stride("context")
         if (traffic.operation, traffic.what) == ("all_reduce", "gradients"):
@@ -196,4 +196,4 @@ class Placing:
         return sharding.shards, inner
 
 
-_OVER_SAMPLES = ("batch statistics", "count of what is kept", "count of the losses")
+_OVER_DATA = ("batch statistics", "count of what is kept", "count of the losses", "which parameters were used")

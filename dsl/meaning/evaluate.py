@@ -513,7 +513,8 @@ class Evaluator:
         if kind.length is not None and count != kind.length:
             return self.fail("E0136", f"`{path}` takes {kind.length} values, not {count}", expr.span)
         if count < kind.min_length:
-            return self.fail("E0136", f"`{path}` takes at least {kind.min_length}, and the list is empty", expr.span)
+            found = f"not {count:,}" if count else "and the list is empty"
+            return self.fail("E0136", f"`{path}` takes at least {kind.min_length}, {found}", expr.span)
         return BAD if any(isinstance(item, Bad) for item in items) else tuple(items)
 
     def anything(self, expr: tree.Expr, path: str) -> Any:

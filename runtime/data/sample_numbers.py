@@ -14,7 +14,7 @@ bytes a sample.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,5 +167,7 @@ def _own_length(sample: Any) -> float:
     part = sample[0] if isinstance(sample, tuple | list) else sample
     while isinstance(part, Mapping) and part:
         part = next(iter(part.values()))
-    shape = np.shape(part)
+    shape = getattr(part, "shape", None)
+    if shape is None:
+        return float(len(part)) if isinstance(part, Sized) else 1.0
     return float(shape[0]) if shape else 1.0

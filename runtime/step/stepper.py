@@ -152,7 +152,8 @@ def own_count(job: JobProgram, parts: Parts) -> Callable[[int, Sequence[Tensor]]
         gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
         rows = [gradient.to_local() if hasattr(gradient, "to_local") else gradient for gradient in gradients]
         if rows:
-            scale_all(rows, (samples / number.clamp(min=1)).float())
+            wide = torch.promote_types(rows[0].dtype, torch.float32)
+            scale_all(rows, (samples / number.clamp(min=1)).to(wide))
         return number
 
     return counted

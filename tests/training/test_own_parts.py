@@ -46,9 +46,11 @@ POINTS = 'Points", named = true'
         ('Mixed", named = true', "seldom", POINTS, "parallelism.zero=1"),
         ('Mixed", named = true', "seldom", POINTS, "parallelism.zero=3"),
         ('Told"', "", 'Texts"', "parallelism.zero=2"),
+        # Which parameters were used is asked of all ranks, also where each pair of them shards a replica.
+        ('Mixed", looks = true', "each_told", 'Points"', "devices.cpus=4 parallelism.zero=3 parallelism.replicas=2"),
     ],
 )
-def test_two_ranks_train_as_one_process(
+def test_some_ranks_train_as_one_process(
     launcher: Launcher, tmp_path: Path, network: str, loss: str, source: str, plan: str
 ) -> None:
     shutil.copy(HELPERS / "own_parts.py", tmp_path)
@@ -56,4 +58,5 @@ def test_two_ranks_train_as_one_process(
     own = () if loss else ("model.loss=own()",)
     job.write_text(filled(JOB, {"network": network, "loss": loss or "classified", "source": source}))
     decay = "train.optimizer.weight_decay=0.5"  # moves what has a gradient of zeros, and leaves what has none
-    agree(train_job(launcher, job, decay, *own), train_job(launcher, job, decay, *own, "devices.cpus=2", plan))
+    one = train_job(launcher, job, decay, *own)
+    agree(one, train_job(launcher, job, decay, *own, "devices.cpus=2", *plan.split()))

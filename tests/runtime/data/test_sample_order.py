@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from dslc.runtime.data.samples import FetchedSamples, Part, SourceError, TensorS
 from dslc.runtime.data.weighted import draw
 
 CPU = torch.device("cpu")
+SEEDS = count()
 
 
 def step_of(kind: str, samples: int, visited: int | None = None, **fields: object) -> DataStep:
@@ -109,6 +111,24 @@ class Labelled:
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         self.fetched += 1
         return torch.zeros(2), self.labels[index]
+
+
+@pytest.mark.parametrize(
+    ("sample", "length"),
+    [
+        (torch.zeros(3, 2), 3.0),
+        (torch.zeros(()), 1.0),
+        ((np.zeros((4, 2)), 1), 4.0),
+        ([[1, 2, 3], [4]], 3.0),
+        ({"words": [[1], [2, 3]], "label": 1}, 2.0),
+        ({"words": {"left": "a text", "right": ""}}, 6.0),
+        ((5, 1), 1.0),
+    ],
+)
+def test_the_length_of_a_sample_is_that_of_its_first_part(sample: object, length: float) -> None:
+    step = replace(step_of("by_length", 2), seed=next(SEEDS))  # numbers are kept by what a job says of its data
+    sample_numbers.prepare(step, FetchedSamples([sample, sample], "job.plt:2:1"), CPU)
+    assert sample_numbers.numbers_of(step).values.tolist() == [length, length]
 
 
 @pytest.mark.parametrize("told", [True, False])

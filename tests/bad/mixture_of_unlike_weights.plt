@@ -1,0 +1,5 @@
+import "base/digits.plt"
+
+data {
+  source = mixture([digits(), digits()], weights = [1]) #! E0136
+}
