@@ -106,6 +106,7 @@ def _plan(analysis: Analysis, graph: PlanGraph) -> Plan:
             clip=job.train.clip_norm,
             clip_value=job.train.clip_value,
             seed=job.train.seed,
+            restarts=job.launch.restarts,
         ),
         ranks=_ranks(analysis, graph),
         step_time=estimated.step_time if estimated else None,

@@ -31,6 +31,7 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
         gpus=devices.gpus or (tuple(range(devices.processes)) if devices.kind == "cuda" else ()),
         backend=devices.backend,
         timeout=training.timeout,
+        restarts=training.restarts,
         threads=0,
         memory=_memory(plan),
         memory_limit=devices.memory,

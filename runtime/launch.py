@@ -15,6 +15,9 @@ failed.
 hang in its first parallel operation (torch's thread pool does not survive the fork). It starts a fresh interpreter,
 which acts as `python -m dslc.runtime.launch`: it reads `program.json` in the run directory.
 
+Ranks that fail are started again, as often as the job says (restarts.py): each time as the first, and then
+`launch` returns what the last of them came to.
+
 With a `company` the same happens on each host, and the launchers keep together (hosts/together.py).
 
 Limits: signals are only received in the main thread.
@@ -32,7 +35,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TextIO
 
 from torch.distributed.elastic.agent.server.api import RunResult
@@ -59,6 +62,7 @@ from dslc.runtime.process.records import Lines, Record
 from dslc.runtime.process.screen import prepare
 from dslc.runtime.process.stop import Board, listening
 from dslc.runtime.process.user_code import hand_over, take_over
+from dslc.runtime.restarts import Restarts
 from dslc.runtime.train import End
 from dslc.runtime.transport.meeting import Meeting
 from dslc.runtime.transport.rendezvous import RankStore, shared_file
@@ -112,33 +116,66 @@ def launch(
         transformers_model.preload(program.model.transformers)
     if program.model.adapter is not None:
         adapters.preload()
-    meeting, launcher = Meeting(board), os.getpid()
-
-    sys.stdout.flush()
-    sys.stderr.flush()  # or each rank would write the rest of the buffers again
-    adopted = Adopted()
-    with elastic_log(run_dir), listening(board, AtOnce), _store(company) as store:
-
-        def rank() -> None:
-            own = RankProgram(job=program, place=places[int(os.environ["LOCAL_RANK"])])
-            worker.work(own, run_dir, meeting, launcher, store, before)
-
-        agent = agent_of(program, rank, watch, meeting, run_dir)
-        if company is not None:
-            agent.together = Together(company, board, program.steps, functools.partial(next_wait, program))
+    launching = _Launch(program, places, run_dir, board, watch, before, company)
+    restarts = Restarts(program, run_dir)
+    with elastic_log(run_dir), listening(board, AtOnce):
         try:
-            outcome = _outcome(program, run_dir, board, agent.run(), agent)
+            outcome = launching.start()
+            while outcome.failure is not None:
+                known = {"stopping": board.stop_requested, "folder": watch.has_folder()}
+                again, seen = restarts.follow(outcome.failure, **known)
+                outcome = replace(outcome, failure=seen)
+                if not again:
+                    break
+                watch.restart(failure.in_words(seen), f"restart {restarts.used} of {restarts.most}")
+                board.start_again(restarts.used + 1)
+                outcome = launching.start()
         except AtOnce:
             outcome = Outcome(run_dir=run_dir, steps=_completed(board), stopped_at=0)
-        finally:
-            agent.end_all()
-            meeting.close()
-            left = adopted.end(PATIENCE if board.all_done else 0)
-            adopted.close()
-    if board.all_done:
-        watch.say_of_left(left)
+    outcome = replace(outcome, restarts=restarts.used)
     watch.close(outcome)
     return outcome
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """The ranks of this node, which are started together."""
+
+    program: JobProgram
+    places: tuple[RankPlace, ...]
+    run_dir: str
+    board: Board
+    watch: Watch
+    before: Callable[[], None] | None
+    company: Company | None
+
+    def start(self) -> Outcome:
+        """Starts the ranks and returns when none is left."""
+        program, board, company = self.program, self.board, self.company
+        os.makedirs(failure.log_folder(self.run_dir, board.attempt), exist_ok=True)
+        meeting, launcher = Meeting(board), os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()  # or each rank would write the rest of the buffers again
+        adopted = Adopted()
+        with _store(company) as store:
+
+            def rank() -> None:
+                own = RankProgram(job=program, place=self.places[int(os.environ["LOCAL_RANK"])])
+                worker.work(own, self.run_dir, meeting, launcher, store, self.before)
+
+            agent = agent_of(program, rank, self.watch, meeting, self.run_dir)
+            if company is not None:
+                agent.together = Together(company, board, program.steps, functools.partial(next_wait, program))
+            try:
+                outcome = _outcome(program, self.run_dir, board, agent.run(), agent)
+            finally:
+                agent.end_all()
+                meeting.close()
+                left = adopted.end(PATIENCE if board.all_done else 0)
+                adopted.close()
+        if board.all_done:
+            self.watch.say_of_left(left)
+        return outcome
 
 
 def _outcome(program: JobProgram, run_dir: str, board: Board, result: RunResult, agent: Agent) -> Outcome:

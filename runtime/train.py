@@ -89,7 +89,7 @@ class _Training:
     ) -> None:
         self._job, self._place, self._parts, self._splits = job, place, parts, splits
         self._board, self._run_dir, self._hooks = board, run_dir, hooks
-        self._checkpoints = Checkpoints(job, place, parts, run_dir, hooks)
+        self._checkpoints = Checkpoints(job, place, parts, run_dir, hooks, again=board.attempt > 1)
         start = self._checkpoints.resume()
         if hooks is not None:
             hooks.start(start.step)

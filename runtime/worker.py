@@ -73,7 +73,7 @@ def work(
     parts: Parts | None = None
     splits: Splits | None = None
     try:
-        _print_to(failure.log_path(run_dir, place.rank), goes_on=job.checkpoint.resume != "none")
+        _print_to(failure.log_path(run_dir, board, place.rank), goes_on=job.checkpoint.resume != "none")
         meeting.begin()
         if before is not None:
             before()
@@ -99,7 +99,7 @@ def work(
         if splits is not None:
             out_of_range.explain(error, job, place, splits, board.step(place.rank))
         model = parts.plain if parts is not None else None
-        told = failure.record(run_dir, place.rank, board.step(place.rank), error, job, model)
+        told = failure.record(run_dir, board, place.rank, error, job, model)
         failure.say(board, place.rank, told)
         if told.kind == "timeout":
             failure.show_stacks(board, place.rank)

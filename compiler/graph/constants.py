@@ -75,6 +75,7 @@ def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> Training:
         job=job.name,
         file=os.path.basename(job.source.name),
         timeout=job.launch.timeout,
+        restarts=job.launch.restarts,
         steps=steps,
         steps_per_epoch=steps_per_epoch,
         max_time=job.train.max_time,

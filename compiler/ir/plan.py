@@ -145,6 +145,7 @@ class TrainingNode(Record):
     clip: float | None
     clip_value: float | None = None
     seed: int
+    restarts: int = 0
 
 
 @record

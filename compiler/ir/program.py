@@ -500,6 +500,7 @@ class JobProgram(Record):
     gpus: tuple[int, ...] = ()  # the GPU of each local rank
     backend: str
     timeout: float  # seconds
+    restarts: int = 0  # times that ranks which failed are started again, in all
     threads: int  # of one process; 0: an equal share of the machine's cores
     memory: tuple[MemoryNode, ...] = ()  # as planned for a rank at each pipeline coordinate; () for an untraced model
     memory_limit: int | None = None  # bytes that a rank may hold: of its device, or as the job says

@@ -186,6 +186,7 @@ class Training(Record):
     job: str
     file: str
     timeout: float
+    restarts: int = 0
     steps: int
     steps_per_epoch: int
     max_time: float | None = None

@@ -14,7 +14,7 @@ from dslc.dsl.language.job import JobSpec
 
 
 def check_checkpoints(job: JobSpec, report: Report) -> None:
-    """Checks the folder that is written to and the checkpoint that is resumed from."""
+    """Checks the folder that is written to, the checkpoint that is resumed from, and that restarts have one."""
     checkpoint = job.checkpoint
     if checkpoint.resume is None and checkpoint.dir is not None and checkpoint.written:
         there = _checkpoints_in(checkpoint.dir)
@@ -35,6 +35,13 @@ def check_checkpoints(job: JobSpec, report: Report) -> None:
                 checkpoint.at("resume"),
                 help="a checkpoint (`step-00000050`), a folder that holds some, or `auto`",
             )
+    if job.launch.restarts and not checkpoint.written:
+        report.add(
+            "E0808",
+            "a restart goes on from the last checkpoint, and the training writes none",
+            job.launch.at("restarts"),
+            help="`checkpoint { every = … }`, or leave `restarts` out",
+        )
 
 
 def _missing(path: str) -> str:

@@ -330,7 +330,7 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
         yield f"`{train.optimizer.word}`", train.at("optimizer"), "`adam` runs"
     if isinstance(job.model.loss, c.Contrastive):
         yield "`contrastive`", job.model.at("loss"), ""
+    if job.launch.restarts and job.devices.nodes != 1:
+        yield "`launch.restarts` on several nodes", job.launch.at("restarts"), "`restarts = 0` runs"
     if not isinstance(job.launch.with_, c.Local):
         yield f"`launch.with = {job.launch.with_.word}(…)`", job.launch.at("with_"), "`local()` runs"
-    if job.launch.restarts:
-        yield "`launch.restarts`", job.launch.at("restarts"), "`restarts = 0` runs"

@@ -328,6 +328,8 @@ def _training(plan: Plan) -> list[str]:
         ("clip", _clip(training)),
         ("seed", str(training.seed)),
     ]
+    if training.restarts:
+        rows.append(("restarts", f"{training.restarts:,}, each from the newest checkpoint"))
     return table(rows)
 
 

@@ -4,7 +4,8 @@ Model: all ranks save after the same step. Each copies the tensors that it has t
 training; a thread of each rank writes the copies, over a process group of its own, and rank 0 publishes the folder when
 all of it is on the disk (files.py). With `asynchronous = false` the training waits instead, and nothing is copied. To
 resume, rank 0 lists the checkpoints, the ranks check the candidates' files for damage, each its share, and all load the
-one chosen.
+one chosen. Ranks that are started `again` after a failure resume from the newest of the training's own; if there is
+none yet, they begin where the first ones did.
 
 Contract: a checkpoint is complete or not there. A save waits for the one before it, and `finish` for the last. An error
 in a thread is raised in the training, at the next step at the latest, and ends it. Publishing a checkpoint removes
@@ -71,9 +72,17 @@ class Checkpoints:
     """The checkpoints of one rank; a no-op if the job asks for none. To be made before the first step."""
 
     def __init__(
-        self, job: JobProgram, place: RankPlace, parts: Parts, run_dir: str, beside: Beside | None = None
+        self,
+        job: JobProgram,
+        place: RankPlace,
+        parts: Parts,
+        run_dir: str,
+        beside: Beside | None = None,
+        *,
+        again: bool = False,
     ) -> None:
         self._job, self._rank, self._step, self._run_dir = job, place.rank, job.checkpoint, run_dir
+        self._again = again
         self.on = self._step.written
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
@@ -110,15 +119,18 @@ class Checkpoints:
     def _resumed(self) -> Start:
         if self._rank == 0 and self.on:
             self._prepare_folder()
-        if self._step.resume == "none":
+        if self._step.resume == "none" and not self._again:
             return Start()
-        asked = self._folder if self._step.resume == "auto" else self._step.resume
-        found = self._of_rank_0([files.look(path) for path in files.checkpoints_in(asked)] if self._rank == 0 else [])
-        choice = files.choose(found, self._fit, self._job.steps, self._damage)
+        own = self._again or self._step.resume == "auto"
+        asked = self._folder if own else self._step.resume
+        choice, found = self._choose(asked)
+        if own and choice.taken is None and self._step.resume not in ("none", "auto"):
+            own, asked = False, self._step.resume
+            choice, found = self._choose(asked)
         self._tell(choice, asked)
         taken = choice.taken
         if taken is None or taken.manifest is None:
-            if self._step.resume != "auto" or choice.whole:
+            if not own or choice.whole:
                 raise CheckpointError(_none_to_take(choice, asked))
             return Start()
         self._keep(taken.manifest.step, found, asked)
@@ -135,6 +147,11 @@ class Checkpoints:
             stream=manifest.stream,
         )
 
+    def _choose(self, place: str) -> tuple[files.Choice, list[files.Found]]:
+        """Returns the checkpoint of a folder to resume from, and all of the folder, the newest first."""
+        found = self._of_rank_0([files.look(path) for path in files.checkpoints_in(place)] if self._rank == 0 else [])
+        return files.choose(found, self._fit, self._job.steps, self._damage), found
+
     def _prepare_folder(self) -> None:
         os.makedirs(self._folder, exist_ok=True)
         other = files.foreign(self._folder, best=self._step.best is not None)
@@ -145,7 +162,7 @@ class Checkpoints:
             )
         files.clear_away(self._folder)
         there = files.checkpoints_in(self._folder)
-        if there and self._step.resume == "none":
+        if there and self._step.resume == "none" and not self._again:
             raise CheckpointError(
                 f"{self._folder} holds checkpoints already ({os.path.basename(there[0])}): `checkpoint.resume = auto` "
                 "continues from them; otherwise name another folder, or remove them"
@@ -167,7 +184,7 @@ class Checkpoints:
         if os.path.realpath(asked) != os.path.realpath(self._folder):
             found = [files.look(path) for path in files.checkpoints_in(self._folder)]
             newer = [each.path for each in found if each.manifest is not None and each.manifest.step > step]
-            if newer:
+            if newer and not self._again:
                 raise CheckpointError(
                     f"{newer[0]} is newer than the step to resume from, {step}: `checkpoint.resume = auto` continues "
                     "from there; to start again from an older one, write into another folder (`--out`, "
@@ -200,7 +217,7 @@ class Checkpoints:
         if choice.taken is not None and choice.taken.manifest is not None:
             manifest = choice.taken.manifest
             note(self._run_dir, f"resumes after step {manifest.step}, from {path_text(choice.taken.path)}")
-        elif self._step.resume == "auto" and not choice.whole:
+        elif (self._again or self._step.resume == "auto") and not choice.whole:
             note(self._run_dir, f"starts at the first step: no checkpoint to resume from in {path_text(asked)}")
 
     def _of_rank_0(self, found: list[files.Found]) -> list[files.Found]:

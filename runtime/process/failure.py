@@ -100,9 +100,9 @@ class Ends:
 class Outcome:
     """The end of a training, which is done, stopped or failed.
 
-    `steps` is the number of completed steps. `stopped_at` is the step after which Ctrl-C ended it, None if it did not;
-    0 if a second Ctrl-C ended it at once. `early` says why it ended by itself before its last step, `failure` why it
-    failed.
+    `steps` is the number of completed steps, `restarts` how often ranks were started again. `stopped_at` is the step
+    after which Ctrl-C ended it, None if it did not; 0 if a second Ctrl-C ended it at once. `early` says why it ended by
+    itself before its last step, `failure` why it failed.
     """
 
     run_dir: str
@@ -110,15 +110,21 @@ class Outcome:
     stopped_at: int | None = None
     early: str = ""
     failure: Failure | None = None
+    restarts: int = 0
 
     @property
     def done(self) -> bool:
         return self.stopped_at is None and self.failure is None
 
 
-def log_path(run_dir: str, rank: int) -> str:
+def log_folder(run_dir: str, attempt: int = 1) -> str:
+    """Returns the folder of the logs of the ranks that were started for the first time, or again."""
+    return os.path.join(run_dir, "logs", *([f"attempt-{attempt}"] if attempt > 1 else []))
+
+
+def log_path(run_dir: str, board: Board, rank: int) -> str:
     """Returns the path of the file to which a rank writes all its output."""
-    return os.path.join(run_dir, "logs", f"rank-{rank}.log")
+    return os.path.join(log_folder(run_dir, board.attempt), f"rank-{rank}.log")
 
 
 # -------------------------------------------------------------------------------------------------------- in words
@@ -127,7 +133,7 @@ def log_path(run_dir: str, rank: int) -> str:
 def describe(outcome: Outcome) -> str:
     """Returns the message for the user, several lines; "" for a training that is done."""
     if outcome.failure is not None:
-        return _of_a_failure(outcome.failure)
+        return in_words(outcome.failure)
     if outcome.stopped_at is None:
         return ""
     if outcome.stopped_at == 0:
@@ -135,7 +141,8 @@ def describe(outcome: Outcome) -> str:
     return f"stopped after step {outcome.stopped_at}; the weights of that step are in {outcome.run_dir}"
 
 
-def _of_a_failure(failure: Failure) -> str:
+def in_words(failure: Failure) -> str:
+    """Returns the message of a failure, several lines."""
     when = f"at step {failure.step}" if failure.step else "before the first step"
     where = f" ({failure.line})" if failure.line else ""
     who = f" on rank {failure.rank}" if failure.rank is not None else ""
@@ -154,7 +161,7 @@ def _of_a_failure(failure: Failure) -> str:
 
 
 def record(
-    run_dir: str, rank: int, step: int, error: BaseException, job: JobProgram, model: nn.Module | None
+    run_dir: str, board: Board, rank: int, error: BaseException, job: JobProgram, model: nn.Module | None
 ) -> Failure:
     """Returns this rank's failure, after writing all of it to the log as far as the log can be written."""
     now = time.time()
@@ -164,12 +171,12 @@ def record(
     error = _cause(error)
     return Failure(
         rank=rank,
-        step=step,
+        step=board.step(rank),
         kind=_kind(error),
         message=_message(error),
         line=_place(error, job, model),
         frames=_frames(error),
-        log=log_path(run_dir, rank),
+        log=log_path(run_dir, board, rank),
         notes=(
             *(f"in {at_work}" for at_work in (during(error),) if at_work),
             *_own_notes(error),
@@ -405,7 +412,7 @@ def _stopped(run_dir: str, board: Board, rank: int, stopped: tuple[int, ...], ti
         step=board.step(rank),
         kind="ended",
         message=message,
-        log=log_path(run_dir, rank),
+        log=log_path(run_dir, board, rank),
         notes=(f"that lasted longer than `launch.timeout` ({timeout:g} s){others}",),
     )
 
@@ -427,11 +434,16 @@ def _ended(run_dir: str, board: Board, rank: int, status: int | None) -> Failure
                 "stop",
             )
         else:
-            notes = _last_words(log_path(run_dir, rank))
+            notes = _last_words(log_path(run_dir, board, rank))
     else:
         message = f"the process left with exit status {status}, without an exception"
     return Failure(
-        rank=rank, step=board.step(rank), kind="ended", message=message, log=log_path(run_dir, rank), notes=notes
+        rank=rank,
+        step=board.step(rank),
+        kind="ended",
+        message=message,
+        log=log_path(run_dir, board, rank),
+        notes=notes,
     )
 
 
@@ -457,7 +469,7 @@ def _of_a_timeout(run_dir: str, board: Board, silent: list[int], timeout: float)
     waited = f"a collective waited longer than `launch.timeout` ({timeout:g} s)"
     where = [
         f"rank {rank} did not join it: it is in step {board.step(rank)}, {_where(_end_of(path))} (all of it: {path})"
-        for rank, path in ((rank, log_path(run_dir, rank)) for rank in silent)
+        for rank, path in ((rank, log_path(run_dir, board, rank)) for rank in silent)
     ]
     return (waited, *where)
 

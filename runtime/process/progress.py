@@ -43,6 +43,7 @@ class Watch:
         found = os.stat(run_dir)
         self._folder = found.st_dev, found.st_ino
         self._warned, self._keeper = False, keeper
+        self._events = job.tensorboard  # are written for TensorBoard
         self._fancy = screen.isatty() and "CI" not in os.environ and os.environ.get("TERM") != "dumb"
         self.interval = LOOKS[self._fancy]
 
@@ -71,6 +72,22 @@ class Watch:
                     self._say("stopping after this step (Ctrl-C once more: at once)")
             if self._display is not None:
                 self._display.tick(self._board.furthest)
+
+    def restart(self, message: str, note: str) -> None:
+        """Shows why ranks are started again, and from now on `note`.
+
+        No thread is left, as TensorBoard's: a process that is forked while another thread holds a lock never gets it.
+        """
+        self.look()
+        self._records = None
+        with self._kept():
+            if self._tensorboard is not None:
+                self._tensorboard.close()
+        self._tensorboard = None
+        with self._screened():
+            self._say(message)
+            if self._display is not None:
+                self._display.restart(note)
 
     def has_folder(self) -> bool:
         """True if the run directory is still there."""
@@ -125,7 +142,7 @@ class Watch:
         try:
             yield
         except OSError as error:
-            self._tensorboard = None
+            self._tensorboard, self._events = None, False
             with self._screened():
                 self._say(f"nothing more is written for TensorBoard: {error}")
 
@@ -137,10 +154,10 @@ class Watch:
 
     def _shown(self, step: int) -> _Display:
         """Returns the display, made at the first call with the record of `step`."""
+        with self._kept():
+            if self._events and self._tensorboard is None:
+                self._tensorboard = TensorBoard(self._run_dir, step)
         if self._display is None:
-            with self._kept():
-                if self._job.tensorboard:
-                    self._tensorboard = TensorBoard(self._run_dir, step)
             units = "tokens" if self._job.loss.counts in ("tokens", "kept") else "samples"
             kind = _Bar if self._fancy else _Lines
             self._display = kind(self._job.steps, self._job.data.batch * self._board.units, units, self._screen)
@@ -163,6 +180,8 @@ class Watch:
             head = f"ended early, after {steps} of {self._job.steps}, {_duration(seconds)}"
         else:
             head = f"trained {steps} in {_duration(seconds)}"
+        if outcome.restarts:
+            head += f", after {outcome.restarts} restart{'s' * (outcome.restarts > 1)}"
         lines = [head + ("" if train is None else f": {_numbers(train)}")]
         if outcome.early:
             lines.append(f"the reason: {outcome.early}")
@@ -177,6 +196,8 @@ class _Display(Protocol):
     def say(self, text: str) -> None: ...
 
     def tick(self, step: int) -> None: ...
+
+    def restart(self, note: str) -> None: ...
 
     def close(self, steps: int) -> None: ...
 
@@ -198,7 +219,7 @@ class _Lines:
             return
         self._at = time.monotonic()
         rate = ""
-        if before is not None and record["seconds"] > before["seconds"]:
+        if before is not None and record["seconds"] > before["seconds"] and record["step"] > before["step"]:
             each = (record["seconds"] - before["seconds"]) / (record["step"] - before["step"])
             left = each * (self._steps - record["step"])
             rate = f"  {_number(self._batch / each)} {self._units}/s, {_duration(left)} left"
@@ -209,6 +230,9 @@ class _Lines:
         print(text, file=self._screen, flush=True)
 
     def tick(self, step: int) -> None:
+        pass
+
+    def restart(self, note: str) -> None:
         pass
 
     def close(self, steps: int) -> None:
@@ -232,11 +256,12 @@ class _Bar:
             TaskProgressColumn(),
             TextColumn("{task.fields[loss]}"),
             TextColumn("[cyan]{task.fields[rate]}[/cyan]"),
+            TextColumn("[yellow]{task.fields[note]}[/yellow]"),
             TimeRemainingColumn(),
         )
         console = Console(file=screen, highlight=False)
         self._progress = Progress(*columns, console=console, auto_refresh=False)
-        self._task = self._progress.add_task("", total=steps, loss="", rate="")
+        self._task = self._progress.add_task("", total=steps, loss="", rate="", note="")
         self._progress.start()
         self._looks: list[tuple[float, int]] = []
 
@@ -255,12 +280,16 @@ class _Bar:
         (then, earlier), rate = self._looks[0], ""
         if step > earlier and now > then:
             rate = f"{_number((step - earlier) * self._batch / (now - then))} {self._units}/s"
-        # The board names the step being worked on; one less is done.
-        self._progress.update(self._task, completed=max(0, step - 1))
+        if step:  # the board names the step being worked on; one less is done
+            self._progress.update(self._task, completed=step - 1)
         if rate:
             self._progress.update(self._task, rate=rate)
         with contextlib.suppress(BlockingIOError):
             self._progress.refresh()
+
+    def restart(self, note: str) -> None:
+        self._looks = []
+        self._progress.update(self._task, rate="", note=note)
 
     def close(self, steps: int) -> None:
         self._progress.update(self._task, completed=steps)

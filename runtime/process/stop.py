@@ -57,6 +57,13 @@ class Board:
         self._words = 8 * (_HEAD + _EACH * ranks)  # where the words begin
         self._memory = mmap.mmap(-1, self._words + WORDS * ranks)
         self._numbers = memoryview(self._memory)[: self._words].cast("q")
+        self.attempt = 1  # how often the ranks have been started
+
+    def start_again(self, attempt: int) -> None:
+        """Forgets all but a request to stop; called by the launcher while there is no rank."""
+        self.attempt = attempt
+        for n in range(_REQUEST + 1, len(self._numbers)):
+            self._numbers[n] = 0
 
     # ------------------------------------------------------------------------------------------------- stopping
 

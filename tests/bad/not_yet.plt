@@ -4,6 +4,6 @@ parallelism {
   gradients = powersgd(rank = 2) #! W0801
 }
 
-launch {
-  restarts = 3
+devices {
+  nodes = 1..2
 }

@@ -1,0 +1,82 @@
+"""Decides whether ranks that failed are started again, and what is said of it (`launch.restarts`).
+
+Model: `launch` starts all ranks together; when one of them fails it ends all, and asks here. A failure is followed by
+a restart until `launch.restarts` of them have been, in all, as under torchrun's `--max-restarts`. Not followed by one:
+
+- an exception that was raised before at the same place of the same step: it would be raised again;
+- a failure after a request to stop (Ctrl-C, SIGTERM), as the training is to end;
+- a run directory that is gone.
+
+The ranks of each start resume from the newest checkpoint that is whole (checkpoint/checkpoint.py), at the next sample.
+
+Works around torch's elastic agent, which can restart ranks by itself (`max_restarts`): all its starts share one store,
+in which new ranks read the addresses of those that are gone. Over gloo 7 of 12 restarts after a kill -9 failed so
+(torch 2.13). Here each start has an agent, a store, pipes and ports of its own, and torch's agent starts ranks once.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from dslc.compiler.ir.program import JobProgram
+from dslc.runtime.checkpoint import files
+from dslc.runtime.process.failure import Failure
+
+_ADDRESS = re.compile(r"0x[0-9a-f]+")  # of an object, in the text of an exception
+
+
+class Restarts:
+    """The restarts of one training: `used` of `most`."""
+
+    def __init__(self, program: JobProgram, run_dir: str) -> None:
+        once = program.task != "train" or program.observe or not program.checkpoint.written
+        self.most, self.used = 0 if once else program.restarts, 0
+        self._program, self._run_dir = program, run_dir
+        self._before: set[tuple[object, ...]] = set()  # exceptions
+
+    def follow(self, failure: Failure, *, stopping: bool, folder: bool) -> tuple[bool, Failure]:
+        """Returns whether the ranks are started again after a failure, and the failure with a note that says so.
+
+        `stopping`: the training was asked to stop; `folder`: the run directory is there.
+        """
+        if not self.most:
+            return False, failure
+        known, again = _known(failure), False
+        if not folder:
+            return False, failure
+        if stopping:
+            said = "not restarted, as it was asked to stop"
+        elif known is not None and known in self._before:
+            said = "not restarted: the same exception ended the same step before"
+        elif self.used == self.most:
+            said = f"not restarted: it was {_times(self.used)}, the most that `launch.restarts` allows"
+        else:
+            again, self.used = True, self.used + 1
+            said = f"restart {self.used} of {self.most}, {self._from()}"
+        if known is not None:
+            self._before.add(known)
+        return again, replace(failure, notes=(*failure.notes, said))
+
+    def _from(self) -> str:
+        """Returns in words where the next start begins, by the names and manifests of the checkpoints."""
+        program = self._program
+        fit = files.fit_of(program, None)
+        for place in (files.folder_of(program, self._run_dir), program.checkpoint.resume):
+            if place not in ("none", "auto"):
+                found = map(files.look, files.checkpoints_in(place))
+                taken = files.choose(found, fit, program.steps, lambda *_: []).taken
+                if taken is not None and taken.manifest is not None:
+                    return f"from the checkpoint of step {taken.manifest.step}"
+        return "from the first step"
+
+
+def _known(failure: Failure) -> tuple[object, ...] | None:
+    """Returns what two equal exceptions have in common; None for a failure that is no exception of a rank's code."""
+    if failure.kind != "error":
+        return None
+    return failure.step, _ADDRESS.sub("0x", failure.message), failure.frames, failure.line
+
+
+def _times(count: int) -> str:
+    return "restarted once" if count == 1 else f"restarted {count} times"

@@ -1,0 +1,5 @@
+import "base/digits.plt"
+
+launch {
+  restarts = 3 #! E0808
+}
