@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from helpers.launcher import PRELOADED, Launcher
+from helpers.paths import TESTS
 from hypothesis import settings
 
 from dslc.runtime.process.vision_library import let_torchvision_load
@@ -18,6 +19,19 @@ settings.register_profile("fresh", settings(deadline=None))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 os.environ["DSLC_TRACE_CACHE"] = "off"  # what is tested is traced; tests/cli/probe/test_kept.py has a cache of its own
+
+
+FIRST = ("training", "programs", "cli")  # whose files are the longest, and would make a run wait at its end
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the files of long tests before those of short ones."""
+
+    def place(item: pytest.Item) -> int:
+        room = item.path.relative_to(TESTS).parts[0]
+        return FIRST.index(room) if room in FIRST else len(FIRST)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,13 @@ from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.process import program_file
 from helpers.paths import TESTS
 
+# What models of transformers and adapters need, in a process that traces and in one that trains.
+LIBRARIES = (
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.bert.modeling_bert",
+    "peft",
+)
 # Modules that many trainings need and that take seconds to import.
 PRELOADED = (
     "helpers.vision",
@@ -29,6 +36,7 @@ PRELOADED = (
     "torch.distributed.optim",
     "torch.distributed.pipelining.schedules",
     "torch.distributed.tensor.parallel",
+    *LIBRARIES,
 )
 
 

@@ -131,7 +131,7 @@ class Trainer:
 
     def __init__(self, folder: Path) -> None:
         load_what_traces()
-        self._folder, self._launcher = folder, Launcher("transformers", *PRELOADED)
+        self._folder, self._launcher = folder, Launcher(*PRELOADED)
         self.resumed = 0  # trainings that have gone on under another plan
         lay_out(folder)
 
@@ -252,7 +252,7 @@ class Trainer:
             return self._launcher.launch(ready.program, ready.places, folder)
         except EOFError:
             assert over.is_set(), "the launcher ended by itself"
-            self._launcher = Launcher("transformers", *PRELOADED)
+            self._launcher = Launcher(*PRELOADED)
             raise Fault("hung", f"no end within {LIMIT:g} s\n{_logs(folder)}") from None
         finally:
             timer.cancel()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import shutil
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from dslc.dsl.meaning.load import load
 from dslc.runs import Ready, lay_down, prepare, report_on
 from dslc.runtime.measure.collectives import FIRST_STEP, STEPS
 from dslc.runtime.process.records import Record, read_metrics
-from helpers.launcher import Launcher
+from helpers.launcher import LIBRARIES, Launcher
 from helpers.paths import HELPERS
 
 # A job whose network is a user's, of the module `net` beside it.
@@ -57,10 +59,11 @@ class Trained:
         return {(line["split"], line["step"]): line for line in self.lines}
 
 
+@cache
 def load_what_traces() -> None:
     """Loads what tracing needs into this process, once, and not into each child that traces: 3 s each."""
-    import transformers  # noqa: F401
-
+    for name in LIBRARIES:
+        importlib.import_module(name)
     trace_model(lambda: torch.nn.Linear(2, 2), TensorFact(shape=(2,), dtype="float32"))
 
 
@@ -87,6 +90,8 @@ def staged(schedule: str, pipeline: int, data: int, microbatches: int, *settings
 
 def ready(job: Path, *settings: str, profile: bool = False) -> Ready:
     """Returns the job with its `--set`s, as `dslc run` prepares it. Raises AssertionError if it is rejected."""
+    if any(call in job.read_text() for call in ("python(", "transformers(")):
+        load_what_traces()
     loaded, report = load(str(job), list(settings)), Report()
     found = prepare(loaded, report, profile=profile) if loaded.job is not None else None
     assert found is not None, [d.message for d in (*loaded.report.errors, *report.errors)]

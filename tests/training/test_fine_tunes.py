@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.launcher import PRELOADED, Launcher
+from helpers.launcher import Launcher
 from helpers.paths import HELPERS
-from helpers.trained import Trained, agree, load_what_traces, train_job
+from helpers.trained import Trained, agree, train_job
 from safetensors.torch import save_file
 
 from dslc.compiler.ir.program import TransformersStep
@@ -68,9 +68,8 @@ TASKS = {
 class Jobs:
     """Writes jobs, and trains them."""
 
-    def __init__(self, folder: Path) -> None:
-        load_what_traces()
-        self.folder, self.launcher = folder, Launcher("transformers", *PRELOADED)
+    def __init__(self, folder: Path, launcher: Launcher) -> None:
+        self.folder, self.launcher = folder, launcher
         shutil.copy(HELPERS / "fine_tunes.py", folder)
 
     def write(self, task: str) -> tuple[Path, torch.nn.Module]:
@@ -93,8 +92,8 @@ class Jobs:
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
-    return Jobs(tmp_path_factory.mktemp("tunes"))
+def jobs(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Jobs:
+    return Jobs(tmp_path_factory.mktemp("tunes"), launcher)
 
 
 def plain(task: str, model: torch.nn.Module) -> list[float]:

@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from helpers.launcher import PRELOADED, Launcher
+from helpers.launcher import Launcher
 from helpers.paths import HELPERS
 from helpers.tiny_llama import TINY_LLAMA
-from helpers.trained import Trained, agree, exchanges_as_planned, load_what_traces, train_job
+from helpers.trained import Trained, agree, exchanges_as_planned, train_job
 from safetensors.torch import save_file
 
 from dslc.compiler.ir.program import TransformersStep
@@ -71,9 +71,8 @@ def over(**sizes: int) -> tuple[str, ...]:
 class Jobs:
     """Writes jobs, and trains each network once in one process."""
 
-    def __init__(self, folder: Path) -> None:
-        load_what_traces()
-        self.folder, self.launcher = folder, Launcher("transformers", *PRELOADED)
+    def __init__(self, folder: Path, launcher: Launcher) -> None:
+        self.folder, self.launcher = folder, launcher
         shutil.copy(HELPERS / "own_attention.py", folder)
         self.plain = cache(lambda name, *settings: train_job(self.launcher, self.write(name), *settings))
 
@@ -87,8 +86,8 @@ class Jobs:
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
-    return Jobs(tmp_path_factory.mktemp("context"))
+def jobs(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Jobs:
+    return Jobs(tmp_path_factory.mktemp("context"), launcher)
 
 
 PLANS = [

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.launcher import PRELOADED, Launcher
+from helpers.launcher import Launcher
 from helpers.tiny_llama import write_llama
-from helpers.trained import agree, load_what_traces, ready, train_job
+from helpers.trained import agree, ready, train_job
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
 from dslc.front import inspect
 from dslc.runtime.model.build import build_model
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    """Loads the library once, which would take seconds in each training."""
-    load_what_traces()
-    kinds = ("llama", "bert")
-    made = Launcher(*PRELOADED, *(f"transformers.models.{kind}.modeling_{kind}" for kind in kinds))
-    yield made
-    made.close()
-
 
 BERT = (
     'transformers("bert", num_hidden_layers = 2, hidden_size = 32, num_attention_heads = 4, intermediate_size = 48, '

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.launcher import PRELOADED, Launcher
+from helpers.launcher import Launcher
 from helpers.paths import HELPERS
 from helpers.tiny_llama import write_llama
-from helpers.trained import Trained, agree, exchanges_as_planned, load_what_traces, ready, train, train_job
+from helpers.trained import Trained, agree, exchanges_as_planned, ready, train, train_job
 
 OWN = HELPERS / "own_transformer.py"
 PLAN = """[
@@ -74,9 +74,8 @@ ZERO_3 = (*FOUR, "parallelism.zero=3")
 class Jobs:
     """Writes jobs, and trains each network once in one process."""
 
-    def __init__(self, folder: Path) -> None:
-        load_what_traces()
-        self.folder, self.launcher = folder, Launcher("transformers", *PRELOADED)
+    def __init__(self, folder: Path, launcher: Launcher) -> None:
+        self.folder, self.launcher = folder, launcher
         self.plain = cache(lambda name, *settings: train_job(self.launcher, self.write(name), *settings))
 
     def write(self, name: str) -> Path:
@@ -100,10 +99,8 @@ class Jobs:
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    made = Jobs(tmp_path_factory.mktemp("plans"))
-    yield made
-    made.launcher.close()
+def jobs(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Jobs:
+    return Jobs(tmp_path_factory.mktemp("plans"), launcher)
 
 
 def staged(schedule: str, microbatches: int, *settings: str) -> tuple[str, ...]:
