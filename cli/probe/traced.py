@@ -23,6 +23,8 @@ from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.sharding import low_copy, low_precision, units
 from dslc.compiler.rules.mixtures import each_source
+from dslc.compiler.rules.patterns import matches
+from dslc.compiler.rules.training import check_patterns
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Mixture, Own, PythonCollate, PythonLoss, PythonSource, PythonStep
 from dslc.dsl.language.job import JobSpec
@@ -172,7 +174,7 @@ def _traced_model(
 
         adapted = with_adapter(job, make)
         if job.train.step is not None or (source.input is None and source.structures is None):
-            return try_to_make(adapted)
+            return {"names": try_to_make(adapted)}
         return to_json(_told(job, adapted, source, files))
 
     named = python_function(call, job.folder)
@@ -184,7 +186,11 @@ def _traced_model(
     made = used(job, call, "model", lambda make: or_fault(lambda: use(make)), report, kept.watched)
     if made and tell_of_fault(job, made["facts"], report):
         return None
-    facts = from_json(ModelFacts, made["facts"]) if made and made["facts"] else None
+    if made and "names" in made["facts"]:  # it was made, and not called
+        names = made["facts"]["names"]
+        check_patterns(job, names, [name for name in names if not matches(job.model.freeze, name)], report)
+        return None
+    facts = from_json(ModelFacts, made["facts"]) if made else None
     if made and len(report.found) == found:
         kept.keep(made, facts)
     return facts

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from dslc.compiler.facts.transformers_file import configuration_file
 from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import autocasts, offloaded, recomputed, sharding_of, splits_backward, trained
-from dslc.compiler.rules.patterns import report_unmatched
+from dslc.compiler.rules.patterns import matches, report_unmatched
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.effects import no_effect
@@ -28,7 +27,8 @@ from dslc.dsl.words import plural
 
 def check_training(job: JobSpec, layout: Layout | None, model: ModelGraph | None, report: Report) -> None:
     if model is not None:
-        _check_patterns(job, model, report)
+        names = [parameter.name for layer in model.layers for parameter in layer.parameters]
+        check_patterns(job, names, trained(job, model), report)
         _check_recompute(job, model, report)
     if isinstance(job.model.network, TransformersNetwork):
         _check_configuration(job, job.model.network, report)
@@ -41,16 +41,16 @@ def check_training(job: JobSpec, layout: Layout | None, model: ModelGraph | None
 # ------------------------------------------------------------------------------------------------------- patterns
 
 
-def _check_patterns(job: JobSpec, model: ModelGraph, report: Report) -> None:
-    names = [parameter.name for layer in model.layers for parameter in layer.parameters]
-    unmatched = [
-        *_unmatched("freeze", job.model, job.model.freeze, names, report),
-        *_unmatched("no_decay", job.train, job.train.no_decay, names, report),
-    ]
+def check_patterns(job: JobSpec, names: Sequence[str], training: Collection[str], report: Report) -> None:
+    """Reports patterns that are of none of the parameters `names`, and those that leave none of the `training` ones to
+    train, or to spare from decay.
+    """
+    no_decay = job.train.no_decay
+    groups = [pattern for group in job.train.groups for pattern in group.parameters]
+    _unmatched("freeze", job.model, job.model.freeze, names, report)
+    unmatched = _unmatched("no_decay", job.train, no_decay, names, report)
     _check_groups(job, report)
-    patterns = [pattern for group in job.train.groups for pattern in group.parameters]
-    _unmatched("groups", job.train, patterns, names, report)
-    training = trained(job, model)
+    _unmatched("groups", job.train, groups, names, report)
     cause = "freeze" if job.model.freeze or job.model.adapter is None else "adapter"
     if job.model.freeze and not training:
         report.add(
@@ -59,7 +59,7 @@ def _check_patterns(job: JobSpec, model: ModelGraph, report: Report) -> None:
             job.model.at("freeze"),
             help="leave out the layers that are to learn",
         )
-    elif job.train.no_decay and not unmatched and not any(_matches(job.train.no_decay, name) for name in training):
+    elif no_decay and not unmatched and not any(matches(no_decay, name) for name in training):
         report.add(
             "W0103",
             "`train.no_decay` has no effect: all that it matches is frozen",
@@ -78,10 +78,6 @@ def _check_groups(job: JobSpec, report: Report) -> None:
 def _unmatched(field: str, block: Block, patterns: Sequence[str], names: Sequence[str], report: Report) -> list[str]:
     message = f"`{type(block).word}.{field}`: no parameter is called @"
     return report_unmatched("0710", message, block.at(field), patterns, names, report)
-
-
-def _matches(patterns: Iterable[str], name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 # --------------------------------------------------------------------------------------- configurations of networks

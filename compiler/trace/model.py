@@ -224,11 +224,14 @@ def _traced(
     return with_shares(facts, model, cut, fake, input, tensor, tensor_plan, skipped)
 
 
-def try_to_make(make: Callable[[], object]) -> None:
-    """Makes the module, without memory, and drops it. Raises TraceError if that fails."""
+def try_to_make(make: Callable[[], object]) -> list[str]:
+    """Makes the module, without memory, drops it, and returns the names of its parameters. Raises TraceError if that
+    fails.
+    """
     from dslc.compiler.trace.private_torch import FakeTensorMode
 
-    _made(make, FakeTensorMode(allow_non_fake_inputs=True))
+    module = _made(make, FakeTensorMode(allow_non_fake_inputs=True))
+    return [name for name, _ in module.named_parameters(remove_duplicate=False)]
 
 
 def try_low_copy(model: nn.Module, input: TensorFact | Example, dtype: str, units: Sequence[str]) -> None:
