@@ -38,6 +38,7 @@ from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.checkpoint import files
 from dslc.runtime.checkpoint.state import Beside, CheckpointError, Copies, State, TrainingState, write
+from dslc.runtime.data import sample_numbers
 from dslc.runtime.data.samples import Marks
 from dslc.runtime.parallel.tensor_parallel import noise_rank
 from dslc.runtime.process.job_line import at
@@ -101,7 +102,7 @@ class Checkpoints:
             noise=noise_rank(job, place.rank),
             beside=beside,
         )
-        self._fit = files.fit_of(job, self._state.shapes)
+        self._fit = files.fit_of(job, self._state.shapes, sample_numbers.digest_of(job.data))
         # A group of its own, so that a thread's messages never come between those of the training.
         self._group: Any = dist.new_group(backend="gloo", timeout=LONGEST) if job.world_size > 1 else None
         self._copies = Copies()

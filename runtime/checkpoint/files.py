@@ -74,6 +74,7 @@ class Fit:
     train_samples: int  # 0 for a stream without a length, as the next
     steps_per_epoch: int
     order: str = ""  # of a sampler or a mixture
+    numbers: str = ""  # BLAKE2b of the numbers by which a sampler orders the samples; "" if they are not known
     stream: tuple[int, ...] | None = None  # shards, lanes and window of a stream
 
 
@@ -139,9 +140,9 @@ class Choice:
 # ------------------------------------------------------------------------------------------------------- what fits
 
 
-def fit_of(job: JobProgram, tensors: Shapes | None) -> Fit:
-    """Returns the properties that `job`, whose model has `tensors`, needs in a checkpoint (None: unknown, not
-    compared).
+def fit_of(job: JobProgram, tensors: Shapes | None, numbers: str = "") -> Fit:
+    """Returns the properties that `job`, whose model has `tensors` and whose samples `numbers`, needs in a checkpoint
+    (None and "": unknown, not compared).
     """
     stream = job.data.stream
     endless = stream is not None and not stream.length
@@ -155,6 +156,7 @@ def fit_of(job: JobProgram, tensors: Shapes | None) -> Fit:
         train_samples=0 if endless else job.data.train_samples,
         steps_per_epoch=0 if endless else job.steps_per_epoch,
         order=job.data.order,
+        numbers=numbers,
         stream=None if stream is None else (stream.shards, stream.lanes, stream.window),
     )
 
@@ -179,6 +181,8 @@ def misfits(manifest: Manifest, fit: Fit, steps: int) -> list[str]:
         theirs, ours = getattr(manifest.fit, name), getattr(fit, name)
         if theirs != ours:
             found.append(f"its {what} is {_text(theirs)}, and the job's {_text(ours)}")
+    if manifest.fit.numbers and fit.numbers and manifest.fit.numbers != fit.numbers:
+        found.append("its samples had other weights, classes or lengths, by which the sampler orders them")
     if manifest.fit.stream != fit.stream:
         found.append(f"its {_stream(manifest.fit)}, and the job's {_stream(fit)}")
     if manifest.step > steps:

@@ -14,6 +14,7 @@ bytes a sample.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,13 @@ def prepare(step: DataStep, samples: Samples, device: torch.device) -> None:
     if fault:
         raise SourceError(f"{sampler.line}: {fault}")
     _FOUND.append((step, Numbers(values)))
+
+
+def digest_of(step: DataStep) -> str:
+    """Returns the BLAKE2b of the numbers that `prepare` found; "" without a sampler."""
+    if step.sampler is None:
+        return ""
+    return hashlib.blake2b(numbers_of(step).values.numpy().tobytes(), digest_size=16).hexdigest()
 
 
 def fault_of(sampler: SamplerStep, values: Tensor, samples: int) -> str:

@@ -114,3 +114,7 @@ def test_a_checkpoint_of_another_order_does_not_fit(launcher: Launcher, tmp_path
     assert analysis is not None
     check_resume(analysis, str(tmp_path / "kept"), resumed)
     assert [d.code for d in resumed.errors] == ["E0905"]
+    other = f'data.sampler=weighted("{tmp_path}/weights.npy")'
+    made = ready(job, kept, "checkpoint.resume=auto", other)
+    outcome, _ = launcher.launch(made.program, made.places, tmp_path / "other")
+    assert "its samples had other weights" in str(outcome.failure)
