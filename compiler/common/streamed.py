@@ -53,7 +53,7 @@ class Shards:
         """The samples of a pass, if the stream says it."""
         try:
             return len(self._made)
-        except (TypeError, NotImplementedError):
+        except (TypeError, NotImplementedError):  # Python's way to have none, and Hugging Face's
             return None
 
     def open(self, number: int, epoch: int, state: Any = None) -> Shard:

@@ -41,28 +41,49 @@ def _made(function: PythonFunction) -> Collate:
     return found() if isinstance(kind, type) else found
 
 
-def stacked(samples: list[Any]) -> Any:
+_LEAVES = (Tensor, np.ndarray, int, float, bool, str)
+
+
+def stacked(samples: list[Any], path: str = "") -> Any:
     """Stacks each tensor of equal structures along a new first dim. Arrays and numbers become tensors, integers of 64
-    bits and floats of 32; anything else becomes a list. Raises UnevenSamples.
+    bits and floats of 32; anything else becomes a list. `path` is the place of the `samples` in larger ones.
+
+    Raises UnevenSamples.
     """
+    first, kind = samples[0], type(samples[0])
+    if any(type(each) is not kind for each in samples):
+        return _flattened(samples, path)
+    # What most samples are, part by part: torch's pytrees take 40 us for each sample.
+    if kind in _LEAVES:
+        return _stack(samples, path)
+    if (kind is tuple or kind is list) and len({len(each) for each in samples}) == 1:
+        return kind([stacked([*column], f"{path}[{n}]") for n, column in enumerate(zip(*samples, strict=True))])
+    if kind is dict and all(each.keys() == first.keys() for each in samples):
+        return {key: stacked([each[key] for each in samples], f"{path}[{key!r}]") for key in first}
+    return _flattened(samples, path)
+
+
+def _flattened(samples: list[Any], path: str) -> Any:
     first, form = flatten(samples[0])
     rows = [first]
     for sample in samples[1:]:
         leaves, other = flatten(sample)
         if other != form:
-            raise UnevenSamples("their structures differ")
+            raise UnevenSamples(f"the structures of {path} differ" if path else "their structures differ")
         rows.append(leaves)
-    return unflatten([_stack(column, samples[0], n) for n, column in enumerate(zip(*rows, strict=True))], form)
+    columns = zip(*rows, strict=True)
+    places = [path + place for place in paths(samples[0])]
+    return unflatten([_stack(*each) for each in zip(columns, places, strict=True)], form)
 
 
-def _stack(values: Sequence[Any], sample: Any, number: int) -> Any:
+def _stack(values: Sequence[Any], path: str) -> Any:
     if not isinstance(values[0], Tensor | np.ndarray | np.generic | float | int):
         return list(values)
     tensors = [_tensor(value) for value in values]
-    shapes = {tuple(tensor.shape) for tensor in tensors}
+    shapes = {tensor.shape for tensor in tensors}
     if len(shapes) > 1:
-        one, other, *_ = sorted(shapes)
-        raise UnevenSamples(f"{paths(sample)[number] or 'they'} has shapes {one} and {other}")
+        one, other, *_ = sorted(tuple(shape) for shape in shapes)
+        raise UnevenSamples(f"{path or 'they'} has shapes {one} and {other}")
     return torch.stack(tensors)
 
 

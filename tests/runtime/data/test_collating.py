@@ -1,0 +1,77 @@
+"""Batches of structures: what torch's own pytrees make of the samples, whatever they are made of."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils import _pytree
+
+from dslc.runtime.data.collating import UnevenSamples, stacked
+
+
+class Boxes(NamedTuple):
+    corners: Any
+    label: Any
+
+
+SHAPES = st.recursive(
+    st.sampled_from([(), (3,), (2, 2)]),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple).map(lambda parts: ("tuple", *parts)),
+        st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+        st.dictionaries(st.sampled_from("abc"), inner, max_size=3).map(OrderedDict),
+        st.tuples(inner, inner).map(lambda pair: Boxes(*pair)),
+    ),
+    max_leaves=6,
+)
+
+
+def filled(shape: Any, number: int) -> Any:
+    """Returns the structure with a tensor in place of each shape."""
+    match shape:
+        case dict():
+            return type(shape)((key, filled(each, number)) for key, each in shape.items())
+        case list():
+            return [filled(each, number) for each in shape]
+        case Boxes():
+            return Boxes(*(filled(each, number) for each in shape))
+        case ("tuple", *parts):
+            return tuple(filled(each, number) for each in parts)
+    return torch.full(shape, float(number))
+
+
+@given(SHAPES, st.integers(1, 4))
+def test_samples_stack_as_pytrees_do(shape: Any, number: int) -> None:
+    samples = [filled(shape, n) for n in range(number)]
+    wanted = _pytree.tree_map(lambda *rows: torch.stack(rows), *samples)
+    found, form = _pytree.tree_flatten(stacked(samples))
+    leaves, other = _pytree.tree_flatten(wanted)
+    assert form == other and all(map(torch.equal, found, leaves))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        (torch.zeros(2), torch.zeros(3), r"^they has shapes \(2,\) and \(3,\)"),
+        ({"a": [torch.zeros(2)]}, {"a": [torch.zeros(3)]}, r"^\['a'\]\[0\] has shapes"),
+        ((1, Boxes(torch.zeros(2), 1)), (1, Boxes(torch.zeros(3), 1)), r"^\[1\]\.corners has shapes"),
+        ({"a": 1}, {"b": 1}, "^their structures differ"),
+        ({"a": (1, 2)}, {"a": (1, 2, 3)}, r"^the structures of \['a'\] differ"),
+    ],
+)
+def test_samples_that_do_not_stack_are_named_by_their_place(one: Any, other: Any, said: str) -> None:
+    with pytest.raises(UnevenSamples, match=said):
+        stacked([one, other])
+
+
+def test_numbers_become_tensors_and_texts_lists() -> None:
+    batch = stacked([{"n": n, "x": n / 2, "ok": True, "text": str(n)} for n in range(2)])
+    assert batch["n"].dtype == torch.int64 and batch["x"].dtype == torch.float32 and batch["ok"].dtype == torch.bool
+    assert isinstance(batch["x"], Tensor) and batch["text"] == ["0", "1"]
