@@ -1,6 +1,7 @@
-"""Trains on several hosts: each runs the same command, and this is one of them.
+"""Trains with others: with the launchers of several hosts, each of which runs the same command, or with the processes
+that torchrun or another launcher has started, one for each rank. This is one of them.
 
-Model: every host compiles the job by itself. The launchers meet (runtime/hosts/company.py) and compare what each knows
+Model: every one compiles the job by itself. They meet (runtime/hosts/company.py) and compare what each knows
 of the job: versions, the texts of the job, the modules and the data that it names, the plan, GPUs. The keeper's run
 directory has everything; a host that sees the same folder writes the logs of its ranks there, another one into a run
 directory of its own.
@@ -8,11 +9,13 @@ directory of its own.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -20,65 +23,99 @@ from typing import TYPE_CHECKING, Any
 from dslc.compiler.plan_facts import facts_of
 from dslc.dsl.language.job import python_calls
 from dslc.dsl.plain import plain
+from dslc.restarted import folder_of
 from dslc.run_folder import make_folder
 from dslc.runs import Ready, launch, train
+from dslc.runtime.launchers.known import LAUNCHERS
 from dslc.version import __version__
 
 if TYPE_CHECKING:
-    from dslc.runtime.hosts.company import Company
+    from dslc.runtime.hosts.company import Company, Meeting
+    from dslc.runtime.hosts.doors import Door
+    from dslc.runtime.launchers.world import World
     from dslc.runtime.process.failure import Outcome
 
 _ANSWER = 60.0  # seconds that a host may take to answer about a folder
+_FOR_PROCESSES = "the job takes {} processes, which one command starts"
 
 
-def train_on_hosts(ready: Ready, rendezvous: str, out: str | None) -> tuple[Outcome, dict[str, Any] | None, str]:
-    """Trains with the hosts that come to the rendezvous; returns the outcome, the report (on the keeper) and the run
-    directory. Raises NotMet, and Occupied.
+def train_with_others(ready: Ready, rendezvous: str, out: str | None) -> tuple[Outcome, dict[str, Any] | None, str]:
+    """Trains with those that come to the rendezvous, or that the launcher has started; returns the outcome, the report
+    (on the keeper) and the run directory. Raises NotMet, and Occupied.
     """
     from dslc.runtime.hosts.company import Meeting, meet
 
+    world = ready.world
     meeting = Meeting(
         rendezvous=rendezvous,
         nodes=ready.compiled.plan.topology.nodes,
         facts=dict(_facts(ready)),
         timeout=ready.program.timeout,
-        say=lambda text: print(plain(text), file=sys.stderr, flush=True),
+        processes=ready.program.processes,
+        say=lambda text: print(plain(text), file=sys.stderr, flush=True) if world is None or world.speaks else None,
     )
-    company = meet(meeting)
+    company = meet(meeting if world is None else _of_processes(meeting, world, ready.program.world_size))
     try:
         return _train(ready, company, out)
     finally:
         company.close()
 
 
+def tell_fault(world: World, fault: str) -> None:
+    """Tells the process of rank 0 why this one cannot train, if it is not that one; all of them then leave."""
+    from dslc.runtime.hosts.company import Meeting, meet
+    from dslc.runtime.hosts.doors import NotMet
+
+    meeting = Meeting(rendezvous="", nodes=world.size, facts={}, timeout=_ANSWER, fault=fault)
+    with contextlib.suppress(NotMet):
+        meet(_of_processes(meeting, world, world.size)).close()
+
+
+def _of_processes(meeting: Meeting, world: World, ranks: int) -> Meeting:
+    """Returns the meeting of the processes of a launcher. Raises NotMet."""
+    from dslc.runtime.hosts.doors import FixedDoor
+    from dslc.runtime.hosts.wire import endpoint
+
+    if meeting.rendezvous:
+        door: Door = FixedDoor(*endpoint(meeting.rendezvous))
+    else:
+        door = LAUNCHERS[world.word].join(world, os.environ)
+    return replace(
+        meeting, nodes=world.size, processes=ranks // world.size, place=world.rank, door=door, needs=_FOR_PROCESSES
+    )
+
+
 def _train(ready: Ready, company: Company, out: str | None) -> tuple[Outcome, dict[str, Any] | None, str]:
     from dslc.runtime.hosts.company import shared
 
-    folder, blind = shared(company, make_folder(ready.program, out) if company.keeps else "", _ANSWER)
+    folder, blind = shared(company, folder_of(ready, out) if company.keeps else "", _ANSWER)
     _share_checkpoints(ready, company, folder)
-    own = partial(launch, company=company)
+    world = ready.world
+    own = partial(launch, company=company, quiet=world is not None and not world.speaks, in_group=world is not None)
     if company.keeps:
         return *train(ready, folder, own), folder
-    if company.host in blind:
-        folder = make_folder(ready.program, out)
+    if company.node in blind:
+        folder = make_folder(ready.program, out or os.path.join("runs", ready.program.job, os.path.basename(folder)))
     return own(ready.program, ready.places, folder), None, folder
 
 
 def _share_checkpoints(ready: Ready, company: Company, folder: str) -> None:
     """Raises NotMet, on all hosts, if one does not see the folder of the checkpoints."""
-    from dslc.runtime.checkpoint.files import folder_of
-    from dslc.runtime.hosts.company import NotMet, shared
+    from dslc.runtime.checkpoint import files
+    from dslc.runtime.hosts.company import shared
+    from dslc.runtime.hosts.doors import NotMet
 
     if not ready.program.checkpoint.written:
         return
-    place = folder_of(ready.program, folder)
+    place = files.folder_of(ready.program, folder)
     if company.keeps:
         os.makedirs(place, exist_ok=True)
     _, blind = shared(company, place, _ANSWER)
     if blind:
-        does = "do not see" if len(blind) > 1 else "does not see"
+        hosts = list(dict.fromkeys(company.machines[node] for node in blind))
+        does = "do not see" if len(hosts) > 1 else "does not see"
         raise NotMet(
-            f"{' and '.join(blind)} {does} {place} of {company.hosts[0]}: checkpoints need a folder that all hosts "
+            f"{' and '.join(hosts)} {does} {place} of {company.machines[0]}: checkpoints need a folder that all hosts "
             "share, which `checkpoint.dir` or --out names"
         )
 

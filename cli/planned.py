@@ -19,7 +19,7 @@ from dslc.dsl.files import TooLarge, read_bytes
 from dslc.dsl.meaning.load import Loaded, load_kept
 from dslc.dsl.words import plural
 from dslc.front import inspect
-from dslc.runs import Ready, count_hosts
+from dslc.runs import ALONE, Around, Ready, look_around
 from dslc.version import __version__
 
 ANEW = "`dslc plan JOB --json` makes the plan anew"
@@ -64,10 +64,10 @@ def job_of(made: PlanFile, path: str) -> Loaded:
 
 
 def prepare_plan(
-    path: str, settings: Sequence[str], report: Report, *, profile: bool = False, hosts: bool = False
+    path: str, settings: Sequence[str], report: Report, *, profile: bool = False, around: Around = ALONE
 ) -> Ready | None:
     """Returns the training of a plan file, if this machine has the facts that it rests on; else None, with the reasons
-    in the report. `hosts`: other hosts take part.
+    in the report.
     """
     made = open_plan(path, report, [f"--set {setting}" for setting in settings])
     if made is None or not _fits(made, path, report):
@@ -77,7 +77,7 @@ def prepare_plan(
     report.extend(diagnostic.for_run() for diagnostic in found)
     if analysis is None:
         return None
-    count_hosts(analysis, report, hosts)
+    world = look_around(analysis, report, around)
     here = facts_of(analysis)
     if made.facts.model is None and here.model is not None:
         _untraced(path, report)
@@ -91,6 +91,7 @@ def prepare_plan(
         compiled=Compiled(analysis=analysis, graph=made.graph, plan=made.plan),
         program=dataclasses.replace(program, profile=profile),
         places=made.places(),
+        world=world,
     )
 
 

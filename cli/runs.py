@@ -6,7 +6,7 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,10 @@ from dslc.dsl.meaning.write import anchored, write
 from dslc.dsl.plain import plain, plain_lines
 from dslc.front import inspect
 from dslc.run_folder import claimed
+from dslc.runtime.launchers.world import World
 from dslc.runtime.process.program_file import write_program
 from dslc.runtime.process.records import naming
+from dslc.surroundings import world_for
 from dslc.version import __version__
 
 if TYPE_CHECKING:
@@ -38,35 +40,55 @@ class Ready:
     compiled: Compiled
     program: JobProgram
     places: tuple[RankPlace, ...]
+    world: World | None = None  # if a launcher of others has started this process
 
 
-def prepare(loaded: Loaded, report: Report, *, profile: bool = False, hosts: bool = False) -> Ready | None:
+@dataclass(frozen=True, kw_only=True)
+class Around:
+    """What a training finds around it: whether other hosts take part (`hosts`), and the environment if processes may
+    have been started by a launcher of others.
+    """
+
+    hosts: bool = False
+    environ: Mapping[str, str] | None = None
+
+
+ALONE = Around()
+
+
+def prepare(loaded: Loaded, report: Report, *, profile: bool = False, around: Around = ALONE) -> Ready | None:
     """Compiles a job for this machine; returns None with the reasons in the report, where warnings that block a run are
-    errors. `profile`: the run records its memory and its collectives. `hosts`: other hosts take part.
+    errors. `profile`: the run records its memory and its collectives.
     """
     found = Report()
     analysis = inspect(loaded, found, run=True)
     report.extend(diagnostic.for_run() for diagnostic in found)
-    if analysis is not None:
-        count_hosts(analysis, report, hosts)
+    world = look_around(analysis, report, around) if analysis is not None else None
     if report.errors or analysis is None:
         return None
     compiled = compile_plan(analysis)
     program = dataclasses.replace(compiled.program(), profile=profile)
-    return Ready(loaded=loaded, compiled=compiled, program=program, places=compiled.places())
+    return Ready(loaded=loaded, compiled=compiled, program=program, places=compiled.places(), world=world)
 
 
-def count_hosts(analysis: Analysis, report: Report, hosts: bool) -> None:
-    """Reports a job of several nodes that is to run on one, and one of one node where `hosts` are to meet."""
+def look_around(analysis: Analysis, report: Report, around: Around) -> World | None:
+    """Returns the place of this process, if the job's launcher has started it. Reports an environment that contradicts
+    the job, a job of several nodes that is to run on one, and one of one node where hosts are to meet.
+    """
     nodes, job = analysis.layout.nodes, analysis.job
-    if nodes == 1 and hosts:
+    if around.environ is not None:
+        world, errors = None, len(report.errors)
+        world = world_for(job, analysis.layout, around.environ, report)
+        if world is not None or len(report.errors) > errors:
+            return world
+    if nodes == 1 and around.hosts:
         report.add(
             "E0807",
             "hosts are to meet, and the job takes one node",
             job.devices.at("nodes"),
             help="`devices.nodes` is their number; or leave out `--rendezvous` and DSLC_RENDEZVOUS",
         )
-    elif nodes > 1 and not hosts:
+    elif nodes > 1 and not around.hosts:
         report.add(
             "E0807",
             f"the job takes {nodes} nodes, and this command runs on one",
@@ -74,6 +96,7 @@ def count_hosts(analysis: Analysis, report: Report, hosts: bool) -> None:
             help=f"`dslc run {job.source.name} --rendezvous HOST` on each of them trains, where HOST is the name or "
             "address of one; `--set devices.nodes=1` is for one machine",
         )
+    return None
 
 
 def file_of(compiled: Compiled, loaded: Loaded) -> PlanFile:
@@ -125,21 +148,29 @@ def train(
         return outcome, None if cut_off else report_on(ready, folder, outcome.steps)
 
 
-def launch(program: JobProgram, places: tuple[RankPlace, ...], folder: str, company: Company | None = None) -> Outcome:
-    """Launches ranks from this process. torch is imported only now, when the folder is known to be free."""
+def launch(
+    program: JobProgram,
+    places: tuple[RankPlace, ...],
+    folder: str,
+    *,
+    company: Company | None = None,
+    quiet: bool = False,
+    in_group: bool = False,
+) -> Outcome:
+    """Launches ranks from this process, `quiet` without progress on the screen. torch is imported only now, when the
+    folder is known to be free.
+    """
     from dslc.runtime.launch import launch
 
-    return launch(program, places, folder, company=company)
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        return launch(program, places, folder, screen=nowhere if quiet else None, company=company, in_group=in_group)
 
 
 def launch_quietly(program: JobProgram, places: tuple[RankPlace, ...], folder: str) -> Outcome:
     """Launches ranks for a command's own ends, without progress on the screen. Raises KeyboardInterrupt if they are
     stopped.
     """
-    from dslc.runtime.launch import launch
-
-    with open(os.devnull, "w", encoding="utf-8") as screen:
-        outcome = launch(program, places, folder, screen=screen)
+    outcome = launch(program, places, folder, quiet=True)
     if outcome.stopped_at is not None:
         raise KeyboardInterrupt
     return outcome

@@ -213,7 +213,7 @@ def agent_of(program: JobProgram, rank: Callable[[], Any], watch: Watch, meeting
     """Does the work of torch's `launch_agent`, for one node and with our agent."""
     spec = WorkerSpec(
         role="rank",
-        local_world_size=program.processes,
+        local_world_size=len(meeting.board.ranks),
         entrypoint=rank,
         rdzv_handler=OneNode(),
         max_restarts=0,

@@ -87,16 +87,17 @@ def launch(
     screen: TextIO | None = None,
     before: Callable[[], None] | None = None,
     company: Company | None = None,
+    in_group: bool = False,
 ) -> Outcome:
     """Trains `program` on this node and leaves metrics, logs and weights in `run_dir`, which may exist.
 
     `screen` receives progress and a summary (standard output if None); each rank calls `before` first. `company` are
-    the launchers of a training on several nodes, of which this one starts the ranks of its own. To be called from a
-    process that has not used torch. Raises OSError if processes or files cannot be made.
+    the launchers of a training on several nodes, of which this one starts the ranks of its own. `in_group`: SIGTERM is
+    sent to this process and its ranks at once. To be called from a process that has not used torch. Raises OSError if
+    processes or files cannot be made.
     """
     assert program.world_size == len(places)
-    places = tuple(place for place in places if place.node == (company.node if company else 0))
-    assert len(places) == program.processes
+    places = tuple(place for place in places if company is None or place.rank in company.ranks)
     os.makedirs(os.path.join(run_dir, "logs"), exist_ok=True)
     if company is None or company.keeps:
         failure.forget(run_dir, goes_on=program.checkpoint.resume != "none")
@@ -104,7 +105,7 @@ def launch(
     kept_metrics.preload(program.metrics)
     augmented.preload(program.data)
     board = Board(len(places), places[0].rank, alone=company is None)
-    keeper = company.hosts[0] if company is not None and not company.keeps else ""
+    keeper = company.machines[0] if company is not None and not company.keeps else ""
     watch = Watch(program, run_dir, board, screen or sys.stdout, keeper)
     if program.gradients.kind == "fsdp":
         fsdp.preload()
@@ -116,7 +117,7 @@ def launch(
         transformers_model.preload(program.model.transformers)
     if program.model.adapter is not None:
         adapters.preload()
-    launching = _Launch(program, places, run_dir, board, watch, before, company)
+    launching = _Launch(program, places, run_dir, board, watch, before, company, in_group)
     restarts = Restarts(program, run_dir)
     with elastic_log(run_dir), listening(board, AtOnce):
         try:
@@ -148,6 +149,7 @@ class _Launch:
     watch: Watch
     before: Callable[[], None] | None
     company: Company | None
+    in_group: bool
 
     def start(self) -> Outcome:
         """Starts the ranks and returns when none is left."""
@@ -161,7 +163,7 @@ class _Launch:
 
             def rank() -> None:
                 own = RankProgram(job=program, place=self.places[int(os.environ["LOCAL_RANK"])])
-                worker.work(own, self.run_dir, meeting, launcher, store, self.before)
+                worker.work(own, self.run_dir, meeting, launcher, store, self.before, in_group=self.in_group)
 
             agent = agent_of(program, rank, self.watch, meeting, self.run_dir)
             if company is not None:

@@ -60,13 +60,15 @@ def work(
     launcher: int,
     store: RankStore,
     before: Callable[[], None] | None = None,
+    *,
+    in_group: bool = False,
 ) -> NoReturn:
     """Runs a rank. `launcher` is the process that forked it, `store` the ranks' store
-    (transport/rendezvous.py); `before` is called first.
+    (transport/rendezvous.py); `before` is called first. `in_group`: see `stop.deaf`.
 
     Raises SystemExit when all ranks are done; a training that fails ends the process.
     """
-    stop.deaf()
+    stop.deaf(in_group=in_group)
     end_with(launcher)
     job, place, board = program.job, program.place, meeting.board
     board.arrive(place.rank)

@@ -7,18 +7,24 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain
-from dslc.front import over, show
+from dslc.dsl.show import render
+from dslc.front import over, presented, show
 from dslc.planned import is_plan_file, prepare_plan
-from dslc.run_folder import Occupied, claimed, make_folder, refuse_others, refuse_run
-from dslc.runs import Ready, folders_of, launch, prepare, show_failure, train
+from dslc.restarted import folder_of, restarted
+from dslc.run_folder import Occupied, claimed, refuse_others, refuse_run
+from dslc.runs import ALONE, Around, Ready, folders_of, launch, prepare, show_failure, train
+from dslc.runtime.launchers.known import worlds
 from dslc.status import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
+from dslc.surroundings import command
 
 if TYPE_CHECKING:
+    from dslc.runtime.launchers.world import World
     from dslc.runtime.process.failure import Outcome
 
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
@@ -30,61 +36,89 @@ def main(arguments: argparse.Namespace) -> int:
             print(f"dslc: `--try` leaves nothing, and `{option}` asks for something: leave one out", file=sys.stderr)
             return WRONG_USAGE
     rendezvous = arguments.rendezvous or os.environ.get("DSLC_RENDEZVOUS", "")
+    around = ALONE if arguments.trial else Around(hosts=bool(rendezvous), environ=os.environ)
     if is_plan_file(arguments.job):
-        return _run_plan(arguments, rendezvous)
+        return _run_plan(arguments, rendezvous, around)
+    places = _worlds(around)
     loaded, combinations = load_each(arguments.job, arguments.settings)
     report = Report()
-    how = {"profile": arguments.profile, "hosts": bool(rendezvous) and not arguments.trial}
+    how = {"profile": arguments.profile, "around": around}
     ready = [prepare(chosen, report, **how) for chosen in combinations if not over(report)]
-    show(report)
-    if report.errors or loaded.job is None:
+    if not _shown(report, places) or loaded.job is None:
         return JOB_AT_FAULT
-    runs = [each for each in ready if each is not None]
+    runs = [restarted(each) for each in ready if each is not None]
     if arguments.trial:
         return _try_each(runs)
-    if rendezvous:
+    if rendezvous or _has_peers(runs[0]):
         return _run_with_others(runs, rendezvous, arguments)
     try:
-        folder = make_folder(runs[0].program, arguments.out)
-        places = [place for place, _ in folders_of(loaded, combinations, folder)]
-        if places == [folder]:
-            return run_one(runs[0], places[0], [arguments.job, *arguments.settings])
+        folder = folder_of(runs[0], arguments.out)
+        folders = [place for place, _ in folders_of(loaded, combinations, folder)]
+        if folders == [folder]:
+            return run_one(runs[0], folders[0], [arguments.job, *arguments.settings])
         with claimed(folder, None):
-            return _run_each(runs, places)
+            return _run_each(runs, folders)
     except Occupied as reason:
         print(plain(f"dslc: {reason}"), file=sys.stderr)
         return WRONG_USAGE
 
 
 def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse.Namespace) -> int:
-    """Runs a training of which this host has a part."""
-    from dslc.hosts import train_on_hosts
-    from dslc.runtime.hosts.company import NotMet
+    """Runs a training of which this process has a part."""
+    from dslc.hosts import train_with_others
+    from dslc.runtime.hosts.doors import NotMet
 
+    world = runs[0].world
+    speaks = world is None or world.speaks
     if len(runs) > 1:
-        print("dslc: a sweep runs on one node; `--set` chooses one of its values", file=sys.stderr)
+        if speaks:
+            print("dslc: a sweep runs on one node; `--set` chooses one of its values", file=sys.stderr)
         return WRONG_USAGE
     try:
-        outcome, report, folder = train_on_hosts(runs[0], rendezvous, arguments.out)
+        outcome, report, folder = train_with_others(runs[0], rendezvous, arguments.out)
     except (Occupied, NotMet) as reason:
-        print(plain(f"dslc: {reason}"), file=sys.stderr)
+        if speaks:
+            print(plain(f"dslc: {reason}"), file=sys.stderr)
         return WRONG_USAGE
+    if not speaks:
+        return _status(outcome)
     return _ended(runs[0], outcome, report, folder, [arguments.job, *arguments.settings], rendezvous)
 
 
-def _run_plan(arguments: argparse.Namespace, rendezvous: str) -> int:
-    report = Report()
-    hosts = bool(rendezvous) and not arguments.trial
-    ready = prepare_plan(arguments.job, arguments.settings, report, profile=arguments.profile, hosts=hosts)
-    show(report)
-    if ready is None:
+def _worlds(around: Around) -> list[World]:
+    """Returns the places of this process, of which the first counts."""
+    return list(worlds(around.environ).values()) if around.environ is not None else []
+
+
+def _has_peers(ready: Ready) -> bool:
+    return ready.world is not None and ready.world.size > 1
+
+
+def _shown(report: Report, places: Sequence[World]) -> bool:
+    """Shows what was found, once where a launcher has started several processes like this one. Returns False if the job
+    cannot run.
+    """
+    if all(world.speaks for world in places[:1]):
+        show(report)
+    elif report.errors:
+        from dslc.hosts import tell_fault
+
+        tell_fault(places[0], render(presented(report), color=False))
+    return not report.errors
+
+
+def _run_plan(arguments: argparse.Namespace, rendezvous: str, around: Around) -> int:
+    report, places = Report(), _worlds(around)
+    ready = prepare_plan(arguments.job, arguments.settings, report, profile=arguments.profile, around=around)
+    if not _shown(report, places) or ready is None:
         return JOB_AT_FAULT
     if arguments.trial:
         return _try_each([ready])
-    if rendezvous:
+    ready = restarted(ready)
+    if rendezvous or _has_peers(ready):
         return _run_with_others([ready], rendezvous, arguments)
     try:
-        folder = make_folder(ready.program, arguments.out)
+        folder = folder_of(ready, arguments.out)
         # A plan takes no settings: the job in the run directory does.
         return run_one(ready, folder, [os.path.join(folder, "job.plt")])
     except Occupied as reason:
@@ -122,7 +156,7 @@ def run_one(ready: Ready, folder: str, again: Sequence[str]) -> int:
     """Runs one training, from its run directory to its exit status; `again`: its job and the settings that change it.
     Raises Occupied.
     """
-    outcome, report = train(ready, folder, launch)
+    outcome, report = train(ready, folder, partial(launch, in_group=ready.world is not None))
     return _ended(ready, outcome, report, folder, again)
 
 
@@ -141,22 +175,29 @@ def _ended(
         show_failure(outcome)
     if report and ready.program.profile:
         show_report(report)
-    if outcome.done:
-        return GOOD
-    _show_how_to_go_on(ready, folder, again, rendezvous)
-    return INTERRUPTED if outcome.failure is None else TRAINING_FAILED
+    if not outcome.done:
+        _show_how_to_go_on(ready, folder, again, rendezvous)
+    return _status(outcome)
+
+
+def _status(outcome: Outcome) -> int:
+    if outcome.failure is not None:
+        return TRAINING_FAILED
+    return GOOD if outcome.done else INTERRUPTED
 
 
 def _show_how_to_go_on(ready: Ready, folder: str, again: Sequence[str], rendezvous: str) -> None:
     """Shows, after a training that ended early, the command that resumes from its newest checkpoint, if there is
     one.
     """
-    from dslc.runtime.checkpoint.files import checkpoints_in, folder_of
+    from dslc.runtime.checkpoint import files
 
-    if checkpoints_in(folder_of(ready.program, folder)):
+    if files.checkpoints_in(files.folder_of(ready.program, folder)):
         job, *settings = again
         kept = [setting for setting in settings if not setting.startswith("checkpoint.resume")]
-        words = ["dslc", "run", os.path.relpath(job), "--out", os.path.relpath(folder)]
+        layout = ready.compiled.analysis.layout
+        begin = command(ready.world.word, layout, os.path.relpath(job)) if ready.world is not None else None
+        words = [*(begin or ["dslc", "run", os.path.relpath(job)]), "--out", os.path.relpath(folder)]
         words += ["--rendezvous", rendezvous] if rendezvous else []
         for setting in (*kept, "checkpoint.resume=auto"):
             words += ["--set", setting]

@@ -5,6 +5,9 @@ has this address is the keeper, node 0, whose first rank is rank 0; the others a
 arrive. Each sends what it knows of the job: versions, digests of files, GPUs. If two differ, all leave with the same
 message. From then on every launcher has a `Company`: the keeper a wire to each other one, the others one to the keeper.
 
+Where torchrun or mpirun has started a process for each rank, each of these is a launcher, of one rank. They know their
+places and meet at a `Door`, which the one of rank 0 opens.
+
 Contract: one address listens, while the hosts meet. A launcher whose connection ends is `lost` (wire.py).
 
 Limits: a fixed number of hosts. The loss of one ends the training.
@@ -19,23 +22,25 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from dslc.runtime.hosts.wire import Message, Wire, endpoint, interface_of, listen
+from dslc.runtime.hosts.doors import Door, NotMet, address_of
+from dslc.runtime.hosts.wire import MOST, Message, Wire, endpoint, interface_of, listen
 
 _AGAIN = 0.2  # seconds between two attempts to connect
 _SAY = 2.0, 60.0  # seconds after which it is first said who is awaited, and then every so many
 _HELLO = 10.0  # seconds that a connection has to say who it is
-_LOCAL = ("localhost", "127.0.0.1", "::1")
-
-
-class NotMet(Exception):
-    """The hosts did not come together; the text says why, and what to do."""
+_TURNED_AWAY = 10.0  # seconds that a launcher which cannot train waits for others, to tell them
+_FOR_HOSTS = "the job takes {} (`devices.nodes`), each started with the same command"
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """What one host brings: where hosts meet, how many they are, and what it knows of the job, by name."""
+    """What one launcher brings: where they meet, how many they are, and what it knows of the job, by name.
+
+    With a `door` the launchers know their places; each starts `processes` ranks. One that cannot train has the reason
+    as its `fault`, and comes to say so: all leave, and the keeper with that reason.
+    """
 
     rendezvous: str
     nodes: int
@@ -43,28 +48,41 @@ class Meeting:
     timeout: float  # seconds that hosts are waited for
     say: Callable[[str], object] = field(default=lambda text: None)
     host: str = field(default_factory=socket.gethostname)
+    processes: int = 1
+    door: Door | None = None
+    place: int = 0
+    needs: str = _FOR_HOSTS
+    fault: str = ""
+
+    @property
+    def ranks(self) -> bool:
+        """True if each launcher is that of one rank, with a place that it was given."""
+        return self.door is not None and self.processes == 1
 
 
 class Company:
-    """The launchers that have met, as one of them sees it."""
+    """The launchers that have met, as one of them sees it: the one of `node`, whose host is `machines[node]`, and which
+    messages call `hosts[node]`. `ranks` are those that it starts.
+    """
 
     def __init__(
         self,
         node: int,
-        hosts: Sequence[str],
+        machines: Sequence[str],
+        meeting: Meeting,
         wires: Mapping[int, Wire],
         store: tuple[str, int],
         early: Sequence[tuple[int, Message]] = (),
     ) -> None:
-        self.node, self.hosts, self.store = node, tuple(hosts), store
+        self.node, self.machines, self.store = node, tuple(machines), store
+        self.hosts = tuple(names_of(machines, ranks=meeting.ranks))
+        self.ranks = range(node * meeting.processes, (node + 1) * meeting.processes)
+        alone = meeting.ranks and len(set(machines)) == 1
+        self.place = "" if alone else self.machines[node] if meeting.ranks else self.hosts[node]  # of a rank's failure
         self.listening: socket.socket | None = None  # at the store's address, on the keeper
         self.lost: dict[int, str] = {}  # nodes, and why
         self._wires = dict(wires)
         self._early = list(early)  # messages that arrived while others were waited for
-
-    @property
-    def host(self) -> str:
-        return self.hosts[self.node]
 
     @property
     def keeps(self) -> bool:
@@ -130,43 +148,46 @@ class Company:
 
 def meet(meeting: Meeting) -> Company:
     """Returns the company of all hosts, when all have come and agree. Raises NotMet."""
+    if meeting.door is not None:
+        return _meet_at(meeting.door, meeting)
     try:
         name, port = endpoint(meeting.rendezvous)
     except ValueError as error:
         raise NotMet(f"the rendezvous {error}") from error
-    address = _address_of(name)
+    address = address_of(name)
     try:
         listening = listen(address, port)
     except OSError as error:
         if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
             raise NotMet(f"{name}:{port} cannot be listened at: {error.strerror}") from error
-        return _join(meeting, name, (address, port), taken=error.errno == errno.EADDRINUSE)
+        taken = error.errno == errno.EADDRINUSE
+        return _join(meeting, f"{name}:{port}", lambda: (address, port), taken=taken)
     with listening:
         return _keep(meeting, listening, address)
 
 
-def _address_of(name: str) -> str:
+def _meet_at(door: Door, meeting: Meeting) -> Company:
+    if meeting.fault:
+        meeting = replace(meeting, timeout=min(meeting.timeout, _TURNED_AWAY))
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise NotMet(
-            f"the name of the rendezvous, `{name}`, does not resolve on {socket.gethostname()} ({error.strerror}): "
-            "give the first host's name or address as this host knows it"
-        ) from error
-    address: str = sorted(found, key=lambda each: each[0] != socket.AF_INET)[0][4][0]  # type: ignore[assignment]
-    if address.startswith("127.") and name not in _LOCAL and not name.startswith("127."):
-        raise NotMet(
-            f"`{name}` is {address} on {socket.gethostname()}, which no other host can reach (see /etc/hosts): give "
-            "its address on the network in place of the name"
-        )
-    return address
+        if meeting.place:
+            return _join(meeting, door.name, door.find, taken=False)
+        try:
+            listening = door.open()
+        except OSError as error:
+            raise NotMet(f"{door.name} cannot be listened at: {error.strerror}") from error
+        with listening:
+            return _keep(meeting, listening, listening.getsockname()[0])
+    finally:
+        door.close()
 
 
 # --------------------------------------------------------------------------------------------------------- the keeper
 
 
 def _keep(meeting: Meeting, listening: socket.socket, address: str) -> Company:
-    waiting = _Waiting(meeting, f"for the hosts at {meeting.rendezvous}")
+    where = meeting.door.name if meeting.door is not None else meeting.rendezvous
+    waiting = _Waiting(meeting, f"for the hosts at {where}")
     arrived: list[tuple[Wire, Message]] = []
     strangers: dict[Wire, float] = {}
     try:
@@ -208,25 +229,49 @@ def _has_left(wire: Wire) -> bool:
 
 
 def _agreed(meeting: Meeting, arrived: list[tuple[Wire, Message]], address: str) -> Company:
+    if meeting.door is not None:
+        arrived.sort(key=lambda each: _place(each[1]))
     hosts = [meeting.host, *(str(message["host"]) for _, message in arrived)]
-    facts = [meeting.facts, *(message["facts"] for _, message in arrived)]
-    differs = _difference(_distinct(hosts), facts)
-    if differs:
+    wrong = _fault(meeting, [message for _, message in arrived], hosts)
+    if wrong:
         for wire, _ in arrived:
-            wire.send({"kind": "refused", "why": differs})
+            wire.send({"kind": "refused", "why": wrong[: MOST // 8]})  # a letter takes 6 bytes of JSON at most
             wire.close()
-        raise NotMet(differs)
+        raise NotMet(wrong)
     listening = listen(address)
     store = (address, listening.getsockname()[1])
-    company = Company(0, _distinct(hosts), dict(enumerate((wire for wire, _ in arrived), 1)), store)
+    company = Company(0, hosts, meeting, dict(enumerate((wire for wire, _ in arrived), 1)), store)
     company.listening = listening
     for node, (wire, _) in enumerate(arrived, 1):
-        wire.send({"kind": "welcome", "node": node, "hosts": company.hosts, "store": store})
+        wire.send({"kind": "welcome", "node": node, "hosts": hosts, "store": store})
     return company
 
 
-def _distinct(hosts: Sequence[str]) -> list[str]:
-    """Returns names by which a message can tell the hosts apart: several launchers may be on one."""
+def _place(hello: Message) -> int:
+    place = hello.get("place")
+    return place if isinstance(place, int) else -1
+
+
+def _fault(meeting: Meeting, hellos: Sequence[Message], hosts: Sequence[str]) -> str:
+    """Returns why these launchers cannot train together; "" if they can."""
+    faults = [meeting.fault, *(str(hello.get("fault", "")) for hello in hellos)]
+    for fault, host in zip(faults, hosts, strict=True):
+        if fault:
+            return fault if len(set(hosts)) == 1 else f"{host}: {fault}"
+    places = [0, *map(_place, hellos)]
+    if meeting.door is not None and places != list(range(len(places))):
+        twice = next((place for n, place in enumerate(places) if place != n), 0)
+        return f"{meeting.door.name}: two processes have come in the place {twice}, of {len(places)}"
+    facts = [meeting.facts, *(hello["facts"] for hello in hellos)]
+    return _difference(names_of(hosts, ranks=meeting.ranks), facts)
+
+
+def names_of(hosts: Sequence[str], *, ranks: bool) -> list[str]:
+    """Returns names by which a message can tell launchers apart, of which several may be on one host. `ranks`: each is
+    that of one rank.
+    """
+    if ranks:
+        return [f"rank {n} ({name})" if len(set(hosts)) > 1 else f"rank {n}" for n, name in enumerate(hosts)]
     return [f"{name} (node {n})" if hosts.count(name) > 1 else name for n, name in enumerate(hosts)]
 
 
@@ -244,11 +289,12 @@ def _difference(hosts: Sequence[str], facts: Sequence[Mapping[str, object]]) -> 
 # ------------------------------------------------------------------------------------------------------- other hosts
 
 
-def _join(meeting: Meeting, name: str, where: tuple[str, int], *, taken: bool) -> Company:
-    waiting = _Waiting(meeting, f"for {name}:{where[1]}, where the hosts meet")
-    wire = _connected(where, waiting)
-    wire.send({"kind": "hello", "host": meeting.host, "facts": dict(meeting.facts)})
-    waiting.what = f"for the other hosts at {name}:{where[1]}"
+def _join(meeting: Meeting, name: str, find: Callable[[], tuple[str, int] | None], *, taken: bool) -> Company:
+    waiting = _Waiting(meeting, f"for {name}, where the hosts meet")
+    wire = _connected(find, waiting)
+    hello = {"kind": "hello", "host": meeting.host, "facts": dict(meeting.facts)}
+    wire.send({**hello, "place": meeting.place, "fault": meeting.fault[: MOST // 8]})
+    waiting.what = f"for the other hosts at {name}"
     while True:
         select.select([wire], [], [], _AGAIN)
         messages = wire.read()
@@ -256,28 +302,30 @@ def _join(meeting: Meeting, name: str, where: tuple[str, int], *, taken: bool) -
             if message.get("kind") == "refused":
                 raise NotMet(str(message["why"]))
             if message.get("kind") == "welcome":
-                return _welcomed(message, wire, messages[n + 1 :])
+                return _welcomed(message, meeting, wire, messages[n + 1 :])
         if wire.closed:
-            what = "another program listens there" if taken else f"{name} left before all hosts had come"
-            raise NotMet(f"the connection to {name}:{where[1]} ended: {what}")
+            what = "another program listens there" if taken else "it left before all hosts had come"
+            raise NotMet(f"the connection to {name} ended: {what}")
         waiting.look([])
 
 
-def _connected(where: tuple[str, int], waiting: _Waiting) -> Wire:
+def _connected(find: Callable[[], tuple[str, int] | None], waiting: _Waiting) -> Wire:
     while True:
+        where = find()
         try:
-            return Wire(socket.create_connection(where, timeout=_HELLO))
+            if where is not None:
+                return Wire(socket.create_connection(where, timeout=_HELLO))
         except OSError as error:
             waiting.why = f": {(error.strerror or str(error)).lower()}"
         waiting.look([])
         time.sleep(_AGAIN)
 
 
-def _welcomed(message: Message, wire: Wire, more: Sequence[Message]) -> Company:
+def _welcomed(message: Message, meeting: Meeting, wire: Wire, more: Sequence[Message]) -> Company:
     address, port = message["store"]
     hosts = [str(host) for host in message["hosts"]]
     store = str(address), int(port)
-    return Company(int(message["node"]), hosts, {0: wire}, store, [(0, each) for each in more])
+    return Company(int(message["node"]), hosts, meeting, {0: wire}, store, [(0, each) for each in more])
 
 
 class _Waiting:
@@ -293,8 +341,8 @@ class _Waiting:
         there = f"; here: {', '.join([self._meeting.host, *arrived])}" if arrived else ""
         if now - self._began > self._meeting.timeout:
             raise NotMet(
-                f"waited {self._meeting.timeout:g} s (`launch.timeout`) {self.what}{self.why}{there}; the job takes "
-                f"{self._meeting.nodes} (`devices.nodes`), each started with the same command"
+                f"waited {self._meeting.timeout:g} s (`launch.timeout`) {self.what}{self.why}{there}; "
+                f"{self._meeting.needs.format(self._meeting.nodes)}"
             )
         if now >= self._next:
             self._next = now + _SAY[1]
@@ -304,15 +352,15 @@ class _Waiting:
 # ------------------------------------------------------------------------------------------------- a folder of all
 
 
-def shared(company: Company, folder: str, timeout: float) -> tuple[str, list[str]]:
-    """Returns the keeper's `folder`, which exists, and the hosts that do not see it: each looks for a file that the
-    keeper writes there. Called by all hosts. Raises NotMet, and OSError on the keeper.
+def shared(company: Company, folder: str, timeout: float) -> tuple[str, list[int]]:
+    """Returns the keeper's `folder`, which exists, and the launchers that do not see it: each looks for a file that the
+    keeper writes there. Called by all. Raises NotMet, and OSError on the keeper.
     """
     if not company.keeps:
         asked = company.wait_for("folder", timeout)[0]
         company.tell("sees", sees=os.path.exists(str(asked["file"])))
         told = company.wait_for("blind", timeout)[0]
-        return str(asked["folder"]), [str(host) for host in told["hosts"]]
+        return str(asked["folder"]), [int(node) for node in told["nodes"]]
     path = os.path.join(folder, f".dslc-{secrets.token_hex(8)}")
     with open(path, "x", encoding="utf-8"):
         pass
@@ -321,6 +369,6 @@ def shared(company: Company, folder: str, timeout: float) -> tuple[str, list[str
         answers = company.wait_for("sees", timeout)
     finally:
         os.remove(path)
-    blind = [company.hosts[node] for node, message in sorted(answers.items()) if not message.get("sees")]
-    company.tell("blind", hosts=blind)
+    blind = [node for node, message in sorted(answers.items()) if not message.get("sees")]
+    company.tell("blind", nodes=blind)
     return folder, blind

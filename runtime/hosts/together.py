@@ -71,8 +71,8 @@ class Together:
         if self.reported:
             return
         self.reported = True
-        if seen is not None:
-            seen = for_others(seen, self.company.host)
+        if seen is not None and self.company.place:
+            seen = for_others(seen, self.company.place)
         self._say(self.company.node, {"kind": "failed", "seen": dataclasses.asdict(seen) if seen else None})
         if self._verdict == "settle":
             self._verdict = "go on"

@@ -7,9 +7,9 @@ a checkpoint or as weights: the training ends instead. `continue` checks nothing
 
 When `stop` finds a loss, without a new wait of the host:
 
-    on CPUs    of one node, in the step itself: the loss is in the host's memory. The rank that has it writes the step
-               on the board before its backward pass, and the other ranks read that after the exchange of gradients, to
-               which it contributed later: all of them end before the same update.
+    on CPUs    whose ranks share one board, in the step itself: the loss is in the host's memory. The rank that has it
+               writes the step on the board before its backward pass, and the other ranks read that after the exchange
+               of gradients, to which it contributed later: all of them end before the same update.
     else       in the next step that is logged, before its update, where the ranks exchange the loss anyway. By then
                parameters may have become not finite: the first of these is named.
 
@@ -72,7 +72,7 @@ class Guard:
         self.job, self.place, self.parts, self.board, self.checkpoints = job, place, parts, board, checkpoints
         self.step = 0
         self.stops = job.on_nonfinite == "stop"
-        self.at_once = self.stops and job.device == "cpu" and job.world_size == job.processes
+        self.at_once = self.stops and job.device == "cpu" and job.world_size == len(board.ranks)
         self.hears_in_logs = self.stops and not self.at_once
         self._totals: list[Tensor] = []  # the losses since the last step that was logged
         self._own = 0.0  # a loss of this rank that is not finite

@@ -20,9 +20,9 @@ such step (`answer` takes it as an argument).
 
 Several nodes have a board each; there the launchers agree on the step (hosts/together.py), and `leaves` waits for them.
 
-Limits: SIGTERM sent to the ranks themselves, rather than to the
-launcher, ends them at once. A number on the board is 8 bytes, aligned, and has one writer, or writers of the same value
-(`not_finite`): no lock is needed.
+Limits: SIGTERM sent to the ranks themselves, rather than to the launcher, ends them at once, except where torchrun,
+mpirun or SLURM send it to all processes. A number on the board is 8 bytes, aligned, and has one writer, or writers of
+the same value (`not_finite`): no lock is needed.
 """
 
 from __future__ import annotations
@@ -243,16 +243,16 @@ def listening(board: Board, at_once: type[BaseException] | None = None) -> Itera
             signal.signal(number, handler)
 
 
-def deaf() -> None:
+def deaf(*, in_group: bool = False) -> None:
     """Makes a rank ignore the signals that stop a training, which the launcher handles; SIGTERM and SIGQUIT end it at
-    once.
+    once. `in_group`: those who stop the launcher send SIGTERM to its ranks as well, which then ignore that too.
     """
     for name, answer in (
         ("SIGINT", signal.SIG_IGN),
         ("SIGHUP", signal.SIG_IGN),
         ("SIGUSR1", signal.SIG_IGN),  # until the log exists into which it writes stacks (worker.py)
         ("SIGUSR2", signal.SIG_IGN),
-        ("SIGTERM", signal.SIG_DFL),
+        ("SIGTERM", signal.SIG_IGN if in_group else signal.SIG_DFL),
         ("SIGQUIT", signal.SIG_DFL),
     ):
         if hasattr(signal, name):

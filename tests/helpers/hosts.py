@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -57,3 +58,23 @@ def started(folder: Path, commands: Sequence[Sequence[str]]) -> Iterator[list[Co
         yield [
             around.enter_context(Command(folder / f"host{n}", list(command))) for n, command in enumerate(commands, 1)
         ]
+
+
+def reach(out: Path, step: int, among: list[Command]) -> None:
+    """Waits until a training has logged a step."""
+    while not logged(out) or logged(out)[-1] < step:
+        assert all(each.process.poll() is None for each in among), [each.end() for each in among]
+
+
+def logged(out: Path) -> list[int]:
+    path = out / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line)["step"] for line in lines if line.endswith("\n")]
+
+
+def ranks_of(command: Command) -> list[int]:
+    """Returns the processes of the ranks that a launcher has forked, which have its command line."""
+    process = command.process.pid
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    own = Path(f"/proc/{process}/cmdline").read_bytes()
+    return [int(child) for child in children if Path(f"/proc/{child}/cmdline").read_bytes() == own]

@@ -37,6 +37,7 @@ ROOMS = (
     "runtime/process",
     "runtime/transport",
     "runtime/hosts",
+    "runtime/launchers",
     "runtime/data",
     "runtime/model",
     "runtime/technique",

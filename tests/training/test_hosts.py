@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.hosts import TOOL, free_port, here, namespaces, started, tool, why_none
-from helpers.launcher import Command, Launcher
+from helpers.hosts import TOOL, free_port, here, logged, namespaces, ranks_of, reach, started, tool, why_none
+from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, train_job
 
 JOB = """
@@ -51,26 +50,6 @@ def both(job: Path, *words: str, out: Path) -> list[list[str]]:
     """Returns the command of two launchers on this machine, which meet at a port of it."""
     command = here(["run", str(job), "--out", str(out), "--rendezvous", f"localhost:{free_port()}", *words])
     return [command, [*command]]
-
-
-def reach(out: Path, step: int, among: list[Command]) -> None:
-    """Waits until a training has logged a step."""
-    while not logged(out) or logged(out)[-1] < step:
-        assert all(each.process.poll() is None for each in among), [each.end() for each in among]
-
-
-def logged(out: Path) -> list[int]:
-    path = out / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line)["step"] for line in lines if line.endswith("\n")]
-
-
-def ranks_of(command: Command) -> list[int]:
-    """Returns the processes of the ranks that a launcher has forked, which have its command line."""
-    process = command.process.pid
-    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    own = Path(f"/proc/{process}/cmdline").read_bytes()
-    return [int(child) for child in children if Path(f"/proc/{child}/cmdline").read_bytes() == own]
 
 
 @pytest.mark.parametrize("settings", [("parallelism.zero=3", "checkpoint.every=6 steps")], ids=["zero 3"])

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslc.runtime.hosts.company import Company, Meeting, NotMet, meet, shared
+from dslc.runtime.hosts.company import Company, Meeting, meet, shared
+from dslc.runtime.hosts.doors import NotMet
 from dslc.runtime.hosts.wire import MOST, PORT, Wire, endpoint, interface_of, listen
 
 Met = Callable[..., list[Future[Company]]]
@@ -48,7 +49,7 @@ def test_hosts_meet_in_any_order_and_know_each_other(met: Met) -> None:
     companies = [each.result() for each in met({"a": "1"}, {"a": "1"}, {"a": "1"})]
     assert sorted(each.node for each in companies) == [0, 1, 2]
     assert len({each.hosts for each in companies}) == len({each.store for each in companies}) == 1
-    assert all(each.hosts[each.node] == each.host for each in companies)
+    assert len(set(companies[0].hosts)) == 3 and [each.ranks for each in companies if each.keeps] == [range(1)]
     assert [each.keeps for each in companies].count(True) == 1
     keeper = next(each for each in companies if each.keeps)
     assert keeper.listening is not None and keeper.listening.getsockname() == keeper.store
@@ -119,7 +120,7 @@ def test_a_host_that_leaves_is_lost(met: Met) -> None:
     other.tell("last words")
     other.close()
     assert one.wait_for("last words", 20) == {other.node: {"kind": "last words"}}
-    with pytest.raises(NotMet, match=rf"{other.host} left: its connection ended"):
+    with pytest.raises(NotMet, match=rf"{other.hosts[other.node]} left: its connection ended"):
         one.wait_for("more", 20)
 
 

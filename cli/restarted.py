@@ -1,0 +1,55 @@
+"""A training that a launcher of others has started again, as torchrun does with all processes when one has failed.
+
+Model: the launcher says so by a variable (`World.attempt`). The training goes on in the run directory of the attempt
+before, from its newest checkpoint; without one it begins again there. A run directory that dslc has named by the time
+is known by a file in it, which names the launcher's run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import replace
+
+from dslc.run_folder import make_folder
+from dslc.runs import Ready
+from dslc.runtime.launchers.world import World
+
+_MARK = ".launcher"  # in a run directory; names that begin with a dot are no files of a run
+
+
+def restarted(ready: Ready) -> Ready:
+    """Returns the training as it is to be run: one that was started again goes on. A job that names the checkpoint to
+    resume from stays as it is.
+    """
+    program = ready.program
+    if ready.world is None or not ready.world.attempt or program.checkpoint.resume != "none":
+        return ready
+    return replace(ready, program=replace(program, checkpoint=replace(program.checkpoint, resume="auto")))
+
+
+def folder_of(ready: Ready, out: str | None) -> str:
+    """Returns the run directory, made anew or that of the attempt before. Raises Occupied."""
+    world = ready.world
+    if world is None or not world.run or out is not None:
+        return make_folder(ready.program, out)
+    folder = _before(os.path.join("runs", ready.program.job), world) if world.attempt else ""
+    if folder:
+        return folder
+    folder = make_folder(ready.program, None)
+    with open(os.path.join(folder, _MARK), "w", encoding="utf-8") as file:
+        file.write(world.run)
+    return folder
+
+
+def _before(runs: str, world: World) -> str:
+    """Returns the newest run directory of the launcher's run; "" if there is none."""
+    for name in sorted(os.listdir(runs), reverse=True) if os.path.isdir(runs) else ():
+        folder = os.path.join(runs, name)
+        with (
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+            open(os.path.join(folder, _MARK), encoding="utf-8") as file,
+        ):
+            if file.read() == world.run:
+                return os.path.abspath(folder)
+    return ""

@@ -1,0 +1,113 @@
+"""Compares who is to start a job's processes with who has started this one, by its environment.
+
+Model: launchers leave variables in the environment of each process that they start (runtime/launchers). The processes
+of one launcher all find the same here; one of them says it (`World.speaks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dslc.compiler.placement.layout import Layout
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.words import plural
+from dslc.runtime.launchers.known import LAUNCHERS, worlds
+from dslc.runtime.launchers.world import World
+
+_ALONE = {"RANK": "0", "WORLD_SIZE": "1"}  # what torch's own processes are given, and what one alone has
+
+
+def world_for(job: JobSpec, layout: Layout, environ: Mapping[str, str], report: Report) -> World | None:
+    """Returns the place of this process, if the launcher of the job has started it, and reports an environment that
+    contradicts the job.
+    """
+    word, found = job.launch.with_.word, worlds(environ)
+    if word not in LAUNCHERS:
+        _not_asked(job, found, environ, report)
+    elif word not in found:
+        _not_started(job, layout, found, report)
+    else:
+        why = _contradiction(layout, found[word])
+        if why:
+            report.add("E0810", why, job.launch.at("with_"), help=f"`{_command(job, layout)}`")
+        return found[word]
+    return None
+
+
+def _contradiction(layout: Layout, world: World) -> str:
+    names, ranks, each = world.names, layout.world_size, layout.world_size // layout.nodes
+    if world.fault:
+        return _found(world)
+    if world.size != ranks:
+        return f"{_found(world)}, and the job takes {plural(ranks, 'rank')}: {each} on {_nodes(layout)}"
+    if world.local_size is not None and world.local_size != each:
+        return (
+            f"{names['local_size']} is {world.local_size}: {world.command} has started as many processes on this host, "
+            f"and the job takes {each} on {_nodes(layout)}"
+        )
+    if world.local_rank is not None and world.local_rank != world.rank % each:
+        return (
+            f"{names['rank']} is {world.rank} and {names['local_rank']} is {world.local_rank}, and the job has ranks "
+            f"{world.rank // each * each} to {world.rank // each * each + each - 1} on one host, in this order"
+        )
+    return ""
+
+
+def _nodes(layout: Layout) -> str:
+    return f"each of {layout.nodes} nodes" if layout.nodes > 1 else "one node"
+
+
+def _not_started(job: JobSpec, layout: Layout, found: Mapping[str, World], report: Report) -> None:
+    word = job.launch.with_.word
+    other = next(iter(found.values()), None)
+    missing = f"it has not started this process: {LAUNCHERS[word].sign} is not set"
+    instead = missing if other is None else _found(other)
+    report.add(
+        "E0809",
+        f"the job says `{word}()`, and {instead}",
+        job.launch.at("with_"),
+        help=f"`{_command(job, layout)}`; or `--set launch.with=local()`",
+    )
+
+
+def _not_asked(job: JobSpec, found: Mapping[str, World], environ: Mapping[str, str], report: Report) -> None:
+    """Reports a job that starts its own processes, in a process that is one of several, or looks like one."""
+    word = job.launch.with_.word
+    other = next((world for world in found.values() if world.size > 1 or world.fault), None)
+    if other is not None:
+        report.add(
+            "E0809",
+            f"the job says `{word}()`, and {_found(other)}, each of which would train all of it",
+            job.launch.at("with_"),
+            help=f"`--set launch.with={other.word}()`, or the command without {other.command}, once",
+        )
+        return
+    stale = [f"{name} is {environ[name]}" for name, alone in _ALONE.items() if environ.get(name, "") not in ("", alone)]
+    if stale and not found:
+        report.add(
+            "E0809",
+            f"the job says `{word}()`, which starts all processes, and the environment says that this is one of "
+            f"several: {' and '.join(stale)}",
+            job.launch.at("with_"),
+            help=f"`unset {' '.join(name for name in _ALONE if name in environ)}`; or `launch.with = torchrun()` with "
+            "torchrun's command",
+        )
+
+
+def _found(world: World) -> str:
+    if world.fault:
+        return f"{world.command} has started this process, whose {world.fault}"
+    name = world.names["size"]
+    return f"{world.command} has started {plural(world.size, 'process')} ({name} is {world.size})"
+
+
+def command(word: str, layout: Layout, job: str) -> list[str]:
+    """Returns the command by which a launcher starts the processes of a job."""
+    each = layout.world_size // layout.nodes
+    numbers = {"nodes": layout.nodes, "processes": each, "ranks": layout.world_size}
+    return [*LAUNCHERS[word].start.format(**numbers).split(), "dslc", "run", job]
+
+
+def _command(job: JobSpec, layout: Layout) -> str:
+    return " ".join(command(job.launch.with_.word, layout, job.source.name))

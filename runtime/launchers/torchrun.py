@@ -1,0 +1,100 @@
+"""torchrun: its variables, and its store, in which rank 0 leaves the address where its peers find it.
+
+Model: torchrun's agent serves a store at MASTER_ADDR:MASTER_PORT. Its values are bytes, which are compared and parsed
+here, never unpickled. Where no agent shares its store (`TORCHELASTIC_USE_AGENT_STORE=False`) the port is rank 0's, and
+the processes meet at it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from dslc.runtime.hosts.doors import FixedDoor, NotMet, address_toward
+from dslc.runtime.hosts.wire import listen
+from dslc.runtime.launchers.world import Launcher, World, read_world
+from dslc.runtime.process.lifetime import end_with
+
+_NAMES = {
+    "rank": "RANK",
+    "size": "WORLD_SIZE",
+    "local_rank": "LOCAL_RANK",
+    "local_size": "LOCAL_WORLD_SIZE",
+    "nodes": "GROUP_WORLD_SIZE",
+    "attempt": "TORCHELASTIC_RESTART_COUNT",
+}
+_PATIENCE = datetime.timedelta(seconds=30)  # that torchrun's store, which is there already, has to answer
+
+
+def read(environ: Mapping[str, str]) -> World | None:
+    """Returns this process's place, or None if torchrun has not started it."""
+    if "TORCHELASTIC_RUN_ID" not in environ:
+        return None
+    world = read_world(environ, "torchrun", "torchrun", _NAMES, everywhere=True)
+    run = environ["TORCHELASTIC_RUN_ID"]
+    return replace(world, run=run if run != "none" else f"{socket.gethostname()} {os.getppid()}")
+
+
+def join(world: World, environ: Mapping[str, str]) -> FixedDoor | StoreDoor:
+    """Returns where the processes meet. From now on this process ends with torchrun, if that is killed. Raises
+    NotMet.
+    """
+    end_with(os.getppid())
+    address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    if not address or not port.isdecimal():
+        raise NotMet("MASTER_ADDR and MASTER_PORT, which torchrun sets, do not say where rank 0 is")
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return FixedDoor(address, int(port))
+    key = f"dslc/{environ['TORCHELASTIC_RUN_ID']}/{world.attempt}"
+    return StoreDoor(address, int(port), key, one_host=world.nodes == 1)
+
+
+class StoreDoor:
+    """A port of rank 0's, whose address the others find in torchrun's store."""
+
+    def __init__(self, address: str, port: int, key: str, *, one_host: bool) -> None:
+        self._where, self._key, self._one_host = (address, port), key, one_host
+        self._store: Any = None
+        self.name = f"{address}:{port}, where torchrun keeps its store"
+
+    def open(self) -> socket.socket:
+        """Returns the socket at which rank 0 listens, when others can find it. Raises NotMet and OSError."""
+        listening = listen("127.0.0.1" if self._one_host else address_toward(self._where[0]))
+        self._opened().set(self._key, json.dumps(listening.getsockname()[:2]))
+        return listening
+
+    def find(self) -> tuple[str, int] | None:
+        """Returns the address of rank 0, if it is known yet."""
+        store = self._opened()
+        if not store.check([self._key]):
+            return None
+        address, port = json.loads(store.get(self._key))
+        return str(address), int(port)
+
+    def close(self) -> None:
+        """Leaves the store."""
+        self._store = None
+
+    def _opened(self) -> Any:
+        if self._store is None:
+            from torch.distributed import DistError, TCPStore
+
+            try:
+                self._store = TCPStore(*self._where, is_master=False, wait_for_workers=False, timeout=_PATIENCE)
+            except (DistError, RuntimeError) as error:
+                raise NotMet(f"{self.name}, does not answer: {error}") from None
+        return self._store
+
+
+LAUNCHER = Launcher(
+    word="torchrun",
+    sign="TORCHELASTIC_RUN_ID",
+    start="torchrun --nnodes {nodes} --nproc-per-node {processes} -m",
+    read=read,
+    join=join,
+)

@@ -1,0 +1,77 @@
+"""Environments that contradict the job: each is one message, which names the variable and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from helpers.paths import EXAMPLES
+
+from dslc.dsl.diagnostics import Report
+from dslc.front import check_one
+from dslc.surroundings import world_for
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_WORLD_SIZE": "1",
+}
+ON_TWO = ("devices.nodes=2", "parallelism.data=4")
+HELP = {"torchrun": "torchrun --nnodes 1 --nproc-per-node 2 -m dslc run "}
+
+
+def reported(environ: Mapping[str, str], *settings: str) -> Report:
+    _, analysis = check_one(str(EXAMPLES / "digits.plt"), ["devices.cpus=2", *settings])
+    assert analysis is not None
+    report = Report()
+    world_for(analysis.job, analysis.layout, environ, report)
+    return report
+
+
+@pytest.mark.parametrize(
+    "word, environ, code, said",
+    [
+        ("torchrun", {}, "E0809", "it has not started this process: TORCHELASTIC_RUN_ID is not set"),
+        ("torchrun", {"RANK": "0", "WORLD_SIZE": "2"}, "E0809", "TORCHELASTIC_RUN_ID is not set"),
+        ("torchrun", {**TORCHRUN, "WORLD_SIZE": "3"}, "E0810", "torchrun has started 3 processes (WORLD_SIZE is 3)"),
+        ("torchrun", {**TORCHRUN, "WORLD_SIZE": "two"}, "E0810", "WORLD_SIZE is `two`, which is no number"),
+        ("torchrun", {**TORCHRUN, "RANK": "-1"}, "E0810", "RANK is `-1`, which is no number"),
+        ("torchrun", {**TORCHRUN, "RANK": "2"}, "E0810", "RANK is 2, and WORLD_SIZE is 2: ranks count from 0"),
+        ("torchrun", {**TORCHRUN, "LOCAL_WORLD_SIZE": "1"}, "E0810", "LOCAL_WORLD_SIZE is 1: torchrun has started"),
+        (
+            "torchrun",
+            {**TORCHRUN, "LOCAL_RANK": "1"},
+            "E0810",
+            "RANK is 0 and LOCAL_RANK is 1, and the job has",
+        ),
+        ("torchrun", {k: v for k, v in TORCHRUN.items() if k != "RANK"}, "E0810", "RANK is not set"),
+        ("local", TORCHRUN, "E0809", "torchrun has started 2 processes (WORLD_SIZE is 2), each of which would train"),
+        ("local", {"RANK": "3"}, "E0809", "this is one of several: RANK is 3"),
+        ("local", {"RANK": "0", "WORLD_SIZE": "4"}, "E0809", "this is one of several: WORLD_SIZE is 4"),
+    ],
+)
+def test_one_message_names_the_variable_and_the_remedy(
+    word: str, environ: Mapping[str, str], code: str, said: str
+) -> None:
+    (found,) = reported(environ, f"launch.with={word}()")
+    assert found.code == code and said in found.message
+    other = "--set launch.with=torchrun()" if "TORCHELASTIC_RUN_ID" in environ else "unset RANK"
+    assert found.help is not None and HELP.get(word, other) in found.help
+
+
+@pytest.mark.parametrize(
+    "word, environ, settings",
+    [
+        ("local", {}, []),
+        ("local", {"RANK": "0", "WORLD_SIZE": "1"}, []),
+        ("local", {**TORCHRUN, "WORLD_SIZE": "1"}, []),
+        ("torchrun", TORCHRUN, []),
+        ("torchrun", {**TORCHRUN, "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}, ON_TWO),
+    ],
+)
+def test_what_fits_is_not_reported(word: str, environ: Mapping[str, str], settings: Sequence[str]) -> None:
+    assert not list(reported(environ, f"launch.with={word}()", *settings))

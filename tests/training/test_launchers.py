@@ -1,0 +1,143 @@
+"""Trainings whose processes someone else starts: torchrun, on real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.hosts import free_port, logged, reach, started
+from helpers.launcher import Command, Launcher
+from helpers.trained import Trained, agree, train_job
+
+from dslc.runtime.checkpoint.files import checkpoints_in
+
+JOB = """
+model {
+  network = [flatten(), linear(16), relu(), linear(10)]
+  loss    = cross_entropy()
+}
+data {
+  source     = digits()
+  batch      = 48
+  validation = 10%
+}
+devices {
+  cpus = 2
+}
+train {
+  steps     = 12
+  optimizer = sgd(lr = 0.1, momentum = 0.9)
+}
+checkpoint {
+  every = 4 steps
+}
+launch {
+  with = torchrun()
+}
+log {
+  every       = 1 step
+  tensorboard = false
+}
+"""
+ALONE = ("launch.with=local()", "devices.cpus=1")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.plt"
+    path.write_text(JOB)
+    return path
+
+
+def torchrun(job: Path, *words: str, how: tuple[str, ...] = ("--nproc-per-node", "2")) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", *how, "-m", "dslc", "run", str(job), *words]
+
+
+def settings(*chosen: str) -> list[str]:
+    return [word for setting in chosen for word in ("--set", setting)]
+
+
+def children(process: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def a_rank(command: Command) -> int:
+    """Returns the process of the last rank that torchrun's processes have forked."""
+    process = children(command.process.pid)[-1]
+    own = Path(f"/proc/{process}/cmdline").read_bytes()
+    (rank,) = [child for child in children(process) if Path(f"/proc/{child}/cmdline").read_bytes() == own]
+    return rank
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        (),
+        pytest.param(("parallelism.zero=1",), marks=pytest.mark.long),
+        pytest.param(("parallelism.zero=2",), marks=pytest.mark.long),
+        pytest.param(("parallelism.pipeline=2", "parallelism.microbatches=2"), marks=pytest.mark.long),
+        pytest.param(("parallelism.tensor=2",), marks=pytest.mark.long),
+    ],
+    ids=" ".join,
+)
+def test_two_torchruns_train_as_one_process(launcher: Launcher, job: Path, chosen: tuple[str, ...]) -> None:
+    out, meet = job.parent / "run", f"--rdzv-endpoint=localhost:{free_port()}"
+    how = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", meet)
+    words = ["--out", str(out), *settings("devices.nodes=2", "devices.cpus=1", *chosen)]
+    with started(job.parent, [torchrun(job, *words, how=how)] * 2) as commands:
+        ends = [each.end() for each in commands]
+        assert [status for status, _ in ends] == [0, 0], ends
+        assert not [left for each in commands for left in each.left()]
+    assert sum("validation: " in said for _, said in ends) == 1
+    agree(train_job(launcher, job, *ALONE), Trained(out))
+
+
+def test_torchrun_starts_a_killed_training_again_and_it_goes_on(launcher: Launcher, job: Path) -> None:
+    chosen = ("train.steps=300", "checkpoint.every=20 steps")
+    how = ("--nproc-per-node", "2", "--max-restarts", "1")
+    command = torchrun(job, *settings("parallelism.zero=3", *chosen), how=how)
+    with started(job.parent, [["env", "-C", str(job.parent), *command]]) as (running,):
+        runs = job.parent / "runs" / "job"
+        while not runs.exists() or not list(runs.iterdir()):
+            assert running.process.poll() is None, running.end()
+        (out,) = runs.iterdir()
+        while not checkpoints_in(str(out / "checkpoints")):
+            assert running.process.poll() is None, running.end()
+        os.kill(a_rank(running), signal.SIGKILL)
+        status, said = running.end()
+        assert status == 0, said
+        assert not running.left()
+    assert said.count("training failed on rank 1") == said.count("the process was ended by SIGKILL") == 1
+    assert list(runs.iterdir()) == [out] and "resumes after step " in said
+    assert sorted(set(logged(out))) == list(range(1, 301))
+    agree(train_job(launcher, job, *ALONE, *chosen), Trained(out))
+
+
+@pytest.mark.long
+def test_sigterm_to_torchrun_stops_all_after_one_step(job: Path) -> None:
+    out = job.parent / "run"
+    command = torchrun(job, "--out", str(out), *settings("train.steps=100000"))
+    with started(job.parent, [command]) as (running,):
+        reach(out, 3, [running])
+        running.process.terminate()
+        status, said = running.end()
+        assert not running.left()
+    last = logged(out)[-1]
+    assert status != 0 and f"stopped after {last} steps of 100000" in said
+    assert (out / "checkpoints" / f"step-{last:08}").exists()
+    assert f"to resume:  torchrun --nnodes 1 --nproc-per-node 2 -m dslc run {os.path.relpath(job)}" in said
+
+
+@pytest.mark.long
+def test_a_wrong_number_of_processes_is_said_once(job: Path) -> None:
+    out = job.parent / "run"
+    how = ("--nproc-per-node", "3")
+    with started(job.parent, [torchrun(job, "--out", str(out), how=how)]) as (running,):
+        status, said = running.end()
+        assert not running.left()
+    assert status == 1 and said.count("error[E0810]") == 1
+    assert "torchrun has started 3 processes (WORLD_SIZE is 3), and the job takes 2 ranks" in said
+    assert not out.exists()
