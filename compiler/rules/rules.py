@@ -333,9 +333,7 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
     if job.launch.restarts and job.devices.nodes != 1:
         yield "`launch.restarts` on several nodes", job.launch.at("restarts"), "`restarts = 0` runs"
     if job.launch.restarts and isinstance(job.launch.with_, c.Torchrun):
-        instead = (
-            f"`torchrun --max-restarts {job.launch.restarts}` starts all processes again, and the training goes on"
-        )
+        instead = f"`torchrun --max-restarts {job.launch.restarts}` starts the processes again, and the job goes on"
         yield "`launch.restarts` under torchrun", job.launch.at("restarts"), instead
     if not isinstance(job.launch.with_, c.Local | c.Torchrun):
         yield f"`launch.with = {job.launch.with_.word}(…)`", job.launch.at("with_"), "`local()` and `torchrun()` run"
