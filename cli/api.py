@@ -226,7 +226,8 @@ def predict(
     **objects: Any,
 ) -> str:
     """Writes the outputs of a checkpoint for every sample of a split (`train`, `validation`, `test` or `all`) to
-    `output`, an `.npz` or `.safetensors` file, whose path it returns. Raises `JobError` and `CommandError`.
+    `output`, an `.npz` or `.safetensors` file, whose path it returns: `output`, or `output.NAME` for each tensor of a
+    structure, and `index`, the numbers of the samples. Raises `JobError` and `CommandError`.
     """
     with _given(settings, set, objects) as laid, _as_file(job) as path:
         run_command("predict", path, laid, ["-o", output, "--split", split, *_of(checkpoint)])

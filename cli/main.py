@@ -138,7 +138,9 @@ def _evaluate(made: argparse.ArgumentParser) -> None:
 def _predict(made: argparse.ArgumentParser) -> None:
     _job_arguments(made)
     _checkpoint_argument(made)
-    made.add_argument("-o", "--output", metavar="FILE", required=True, help=".npz or .safetensors: output, index")
+    made.add_argument(
+        "-o", "--output", metavar="FILE", required=True, help=".npz or .safetensors: output (or output.NAME), index"
+    )
     made.add_argument(
         "--split",
         choices=("validation", "train", "test", "all"),

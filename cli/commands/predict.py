@@ -40,11 +40,12 @@ def main(arguments: argparse.Namespace) -> int:
             from dslc.runtime.loop.predictions import join
 
             try:
-                shape = join(parts, made.program.world_size, output)
+                shapes = join(parts, made.program.world_size, output)
             except (OSError, ValueError) as error:
                 print(plain(f"dslc: {output} cannot be written: {error}"), file=sys.stderr)
                 return TRAINING_FAILED
     except Refused as refused:
         return refused.status
-    print(plain(f"{arguments.output}: output {' x '.join(map(str, shape))} of {taken}"))
+    told = ", ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape in shapes.items())
+    print(plain(f"{arguments.output}: {told} of {taken}"))
     return GOOD

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import SimpleNamespace
@@ -57,6 +58,13 @@ def paths(value: object) -> list[str]:
     """Returns the place of each leaf, as in `["boxes"][0]`; "" for a value that is a leaf."""
     flatten(value)
     return [path_text(path) for path, _ in tree_flatten_with_path(value)[0]]
+
+
+def named(value: object) -> dict[str, Tensor]:
+    """Returns the tensors by their places in words, as in `boxes.0`; "" for a value that is a tensor."""
+    places = [".".join(re.findall(r"[^\[\]'.]+", place)) for place in paths(value)]
+    pairs = zip(places, flatten(value)[0], strict=True)
+    return {place: leaf for place, leaf in pairs if isinstance(leaf, Tensor)}
 
 
 def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:

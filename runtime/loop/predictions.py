@@ -1,12 +1,13 @@
 """The files of a prediction: the part of each rank, and the one file made of them.
 
-Model: a rank appends its outputs (float32) and the numbers of its samples (int64) as bytes to two files, and writes
-beside them the number and the shape of the rows. `join` writes the header of the requested file and appends the bytes
-of one rank after another, so that nothing is ever in memory whole;
+Model: a rank appends its outputs and the numbers of its samples as bytes to files, one for each array, and writes
+beside them the number of rows, and the shape and kind of each array. `join` writes the header of the requested file and
+appends the bytes of one rank after another, so that nothing is ever in memory whole;
 checkpoint/tensor_file.py writes a `.safetensors`.
 
-Contract: `.npz` (uncompressed) or `.safetensors`, with `output` of shape (n, …), float32, and `index`, int64: the
-number of each sample in the source. It is written beside its place and renamed. Needs no torch.
+Contract: `.npz` (uncompressed) or `.safetensors`, with `output` of shape (n, …), or `output.NAME` for each tensor of a
+structure, float32, or int64 for whole numbers; and `index`, int64: the number of each sample in the source. It is
+written beside its place and renamed. Needs no torch.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Sequence
-from typing import IO
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,73 +26,115 @@ from numpy.typing import NDArray
 from dslc.runtime.checkpoint.tensor_file import Entry, writing
 
 SUFFIXES = (".npz", ".safetensors")
-_NAMES = {"output": ("<f4", "F32"), "index": ("<i8", "I64")}  # the names of their dtypes in numpy and in safetensors
+_KINDS = {"float": ("<f4", "F32"), "whole": ("<i8", "I64")}  # the names of their dtypes in numpy and in safetensors
+INDEX = "index"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """An array of a prediction: the shape of one row, and a kind of `_KINDS`."""
+
+    shape: tuple[int, ...]
+    kind: str
 
 
 class Part:
-    """The file that one rank writes."""
+    """The files that one rank writes."""
 
     def __init__(self, run_dir: str, rank: int) -> None:
         self._stem = os.path.join(run_dir, f"part-{rank}")
         self._rows = 0
-        self._shape: tuple[int, ...] | None = None
+        self._arrays: dict[str, Rows] = {}
+        self._files: list[IO[bytes]] = []
 
     def __enter__(self) -> Part:
-        self._files = {name: open(f"{self._stem}.{name}", "wb") for name in _NAMES}  # noqa: SIM115
         return self
 
-    def add(self, output: NDArray[np.generic], index: NDArray[np.generic]) -> None:
-        """Appends one row of `output` for each of `index`. Raises ValueError if a row's shape differs from the earlier
-        ones.
+    def add(self, outputs: Mapping[str, NDArray[np.generic]], index: NDArray[np.generic]) -> None:
+        """Appends one row of each of `outputs` for each of `index`. Raises ValueError if they differ in name or in the
+        shape of a row from the earlier ones.
         """
-        if self._shape is not None and self._shape != output.shape[1:]:
-            raise ValueError(f"the model gives outputs of shape {output.shape[1:]} here, and gave {self._shape} before")
-        self._shape = output.shape[1:]
+        arrays = {**outputs, INDEX: index}
+        told = {name: Rows(array.shape[1:], _kind(array)) for name, array in arrays.items()}
+        if not self._arrays:
+            self._arrays = told
+            self._files = [open(f"{self._stem}.{n}", "wb") for n, _ in enumerate(told)]  # noqa: SIM115
+        for name in (*told, *self._arrays):
+            now, before = told.get(name), self._arrays.get(name)
+            if now != before:
+                raise ValueError(
+                    f"`{name}` is {_text(now)} in this batch, and was {_text(before)} before: a prediction needs one "
+                    "shape, as of samples that are padded to one length"
+                )
         self._rows += len(index)
-        for name, array in (("output", output), ("index", index)):
-            self._files[name].write(np.ascontiguousarray(array, _NAMES[name][0]).data)
+        for file, (name, array) in zip(self._files, arrays.items(), strict=True):
+            file.write(np.ascontiguousarray(array, _KINDS[told[name].kind][0]).data)
 
     def __exit__(self, *_: object) -> None:
-        for file in self._files.values():
+        for file in self._files:
             file.close()
+        arrays = [(name, each.shape, each.kind) for name, each in self._arrays.items()]
         with open(f"{self._stem}.json", "w", encoding="utf-8") as told:
-            json.dump({"rows": self._rows, "shape": self._shape}, told)
+            json.dump({"rows": self._rows, "arrays": arrays}, told)
 
 
-def join(run_dir: str, ranks: int, path: str) -> tuple[int, ...]:
-    """Joins the parts of all ranks into `path`; returns the shape of `output`. Raises OSError, or ValueError if the
-    ranks' outputs differ in shape.
+def _kind(array: NDArray[np.generic]) -> str:
+    return "float" if np.issubdtype(array.dtype, np.floating) else "whole"
+
+
+def _text(rows: Rows | None) -> str:
+    if rows is None:
+        return "not there"
+    return f"{'numbers' if rows.kind == 'float' else 'whole numbers'} of shape {rows.shape} for each sample"
+
+
+def join(run_dir: str, ranks: int, path: str) -> dict[str, tuple[int, ...]]:
+    """Joins the parts of all ranks into `path`; returns the shape of each output. Raises OSError, or ValueError if the
+    ranks' outputs differ.
     """
-    parts = []
+    parts: list[tuple[int, dict[str, Rows]]] = []
     for rank in range(ranks):
         with open(os.path.join(run_dir, f"part-{rank}.json"), encoding="utf-8") as file:
-            parts.append(json.load(file))
-    shapes = {tuple(part["shape"]) for part in parts if part["rows"]}
-    if len(shapes) > 1:
-        raise ValueError(f"the ranks' outputs are of unequal shape: {sorted(shapes)}")
-    rows = sum(part["rows"] for part in parts)
-    shape = (rows, *(shapes.pop() if shapes else ()))
-    wanted = {"output": shape, "index": (rows,)}
-    files = {name: [os.path.join(run_dir, f"part-{rank}.{name}") for rank in range(ranks)] for name in _NAMES}
-    (_write_npz if path.endswith(".npz") else _write_safetensors)(path, wanted, files)
-    return shape
+            told = json.load(file)
+        parts.append((told["rows"], {name: Rows(tuple(shape), kind) for name, shape, kind in told["arrays"]}))
+    rows, full = sum(rows for rows, _ in parts), [(rank, each) for rank, (rows, each) in enumerate(parts) if rows]
+    arrays = full[0][1] if full else {"output": Rows((), "float"), INDEX: Rows((), "whole")}
+    for rank, other in full:
+        if other != arrays:
+            name = next(name for name in (*arrays, *other) if arrays.get(name) != other.get(name))
+            here, there = _text(other.get(name)), _text(arrays.get(name))
+            raise ValueError(f"`{name}` is {here} on rank {rank}, and {there} on rank {full[0][0]}")
+    made = [
+        Joined(name, (rows, *each.shape), each.kind, [os.path.join(run_dir, f"part-{rank}.{n}") for rank, _ in full])
+        for n, (name, each) in enumerate(arrays.items())
+    ]
+    (_write_npz if path.endswith(".npz") else _write_safetensors)(path, made)
+    return {each.name: each.shape for each in made if each.name != INDEX}
 
 
-def _write_npz(path: str, shapes: dict[str, tuple[int, ...]], files: dict[str, list[str]]) -> None:
+class Joined(NamedTuple):
+    """An array of the whole prediction, and the files that hold its rows."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    files: list[str]
+
+
+def _write_npz(path: str, arrays: Sequence[Joined]) -> None:
     with zipfile.ZipFile(path + ".part", "w", zipfile.ZIP_STORED) as archive:
-        for name, shape in shapes.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                about = {"descr": _NAMES[name][0], "fortran_order": False, "shape": shape}
+        for each in arrays:
+            with archive.open(f"{each.name}.npy", "w", force_zip64=True) as entry:
+                about = {"descr": _KINDS[each.kind][0], "fortran_order": False, "shape": each.shape}
                 np.lib.format.write_array_header_1_0(entry, about)
-                _copy(files[name], entry)
+                _copy(each.files, entry)
     os.replace(path + ".part", path)
 
 
-def _write_safetensors(path: str, shapes: dict[str, tuple[int, ...]], files: dict[str, list[str]]) -> None:
-    entries = {name: Entry(dtype=_NAMES[name][1], shape=shape) for name, shape in shapes.items()}
-    with writing(path, entries) as file:
-        for name in shapes:
-            _copy(files[name], file)
+def _write_safetensors(path: str, arrays: Sequence[Joined]) -> None:
+    with writing(path, {each.name: Entry(dtype=_KINDS[each.kind][1], shape=each.shape) for each in arrays}) as file:
+        for each in arrays:
+            _copy(each.files, file)
 
 
 def _copy(sources: Sequence[str], target: IO[bytes]) -> None:

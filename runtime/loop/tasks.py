@@ -18,13 +18,18 @@ import json
 import os
 from collections.abc import Iterator
 from itertools import accumulate
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dslc.compiler.common.shares import piece
 from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace, WeightsStep
 from dslc.compiler.trace.structures import map_tensors
+from dslc.compiler.trace.structures import named as named_tensors
+from dslc.dsl.words import plural
 from dslc.runtime.checkpoint import files as checkpoint_files
 from dslc.runtime.checkpoint.state import load_model
 from dslc.runtime.data.held_out import evaluated, for_test, held_out
@@ -79,12 +84,28 @@ def _predict(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, ru
             output = forward(job, parts, cut(map_tensors(lambda tensor: tensor.to(parts.device), input)))
             if output is None:
                 continue
-            output = context_parallel.joined(job, output)
-            if not isinstance(output, Tensor) or output.shape[:1] != indices.shape:
-                what = f"one of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-                raise OutputError(f"a prediction needs one output for each of {len(indices)} samples, and got {what}")
+            if isinstance(output, Tensor):
+                output = context_parallel.joined(job, output)
+            rows = _rows(output, len(indices))
             if counts and tells:
-                part.add(output.float().cpu().numpy(), numbers[indices].numpy())
+                part.add(rows, numbers[indices].numpy())
+
+
+def _rows(output: Any, samples: int) -> dict[str, NDArray[np.generic]]:
+    """Returns, by name, the tensors of an output that have a row for each of so many samples. Raises OutputError if
+    there is none.
+    """
+    found = {}
+    for name, tensor in named_tensors(output).items():
+        if tensor.shape[:1] == (samples,):
+            wide = tensor.float() if tensor.is_floating_point() else tensor
+            found[f"output.{name}" if name else "output"] = wide.cpu().numpy()
+    if not found:
+        what = f"one of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+        raise OutputError(
+            f"a prediction needs a tensor with a row for each of {plural(samples, 'sample')}, and got {what}"
+        )
+    return found
 
 
 def in_order(step: DataStep, splits: Splits, split: str) -> tuple[Samples, Tensor, Tensor]:

@@ -15,6 +15,8 @@ from helpers.commands import dslc
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from dslc.runtime.loop.predictions import Part, join
+
 CONVNET = """
 model {
   network = [conv2d(6, kernel = 3), batch_norm(), relu(), max_pool2d(2), flatten(), linear(10)]
@@ -279,3 +281,60 @@ def test_a_prediction_that_fails_is_named_and_leaves_its_logs(tmp_path: Path) ->
     (tmp_path / "broken.py").write_text(BROKEN.replace("number == 15", "number == 20"))
     assert dslc(*words, cwd=tmp_path).returncode == 0
     assert not list(tmp_path.glob(".dslc-predict-*"))
+
+
+STRUCTURED = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        scores = self.head(x)
+        return {"loss": scores.square().mean(), "scores": scores, "best": [scores.argmax(1)]}
+
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, number):
+        return {"x": torch.tensor([number, 0.0, 0.0, 1.0])}
+"""
+
+
+@pytest.mark.parametrize("ending", [".npz", ".safetensors"])
+def test_each_tensor_of_an_output_is_written_that_has_a_row_for_each_sample(tmp_path: Path, ending: str) -> None:
+    text = OWN_DATA.replace("[linear(2)]", 'python("own:Net")').replace("cross_entropy", "own").replace("broken", "own")
+    (tmp_path / "job.plt").write_text(text)
+    (tmp_path / "own.py").write_text(STRUCTURED)
+    weight, bias = torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 1]]), torch.tensor([0.0, 3.5])
+    save_file({"head.weight": weight, "head.bias": bias}, tmp_path / "some.safetensors")
+    words = ("--split", "all", "--checkpoint", "some.safetensors", "--set", "devices.cpus=4")
+    run = dslc("predict", "job.plt", "-o", f"all{ending}", *words, cwd=tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert f"all{ending}: output.scores 10 x 2, output.best.0 10 of" in run.stdout
+    found = np.load(tmp_path / "all.npz") if ending == ".npz" else load_file(tmp_path / "all.safetensors")
+    assert sorted(found) == ["index", "output.best.0", "output.scores"]
+    assert str(found["output.best.0"].dtype)[-5:] == "int64" and str(found["output.scores"].dtype)[-7:] == "float32"
+    assert found["output.scores"].tolist() == [[float(n), 4.5] for n in range(10)]
+    assert found["output.best.0"].tolist() == [1] * 5 + [0] * 5 and found["index"].tolist() == list(range(10))
+
+
+def test_parts_of_unlike_ranks_are_named(tmp_path: Path) -> None:
+    for rank, width in enumerate((2, 0, 3)):
+        with Part(str(tmp_path), rank) as part:
+            if width:
+                part.add({"output": np.zeros((4, width), np.float32)}, np.arange(4))
+    with pytest.raises(
+        ValueError, match=r"`output` is numbers of shape \(3,\) for each sample on rank 2, and .* rank 0"
+    ):
+        join(str(tmp_path), 3, str(tmp_path / "all.npz"))
+    assert join(str(tmp_path), 2, str(tmp_path / "all.npz")) == {"output": (4, 2)}
+    with Part(str(tmp_path), 0) as part:
+        part.add({"output": np.zeros((4, 2))}, np.arange(4))
+        with pytest.raises(ValueError, match="padded to one length"):
+            part.add({"output": np.zeros((4, 3))}, np.arange(4))
