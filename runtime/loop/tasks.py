@@ -29,7 +29,6 @@ from dslc.compiler.common.shares import piece
 from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace, WeightsStep
 from dslc.compiler.trace.structures import map_tensors
 from dslc.compiler.trace.structures import named as named_tensors
-from dslc.dsl.words import plural
 from dslc.runtime.checkpoint import files as checkpoint_files
 from dslc.runtime.checkpoint.state import load_model
 from dslc.runtime.data.held_out import evaluated, for_test, held_out
@@ -102,9 +101,7 @@ def _rows(output: Any, samples: int) -> dict[str, NDArray[np.generic]]:
             found[f"output.{name}" if name else "output"] = wide.cpu().numpy()
     if not found:
         what = f"one of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-        raise OutputError(
-            f"a prediction needs a tensor with a row for each of {plural(samples, 'sample')}, and got {what}"
-        )
+        raise OutputError(f"a prediction needs a tensor with a row for each sample, {samples} here, and got {what}")
     return found
 
 
