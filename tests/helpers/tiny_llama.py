@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
 TINY_LLAMA = {
     "model_type": "llama",
     "hidden_size": 32,
@@ -24,3 +26,14 @@ def write_llama(folder: Path, **changed: Any) -> None:
     """Creates `folder`; `changed` are values of the configuration."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(TINY_LLAMA | changed))
+
+
+def save_llama(folder: Path, **settings: Any) -> torch.nn.Module:
+    """Creates `folder` as `save_pretrained` does, with these settings of it, and returns the model."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config: dict[str, Any] = {name: value for name, value in TINY_LLAMA.items() if name != "model_type"}
+    torch.manual_seed(5)
+    model = LlamaForCausalLM(LlamaConfig(**config))
+    model.save_pretrained(folder, **settings)
+    return model

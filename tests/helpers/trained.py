@@ -76,7 +76,12 @@ def filled(text: str, choice: Mapping[str, str]) -> str:
 
 def beside_own_networks(folder: Path, text: str) -> Path:
     """Writes a job into a folder where it finds own_networks.py."""
-    shutil.copy(HELPERS / "own_networks.py", folder)
+    return beside("own_networks.py", folder, text)
+
+
+def beside(helper: str, folder: Path, text: str) -> Path:
+    """Writes a job into a folder where it finds this file of `helpers`."""
+    shutil.copy(HELPERS / helper, folder)
     job = folder / "job.plt"
     job.write_text(text)
     return job
@@ -116,6 +121,14 @@ def train_job(launcher: Launcher, job: Path, *settings: str, folder: Path | None
         folder = job.parent / f"run{len(list(job.parent.iterdir()))}"
         folder.mkdir()
     return train(launcher, folder, made.program, made.places)
+
+
+def train_in_parts(launcher: Launcher, folder: Path, job: Path, *parts: tuple[int, tuple[str, ...]]) -> Trained:
+    """Trains a job in the run directory `folder` to each of these steps in turn, with these settings."""
+    for steps, settings in parts:
+        made = ready(job, "checkpoint.every=100 steps", "checkpoint.resume=auto", *settings)
+        found = train(launcher, folder, made.program, made.places, steps=steps)
+    return found
 
 
 def exchanges_as_planned(launcher: Launcher, folder: Path, job: Path, *settings: str) -> None:

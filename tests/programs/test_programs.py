@@ -94,14 +94,13 @@ def _taken(program: str, plan: tuple[str, ...]) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_job_trains_as_the_plain_loop_does(run: Run, loop: Loop, program: str) -> None:
+    """In one process, and from its checkpoint on in two."""
     saving = run(program, f"checkpoint.every={SAVED} steps", "checkpoint.keep=9")
     np.testing.assert_allclose(saving.losses(), loop(program), rtol=1e-5, atol=1e-5)
-    plan = PLANS[PROGRAMS.index(program) % len(PLANS)]
-    agree(
-        saving, run(program, "devices.cpus=2", *_taken(program, plan)), weights=None if program in ATTENDING else 1e-5
-    )
-    resumed = run(program, f'checkpoint.resume="{saving.folder}/checkpoints/step-{SAVED:08d}"')
-    assert resumed.losses() == saving.losses()[SAVED:]
+    plan = _taken(program, PLANS[PROGRAMS.index(program) % len(PLANS)])
+    found = run(program, TWO, *plan, f'checkpoint.resume="{saving.folder}/checkpoints/step-{SAVED:08d}"')
+    saving.lines = [line for line in saving.lines if line["step"] > SAVED]
+    agree(saving, found, weights=None if program in ATTENDING else 1e-5)
 
 
 @pytest.mark.long

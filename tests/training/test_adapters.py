@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.job_texts import SENTENCES
 from helpers.launcher import Launcher
 from helpers.measured_memory import measure
-from helpers.tiny_llama import TINY_LLAMA
+from helpers.tiny_llama import save_llama
 from helpers.trained import Trained, agree, train_job
 from safetensors.torch import load_file
 
@@ -44,18 +45,6 @@ log {
   tensorboard = false
 }
 """
-SENTENCES = """
-import torch
-
-
-class Sentences:
-    def __len__(self):
-        return 32
-
-    def __getitem__(self, index):
-        tokens = torch.randint(0, 256, (17,), generator=torch.Generator().manual_seed(index))
-        return tokens[:-1], tokens[1:]
-"""
 TWO, FOUR = "devices.cpus=2", "devices.cpus=4"
 PLANS = {
     "zero 0": (TWO,),
@@ -72,12 +61,8 @@ ADAM = 0.05 * 1e-2 * 4  # the tolerance of parameters after 4 steps of Adam at t
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     made = tmp_path_factory.mktemp("adapters")
-    config: dict[str, Any] = {name: value for name, value in TINY_LLAMA.items() if name != "model_type"}
-    torch.manual_seed(5)
-    LlamaForCausalLM(LlamaConfig(**config)).save_pretrained(made / "saved")
+    save_llama(made / "saved")
     (made / "sentences.py").write_text(SENTENCES)
     return made
 

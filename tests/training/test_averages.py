@@ -102,7 +102,9 @@ def test_evaluations_are_of_the_average_and_training_is_not(averaged: Averaged) 
     assert len(apart) == STEPS // 2 and np.all(np.abs(apart) > 1e-4)
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(
+    "plan", [pytest.param(plan, marks=pytest.mark.long if plan in ("zero 1", "zero 2") else ()) for plan in PLANS]
+)
 def test_it_is_the_same_under_every_plan_and_after_a_resume(averaged: Averaged, plan: str) -> None:
     """Evaluations are of the average, too. The second half is trained under another plan."""
     other = list(PLANS)[list(PLANS).index(plan) - 1]

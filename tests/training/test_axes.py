@@ -171,12 +171,9 @@ JOBS: list[Choice] = [
     {"ranks": "2", "context": "2", "microbatches": "2"},
     {"ranks": "4", "tensor": "2", "microbatches": "2", "freeze": '["*norm*", "blocks.0.*.bias"]'},
     {"ranks": "4", "tensor": "2", "zero": "3", "recompute": "full", "network": "gpt", "setting": "ignore = 32"},
-    {"ranks": "4", "context": "2", "zero": "3", "microbatches": "2", "setting": "ignore = 32"},
     {"ranks": "4", "tensor": "2", "context": "2", "zero": "2", "microbatches": "2", "network": "list"},
     {"ranks": "4", "tensor": "4", "sequence": "false", "network": "vit", "setting": "label_smoothing = 0.1"},
     {"ranks": "4", "tensor": "2", "zero": "2", "precision": "fp16", "microbatches": "2"},
-    {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "2", "schedule": "zero_bubble"}
-    | {"clip": "value(0.001)"},
     {"ranks": "2", "tensor": "2", "compile": "true", "network": "mlp"},
     {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "4", "schedule": "zbv", "precision": "bf16"},
     {"ranks": "4", "pipeline": "2", "context": "2", "microbatches": "2", "setting": "ignore = 32"},
@@ -185,6 +182,9 @@ JOBS: list[Choice] = [
     {"ranks": "4", "tensor": "2", "zero": "3", "network": "llamas"},
 ]
 MORE: list[Choice] = [
+    {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "2", "schedule": "zero_bubble"}
+    | {"clip": "value(0.001)"},
+    {"ranks": "4", "context": "2", "zero": "3", "microbatches": "2", "setting": "ignore = 32"},
     {"ranks": "2", "tensor": "2", "network": "llama"},
     {"ranks": "2", "tensor": "2", "network": "llama", "sequence": "false", "precision": "bf16"},
     {"ranks": "4", "context": "4", "network": "llama", "recompute": "selective"},

@@ -43,12 +43,12 @@ log {
 }
 """
 BERT = {
-    "model_type": "bert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 40,
+    "model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 40,
     "intermediate_size": 24, "max_position_embeddings": 32, "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0, "pad_token_id": 0, "num_labels": 3,
 }  # fmt: skip
 T5 = {
-    "model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2,
+    "model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2,
     "vocab_size": 40, "dropout_rate": 0.0, "pad_token_id": 0, "decoder_start_token_id": 0,
 }  # fmt: skip
 LLAMA = {
@@ -63,6 +63,7 @@ TASKS = {
     "causal_lm": (LLAMA, 'by_token"'),
     "seq2seq_lm": (T5, 'pairs"'),
 }
+FURTHER = ("token_classification", "masked_lm")  # tried in the long tests alone
 
 
 class Jobs:
@@ -131,7 +132,9 @@ def test_and_on_four_ranks(task: str, jobs: Jobs) -> None:
     agree(jobs.train(path), jobs.train(path, "devices.cpus=4", *PLANS[task]))
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "task", [pytest.param(task, marks=pytest.mark.long if task in FURTHER else ()) for task in TASKS]
+)
 def test_a_fine_tune_trains_as_a_plain_loop_does(task: str, jobs: Jobs) -> None:
     path, model = jobs.write(task)
     one = jobs.train(path)

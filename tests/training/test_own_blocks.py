@@ -6,32 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.job_texts import model_job
 from helpers.launcher import Launcher
 from helpers.trained import agree, beside_own_networks, ready, train_job
 
 from dslc.runs import lay_down
 
-JOB = """
-model {
-  network = python("own_networks:Decoder", width = 32, blocks = 4)
-  loss    = cross_entropy()
-}
-data {
-  source = stdlib(context = 16)
-  batch  = 8
-}
-devices {
-  cpus = 1
-}
-train {
-  steps     = 6
-  optimizer = sgd(lr = 0.1, momentum = 0.9)
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = model_job('python("own_networks:Decoder", width = 32, blocks = 4)')
 
 
 @pytest.fixture(scope="module")

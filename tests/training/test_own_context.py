@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from helpers.job_texts import LANGUAGE_JOB
 from helpers.launcher import Launcher
 from helpers.paths import HELPERS
 from helpers.tiny_llama import TINY_LLAMA
@@ -19,32 +20,6 @@ from safetensors.torch import save_file
 from dslc.compiler.ir.program import TransformersStep
 from dslc.runtime.model.transformers_model import build_transformers
 
-JOB = """
-model {
-  network = NETWORK
-  loss    = cross_entropy()
-}
-data {
-  source     = stdlib(context = 16)
-  batch      = 8
-  validation = 0.1%
-}
-devices {
-  cpus = 1
-}
-train {
-  steps     = 8
-  optimizer = sgd(lr = 0.05, momentum = 0.9)
-  clip      = 0.5
-}
-evaluate {
-  metrics = [loss, accuracy]
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
 SIZES = ", ".join(f"{name} = {value}" for name, value in TINY_LLAMA.items() if isinstance(value, int))
 NETWORKS = {
     "own": 'python("own_attention:Model")',
@@ -78,7 +53,7 @@ class Jobs:
 
     def write(self, name: str) -> Path:
         path = self.folder / f"{name}.plt"
-        path.write_text(JOB.replace("NETWORK", NETWORKS[name]))
+        path.write_text(LANGUAGE_JOB.replace("NETWORK", NETWORKS[name]))
         return path
 
     def train(self, name: str, *settings: str) -> Trained:
@@ -120,25 +95,24 @@ LAYERS = (
 )
 
 
-def both_ways(jobs: Jobs, *plan: str) -> None:
-    """Trains dslc's own layers and the library's model from the same weights."""
+def begun(jobs: Jobs) -> str:
+    """Returns the setting of weights that dslc's own layers and the library's model begin with."""
     weights = jobs.folder / "llama.safetensors"
     if not weights.exists():
         made = build_transformers(TransformersStep(name="llama", kind="causal_lm", labels=0, arguments=TINY_LLAMA))
         save_file(made.state_dict(), weights)
     NETWORKS["layers"] = LAYERS
-    start = f"model.weights={json.dumps(str(weights))}"
-    library, layers = jobs.plain("llama", start), jobs.plain("layers", start)
-    library.weights = {name: library.weights[name] for name in layers.weights}  # in one order
-    agree(library, layers)
-    for name in ("llama", "layers"):
-        found = jobs.train(name, start, *plan)
-        found.weights = {name: found.weights[name] for name in layers.weights}
-        agree(layers, found)
+    return f"model.weights={json.dumps(str(weights))}"
+
+
+def agree_in_one_order(one: Trained, other: Trained) -> None:
+    other.weights = {name: other.weights[name] for name in one.weights}
+    agree(one, other)
 
 
 def test_it_trains_as_dslcs_own_layers_do(jobs: Jobs) -> None:
-    both_ways(jobs, *over(context=2, tensor=2))
+    start = begun(jobs)
+    agree_in_one_order(jobs.plain("layers", start), jobs.train("llama", start, *over(context=2, tensor=2)))
 
 
 @pytest.mark.long
@@ -154,6 +128,7 @@ PIPELINED = ("parallelism.microbatches=2", "parallelism.schedule=1f1b")
 @pytest.mark.parametrize(
     "plan",
     [
+        over(context=2, tensor=2),
         (*over(context=2, tensor=2, pipeline=2), *PIPELINED),
         (*over(context=2, data=2, pipeline=2), *PIPELINED, "parallelism.zero=1"),
         (*over(context=2, data=2, tensor=2), "parallelism.zero=3"),
@@ -161,7 +136,11 @@ PIPELINED = ("parallelism.microbatches=2", "parallelism.schedule=1f1b")
     ],
 )
 def test_on_all_axes_as_dslcs_own_layers_do(plan: tuple[str, ...], jobs: Jobs) -> None:
-    both_ways(jobs, *plan)
+    start = begun(jobs)
+    layers = jobs.plain("layers", start)
+    agree_in_one_order(layers, jobs.plain("llama", start))
+    for name in ("llama", "layers"):
+        agree_in_one_order(layers, jobs.train(name, start, *plan))
 
 
 @pytest.mark.parametrize("name, plan", [("llama", (*CONTEXT, "memory.recompute=full"))])

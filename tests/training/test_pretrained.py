@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.job_texts import SENTENCES, model_job
 from helpers.launcher import Launcher
-from helpers.tiny_llama import TINY_LLAMA
+from helpers.tiny_llama import save_llama
 from helpers.trained import agree, ready, train_job
 from safetensors.torch import load_file
 
@@ -19,28 +20,7 @@ from dslc.dsl.meaning.load import load
 from dslc.main import main
 from dslc.runs import prepare
 
-JOB = """
-model {
-  network = transformers("saved")
-  loss    = cross_entropy()
-  weights = WEIGHTS
-}
-data {
-  source = stdlib(context = 16)
-  batch  = 8
-}
-devices {
-  cpus = 1
-}
-train {
-  steps     = 3
-  optimizer = sgd(lr = 0.1, momentum = 0.9)
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = model_job('transformers("saved")', "weights = WEIGHTS", steps=3)
 PLANS = (
     ("parallelism.zero=3", "devices.cpus=2"),
     ("parallelism.pipeline=2", "devices.cpus=2", "parallelism.microbatches=2"),
@@ -51,13 +31,8 @@ PLANS = (
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small Llama that `save_pretrained` wrote in several shards, and one in torch's format."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     made = tmp_path_factory.mktemp("pretrained")
-    config: dict[str, Any] = {name: value for name, value in TINY_LLAMA.items() if name != "model_type"}
-    torch.manual_seed(5)
-    model = LlamaForCausalLM(LlamaConfig(**config))
-    model.save_pretrained(made / "saved", max_shard_size="40KB")
+    model = save_llama(made / "saved", max_shard_size="40KB")
     assert len(list((made / "saved").glob("*.safetensors"))) > 1
     (made / "torch").mkdir()
     torch.save(model.state_dict(), made / "torch" / "pytorch_model.bin")
@@ -132,20 +107,6 @@ def test_what_was_trained_is_exported_for_from_pretrained(
     assert main(command) == 2 and "made is not an empty folder" in capsys.readouterr().err
     path.write_text(template.replace('"./base"', '"./made"'))
     assert ready(path, context).program.model.weights is not None
-
-
-SENTENCES = """
-import torch
-
-
-class Sentences:
-    def __len__(self):
-        return 32
-
-    def __getitem__(self, index):
-        tokens = torch.randint(0, 256, (17,), generator=torch.Generator().manual_seed(index))
-        return tokens[:-1], tokens[1:]
-"""
 
 
 def plain(folder: Path, steps: int, batch: int) -> list[float]:

@@ -2,70 +2,49 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.job_texts import epochs_job
 from helpers.launcher import Launcher
-from helpers.paths import HELPERS
-from helpers.trained import agree, ready, train, train_job
+from helpers.trained import agree, beside, ready, train_in_parts, train_job
 
 from dslc.dsl.diagnostics import Report
 from dslc.front import check_one
 from dslc.resume import check_resume
 
-JOB = """
-model {
+JOB = epochs_job(
+    """
   network = [linear(8), relu(), linear(4)]
   loss    = cross_entropy()
-}
-data {
+""",
+    """
   source     = synthetic(samples = 60, shape = [6], classes = 4)
   batch      = 8
   validation = 12/60
   sampler    = SAMPLER
-}
-devices { cpus = 1 }
-train {
-  epochs    = 3
-  optimizer = sgd(lr = 0.1)
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
-RAGGED = """
-model {
+""",
+    epochs=3,
+)
+RAGGED = epochs_job(
+    """
   network = python("own_samples:Pooled")
   loss    = python("own_samples:pooled_loss")
-}
-data {
+""",
+    """
   source  = python("own_samples:Ragged")
   collate = python("own_samples:padded")
   batch   = 8
   sampler = by_length(python("own_samples:length"), window = 3)
-}
-devices { cpus = 1 }
-parallelism { microbatches = 2 }
-train {
-  epochs    = 2
-  optimizer = sgd(lr = 0.1)
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+""",
+    devices="devices { cpus = 1 }\nparallelism { microbatches = 2 }",
+)
 
 
 def job_with(folder: Path, text: str, sampler: str = "") -> Path:
-    shutil.copy(HELPERS / "own_samples.py", folder)
     np.save(folder / "weights.npy", np.arange(60) % 7)
-    job = folder / "job.plt"
-    job.write_text(text.replace("SAMPLER", sampler))
-    return job
+    return beside("own_samples.py", folder, text.replace("SAMPLER", sampler))
 
 
 @pytest.mark.parametrize(
@@ -81,10 +60,8 @@ def test_a_drawn_order_is_that_of_one_process_and_goes_on_exactly(
     job = job_with(tmp_path, JOB, sampler)
     one = train_job(launcher, job)
     assert len(one.losses()) == steps
-    kept = ("checkpoint.every=100 steps", "checkpoint.resume=auto")
-    for until, ranks in ((7, 2), (steps, 4)):
-        made = ready(job, *kept, f"devices.cpus={ranks}")
-        found = train(launcher, tmp_path / "run", made.program, made.places, steps=until)
+    parts = (7, ("devices.cpus=2",)), (steps, ("devices.cpus=4",))
+    found = train_in_parts(launcher, tmp_path / "run", job, *parts)
     np.testing.assert_allclose(found.losses(), one.losses(), rtol=0, atol=1e-5)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.launcher import Launcher
-from helpers.paths import HELPERS
-from helpers.trained import Trained, agree, ready, train, train_job
+from helpers.trained import Trained, agree, beside, ready, train, train_in_parts, train_job
 
 from dslc.runtime.checkpoint import files
 
@@ -41,10 +39,7 @@ FOUR = ("devices.cpus=4", "parallelism.zero=3", "data.workers=1")
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("streams")
-    shutil.copy(HELPERS / "own_streams.py", folder)
-    (folder / "job.plt").write_text(JOB)
-    return folder / "job.plt"
+    return beside("own_streams.py", tmp_path_factory.mktemp("streams"), JOB)
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +67,7 @@ def test_the_training_is_that_of_one_process(
 def test_it_goes_on_in_mid_pass_with_the_very_next_sample(
     job: Path, launcher: Launcher, one: Trained, tmp_path: Path
 ) -> None:
-    for steps, plan in ((5, ("devices.cpus=2",)), (9, FOUR), (14, ())):
-        made = ready(job, *KEEPS, *plan)
-        found = train(launcher, tmp_path / "run", made.program, made.places, steps=steps)
+    found = train_in_parts(launcher, tmp_path / "run", job, (5, ("devices.cpus=2",)), (9, FOUR), (14, ()))
     same(one, found, 5e-5)
     manifest = files.read_manifest(files.checkpoints_in(str(tmp_path / "run" / "checkpoints"))[0])
     assert manifest.fit.stream == (4, 4, 20) and sorted(manifest.stream) == ["0", "1", "2", "3"]
@@ -82,12 +75,9 @@ def test_it_goes_on_in_mid_pass_with_the_very_next_sample(
 
 @pytest.mark.parametrize("source", ["stateful", "plain"])
 def test_it_goes_on_to_the_bit(job: Path, launcher: Launcher, tmp_path: Path, source: str) -> None:
-    chosen = f'data.source=python("own_streams:{source}")'
-    whole = train_job(launcher, job, chosen)
-    for steps in (6, 14):
-        made = ready(job, *KEEPS, chosen)
-        cut = train(launcher, tmp_path / "run", made.program, made.places, steps=steps)
-    same(whole, cut, 0)
+    chosen = (f'data.source=python("own_streams:{source}")',)
+    whole = train_job(launcher, job, *chosen)
+    same(whole, train_in_parts(launcher, tmp_path / "run", job, (6, chosen), (14, chosen)), 0)
 
 
 def test_a_length_makes_epochs(job: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.job_texts import LANGUAGE_JOB
 from helpers.launcher import Launcher
 from helpers.paths import HELPERS
 from helpers.tiny_llama import write_llama
@@ -29,32 +30,6 @@ PLAN = """[
   ]"""
 FLAT = '["gate: column", "split: summed", "up: column", "down: row", "head: column"]'
 GPT2 = '["transformer.wte: vocabulary", "lm_head: gathered"]'  # one weight, at both ends
-JOB = """
-model {
-  network = NETWORK
-  loss    = cross_entropy()
-}
-data {
-  source     = stdlib(context = 16)
-  batch      = 8
-  validation = 0.1%
-}
-devices {
-  cpus = 1
-}
-train {
-  steps     = 8
-  optimizer = sgd(lr = 0.05, momentum = 0.9)
-  clip      = 0.5
-}
-evaluate {
-  metrics = [loss, accuracy]
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
 NETWORKS = {
     "own": 'python("own_transformer:network")',
     "flat": 'python("own_transformer:flat")',
@@ -87,7 +62,7 @@ class Jobs:
             kind = NETWORKS[name].partition('"')[2].partition('"')[0]
             if "transformers" in NETWORKS[name]:
                 write_llama(folder / kind, model_type=kind)
-            path.write_text(JOB.replace("NETWORK", NETWORKS[name]))
+            path.write_text(LANGUAGE_JOB.replace("NETWORK", NETWORKS[name]))
         return path
 
     def settings(self, name: str) -> tuple[str, ...]:

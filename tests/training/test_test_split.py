@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.launcher import Launcher
-from helpers.paths import HELPERS
-from helpers.trained import Trained, agree, ready, train, train_job
+from helpers.trained import Trained, agree, beside, ready, train, train_job
 
 from dslc.main import main
 from dslc.runtime.data.held_out import for_test, held_out
@@ -46,10 +44,7 @@ log {
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("test")
-    shutil.copy(HELPERS / "own_streams.py", folder)
-    (folder / "job.plt").write_text(JOB)
-    return folder / "job.plt"
+    return beside("own_streams.py", tmp_path_factory.mktemp("test"), JOB)
 
 
 @pytest.fixture(scope="module")

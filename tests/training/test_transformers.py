@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.job_texts import model_job
 from helpers.launcher import Launcher
 from helpers.tiny_llama import write_llama
 from helpers.trained import agree, train_job
@@ -22,27 +23,7 @@ GPT2 = (
     "resid_pdrop = 0.0, embd_pdrop = 0.0, attn_pdrop = 0.0)"
 )
 LLAMA = 'transformers("tiny", num_hidden_layers = 3)'
-JOB = """
-model {
-  network = NETWORK
-  loss    = cross_entropy()
-}
-data {
-  source = SOURCE
-  batch  = 8
-}
-devices {
-  cpus = 1
-}
-train {
-  steps     = 6
-  optimizer = sgd(lr = 0.1, momentum = 0.9)
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = model_job("NETWORK", source="SOURCE")
 TOKENS = "stdlib(context = 16)"
 CLASSED_IMAGES = "synthetic(shape = [3, 8, 8], classes = 5, samples = 64)"
 

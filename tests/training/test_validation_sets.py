@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.launcher import Launcher
-from helpers.paths import HELPERS
-from helpers.trained import Trained, agree, ready, train, train_job
+from helpers.trained import Trained, agree, beside, train_in_parts, train_job
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
@@ -49,10 +47,7 @@ log {
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sets")
-    shutil.copy(HELPERS / "own_streams.py", folder)
-    (folder / "job.plt").write_text(JOB)
-    return folder / "job.plt"
+    return beside("own_streams.py", tmp_path_factory.mktemp("sets"), JOB)
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +72,7 @@ def test_goals_look_at_one_of_them(one: Trained) -> None:
 
 
 def test_it_resumes(job: Path, launcher: Launcher, one: Trained, tmp_path: Path) -> None:
-    made = ready(job, "checkpoint.every=100 steps", "checkpoint.resume=auto")
-    for steps in (4, 8):
-        found = train(launcher, tmp_path / "run", made.program, made.places, steps=steps)
+    found = train_in_parts(launcher, tmp_path / "run", job, (4, ()), (8, ()))
     np.testing.assert_array_equal(found.losses("validation/far"), one.losses("validation/far"))
 
 
