@@ -157,9 +157,12 @@ def calls_by_layer(model: ModelGraph) -> dict[str, list[CutCall]]:
     """Returns the calls of cut modules in a network that a function makes, by the layer that contains them."""
     found: dict[str, list[CutCall]] = {}
     shares = model.traced.shares if model.traced is not None else None
+    names = {layer.name for layer in model.layers}
     for call in shares.calls if shares else ():
-        owners = [n for n in (layer.name for layer in model.layers) if not n or f"{call.module}.".startswith(f"{n}.")]
-        found.setdefault(max(owners, key=len, default=""), []).append(call)
+        owner = call.module
+        while owner and owner not in names:
+            owner = owner.rpartition(".")[0]
+        found.setdefault(owner, []).append(call)
     return found
 
 

@@ -235,32 +235,16 @@ class _Sequence(Run):
     def _left(self) -> None:
         self._path.pop()
 
-    @contextmanager
-    def _watching(self) -> Iterator[None]:
-        import torch
+    def done(self, func: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+        from dslc.compiler.trace.private_torch import number_of, unset_fake_temporarily
 
-        from dslc.compiler.trace.private_torch import TorchDispatchMode, number_of, unset_fake_temporarily
-
-        item = number_of()
-
-        class Watch(TorchDispatchMode):
-            def __torch_dispatch__(
-                _,
-                func: Operator,
-                types: Sequence[type],
-                args: tuple[object, ...] = (),
-                kwargs: Mapping[str, object] | None = None,
-            ) -> object:
-                if func is item and id(args[0]) in self._values:
-                    with unset_fake_temporarily():
-                        return self._values[id(args[0])].item()
-                result = func(*args, **(kwargs or {}))
-                if func is not torch.ops.prim.device.default and not self._attending:
-                    self.operation(func, args, kwargs or {}, result)
-                return result
-
-        with Watch():
-            yield
+        if func is number_of() and id(args[0]) in self._values:
+            with unset_fake_temporarily():
+                return self._values[id(args[0])].item()
+        result = func(*args, **kwargs)
+        if not self._attending:
+            self.operation(func, args, kwargs, result)
+        return result
 
     def operation(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object], result: object) -> None:
         from dslc.compiler.trace.private_torch import schema_of

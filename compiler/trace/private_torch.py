@@ -24,6 +24,7 @@ from torch._ops import OpOverload as Operator
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
     unset_fake_temporarily,
 )
@@ -235,6 +236,33 @@ def is_cast(operator: Operator) -> bool:
 def without_torch_function() -> AbstractContextManager[None]:
     """Makes subclasses of tensors, and modes, not see calls of torch's functions inside."""
     return torch._C.DisableTorchFunction()
+
+
+_DEVICE = torch.ops.prim.device.default  # the question for a tensor's device, which its metadata answers
+
+
+class Watching(TorchDispatchMode):
+    """Hands each operation to `act(func, args, kwargs)`, which does it and returns its result. Questions for a device
+    are no operations: autograd asks two for each, and fake tensors are asked here without torch's whole way to them.
+    """
+
+    def __init__(self, act: Callable[[Operator, tuple[Any, ...], dict[str, Any]], object]) -> None:
+        super().__init__()
+        self._act = act
+
+    def __torch_dispatch__(
+        self,
+        func: Operator,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
+        if func is not _DEVICE:
+            return self._act(func, args, kwargs or {})
+        (tensor,) = args
+        if not isinstance(tensor, FakeTensor):
+            return func(tensor)
+        return torch.device("meta") if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
 
 
 def next_node_number() -> int:

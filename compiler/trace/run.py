@@ -8,7 +8,7 @@ layer that was running when its autograd node was made.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -123,27 +123,16 @@ class Run:
 
         return hook
 
-    @contextmanager
-    def _watching(self) -> Iterator[None]:
-        import torch
+    def _watching(self) -> AbstractContextManager[object]:
+        from dslc.compiler.trace.private_torch import Watching
 
-        from dslc.compiler.trace.private_torch import TorchDispatchMode
+        return Watching(self.done)
 
-        class Watch(TorchDispatchMode):
-            def __torch_dispatch__(
-                _,
-                func: Operator,
-                types: Sequence[type],
-                args: tuple[object, ...] = (),
-                kwargs: Mapping[str, object] | None = None,
-            ) -> object:
-                result = func(*args, **(kwargs or {}))
-                if func is not torch.ops.prim.device.default:
-                    self.operation(func, args, kwargs or {}, result)
-                return result
-
-        with Watch():
-            yield
+    def done(self, func: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+        """Does an operation, observes it and returns its result."""
+        result = func(*args, **kwargs)
+        self.operation(func, args, kwargs, result)
+        return result
 
 
 def storage(tensor: torch.Tensor) -> int:

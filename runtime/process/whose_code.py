@@ -7,11 +7,11 @@ both are recognized.
 from __future__ import annotations
 
 import os
-import re
 import sys
 import sysconfig
 from functools import lru_cache
 
+_PACKAGES = ("dslc", "dslc.dsl", "dslc.compiler", "dslc.runtime", "dslc.grammar")
 _LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
@@ -38,10 +38,11 @@ def _is_installed(file: str) -> bool:
 
 
 def _floors() -> tuple[str, ...]:
-    """Returns the folders of `dslc` and of the packages right below it, as far as they are loaded."""
-    packages = [module for name, module in sys.modules.items() if name == "dslc" or re.fullmatch(r"dslc\.\w+", name)]
+    """Returns the folders of dslc, as far as they are loaded."""
+    packages = [sys.modules[name] for name in _PACKAGES if name in sys.modules]
     return tuple(_inside(path) for module in packages for path in getattr(module, "__path__", ()))
 
 
+@lru_cache
 def _inside(folder: str) -> str:
     return os.path.join(os.path.realpath(folder), "")

@@ -219,3 +219,21 @@ class _Asking(torch.utils.data.IterableDataset[bool]):
 def test_a_worker_that_is_hidden() -> None:
     loader = torch.utils.data.DataLoader(_Asking(), batch_size=None, num_workers=1, multiprocessing_context="fork")
     assert list(loader) == [False, True]
+
+
+def test_a_fake_tensor_is_asked_for_its_device() -> None:
+    """The answer is torch's, also to autograd, which asks for itself; the question is no operation."""
+    seen: list[Any] = []
+
+    def act(func: Any, args: Any, kwargs: Any) -> Any:
+        seen.append(func)
+        return func(*args, **kwargs)
+
+    fake = pt.FakeTensorMode()
+    with fake:
+        weight = torch.ones(4, 3, requires_grad=True)
+    with fake, pt.Watching(act):
+        made = torch.nn.functional.linear(torch.ones(2, 3), weight)
+        made.sum().backward()
+        assert made.device == torch.device("cpu") and weight.grad is not None and weight.grad.device == made.device
+    assert torch.ops.aten.mm.default in seen and torch.ops.prim.device.default not in seen
