@@ -14,8 +14,8 @@ import hashlib
 import os
 import platform
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -39,39 +39,65 @@ _ANSWER = 60.0  # seconds that a host may take to answer about a folder
 _FOR_PROCESSES = "the job takes {} processes, which one command starts"
 
 
-def train_with_others(ready: Ready, rendezvous: str, out: str | None) -> tuple[Outcome, dict[str, Any] | None, str]:
-    """Trains with those that come to the rendezvous, or that the launcher has started; returns the outcome, the report
-    (on the keeper) and the run directory. Raises NotMet, and Occupied.
+@dataclass(frozen=True, kw_only=True)
+class Whereabouts:
+    """What the command says of where processes meet and write; the same for all processes of a launcher."""
+
+    job: str
+    rendezvous: str = ""
+    out: str | None = None
+
+    @property
+    def beside(self) -> str:
+        """The beginning of the path of a file beside the run directory."""
+        folder = os.path.dirname(os.path.abspath(self.out)) if self.out is not None else os.path.abspath("runs")
+        return os.path.join(folder, f".{os.path.splitext(os.path.basename(self.job))[0]}")
+
+
+Then = Callable[["Outcome", dict[str, Any] | None, str], int]
+
+
+def train_with_others(ready: Ready, where: Whereabouts, then: Then) -> int:
+    """Trains with those that come to the rendezvous, or that the launcher has started, and returns the exit status that
+    `then` gives for the outcome, the report (on the keeper) and the run directory. Raises NotMet, and Occupied.
+
+    The keeper ends last: mpirun ends the others soon after one process has ended with an error.
     """
     from dslc.runtime.hosts.company import Meeting, meet
+    from dslc.runtime.process.lifetime import end_with
 
     world = ready.world
     meeting = Meeting(
-        rendezvous=rendezvous,
+        rendezvous=where.rendezvous,
         nodes=ready.compiled.plan.topology.nodes,
         facts=dict(_facts(ready)),
         timeout=ready.program.timeout,
         processes=ready.program.processes,
         say=lambda text: print(plain(text), file=sys.stderr, flush=True) if world is None or world.speaks else None,
     )
-    company = meet(meeting if world is None else _of_processes(meeting, world, ready.program.world_size))
+    if world is not None:
+        end_with(os.getppid())  # the launcher
+        meeting = _of_processes(meeting, world, where, ready.program.world_size)
+    company = meet(meeting)
     try:
-        return _train(ready, company, out)
+        status = then(*_train(ready, company, where.out))
+        company.let_end()
+        return status
     finally:
         company.close()
 
 
-def tell_fault(world: World, fault: str) -> None:
-    """Tells the process of rank 0 why this one cannot train, if it is not that one; all of them then leave."""
+def tell_fault(world: World, where: Whereabouts, fault: str) -> None:
+    """Tells the other processes of a launcher why this one cannot train; all of them then leave."""
     from dslc.runtime.hosts.company import Meeting, meet
     from dslc.runtime.hosts.doors import NotMet
 
-    meeting = Meeting(rendezvous="", nodes=world.size, facts={}, timeout=_ANSWER, fault=fault)
+    meeting = Meeting(rendezvous=where.rendezvous, nodes=world.size, facts={}, timeout=_ANSWER, fault=fault)
     with contextlib.suppress(NotMet):
-        meet(_of_processes(meeting, world, world.size)).close()
+        meet(_of_processes(meeting, world, where, world.size)).close()
 
 
-def _of_processes(meeting: Meeting, world: World, ranks: int) -> Meeting:
+def _of_processes(meeting: Meeting, world: World, where: Whereabouts, ranks: int) -> Meeting:
     """Returns the meeting of the processes of a launcher. Raises NotMet."""
     from dslc.runtime.hosts.doors import FixedDoor
     from dslc.runtime.hosts.wire import endpoint
@@ -79,7 +105,7 @@ def _of_processes(meeting: Meeting, world: World, ranks: int) -> Meeting:
     if meeting.rendezvous:
         door: Door = FixedDoor(*endpoint(meeting.rendezvous))
     else:
-        door = LAUNCHERS[world.word].join(world, os.environ)
+        door = LAUNCHERS[world.word].join(world, os.environ, where.beside)
     return replace(
         meeting, nodes=world.size, processes=ranks // world.size, place=world.rank, door=door, needs=_FOR_PROCESSES
     )

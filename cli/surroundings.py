@@ -15,6 +15,7 @@ from dslc.dsl.words import plural
 from dslc.runtime.launchers.known import LAUNCHERS, worlds
 from dslc.runtime.launchers.world import World
 
+CONTRADICTIONS = {"E0809", "E0810"}  # which all processes of a launcher find alike
 _ALONE = {"RANK": "0", "WORLD_SIZE": "1"}  # what torch's own processes are given, and what one alone has
 
 

@@ -21,7 +21,7 @@ from dslc.run_folder import Occupied, claimed, refuse_others, refuse_run
 from dslc.runs import ALONE, Around, Ready, folders_of, launch, prepare, show_failure, train
 from dslc.runtime.launchers.known import worlds
 from dslc.status import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
-from dslc.surroundings import command
+from dslc.surroundings import CONTRADICTIONS, command
 
 if TYPE_CHECKING:
     from dslc.runtime.launchers.world import World
@@ -44,7 +44,7 @@ def main(arguments: argparse.Namespace) -> int:
     report = Report()
     how = {"profile": arguments.profile, "around": around}
     ready = [prepare(chosen, report, **how) for chosen in combinations if not over(report)]
-    if not _shown(report, places) or loaded.job is None:
+    if not _shown(report, places, arguments, rendezvous) or loaded.job is None:
         return JOB_AT_FAULT
     runs = [restarted(each) for each in ready if each is not None]
     if arguments.trial:
@@ -65,7 +65,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse.Namespace) -> int:
     """Runs a training of which this process has a part."""
-    from dslc.hosts import train_with_others
+    from dslc.hosts import Whereabouts, train_with_others
     from dslc.runtime.hosts.doors import NotMet
 
     world = runs[0].world
@@ -74,15 +74,18 @@ def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse
         if speaks:
             print("dslc: a sweep runs on one node; `--set` chooses one of its values", file=sys.stderr)
         return WRONG_USAGE
+
+    def then(outcome: Outcome, report: dict[str, Any] | None, folder: str) -> int:
+        again = [arguments.job, *arguments.settings]
+        return _ended(runs[0], outcome, report, folder, again, rendezvous) if speaks else _status(outcome)
+
     try:
-        outcome, report, folder = train_with_others(runs[0], rendezvous, arguments.out)
+        where = Whereabouts(job=arguments.job, rendezvous=rendezvous, out=arguments.out)
+        return train_with_others(runs[0], where, then)
     except (Occupied, NotMet) as reason:
         if speaks:
             print(plain(f"dslc: {reason}"), file=sys.stderr)
         return WRONG_USAGE
-    if not speaks:
-        return _status(outcome)
-    return _ended(runs[0], outcome, report, folder, [arguments.job, *arguments.settings], rendezvous)
 
 
 def _worlds(around: Around) -> list[World]:
@@ -94,23 +97,25 @@ def _has_peers(ready: Ready) -> bool:
     return ready.world is not None and ready.world.size > 1
 
 
-def _shown(report: Report, places: Sequence[World]) -> bool:
+def _shown(report: Report, places: Sequence[World], arguments: argparse.Namespace, rendezvous: str) -> bool:
     """Shows what was found, once where a launcher has started several processes like this one. Returns False if the job
     cannot run.
     """
-    if all(world.speaks for world in places[:1]):
+    speaks = all(world.speaks for world in places[:1])
+    if speaks:
         show(report)
-    elif report.errors:
-        from dslc.hosts import tell_fault
+    if report.errors and places and places[0].size > 1 and not {each.code for each in report.errors} & CONTRADICTIONS:
+        from dslc.hosts import Whereabouts, tell_fault
 
-        tell_fault(places[0], render(presented(report), color=False))
+        where = Whereabouts(job=arguments.job, rendezvous=rendezvous, out=arguments.out)
+        tell_fault(places[0], where, render(presented(report), color=False))
     return not report.errors
 
 
 def _run_plan(arguments: argparse.Namespace, rendezvous: str, around: Around) -> int:
     report, places = Report(), _worlds(around)
     ready = prepare_plan(arguments.job, arguments.settings, report, profile=arguments.profile, around=around)
-    if not _shown(report, places) or ready is None:
+    if not _shown(report, places, arguments, rendezvous) or ready is None:
         return JOB_AT_FAULT
     if arguments.trial:
         return _try_each([ready])

@@ -332,8 +332,9 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
         yield "`contrastive`", job.model.at("loss"), ""
     if job.launch.restarts and job.devices.nodes != 1:
         yield "`launch.restarts` on several nodes", job.launch.at("restarts"), "`restarts = 0` runs"
-    if job.launch.restarts and isinstance(job.launch.with_, c.Torchrun):
+    if job.launch.restarts and not isinstance(job.launch.with_, c.Local):
         instead = f"`torchrun --max-restarts {job.launch.restarts}` starts the processes again, and the job goes on"
-        yield "`launch.restarts` under torchrun", job.launch.at("restarts"), instead
-    if not isinstance(job.launch.with_, c.Local | c.Torchrun):
-        yield f"`launch.with = {job.launch.with_.word}(…)`", job.launch.at("with_"), "`local()` and `torchrun()` run"
+        yield f"`launch.restarts` with `{job.launch.with_.word}(…)`", job.launch.at("restarts"), instead
+    if not isinstance(job.launch.with_, c.Local | c.Torchrun | c.MPI):
+        instead = "`local()`, `torchrun()` and `mpi()` run"
+        yield f"`launch.with = {job.launch.with_.word}(…)`", job.launch.at("with_"), instead

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dslc.runtime.hosts.doors import Door, NotMet, address_of
-from dslc.runtime.hosts.wire import MOST, Message, Wire, endpoint, interface_of, listen
+from dslc.runtime.hosts.wire import MOST, PATIENCE, Message, Wire, endpoint, interface_of, listen
 
 _AGAIN = 0.2  # seconds between two attempts to connect
 _SAY = 2.0, 60.0  # seconds after which it is first said who is awaited, and then every so many
@@ -134,6 +134,15 @@ class Company:
                 select.select(self.wires, [], [], _AGAIN)
         self._early = others
         return found
+
+    def let_end(self) -> None:
+        """Returns on the keeper, and elsewhere when the keeper has closed its connections, or does not within
+        `PATIENCE` seconds.
+        """
+        until = time.monotonic() + PATIENCE
+        while not self.keeps and self.wires and time.monotonic() < until:
+            select.select(self.wires, [], [], _AGAIN)
+            self.hear()
 
     def close(self) -> None:
         """Closes all connections."""

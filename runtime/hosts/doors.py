@@ -1,17 +1,21 @@
 """Where launchers meet that know their places: the first opens a door, and the others look for it.
 
 A door is a socket at one address. How the others learn the address depends on who has started them
-(runtime/launchers); `FixedDoor` is at an address that all are given.
+(runtime/launchers): `FixedDoor` is at an address that all are given, `FileDoor` at one that stands in a file.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import socket
 from typing import Protocol
 
 from dslc.runtime.hosts.wire import listen
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
+_ELSEWHERE = "192.0.2.1", 9  # an address that no host has (RFC 5737): the way there leads through the network
 
 
 class NotMet(Exception):
@@ -50,6 +54,55 @@ class FixedDoor:
 
     def close(self) -> None:
         """A no-op."""
+
+
+class FileDoor:
+    """A door whose address the first writes to a file that all see. `one_host`: all are on one."""
+
+    def __init__(self, path: str, *, one_host: bool) -> None:
+        self._path, self._one_host = path, one_host
+        self._made: list[str] = []  # what `close` removes
+        self.name = f"the address in {path}"
+
+    def open(self) -> socket.socket:
+        """Listens at an address of this host, and writes it to the file. Raises NotMet and OSError."""
+        listening = listen("127.0.0.1" if self._one_host else _address_here())
+        folder, new = os.path.dirname(self._path), f"{self._path}.new"
+        if not os.path.isdir(folder):
+            os.makedirs(folder, exist_ok=True)
+            self._made.append(folder)
+        with open(new, "w", encoding="utf-8") as file:
+            json.dump(listening.getsockname()[:2], file)
+        os.replace(new, self._path)
+        self._made.append(self._path)
+        return listening
+
+    def find(self) -> tuple[str, int] | None:
+        """Returns the address in the file, if it is there."""
+        try:
+            with open(self._path, encoding="utf-8") as file:
+                address, port = json.load(file)
+                return str(address), int(port)
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def close(self) -> None:
+        """Removes the file, and its folder if it was made for it and nothing else is there."""
+        for path in reversed(self._made):
+            with contextlib.suppress(OSError):
+                os.rmdir(path) if os.path.isdir(path) else os.remove(path)
+
+
+def _address_here() -> str:
+    """Returns the address of this host that others know it by. Raises NotMet."""
+    name = socket.gethostname()
+    with contextlib.suppress(NotMet):
+        return address_of(name)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.suppress(OSError):
+        asking.connect(_ELSEWHERE)  # sends nothing
+        here: str = asking.getsockname()[0]
+        return here
+    raise NotMet(f"the address of {name}, where rank 0 is, is not known there: give it by --rendezvous HOST")
 
 
 def address_of(name: str) -> str:

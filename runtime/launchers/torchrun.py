@@ -18,7 +18,6 @@ from typing import Any
 from dslc.runtime.hosts.doors import FixedDoor, NotMet, address_toward
 from dslc.runtime.hosts.wire import listen
 from dslc.runtime.launchers.world import Launcher, World, read_world
-from dslc.runtime.process.lifetime import end_with
 
 _NAMES = {
     "rank": "RANK",
@@ -31,7 +30,7 @@ _NAMES = {
 _PATIENCE = datetime.timedelta(seconds=30)  # that torchrun's store, which is there already, has to answer
 
 
-def read(environ: Mapping[str, str]) -> World | None:
+def _read(environ: Mapping[str, str]) -> World | None:
     """Returns this process's place, or None if torchrun has not started it."""
     if "TORCHELASTIC_RUN_ID" not in environ:
         return None
@@ -40,11 +39,7 @@ def read(environ: Mapping[str, str]) -> World | None:
     return replace(world, run=run if run != "none" else f"{socket.gethostname()} {os.getppid()}")
 
 
-def join(world: World, environ: Mapping[str, str]) -> FixedDoor | StoreDoor:
-    """Returns where the processes meet. From now on this process ends with torchrun, if that is killed. Raises
-    NotMet.
-    """
-    end_with(os.getppid())
+def _join(world: World, environ: Mapping[str, str], beside: str) -> FixedDoor | StoreDoor:
     address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if not address or not port.isdecimal():
         raise NotMet("MASTER_ADDR and MASTER_PORT, which torchrun sets, do not say where rank 0 is")
@@ -95,6 +90,6 @@ LAUNCHER = Launcher(
     word="torchrun",
     sign="TORCHELASTIC_RUN_ID",
     start="torchrun --nnodes {nodes} --nproc-per-node {processes} -m",
-    read=read,
-    join=join,
+    read=_read,
+    join=_join,
 )

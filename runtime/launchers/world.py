@@ -36,14 +36,15 @@ class Launcher:
     """A launcher of processes: how its processes are known, and where they meet.
 
     `read` returns the place of this process, or None if the launcher has not started it; `join` returns where the
-    processes meet, or raises NotMet. `start` stands before `dslc run`, with numbers by their names in braces.
+    processes meet, or raises NotMet: it is given the beginning of a path that all
+    processes have alike. `start` stands before `dslc run`, with numbers by their names in braces.
     """
 
     word: str  # of the job: "torchrun"
     sign: str  # the variable that it always sets
     start: str
     read: Callable[[Mapping[str, str]], World | None]
-    join: Callable[[World, Mapping[str, str]], Door]
+    join: Callable[[World, Mapping[str, str], str], Door]
 
 
 def read_world(

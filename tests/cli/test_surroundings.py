@@ -20,8 +20,15 @@ TORCHRUN = {
     "LOCAL_WORLD_SIZE": "2",
     "GROUP_WORLD_SIZE": "1",
 }
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "0",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 ON_TWO = ("devices.nodes=2", "parallelism.data=4")
-HELP = {"torchrun": "torchrun --nnodes 1 --nproc-per-node 2 -m dslc run "}
+HELP = {"torchrun": "torchrun --nnodes 1 --nproc-per-node 2 -m dslc run ", "mpi": "mpirun -np 2 dslc run "}
 
 
 def reported(environ: Mapping[str, str], *settings: str) -> Report:
@@ -50,6 +57,16 @@ def reported(environ: Mapping[str, str], *settings: str) -> Report:
         ),
         ("torchrun", {k: v for k, v in TORCHRUN.items() if k != "RANK"}, "E0810", "RANK is not set"),
         ("local", TORCHRUN, "E0809", "torchrun has started 2 processes (WORLD_SIZE is 2), each of which would train"),
+        ("mpi", {}, "E0809", "it has not started this process: OMPI_COMM_WORLD_SIZE or PMI_SIZE is not set"),
+        ("mpi", TORCHRUN, "E0809", "the job says `mpi()`, and torchrun has started 2 processes (WORLD_SIZE is 2)"),
+        ("mpi", {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4"}, "E0810", "4 processes (OMPI_COMM_WORLD_SIZE is 4), and the"),
+        ("mpi", {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "E0810", "OMPI_COMM_WORLD_LOCAL_SIZE is 1"),
+        ("mpi", {**MPICH, "PMI_SIZE": "3"}, "E0810", "mpirun has started 3 processes (PMI_SIZE is 3), and the job"),
+        ("mpi", {**MPICH, "MPI_LOCALRANKID": "0"}, "E0810", "PMI_RANK is 1 and MPI_LOCALRANKID is 0"),
+        ("mpi", {"PMI_SIZE": "2"}, "E0810", "mpirun has started this process, whose PMI_RANK is not set"),
+        ("torchrun", MPICH, "E0809", "the job says `torchrun()`, and mpirun has started 2 processes (PMI_SIZE is 2)"),
+        ("local", OPEN_MPI, "E0809", "mpirun has started 2 processes (OMPI_COMM_WORLD_SIZE is 2), each of which"),
+        ("local", MPICH, "E0809", "mpirun has started 2 processes (PMI_SIZE is 2), each of which would train all"),
         ("local", {"RANK": "3"}, "E0809", "this is one of several: RANK is 3"),
         ("local", {"RANK": "0", "WORLD_SIZE": "4"}, "E0809", "this is one of several: WORLD_SIZE is 4"),
     ],
@@ -59,7 +76,8 @@ def test_one_message_names_the_variable_and_the_remedy(
 ) -> None:
     (found,) = reported(environ, f"launch.with={word}()")
     assert found.code == code and said in found.message
-    other = "--set launch.with=torchrun()" if "TORCHELASTIC_RUN_ID" in environ else "unset RANK"
+    mpi = "OMPI_COMM_WORLD_SIZE" in environ or "PMI_SIZE" in environ
+    other = "launch.with=mpi()" if mpi else "launch.with=torchrun()" if len(environ) > 2 else "unset RANK"
     assert found.help is not None and HELP.get(word, other) in found.help
 
 
@@ -70,6 +88,10 @@ def test_one_message_names_the_variable_and_the_remedy(
         ("local", {"RANK": "0", "WORLD_SIZE": "1"}, []),
         ("local", {**TORCHRUN, "WORLD_SIZE": "1"}, []),
         ("torchrun", TORCHRUN, []),
+        ("torchrun", {**TORCHRUN, **OPEN_MPI}, []),
+        ("mpi", OPEN_MPI, []),
+        ("mpi", MPICH, []),
+        ("mpi", {"PMI_RANK": "3", "PMI_SIZE": "4"}, ON_TWO),
         ("torchrun", {**TORCHRUN, "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}, ON_TWO),
     ],
 )

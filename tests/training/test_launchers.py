@@ -1,8 +1,9 @@
-"""Trainings whose processes someone else starts: torchrun, on real processes."""
+"""Trainings whose processes someone else starts, torchrun or mpirun, on real processes."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -65,11 +66,15 @@ def children(process: int) -> list[int]:
 
 
 def a_rank(command: Command) -> int:
-    """Returns the process of the last rank that torchrun's processes have forked."""
-    process = children(command.process.pid)[-1]
-    own = Path(f"/proc/{process}/cmdline").read_bytes()
-    (rank,) = [child for child in children(process) if Path(f"/proc/{child}/cmdline").read_bytes() == own]
-    return rank
+    """Returns the process of a rank: one that has the command line of its parent."""
+    waiting = children(command.process.pid)[::-1]
+    while True:
+        process = waiting.pop(0)
+        own = Path(f"/proc/{process}/cmdline").read_bytes()
+        for child in children(process):
+            if b"\0run\0" in own and Path(f"/proc/{child}/cmdline").read_bytes() == own:
+                return child
+            waiting.append(child)
 
 
 @pytest.mark.parametrize(
@@ -141,3 +146,88 @@ def test_a_wrong_number_of_processes_is_said_once(job: Path) -> None:
     assert status == 1 and said.count("error[E0810]") == 1
     assert "torchrun has started 3 processes (WORLD_SIZE is 3), and the job takes 2 ranks" in said
     assert not out.exists()
+
+
+# ------------------------------------------------------------------------------------------------------------ mpirun
+
+MPI = {"open mpi": ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"], "mpich": ["mpirun.mpich"]}
+
+
+@pytest.fixture(params=MPI)
+def mpirun(request: pytest.FixtureRequest) -> list[str]:
+    """Returns the beginning of the command."""
+    words = MPI[request.param]
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"there is no {words[0]}: Debian's openmpi-bin and mpich bring both")
+    return words
+
+
+def of_mpi(mpirun: list[str], job: Path, *chosen: str, ranks: int = 2) -> list[str]:
+    words = ["run", str(job), "--out", str(job.parent / "run"), *settings("launch.with=mpi()", *chosen)]
+    return [*mpirun, "-np", str(ranks), sys.executable, "-m", "dslc", *words]
+
+
+@pytest.mark.parametrize(
+    "mpirun, chosen",
+    [
+        ("open mpi", ("parallelism.zero=3",)),
+        pytest.param("mpich", ("parallelism.zero=3",), marks=pytest.mark.long),
+        pytest.param("open mpi", (), marks=pytest.mark.long),
+        pytest.param("mpich", ("parallelism.zero=1",), marks=pytest.mark.long),
+        pytest.param("open mpi", ("parallelism.pipeline=2", "parallelism.microbatches=2"), marks=pytest.mark.long),
+        pytest.param("mpich", ("parallelism.tensor=2",), marks=pytest.mark.long),
+    ],
+    indirect=["mpirun"],
+)
+def test_mpirun_trains_as_one_process(
+    launcher: Launcher, mpirun: list[str], job: Path, chosen: tuple[str, ...]
+) -> None:
+    with started(job.parent, [of_mpi(mpirun, job, *chosen)]) as (running,):
+        status, said = running.end()
+        assert status == 0, said
+        assert not running.left()
+    assert said.count("validation: ") == 1
+    assert not [path.name for path in job.parent.iterdir() if path.name.startswith(".")]
+    agree(train_job(launcher, job, *ALONE), Trained(job.parent / "run"))
+
+
+@pytest.mark.long
+def test_a_rank_of_mpirun_that_is_killed_is_one_message(mpirun: list[str], job: Path) -> None:
+    with started(job.parent, [of_mpi(mpirun, job, "train.steps=100000")]) as (running,):
+        reach(job.parent / "run", 3, [running])
+        os.kill(a_rank(running), signal.SIGKILL)
+        status, said = running.end()
+        assert not running.left()
+    assert status == 3 and said.count("training failed on rank") == said.count("was ended by SIGKILL") == 1
+
+
+@pytest.mark.parametrize("mpirun", [pytest.param("open mpi", marks=pytest.mark.long), "mpich"], indirect=True)
+def test_sigusr1_to_mpirun_stops_all_after_one_step(mpirun: list[str], job: Path) -> None:
+    out = job.parent / "run"
+    with started(job.parent, [of_mpi(mpirun, job, "train.steps=100000")]) as (running,):
+        reach(out, 3, [running])
+        running.process.send_signal(signal.SIGUSR1)
+        status, said = running.end()
+        assert not running.left()
+    last = logged(out)[-1]
+    assert status == 130 and said.count(f"stopped after {last} steps of 100000") == 1
+    assert (out / "checkpoints" / f"step-{last:08}").exists()
+    assert "to resume:  mpirun -np 2 dslc run " in said
+
+
+@pytest.mark.parametrize(
+    "chosen, ranks, said",
+    [
+        pytest.param(("launch.with=local()",), 2, "error[E0809]", id="not asked for"),
+        pytest.param((), 3, "error[E0810]", id="too many", marks=pytest.mark.long),
+        pytest.param(("train.stepz=1",), 2, "error[E0107]", id="a mistake", marks=pytest.mark.long),
+    ],
+)
+def test_mpirun_around_another_job_is_said_once(
+    mpirun: list[str], job: Path, chosen: tuple[str, ...], ranks: int, said: str
+) -> None:
+    with started(job.parent, [of_mpi(mpirun, job, *chosen, ranks=ranks)]) as (running,):
+        status, told = running.end()
+        assert not running.left()
+    assert status == 1 and told.count(said) == told.count("1 error") == 1
+    assert not (job.parent / "run").exists()

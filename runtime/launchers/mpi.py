@@ -1,0 +1,46 @@
+"""mpirun of Open MPI and of MPICH: their variables, and the file in which rank 0 leaves its address.
+
+Model: neither launcher says where rank 0 is. Its process listens at an address of its own host and writes it to a file
+beside the run directory, which all hosts see; a file that an earlier run has left is replaced, and an address that does
+not answer is looked up again. Nothing here needs MPI itself.
+
+Limits: MPICH names no run, and two of one job that begin in one folder at once, each on several hosts, could meet: give
+each a run directory in a folder of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from dslc.runtime.hosts.doors import FileDoor
+from dslc.runtime.launchers.world import Launcher, World, read_world
+
+_OPEN_MPI = {
+    "rank": "OMPI_COMM_WORLD_RANK",
+    "size": "OMPI_COMM_WORLD_SIZE",
+    "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "local_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
+}
+_HYDRA = {"rank": "PMI_RANK", "size": "PMI_SIZE", "local_rank": "MPI_LOCALRANKID", "local_size": "MPI_LOCALNRANKS"}
+
+
+def _read(environ: Mapping[str, str]) -> World | None:
+    """Returns this process's place, or None if no mpirun has started it."""
+    for names in (_OPEN_MPI, _HYDRA):
+        if names["rank"] in environ or names["size"] in environ:
+            return read_world(environ, "mpi", "mpirun", names)
+    return None
+
+
+def _join(world: World, environ: Mapping[str, str], beside: str) -> FileDoor:
+    one_host = world.local_size == world.size
+    run = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid")
+    if run is None:
+        run = f"mpich-{os.getppid()}" if one_host else "mpich"
+    return FileDoor(f"{beside}-{run.replace(os.sep, '_')}", one_host=one_host)
+
+
+LAUNCHER = Launcher(
+    word="mpi", sign="OMPI_COMM_WORLD_SIZE or PMI_SIZE", start="mpirun -np {ranks}", read=_read, join=_join
+)
