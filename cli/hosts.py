@@ -74,6 +74,7 @@ def train_with_others(ready: Ready, where: Whereabouts, then: Then) -> int:
         timeout=ready.program.timeout,
         processes=ready.program.processes,
         say=lambda text: print(plain(text), file=sys.stderr, flush=True) if world is None or world.speaks else None,
+        again=ready.program.restarts > 0 and world is None,
     )
     if world is not None:
         end_with(os.getppid())  # the launcher
@@ -114,18 +115,34 @@ def _of_processes(meeting: Meeting, world: World, where: Whereabouts, ranks: int
 def _train(ready: Ready, company: Company, out: str | None) -> tuple[Outcome, dict[str, Any] | None, str]:
     from dslc.runtime.hosts.company import shared
 
-    folder, blind = shared(company, folder_of(ready, out) if company.keeps else "", _ANSWER)
-    _share_checkpoints(ready, company, folder)
+    folder = (company.folder or folder_of(ready, out)) if company.keeps else ""
+    company.folder, blind = shared(company, folder, _ANSWER)
+    _share_checkpoints(ready, company)
     world = ready.world
-    own = partial(launch, company=company, quiet=world is not None and not world.speaks, in_group=world is not None)
+    own = partial(
+        launch,
+        company=company,
+        gathered=partial(_gathered, ready, company),
+        quiet=world is not None and not world.speaks,
+        in_group=world is not None,
+    )
     if company.keeps:
-        return *train(ready, folder, own), folder
+        return *train(ready, folder, own, goes_on=company.start > 1), folder
+    folder = company.folder
     if company.node in blind:
         folder = make_folder(ready.program, out or os.path.join("runs", ready.program.job, os.path.basename(folder)))
     return own(ready.program, ready.places, folder), None, folder
 
 
-def _share_checkpoints(ready: Ready, company: Company, folder: str) -> None:
+def _gathered(ready: Ready, company: Company) -> None:
+    """Tries the folders again, with the hosts that are there for a restart."""
+    from dslc.runtime.hosts.company import shared
+
+    shared(company, company.folder if company.keeps else "", _ANSWER)
+    _share_checkpoints(ready, company)
+
+
+def _share_checkpoints(ready: Ready, company: Company) -> None:
     """Raises NotMet, on all hosts, if one does not see the folder of the checkpoints."""
     from dslc.runtime.checkpoint import files
     from dslc.runtime.hosts.company import shared
@@ -133,7 +150,7 @@ def _share_checkpoints(ready: Ready, company: Company, folder: str) -> None:
 
     if not ready.program.checkpoint.written:
         return
-    place = files.folder_of(ready.program, folder)
+    place = files.folder_of(ready.program, company.folder)
     if company.keeps:
         os.makedirs(place, exist_ok=True)
     _, blind = shared(company, place, _ANSWER)

@@ -61,18 +61,20 @@ def make_folder(program: JobProgram, out: str | None) -> str:
 
 
 @contextlib.contextmanager
-def claimed(folder: str, program: JobProgram | None) -> Iterator[None]:
+def claimed(folder: str, program: JobProgram | None, *, goes_on: bool = False) -> Iterator[None]:
     """Keeps other runs out of a folder, which is made, and out of the `checkpoint.dir` of `program`, while the context
     lasts.
 
-    Without a program (the folder of a sweep) only sub-folders are written there. Raises Occupied.
+    Without a program (the folder of a sweep) only sub-folders are written there. A run that is there is taken for this
+    one if it `goes_on`. Raises Occupied.
     """
     with contextlib.ExitStack() as locks:
         locks.enter_context(_locked(folder, "--out"))
         if program is None:
             yield
             return
-        refuse_run(folder, program)  # now that no other run can begin
+        if not goes_on:
+            refuse_run(folder, program)  # now that no other run can begin
         checkpoint = program.checkpoint
         if checkpoint.folder and checkpoint.written:
             locks.enter_context(_locked(checkpoint.folder, "checkpoint.dir"))

@@ -28,7 +28,6 @@ from dslc.surroundings import world_for
 from dslc.version import __version__
 
 if TYPE_CHECKING:
-    from dslc.runtime.hosts.company import Company
     from dslc.runtime.process.failure import Outcome
 
 
@@ -130,14 +129,18 @@ def lay_down(ready: Ready, folder: str) -> None:
 
 
 def train(
-    ready: Ready, folder: str, launch: Callable[[JobProgram, tuple[RankPlace, ...], str], Outcome]
+    ready: Ready,
+    folder: str,
+    launch: Callable[[JobProgram, tuple[RankPlace, ...], str], Outcome],
+    *,
+    goes_on: bool = False,
 ) -> tuple[Outcome, dict[str, Any] | None]:
     """Trains in a folder, from its claim to its report: writes the files, launches, and draws the plan meanwhile.
 
     Returns the outcome and the contents of report.json; None if the training failed, or was ended at once and left no
-    records. Raises Occupied.
+    records. `goes_on`: it is the folder of this training already. Raises Occupied.
     """
-    with claimed(folder, ready.program):
+    with claimed(folder, ready.program, goes_on=goes_on):
         lay_down(ready, folder)
         drawing = _start_drawing(folder)
         try:
@@ -153,17 +156,16 @@ def launch(
     places: tuple[RankPlace, ...],
     folder: str,
     *,
-    company: Company | None = None,
     quiet: bool = False,
-    in_group: bool = False,
+    **more: Any,
 ) -> Outcome:
-    """Launches ranks from this process, `quiet` without progress on the screen. torch is imported only now, when the
-    folder is known to be free.
+    """Launches ranks from this process, `quiet` without progress on the screen; `more` as runtime/launch.py has it.
+    torch is imported only now, when the folder is known to be free.
     """
     from dslc.runtime.launch import launch
 
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
-        return launch(program, places, folder, screen=nowhere if quiet else None, company=company, in_group=in_group)
+        return launch(program, places, folder, screen=nowhere if quiet else None, **more)
 
 
 def launch_quietly(program: JobProgram, places: tuple[RankPlace, ...], folder: str) -> Outcome:

@@ -34,6 +34,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TextIO
@@ -46,7 +47,8 @@ from dslc.runtime import worker
 from dslc.runtime.agent import PATIENCE, Agent, AtOnce, agent_of, elastic_log
 from dslc.runtime.checkpoint import checkpoint
 from dslc.runtime.data import augmented
-from dslc.runtime.hosts.company import Company
+from dslc.runtime.hosts.company import Company, Left, Stopped
+from dslc.runtime.hosts.doors import NotMet
 from dslc.runtime.hosts.together import Together
 from dslc.runtime.loop import kept_metrics
 from dslc.runtime.loop.agreed import next_wait
@@ -54,7 +56,7 @@ from dslc.runtime.model import adapters, transformers_model
 from dslc.runtime.parallel import fsdp, zero1
 from dslc.runtime.pipeline import pipeline
 from dslc.runtime.process import failure
-from dslc.runtime.process.failure import Outcome
+from dslc.runtime.process.failure import Failure, Outcome
 from dslc.runtime.process.lifetime import Adopted, end_with
 from dslc.runtime.process.program_file import read_program, write_program
 from dslc.runtime.process.progress import Watch
@@ -88,19 +90,23 @@ def launch(
     before: Callable[[], None] | None = None,
     company: Company | None = None,
     in_group: bool = False,
+    gathered: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Trains `program` on this node and leaves metrics, logs and weights in `run_dir`, which may exist.
 
     `screen` receives progress and a summary (standard output if None); each rank calls `before` first. `company` are
-    the launchers of a training on several nodes, of which this one starts the ranks of its own. `in_group`: SIGTERM is
-    sent to this process and its ranks at once. To be called from a process that has not used torch. Raises OSError if
+    the launchers of a training on several nodes, of which this one starts the ranks of its own; `gathered` is called
+    when they have met again for a restart. `in_group`: SIGTERM is sent to this process and its ranks at once. To be
+    called from a process that has not used torch. Raises OSError if
     processes or files cannot be made.
     """
     assert program.world_size == len(places)
     places = tuple(place for place in places if company is None or place.rank in company.ranks)
     os.makedirs(os.path.join(run_dir, "logs"), exist_ok=True)
     if company is None or company.keeps:
-        failure.forget(run_dir, goes_on=program.checkpoint.resume != "none")
+        failure.forget(
+            run_dir, goes_on=program.checkpoint.resume != "none" or (company is not None and company.start > 1)
+        )
     checkpoint.preload(program)
     kept_metrics.preload(program.metrics)
     augmented.preload(program.data)
@@ -117,23 +123,21 @@ def launch(
         transformers_model.preload(program.model.transformers)
     if program.model.adapter is not None:
         adapters.preload()
-    launching = _Launch(program, places, run_dir, board, watch, before, company, in_group)
-    restarts = Restarts(program, run_dir)
+    board.attempt = company.start if company is not None else 1
+    restarts = Restarts(program, run_dir, board)
+    launching = _Launch(program, places, run_dir, board, watch, restarts, before, company, in_group)
     with elastic_log(run_dir), listening(board, AtOnce):
         try:
-            outcome = launching.start()
-            while outcome.failure is not None:
-                known = {"stopping": board.stop_requested, "folder": watch.has_folder()}
-                again, seen = restarts.follow(outcome.failure, **known)
-                outcome = replace(outcome, failure=seen)
-                if not again:
+            outcome, again = launching.start()
+            while again and outcome.failure is not None:
+                watch.restart(failure.in_words(outcome.failure), f"restart {board.attempt} of {program.restarts}")
+                outcome = launching.prepare_again(outcome, gathered)
+                if outcome.failure is not None:
                     break
-                watch.restart(failure.in_words(seen), f"restart {restarts.used} of {restarts.most}")
-                board.start_again(restarts.used + 1)
-                outcome = launching.start()
-        except AtOnce:
+                outcome, again = launching.start()
+        except (AtOnce, Stopped):
             outcome = Outcome(run_dir=run_dir, steps=_completed(board), stopped_at=0)
-    outcome = replace(outcome, restarts=restarts.used)
+    outcome = replace(outcome, restarts=board.attempt - 1)
     watch.close(outcome)
     return outcome
 
@@ -147,12 +151,13 @@ class _Launch:
     run_dir: str
     board: Board
     watch: Watch
+    restarts: Restarts
     before: Callable[[], None] | None
     company: Company | None
     in_group: bool
 
-    def start(self) -> Outcome:
-        """Starts the ranks and returns when none is left."""
+    def start(self) -> tuple[Outcome, bool]:
+        """Starts the ranks; returns, when none is left, what they came to, and whether they are started again."""
         program, board, company = self.program, self.board, self.company
         os.makedirs(failure.log_folder(self.run_dir, board.attempt), exist_ok=True)
         meeting, launcher = Meeting(board), os.getpid()
@@ -167,7 +172,8 @@ class _Launch:
 
             agent = agent_of(program, rank, self.watch, meeting, self.run_dir)
             if company is not None:
-                agent.together = Together(company, board, program.steps, functools.partial(next_wait, program))
+                steps, wait = program.steps, functools.partial(next_wait, program)
+                agent.together = Together(company, board, steps, wait, self._follow)
             try:
                 outcome = _outcome(program, self.run_dir, board, agent.run(), agent)
             finally:
@@ -177,7 +183,36 @@ class _Launch:
                 adopted.close()
         if board.all_done:
             self.watch.say_of_left(left)
-        return outcome
+        if agent.together is not None:
+            return outcome, agent.together.again
+        if outcome.failure is None:
+            return outcome, False
+        again, seen = self._follow(outcome.failure, board.stop_requested)
+        return replace(outcome, failure=seen), again
+
+    def _follow(self, seen: Failure, stopping: bool) -> tuple[bool, Failure]:
+        if self.company is not None and not self.company.keeps:
+            return self.restarts.await_keeper(seen, self.company.hosts[0], stopping=stopping)
+        return self.restarts.follow(seen, stopping=stopping, folder=self.watch.has_folder())
+
+    def prepare_again(self, outcome: Outcome, gathered: Callable[[], None]) -> Outcome:
+        """Returns the outcome without its failure when the ranks can be started again; else with the reason."""
+        company, board, attempt = self.company, self.board, self.board.attempt + 1
+        until = time.monotonic() + self.program.timeout
+        while company is not None:
+            try:
+                company.meet_again(attempt, until, lambda: board.stop_requested)
+                gathered()
+                attempt = company.start
+                break
+            except Left:
+                continue  # it may come back: `until` then
+            except NotMet as error:
+                assert outcome.failure is not None
+                step = outcome.failure.step
+                return replace(outcome, failure=Failure(rank=None, step=step, kind="ended", message=str(error)))
+        board.start_again(attempt)
+        return replace(outcome, failure=None)
 
 
 def _outcome(program: JobProgram, run_dir: str, board: Board, result: RunResult, agent: Agent) -> Outcome:

@@ -7,6 +7,9 @@ a restart until `launch.restarts` of them have been, in all, as under torchrun's
 - a failure after a request to stop (Ctrl-C, SIGTERM), as the training is to end;
 - a run directory that is gone.
 
+On several hosts the one that keeps the training together decides, and a host that is lost is waited for, up to
+`launch.timeout` (hosts/company.py). The loss of that host itself is a failure like any other: the rest wait for it.
+
 The ranks of each start resume from the newest checkpoint that is whole (checkpoint/checkpoint.py), at the next sample.
 
 Works around torch's elastic agent, which can restart ranks by itself (`max_restarts`): all its starts share one store,
@@ -22,16 +25,17 @@ from dataclasses import replace
 from dslc.compiler.ir.program import JobProgram
 from dslc.runtime.checkpoint import files
 from dslc.runtime.process.failure import Failure
+from dslc.runtime.process.stop import Board
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")  # of an object, in the text of an exception
 
 
 class Restarts:
-    """The restarts of one training: `used` of `most`."""
+    """The restarts of one training, of which the board counts the starts."""
 
-    def __init__(self, program: JobProgram, run_dir: str) -> None:
+    def __init__(self, program: JobProgram, run_dir: str, board: Board) -> None:
         once = program.task != "train" or program.observe or not program.checkpoint.written
-        self.most, self.used = 0 if once else program.restarts, 0
+        self._most, self._board = 0 if once else program.restarts, board
         self._program, self._run_dir = program, run_dir
         self._before: set[tuple[object, ...]] = set()  # exceptions
 
@@ -40,23 +44,27 @@ class Restarts:
 
         `stopping`: the training was asked to stop; `folder`: the run directory is there.
         """
-        if not self.most:
+        if not self._most or not folder:
             return False, failure
-        known, again = _known(failure), False
-        if not folder:
-            return False, failure
+        known, again, used = _known(failure), False, self._board.attempt - 1
         if stopping:
             said = "not restarted, as it was asked to stop"
         elif known is not None and known in self._before:
             said = "not restarted: the same exception ended the same step before"
-        elif self.used == self.most:
-            said = f"not restarted: it was {_times(self.used)}, the most that `launch.restarts` allows"
+        elif used >= self._most:
+            said = f"not restarted: it was {_times(used)}, the most that `launch.restarts` allows"
         else:
-            again, self.used = True, self.used + 1
-            said = f"restart {self.used} of {self.most}, {self._from()}"
+            again, said = True, f"restart {used + 1} of {self._most}, {self._from()}"
         if known is not None:
             self._before.add(known)
         return again, replace(failure, notes=(*failure.notes, said))
+
+    def await_keeper(self, failure: Failure, keeper: str, *, stopping: bool) -> tuple[bool, Failure]:
+        """Returns the same, on another host, after the loss of the host that decides."""
+        if not self._most or stopping:
+            return False, failure
+        said = f"waits for {keeper} to come back, up to {self._program.timeout:g} s (`launch.timeout`)"
+        return True, replace(failure, notes=(*failure.notes, said))
 
     def _from(self) -> str:
         """Returns in words where the next start begins, by the names and manifests of the checkpoints."""

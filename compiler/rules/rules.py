@@ -330,8 +330,6 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
         yield f"`{train.optimizer.word}`", train.at("optimizer"), "`adam` runs"
     if isinstance(job.model.loss, c.Contrastive):
         yield "`contrastive`", job.model.at("loss"), ""
-    if job.launch.restarts and job.devices.nodes != 1:
-        yield "`launch.restarts` on several nodes", job.launch.at("restarts"), "`restarts = 0` runs"
     if job.launch.restarts and not isinstance(job.launch.with_, c.Local):
         instead = f"`torchrun --max-restarts {job.launch.restarts}` starts the processes again, and the job goes on"
         yield f"`launch.restarts` with `{job.launch.with_.word}(…)`", job.launch.at("restarts"), instead

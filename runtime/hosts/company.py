@@ -8,13 +8,21 @@ message. From then on every launcher has a `Company`: the keeper a wire to each 
 Where torchrun or mpirun has started a process for each rank, each of these is a launcher, of one rank. They know their
 places and meet at a `Door`, which the one of rank 0 opens.
 
-Contract: one address listens, while the hosts meet. A launcher whose connection ends is `lost` (wire.py).
+Before the ranks are started again all launchers meet once more (`meet_again`), at the same address, over new wires, and
+have a new port for the store. A host that was lost may come back meanwhile: its launcher, which tries again, or a new
+one, started with the same command, for which the place is free. Each keeps its node. A keeper that was lost comes back
+as any other: the hosts that wait for it say which start was the last, and where the run directory is.
 
-Limits: a fixed number of hosts. The loss of one ends the training.
+Contract: one address listens, while the hosts meet, and to the end if hosts may come back: a host that comes early
+waits there. A launcher whose connection ends is `lost` (wire.py).
+
+Limits: a fixed number of hosts, and a keeper at a fixed address: while it is gone nobody goes on. Those at a `Door` do
+not meet again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
@@ -22,7 +30,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from dslc.runtime.hosts.doors import Door, NotMet, address_of
 from dslc.runtime.hosts.wire import MOST, PATIENCE, Message, Wire, endpoint, interface_of, listen
@@ -30,8 +38,17 @@ from dslc.runtime.hosts.wire import MOST, PATIENCE, Message, Wire, endpoint, int
 _AGAIN = 0.2  # seconds between two attempts to connect
 _SAY = 2.0, 60.0  # seconds after which it is first said who is awaited, and then every so many
 _HELLO = 10.0  # seconds that a connection has to say who it is
+_PARTING = 5.0  # seconds that the keeper waits for the others to leave
 _TURNED_AWAY = 10.0  # seconds that a launcher which cannot train waits for others, to tell them
 _FOR_HOSTS = "the job takes {} (`devices.nodes`), each started with the same command"
+
+
+class Left(NotMet):
+    """A host left while others waited for it. It may come back."""
+
+
+class Stopped(Exception):
+    """A host was asked to stop while hosts met."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +70,8 @@ class Meeting:
     place: int = 0
     needs: str = _FOR_HOSTS
     fault: str = ""
+    again: bool = False  # hosts that are lost may come back
+    stopped: Callable[[], bool] = field(default=lambda: False)
 
     @property
     def ranks(self) -> bool:
@@ -60,29 +79,64 @@ class Meeting:
         return self.door is not None and self.processes == 1
 
 
-class Company:
-    """The launchers that have met, as one of them sees it: the one of `node`, whose host is `machines[node]`, and which
-    messages call `hosts[node]`. `ranks` are those that it starts.
+@dataclass(frozen=True, kw_only=True)
+class _Met:
+    """What a meeting came to: this launcher's node, all machines, the wires by node, and the store's address; the
+    number of this start of the ranks, and the run directory of the one before.
     """
 
-    def __init__(
-        self,
-        node: int,
-        machines: Sequence[str],
-        meeting: Meeting,
-        wires: Mapping[int, Wire],
-        store: tuple[str, int],
-        early: Sequence[tuple[int, Message]] = (),
-    ) -> None:
-        self.node, self.machines, self.store = node, tuple(machines), store
+    node: int
+    machines: Sequence[str]
+    wires: Mapping[int, Wire]
+    store: tuple[str, int]
+    start: int = 1
+    folder: str = ""
+    early: Sequence[tuple[int, Message]] = ()  # messages that arrived already
+    listening: socket.socket | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Before:
+    """What a launcher says of the start before this one, of which it was."""
+
+    node: int
+    start: int
+    folder: str
+
+
+@dataclass(frozen=True)
+class _Where:
+    """The rendezvous: its name in messages, how its address is found, and the socket that listens, on the keeper.
+    `taken`: another program of this host listens there.
+    """
+
+    name: str
+    find: Callable[[], tuple[str, int] | None]
+    listening: socket.socket | None = None
+    taken: bool = False
+
+
+class Company:
+    """The launchers that have met, as one of them sees it: the one of `node`, whose host is `machines[node]`, and which
+    messages call `hosts[node]`. `ranks` are those that it starts, for the time `start`.
+    """
+
+    def __init__(self, meeting: Meeting, where: _Where, met: _Met) -> None:
+        self._meeting, self._where = meeting, where
+        self.folder = met.folder  # the run directory of the keeper, when it is known
+        self._take(met)
+
+    def _take(self, met: _Met) -> None:
+        meeting, node, machines = self._meeting, met.node, tuple(met.machines)
+        self.node, self.machines, self.store, self.start = node, machines, met.store, met.start
         self.hosts = tuple(names_of(machines, ranks=meeting.ranks))
         self.ranks = range(node * meeting.processes, (node + 1) * meeting.processes)
         alone = meeting.ranks and len(set(machines)) == 1
         self.place = "" if alone else self.machines[node] if meeting.ranks else self.hosts[node]  # of a rank's failure
-        self.listening: socket.socket | None = None  # at the store's address, on the keeper
+        self.listening = met.listening  # at the store's address, on the keeper
         self.lost: dict[int, str] = {}  # nodes, and why
-        self._wires = dict(wires)
-        self._early = list(early)  # messages that arrived while others were waited for
+        self._wires = dict(met.wires)
+        self._early = list(met.early)
 
     @property
     def keeps(self) -> bool:
@@ -127,9 +181,9 @@ class Company:
                     others.append((node, message))
             gone = [node for node in missing if node in self.lost and node not in found]
             if gone:
-                raise NotMet(f"{self.hosts[gone[0]]} left: {self.lost[gone[0]]}")
+                raise Left(f"{self.hosts[gone[0]]} left: {self.lost[gone[0]]}")
             if time.monotonic() > until:
-                raise NotMet(f"{self.hosts[missing[0]]} did not answer within {timeout:g} s")
+                raise Left(f"{self.hosts[missing[0]]} did not answer within {timeout:g} s")
             if len(found) < len(self._wires):
                 select.select(self.wires, [], [], _AGAIN)
         self._early = others
@@ -144,12 +198,34 @@ class Company:
             select.select(self.wires, [], [], _AGAIN)
             self.hear()
 
-    def close(self) -> None:
-        """Closes all connections."""
+    def meet_again(self, start: int, until: float, stopped: Callable[[], bool]) -> None:
+        """Has all hosts meet for another start of the ranks, `start` on the keeper, until that time of the clock.
+
+        Raises NotMet, and Stopped if a host was asked to stop, as `stopped` says of this one.
+        """
+        parted = time.monotonic() + _PARTING
+        while self.keeps and self.wires and time.monotonic() < parted:  # or they might lose what it has said
+            select.select(self.wires, [], [], _AGAIN)
+            self.hear()
+        self._part()
+        meeting = replace(self._meeting, timeout=max(0.0, until - time.monotonic()), stopped=stopped)
+        before = _Before(node=self.node, start=self.start, folder=self.folder)
+        if self.keeps:
+            self._take(_keep(meeting, self._where, start))
+        else:
+            self._take(_join(meeting, self._where, before))
+
+    def _part(self) -> None:
         for wire in self._wires.values():
             wire.close()
         if self.listening is not None:
             self.listening.close()
+
+    def close(self) -> None:
+        """Closes all connections, and what listens."""
+        self._part()
+        if self._where.listening is not None:
+            self._where.listening.close()
 
 
 # ------------------------------------------------------------------------------------------------------------ meeting
@@ -164,29 +240,29 @@ def meet(meeting: Meeting) -> Company:
     except ValueError as error:
         raise NotMet(f"the rendezvous {error}") from error
     address = address_of(name)
+    where = _Where(f"{name}:{port}", lambda: (address, port))
     try:
         listening = listen(address, port)
     except OSError as error:
         if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
             raise NotMet(f"{name}:{port} cannot be listened at: {error.strerror}") from error
-        taken = error.errno == errno.EADDRINUSE
-        return _join(meeting, f"{name}:{port}", lambda: (address, port), taken=taken)
-    with listening:
-        return _keep(meeting, listening, address)
+        where = replace(where, taken=error.errno == errno.EADDRINUSE)
+        return Company(meeting, where, _join(meeting, where))
+    return _kept(meeting, replace(where, listening=listening), listening)
 
 
 def _meet_at(door: Door, meeting: Meeting) -> Company:
     if meeting.fault:
         meeting = replace(meeting, timeout=min(meeting.timeout, _TURNED_AWAY))
     try:
+        where = _Where(door.name, door.find)
         if meeting.place:
-            return _join(meeting, door.name, door.find, taken=False)
+            return Company(meeting, where, _join(meeting, where))
         try:
             listening = door.open()
         except OSError as error:
             raise NotMet(f"{door.name} cannot be listened at: {error.strerror}") from error
-        with listening:
-            return _keep(meeting, listening, listening.getsockname()[0])
+        return _kept(meeting, replace(where, listening=listening), listening)
     finally:
         door.close()
 
@@ -194,66 +270,120 @@ def _meet_at(door: Door, meeting: Meeting) -> Company:
 # --------------------------------------------------------------------------------------------------------- the keeper
 
 
-def _keep(meeting: Meeting, listening: socket.socket, address: str) -> Company:
-    where = meeting.door.name if meeting.door is not None else meeting.rendezvous
-    waiting = _Waiting(meeting, f"for the hosts at {where}")
+def _kept(meeting: Meeting, where: _Where, listening: socket.socket) -> Company:
+    with contextlib.ExitStack() as until_met:
+        until_met.enter_context(listening)
+        company = Company(meeting, where, _keep(meeting, where))
+        if meeting.again:
+            until_met.pop_all()  # the company closes it
+        return company
+
+
+def _keep(meeting: Meeting, where: _Where, start: int = 1) -> _Met:
+    """Waits for all hosts. `start`: of the ranks; after the first a host that differs is refused alone."""
+    assert where.listening is not None
+    name = where.name if meeting.door is not None else meeting.rendezvous
+    waiting = _Waiting(meeting, f"for the hosts at {name}")
     arrived: list[tuple[Wire, Message]] = []
     strangers: dict[Wire, float] = {}
     try:
         while len(arrived) + 1 < meeting.nodes:
             waiting.look([str(message["host"]) for _, message in arrived])
             known = [wire.fileno() for wire in (*strangers, *(wire for wire, _ in arrived))]
-            ready, _, _ = select.select([listening.fileno(), *known], [], [], _AGAIN)
-            if listening.fileno() in ready:
-                strangers[Wire(listening.accept()[0])] = time.monotonic()
-            arrived += _said_hello(strangers)
+            ready, _, _ = select.select([where.listening.fileno(), *known], [], [], _AGAIN)
+            if where.listening.fileno() in ready:
+                strangers[Wire(where.listening.accept()[0])] = time.monotonic()
+            arrived += [each for each in _said_hello(strangers) if start == 1 or _is_alike(meeting, *each)]
             arrived = [(wire, message) for wire, message in arrived if not _has_left(wire)]
-    except BaseException:
-        for wire in (*strangers, *(wire for wire, _ in arrived)):
+        return _agreed(meeting, arrived, where.listening.getsockname()[0], start)
+    except BaseException as error:
+        for wire, _ in arrived:
+            if isinstance(error, Stopped):
+                wire.send({"kind": "stopped"})
             wire.close()
         raise
-    for wire in strangers:
-        wire.close()
-    return _agreed(meeting, arrived, address)
+    finally:
+        for wire in strangers:
+            wire.close()
 
 
 def _said_hello(strangers: dict[Wire, float]) -> Iterator[tuple[Wire, Message]]:
     """Yields the connections that have said who they are, and drops those that say anything else, or nothing."""
     for wire, since in list(strangers.items()):
-        for message in wire.read():
-            facts = message.get("facts")
-            if message.get("kind") == "hello" and isinstance(message.get("host"), str) and isinstance(facts, dict):
-                del strangers[wire]
-                yield wire, message
-                break
-        else:
-            if wire.closed or time.monotonic() - since > _HELLO:
-                del strangers[wire]
-                wire.close()
+        messages = wire.read()
+        hello = next((message for message in messages if _is_hello(message)), None)
+        if hello is not None:
+            del strangers[wire]
+            _hear_stop(messages)
+            yield wire, hello
+        elif wire.closed or time.monotonic() - since > _HELLO:
+            del strangers[wire]
+            wire.close()
+
+
+def _is_hello(message: Message) -> bool:
+    facts = isinstance(message.get("facts"), dict)
+    before = all(type(message.get(name)) in (int, type(None)) for name in ("node", "start"))
+    return message.get("kind") == "hello" and isinstance(message.get("host"), str) and facts and before
 
 
 def _has_left(wire: Wire) -> bool:
-    wire.read()
+    _hear_stop(wire.read())
     return wire.closed
 
 
-def _agreed(meeting: Meeting, arrived: list[tuple[Wire, Message]], address: str) -> Company:
+def _hear_stop(messages: Sequence[Message]) -> None:
+    if any(message.get("kind") == "stop" for message in messages):
+        raise Stopped
+
+
+def _is_alike(meeting: Meeting, wire: Wire, hello: Message) -> bool:
+    """True for a host that has all alike; another one is told why not, and leaves."""
+    differs = _difference([meeting.host, str(hello["host"])], [meeting.facts, hello["facts"]])
+    if differs:
+        meeting.say(f"{hello['host']} was not taken: {differs}")
+        _refuse(wire, differs)
+    return not differs
+
+
+def _refuse(wire: Wire, why: str) -> None:
+    wire.send({"kind": "refused", "why": why[: MOST // 8]})  # a letter takes 6 bytes of JSON at most
+    wire.close()
+
+
+def _agreed(meeting: Meeting, arrived: list[tuple[Wire, Message]], address: str, start: int) -> _Met:
     if meeting.door is not None:
         arrived.sort(key=lambda each: _place(each[1]))
+    else:
+        arrived = _in_order(arrived)
     hosts = [meeting.host, *(str(message["host"]) for _, message in arrived)]
     wrong = _fault(meeting, [message for _, message in arrived], hosts)
     if wrong:
         for wire, _ in arrived:
-            wire.send({"kind": "refused", "why": wrong[: MOST // 8]})  # a letter takes 6 bytes of JSON at most
-            wire.close()
+            _refuse(wire, wrong)
         raise NotMet(wrong)
+    # If this keeper is a new one, the others know more than it does.
+    last, folder = max(((int(m.get("start") or 0), str(m.get("folder") or "")) for _, m in arrived), default=(0, ""))
     listening = listen(address)
-    store = (address, listening.getsockname()[1])
-    company = Company(0, hosts, meeting, dict(enumerate((wire for wire, _ in arrived), 1)), store)
-    company.listening = listening
-    for node, (wire, _) in enumerate(arrived, 1):
-        wire.send({"kind": "welcome", "node": node, "hosts": hosts, "store": store})
-    return company
+    store = address, int(listening.getsockname()[1])
+    wires = dict(enumerate((wire for wire, _ in arrived), 1))
+    start = max(start, last + 1)
+    for node, wire in wires.items():
+        wire.send({"kind": "welcome", "node": node, "hosts": hosts, "store": store, "start": start})
+    return _Met(node=0, machines=hosts, wires=wires, store=store, start=start, folder=folder, listening=listening)
+
+
+def _in_order(arrived: list[tuple[Wire, Message]]) -> list[tuple[Wire, Message]]:
+    """Returns the hosts in the order of their nodes: those that had one keep it, the others take what is free."""
+    nodes: dict[int, tuple[Wire, Message]] = {}
+    for each in arrived:
+        node = each[1].get("node")
+        if node is not None and 0 < node <= len(arrived):
+            nodes.setdefault(node, each)
+    free = (node for node in range(1, len(arrived) + 1) if node not in nodes)
+    placed = [each[0] for each in nodes.values()]
+    nodes |= dict(zip(free, [each for each in arrived if each[0] not in placed], strict=True))
+    return [nodes[node] for node in sorted(nodes)]
 
 
 def _place(hello: Message) -> int:
@@ -298,24 +428,22 @@ def _difference(hosts: Sequence[str], facts: Sequence[Mapping[str, object]]) -> 
 # ------------------------------------------------------------------------------------------------------- other hosts
 
 
-def _join(meeting: Meeting, name: str, find: Callable[[], tuple[str, int] | None], *, taken: bool) -> Company:
-    waiting = _Waiting(meeting, f"for {name}, where the hosts meet")
-    wire = _connected(find, waiting)
-    hello = {"kind": "hello", "host": meeting.host, "facts": dict(meeting.facts)}
-    wire.send({**hello, "place": meeting.place, "fault": meeting.fault[: MOST // 8]})
-    waiting.what = f"for the other hosts at {name}"
+def _join(meeting: Meeting, where: _Where, before: _Before | None = None) -> _Met:
+    waiting = _Waiting(meeting, "")
     while True:
-        select.select([wire], [], [], _AGAIN)
-        messages = wire.read()
-        for n, message in enumerate(messages):
-            if message.get("kind") == "refused":
-                raise NotMet(str(message["why"]))
-            if message.get("kind") == "welcome":
-                return _welcomed(message, meeting, wire, messages[n + 1 :])
-        if wire.closed:
-            what = "another program listens there" if taken else "it left before all hosts had come"
-            raise NotMet(f"the connection to {name} ended: {what}")
-        waiting.look([])
+        waiting.what = f"for {where.name}, where the hosts meet"
+        wire = _connected(where.find, waiting)
+        try:
+            return _welcomed(meeting, wire, where, before, waiting)
+        except Left:
+            wire.close()
+            if before is None:
+                raise
+        except BaseException as error:
+            if isinstance(error, Stopped):
+                wire.send({"kind": "stop"})
+            wire.close()
+            raise
 
 
 def _connected(find: Callable[[], tuple[str, int] | None], waiting: _Waiting) -> Wire:
@@ -330,15 +458,39 @@ def _connected(find: Callable[[], tuple[str, int] | None], waiting: _Waiting) ->
         time.sleep(_AGAIN)
 
 
-def _welcomed(message: Message, meeting: Meeting, wire: Wire, more: Sequence[Message]) -> Company:
-    address, port = message["store"]
-    hosts = [str(host) for host in message["hosts"]]
-    store = str(address), int(port)
-    return Company(int(message["node"]), hosts, meeting, {0: wire}, store, [(0, each) for each in more])
+def _welcomed(meeting: Meeting, wire: Wire, where: _Where, before: _Before | None, waiting: _Waiting) -> _Met:
+    """Says hello to the keeper, and returns what it answers when all have come. Raises NotMet, and Left if it leaves
+    before.
+    """
+    hello = {"kind": "hello", "host": meeting.host, "facts": dict(meeting.facts), **(asdict(before) if before else {})}
+    wire.send({**hello, "place": meeting.place, "fault": meeting.fault[: MOST // 8]})
+    waiting.what, waiting.why = f"for the other hosts at {where.name}", ""
+    while True:
+        select.select([wire], [], [], _AGAIN)
+        messages = wire.read()
+        for n, message in enumerate(messages):
+            if message.get("kind") == "refused":
+                raise NotMet(str(message["why"]))
+            if message.get("kind") == "stopped":
+                raise Stopped
+            if message.get("kind") == "welcome":
+                address, port = message["store"]
+                return _Met(
+                    node=int(message["node"]),
+                    machines=[str(host) for host in message["hosts"]],
+                    wires={0: wire},
+                    store=(str(address), int(port)),
+                    start=int(message["start"]),
+                    early=[(0, each) for each in messages[n + 1 :]],
+                )
+        if wire.closed:
+            what = "another program listens there" if where.taken else "it left before all hosts had come"
+            raise Left(f"the connection to {where.name} ended: {what}")
+        waiting.look([])
 
 
 class _Waiting:
-    """Says what is waited for, now and then, and raises NotMet when that lasts too long."""
+    """Says what is waited for, now and then; raises NotMet when that lasts too long, Stopped when one is asked to."""
 
     def __init__(self, meeting: Meeting, what: str) -> None:
         self.what, self.why = what, ""
@@ -346,6 +498,8 @@ class _Waiting:
         self._next = self._began + _SAY[0]
 
     def look(self, arrived: Sequence[str]) -> None:
+        if self._meeting.stopped():
+            raise Stopped
         now = time.monotonic()
         there = f"; here: {', '.join([self._meeting.host, *arrived])}" if arrived else ""
         if now - self._began > self._meeting.timeout:

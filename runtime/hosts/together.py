@@ -4,7 +4,8 @@ Model: every launcher asks its `Together` what to do, a few times a second. The 
 
     done     when the ranks of every host are done, all may leave
     failed   a launcher whose ranks fail reports the cause that it sees. The keeper asks the others for theirs, takes
-             the best, and all end with it. A host that is lost is a cause too
+             the best, and all end with it. A host that is lost is a cause too. The keeper says whether the ranks are
+             started again (restarts.py); who loses the keeper supposes so, and waits for it
     stop     Ctrl-C on any host, or the job's time. Memory is not shared between hosts, so ranks cannot look at one
              board. The keeper chooses a step s that no rank has reached; each launcher writes on its board that ranks
              wait at the end of s, and reports how far its ranks are. If all are before s, each of them is going to
@@ -12,7 +13,7 @@ Model: every launcher asks its `Together` what to do, a few times a second. The 
 
 Contract: nothing is done in a step for this: ranks read the board of their own host, as on one host.
 
-Limits: the keeper's host is needed to the end.
+Limits: while the keeper is gone nobody decides.
 """
 
 from __future__ import annotations
@@ -28,17 +29,22 @@ from dslc.runtime.process.failure import Failure, better, failure_from, for_othe
 from dslc.runtime.process.stop import Board
 
 Verdict = Literal["go on", "settle", "part", "end"]
+Follow = Callable[[Failure, bool], tuple[bool, Failure]]  # the failure; whether a host was asked to stop
 PATIENCE = 10.0  # seconds that hosts have to report what they see of a failure
 
 
 class Together:
     """One launcher's part. `steps` are those of the training; `next_wait` gives the first step from one on at whose end
-    ranks can wait.
+    ranks can wait; `follow` whether ranks are started again after a failure that ends them, and what is said then.
     """
 
-    def __init__(self, company: Company, board: Board, steps: int, next_wait: Callable[[int], int]) -> None:
+    def __init__(
+        self, company: Company, board: Board, steps: int, next_wait: Callable[[int], int], follow: Follow
+    ) -> None:
         self.company, self._board, self._steps, self._next_wait = company, board, steps, next_wait
+        self._follow = follow
         self.cause: Failure | None = None
+        self.again = False  # ranks are started again
         self.end = ""  # the last words of rank 0, when all are done
         self._done: dict[int, str] = {}  # the keeper's: by node
         self._seen: dict[int, Failure | None] = {}
@@ -57,7 +63,8 @@ class Together:
         if company.keeps:
             self._keep()
         elif company.lost and self.cause is None and self._verdict != "part":
-            self.cause, self._verdict = self._loss(0), "end"
+            self.again, self.cause = self._follow(self._loss(0), board.stop_requested)
+            self._verdict = "end"
         if board.all_done and not self._told_done:
             self._told_done = True
             self._say(company.node, {"kind": "done", "end": board.said(0) if company.keeps else ""})
@@ -114,7 +121,8 @@ class Together:
             case "part":
                 self.end, self._verdict = str(message["end"]), "part"
             case "end":
-                self.cause, self._verdict = failure_from(message["cause"]), "end"
+                self.cause, self.again = failure_from(message["cause"]), bool(message["again"])
+                self._verdict = "end"
 
     # -------------------------------------------------------------------------------------------- what the keeper does
 
@@ -131,8 +139,9 @@ class Together:
             missing = [node for node in nodes if node not in self._seen and node not in self.company.lost]
             if not missing or time.monotonic() > self._settles_until:
                 seen = [each for each in self._seen.values() if each is not None]
-                cause = better(seen + [self._loss(node) for node in lost])
-                self._tell_all("end", cause=dataclasses.asdict(cause))
+                stopping = self._board.stop_requested or (self._hold.wanted and not self._hold.timed)
+                again, cause = self._follow(better(seen + [self._loss(node) for node in lost]), stopping)
+                self._tell_all("end", cause=dataclasses.asdict(cause), again=again)
             return
         if self._hold.wanted and not self._hold.decided:
             self._stop(len(nodes))
