@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import secrets
 import select
@@ -71,6 +72,7 @@ class Meeting:
     needs: str = _FOR_HOSTS
     fault: str = ""
     again: bool = False  # hosts that are lost may come back
+    until: float = math.inf  # the time of the clock, if that is before `timeout` has passed
     stopped: Callable[[], bool] = field(default=lambda: False)
 
     @property
@@ -208,7 +210,7 @@ class Company:
             select.select(self.wires, [], [], _AGAIN)
             self.hear()
         self._part()
-        meeting = replace(self._meeting, timeout=max(0.0, until - time.monotonic()), stopped=stopped)
+        meeting = replace(self._meeting, until=until, stopped=stopped)
         before = _Before(node=self.node, start=self.start, folder=self.folder)
         if self.keeps:
             self._take(_keep(meeting, self._where, start))
@@ -233,8 +235,13 @@ class Company:
 
 def meet(meeting: Meeting) -> Company:
     """Returns the company of all hosts, when all have come and agree. Raises NotMet."""
-    if meeting.door is not None:
-        return _meet_at(meeting.door, meeting)
+    try:
+        return _meet_at(meeting.door, meeting) if meeting.door is not None else _meet(meeting)
+    except Stopped:
+        raise NotMet("another host was asked to stop while the hosts met") from None
+
+
+def _meet(meeting: Meeting) -> Company:
     try:
         name, port = endpoint(meeting.rendezvous)
     except ValueError as error:
@@ -301,10 +308,25 @@ def _keep(meeting: Meeting, where: _Where, start: int = 1) -> _Met:
             if isinstance(error, Stopped):
                 wire.send({"kind": "stopped"})
             wire.close()
+        if isinstance(error, Stopped):
+            _tell_who_comes(where.listening, meeting.nodes - 1 - len(arrived))
         raise
     finally:
         for wire in strangers:
             wire.close()
+
+
+def _tell_who_comes(listening: socket.socket, most: int) -> None:
+    """Tells the hosts that come late that all stop, for a while: they would wait for this one to come back."""
+    until = time.monotonic() + _PARTING
+    while most > 0 and (rest := until - time.monotonic()) > 0:
+        if select.select([listening], [], [], rest)[0]:
+            wire = Wire(listening.accept()[0])
+            select.select([wire], [], [], _AGAIN)
+            wire.read()  # a connection that is closed with something unread loses what was sent
+            wire.send({"kind": "stopped"})
+            wire.close()
+            most -= 1
 
 
 def _said_hello(strangers: dict[Wire, float]) -> Iterator[tuple[Wire, Message]]:
@@ -502,7 +524,7 @@ class _Waiting:
             raise Stopped
         now = time.monotonic()
         there = f"; here: {', '.join([self._meeting.host, *arrived])}" if arrived else ""
-        if now - self._began > self._meeting.timeout:
+        if now > min(self._began + self._meeting.timeout, self._meeting.until):
             raise NotMet(
                 f"waited {self._meeting.timeout:g} s (`launch.timeout`) {self.what}{self.why}{there}; "
                 f"{self._meeting.needs.format(self._meeting.nodes)}"

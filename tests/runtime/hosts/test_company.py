@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslc.runtime.hosts.company import Company, Meeting, meet, shared
+from dslc.runtime.hosts.company import Company, Meeting, Stopped, meet, shared
 from dslc.runtime.hosts.doors import NotMet
 from dslc.runtime.hosts.wire import MOST, PORT, Wire, endpoint, interface_of, listen
 
@@ -122,6 +123,84 @@ def test_a_host_that_leaves_is_lost(met: Met) -> None:
     assert one.wait_for("last words", 20) == {other.node: {"kind": "last words"}}
     with pytest.raises(NotMet, match=rf"{other.hosts[other.node]} left: its connection ended"):
         one.wait_for("more", 20)
+
+
+# ----------------------------------------------------------------------------------------------------- meeting again
+
+
+@pytest.fixture
+def three(port: int) -> Iterator[list[Company]]:
+    """Yields three launchers that have met and may meet again, in the order of their nodes."""
+    with ThreadPoolExecutor(3) as pool:
+        met = [pool.submit(meet, coming(port, f"host{n}")) for n in range(3)]
+    companies = sorted((each.result() for each in met), key=lambda each: each.node)
+    yield companies
+    for each in companies:
+        each.close()
+
+
+def coming(port: int, host: str, facts: str = "1", timeout: float = 20) -> Meeting:
+    return Meeting(f"127.0.0.1:{port}", 3, {"a": facts}, timeout, host=host, again=True)
+
+
+def again(each: Company, start: int = 2, seconds: float = 20, stopped: bool = False) -> Company:
+    each.folder = "run"
+    each.meet_again(start, time.monotonic() + seconds, lambda: stopped)
+    return each
+
+
+def test_hosts_meet_again_and_keep_their_nodes(three: list[Company]) -> None:
+    hosts, store = three[0].hosts, three[0].store
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(again, reversed(three)))
+    assert [each.node for each in three] == [0, 1, 2] and {each.start for each in three} == {2}
+    assert {each.hosts for each in three} == {hosts}
+    assert three[0].store != store, "the store has a port of its own each time"
+
+
+def test_a_new_launcher_takes_the_place_of_a_lost_one(port: int, three: list[Company]) -> None:
+    three[1].close()
+    with ThreadPoolExecutor(3) as pool:
+        new, *_ = pool.submit(meet, coming(port, "new")), *(pool.submit(again, three[n]) for n in (0, 2))
+    assert (new.result().node, three[2].node, new.result().start) == (1, 2, 2)
+    assert three[0].hosts == (three[0].hosts[0], "new", three[2].hosts[2])
+    new.result().close()
+
+
+def test_a_launcher_with_other_files_is_refused_alone(port: int, three: list[Company]) -> None:
+    three[1].close()
+    with ThreadPoolExecutor(4) as pool:
+        rest = [pool.submit(again, three[n]) for n in (0, 2)]
+        wrong = pool.submit(meet, coming(port, "wrong", facts="2"))
+        assert "the hosts differ in a: " in str(wrong.exception())
+        new = pool.submit(meet, coming(port, "new"))
+        assert [each.result().start for each in (new, *rest)] == [2, 2, 2]
+    new.result().close()
+
+
+def test_a_new_keeper_learns_where_the_training_stands(port: int, three: list[Company]) -> None:
+    three[0].close()
+    with ThreadPoolExecutor(3) as pool:
+        new, *rest = pool.submit(meet, coming(port, "new")), *(pool.submit(again, three[n]) for n in (1, 2))
+        assert [each.result().node for each in (new, *rest)] == [0, 1, 2]
+    assert (new.result().start, new.result().folder) == (2, "run")
+    new.result().close()
+
+
+def test_who_does_not_come_back_is_waited_for_only_so_long(three: list[Company]) -> None:
+    three[1].close()
+    with ThreadPoolExecutor(2) as pool:
+        rest = [pool.submit(again, three[n], seconds=0.5) for n in (0, 2)]
+    told = [each.exception() for each in rest]
+    assert all(isinstance(each, NotMet) for each in told), told
+
+
+@pytest.mark.parametrize("asked", [0, 2])
+def test_a_request_to_stop_ends_the_wait_on_all_hosts(three: list[Company], asked: int) -> None:
+    three[1].close()
+    with ThreadPoolExecutor(2) as pool:
+        rest = [pool.submit(again, three[n], stopped=n == asked) for n in (0, 2)]
+    assert [type(each.exception()) for each in rest] == [Stopped, Stopped]
 
 
 def test_messages_arrive_whole_and_in_order() -> None:
