@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import shutil
 from pathlib import Path
@@ -16,10 +14,6 @@ from helpers.paths import HELPERS
 from safetensors.torch import load_file
 from test_evaluate import run_of
 from test_tensor_plans import OWN, PLAN
-
-from dslc.main import main
-
-pytestmark = pytest.mark.usefixtures("loaded")
 
 JOB = """
 model {
@@ -60,16 +54,13 @@ class Planned:
         shutil.copy(OWN, folder)
         shutil.copy(HELPERS / "own_metrics.py", folder)
         (folder / "job.plt").write_text(JOB.replace("NETWORK", network))
-        done = dslc("run", "job.plt", *self.plan, cwd=folder)
-        assert done.returncode == 0, done.stdout + done.stderr
+        self.shown("run", *self.plan)
 
     def shown(self, command: str, *arguments: object) -> str:
-        """Returns the output of `dslc COMMAND job.plt …`, in this process, which has loaded what a network needs."""
-        output, errors = io.StringIO(), io.StringIO()
-        with contextlib.chdir(self.folder), contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-            status = main([command, "job.plt", *map(str, arguments)])
-        assert status == 0, output.getvalue() + errors.getvalue()
-        return output.getvalue()
+        """Returns the output of `dslc COMMAND job.plt …`."""
+        done = dslc(command, "job.plt", *arguments, cwd=self.folder)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
 
 @pytest.fixture(
