@@ -108,7 +108,13 @@ def _of_processes(meeting: Meeting, world: World, where: Whereabouts, ranks: int
     else:
         door = LAUNCHERS[world.word].join(world, os.environ, where.beside)
     return replace(
-        meeting, nodes=world.size, processes=ranks // world.size, place=world.rank, door=door, needs=_FOR_PROCESSES
+        meeting,
+        nodes=world.size,
+        processes=ranks // world.size,
+        place=world.rank,
+        door=door,
+        needs=_FOR_PROCESSES,
+        host=world.host or meeting.host,
     )
 
 

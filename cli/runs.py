@@ -77,7 +77,7 @@ def look_around(analysis: Analysis, report: Report, around: Around) -> World | N
     nodes, job = analysis.layout.nodes, analysis.job
     if around.environ is not None:
         world, errors = None, len(report.errors)
-        world = world_for(job, analysis.layout, around.environ, report)
+        world = world_for(job, analysis.layout, around.environ, report, hosts=around.hosts)
         if world is not None or len(report.errors) > errors:
             return world
     if nodes == 1 and around.hosts:

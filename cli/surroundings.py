@@ -19,13 +19,16 @@ CONTRADICTIONS = {"E0809", "E0810"}  # which all processes of a launcher find al
 _ALONE = {"RANK": "0", "WORLD_SIZE": "1"}  # what torch's own processes are given, and what one alone has
 
 
-def world_for(job: JobSpec, layout: Layout, environ: Mapping[str, str], report: Report) -> World | None:
+def world_for(
+    job: JobSpec, layout: Layout, environ: Mapping[str, str], report: Report, *, hosts: bool = False
+) -> World | None:
     """Returns the place of this process, if the launcher of the job has started it, and reports an environment that
-    contradicts the job.
+    contradicts the job. `hosts`: the user has said where the processes of several hosts meet.
     """
     word, found = job.launch.with_.word, worlds(environ)
     if word not in LAUNCHERS:
-        _not_asked(job, found, environ, report)
+        if not hosts:
+            _not_asked(job, found, environ, report)
     elif word not in found:
         _not_started(job, layout, found, report)
     else:
@@ -40,6 +43,13 @@ def _contradiction(layout: Layout, world: World) -> str:
     names, ranks, each = world.names, layout.world_size, layout.world_size // layout.nodes
     if world.fault:
         return _found(world)
+    if world.nodes is not None and world.nodes != layout.nodes:
+        return (
+            f"{world.command} has started this process as one on {plural(world.nodes, 'node')} ({names['nodes']} is "
+            f"{world.nodes}), and the job takes {each} on {_nodes(layout)}"
+        )
+    if world.of_nodes and world.size == layout.nodes:
+        return ""
     if world.size != ranks:
         return f"{_found(world)}, and the job takes {plural(ranks, 'rank')}: {each} on {_nodes(layout)}"
     if world.local_size is not None and world.local_size != each:

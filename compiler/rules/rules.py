@@ -333,6 +333,6 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
     if job.launch.restarts and not isinstance(job.launch.with_, c.Local):
         instead = f"`torchrun --max-restarts {job.launch.restarts}` starts the processes again, and the job goes on"
         yield f"`launch.restarts` with `{job.launch.with_.word}(…)`", job.launch.at("restarts"), instead
-    if not isinstance(job.launch.with_, c.Local | c.Torchrun | c.MPI):
-        instead = "`local()`, `torchrun()` and `mpi()` run"
+    if not isinstance(job.launch.with_, c.Local | c.Torchrun | c.MPI | c.Slurm):
+        instead = "`local()`, `torchrun()`, `mpi()` and `slurm()` run"
         yield f"`launch.with = {job.launch.with_.word}(…)`", job.launch.at("with_"), instead

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dslc.runtime.launchers import mpi, torchrun
+from dslc.runtime.launchers import mpi, slurm, torchrun
 from dslc.runtime.launchers.world import Launcher, World
 
-LAUNCHERS: dict[str, Launcher] = {each.word: each for each in (torchrun.LAUNCHER, mpi.LAUNCHER)}
+LAUNCHERS: dict[str, Launcher] = {each.word: each for each in (torchrun.LAUNCHER, mpi.LAUNCHER, slurm.LAUNCHER)}
 
 
 def worlds(environ: Mapping[str, str]) -> dict[str, World]:

@@ -13,8 +13,10 @@ class World:
     """`rank` of `size` processes, from 0, and `local_rank` of the `local_size` on this host (None where nobody says).
 
     `names` are the variables that say so, by the name of the field here. `speaks`: this process is the one that talks
-    to the user where all find the same. `attempt` counts the restarts by the launcher, and `run` names what it starts
-    again. `fault` says which variable cannot be read, if one cannot; the numbers then mean nothing.
+    to the user where all find the same. `of_nodes`: one process for each node is right as well, which forks the ranks
+    of the node. `host` is the launcher's name of this host, if it has one. `attempt` counts the restarts by the
+    launcher, and `run` names what it starts again. `fault` says which variable cannot be read, if one cannot; the
+    numbers then mean nothing.
     """
 
     word: str  # of the job: "torchrun"
@@ -26,6 +28,8 @@ class World:
     nodes: int | None = None
     names: Mapping[str, str]
     speaks: bool = True
+    of_nodes: bool = False
+    host: str = ""
     attempt: int = 0
     run: str = ""
     fault: str = ""

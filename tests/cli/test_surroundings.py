@@ -27,8 +27,11 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
 MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+SLURM = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "1"}
+TWO = {"GROUP_WORLD_SIZE": "2"}
 ON_TWO = ("devices.nodes=2", "parallelism.data=4")
 HELP = {"torchrun": "torchrun --nnodes 1 --nproc-per-node 2 -m dslc run ", "mpi": "mpirun -np 2 dslc run "}
+HELP["slurm"] = "srun --nodes 1 --ntasks-per-node 1 dslc run "
 
 
 def reported(environ: Mapping[str, str], *settings: str) -> Report:
@@ -64,6 +67,20 @@ def reported(environ: Mapping[str, str], *settings: str) -> Report:
         ("mpi", {**MPICH, "PMI_SIZE": "3"}, "E0810", "mpirun has started 3 processes (PMI_SIZE is 3), and the job"),
         ("mpi", {**MPICH, "MPI_LOCALRANKID": "0"}, "E0810", "PMI_RANK is 1 and MPI_LOCALRANKID is 0"),
         ("mpi", {"PMI_SIZE": "2"}, "E0810", "mpirun has started this process, whose PMI_RANK is not set"),
+        ("slurm", {}, "E0809", "it has not started this process: SLURM_STEP_NUM_TASKS is not set"),
+        (
+            "slurm",
+            {**SLURM, "SLURM_STEP_NUM_TASKS": "3"},
+            "E0810",
+            "srun has started 3 processes (SLURM_STEP_NUM",
+        ),
+        (
+            "slurm",
+            {**SLURM, "SLURM_STEP_NUM_NODES": "2"},
+            "E0810",
+            "on 2 nodes (SLURM_STEP_NUM_NODES is 2), and",
+        ),
+        ("slurm", {**SLURM, "SLURM_LOCALID": "1"}, "E0810", "SLURM_PROCID is 0 and SLURM_LOCALID is 1"),
         ("torchrun", MPICH, "E0809", "the job says `torchrun()`, and mpirun has started 2 processes (PMI_SIZE is 2)"),
         ("local", OPEN_MPI, "E0809", "mpirun has started 2 processes (OMPI_COMM_WORLD_SIZE is 2), each of which"),
         ("local", MPICH, "E0809", "mpirun has started 2 processes (PMI_SIZE is 2), each of which would train all"),
@@ -90,9 +107,12 @@ def test_one_message_names_the_variable_and_the_remedy(
         ("torchrun", TORCHRUN, []),
         ("torchrun", {**TORCHRUN, **OPEN_MPI}, []),
         ("mpi", OPEN_MPI, []),
+        ("slurm", SLURM, []),
+        ("slurm", {**SLURM, "SLURM_STEP_NUM_TASKS": "1", **MPICH}, []),
+        ("local", {**SLURM, "SLURM_STEP_NUM_TASKS": "1"}, []),
         ("mpi", MPICH, []),
         ("mpi", {"PMI_RANK": "3", "PMI_SIZE": "4"}, ON_TWO),
-        ("torchrun", {**TORCHRUN, "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}, ON_TWO),
+        ("torchrun", {**TORCHRUN, "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", **TWO}, ON_TWO),
     ],
 )
 def test_what_fits_is_not_reported(word: str, environ: Mapping[str, str], settings: Sequence[str]) -> None:

@@ -1,0 +1,155 @@
+"""Trainings whose processes SLURM starts, on a real one of two nodes on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.hosts import logged, reach, started
+from helpers.launcher import Launcher
+from helpers.paths import ROOT
+from helpers.trained import Trained, agree, train_job
+
+from dslc.runtime.launchers.slurm import first_host
+
+TOOL = ROOT.parent / "shared" / "tools" / "slurm-cluster"
+JOB = """
+model {
+  network = [flatten(), linear(16), relu(), linear(10)]
+  loss    = cross_entropy()
+}
+data {
+  source     = digits()
+  batch      = 48
+  validation = 10%
+}
+devices {
+  nodes = 2
+  cpus  = 1
+}
+train {
+  steps     = 12
+  optimizer = sgd(lr = 0.1, momentum = 0.9)
+}
+checkpoint {
+  every = 4 steps
+}
+launch {
+  with = slurm(time = 1h)
+}
+log {
+  every       = 1 step
+  tensorboard = false
+}
+"""
+ALONE = ("launch.with=local()", "devices.nodes=1", "devices.cpus=1")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.plt"
+    path.write_text(JOB)
+    return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A SLURM of two nodes: one that is up already, or one of its own."""
+    if not TOOL.exists():
+        pytest.skip(f"there is no {TOOL}")
+    if os.geteuid() != 0 or shutil.which("slurmctld") is None or shutil.which("munged") is None:
+        pytest.skip("a SLURM needs root and Debian's slurm-wlm and munge")
+    with pytest.MonkeyPatch.context() as patch:
+        folder = Path(os.environ.get("SLURM_CLUSTER_DIR") or "/tmp/slurm-cluster")
+        patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+        up = subprocess.run(["sinfo", "-h"], capture_output=True).returncode == 0
+        if not up:
+            patch.setenv("SLURM_CLUSTER_DIR", str(folder))
+            subprocess.run([TOOL, "up", "2"], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        yield
+        if not up:
+            subprocess.run([TOOL, "down"], check=True)
+
+
+def srun(job: Path, *chosen: str, tasks: int = 2) -> list[str]:
+    words = [word for setting in chosen for word in ("--set", setting)]
+    command = [sys.executable, "-m", "dslc", "run", str(job), "--out", str(job.parent / "run"), *words]
+    return ["srun", "--nodes", "2", "--ntasks", str(tasks), "--job-name", job.parent.name, *command]
+
+
+@pytest.mark.parametrize(
+    "tasks, chosen",
+    [
+        pytest.param(2, ("devices.cpus=2", "parallelism.zero=3"), id="a task a node"),
+        pytest.param(4, ("devices.cpus=2", "parallelism.zero=1"), id="a task a rank", marks=pytest.mark.long),
+        pytest.param(2, (), id="both", marks=pytest.mark.long),
+    ],
+)
+def test_srun_trains_as_one_process(launcher: Launcher, job: Path, tasks: int, chosen: tuple[str, ...]) -> None:
+    with started(job.parent, [srun(job, *chosen, tasks=tasks)]) as (running,):
+        status, said = running.end()
+        assert status == 0, said
+        assert not running.left()
+    assert said.count("validation: ") == 1
+    agree(train_job(launcher, job, *ALONE), Trained(job.parent / "run"))
+
+
+@pytest.mark.long
+def test_a_cancelled_job_stops_after_one_step(job: Path) -> None:
+    out = job.parent / "run"
+    with started(job.parent, [srun(job, "train.steps=100000")]) as (running,):
+        reach(out, 3, [running])
+        subprocess.run(["scancel", "--name", job.parent.name], check=True)
+        status, said = running.end()
+        assert not running.left()
+    last = logged(out)[-1]
+    assert status == 130 and said.count(f"stopped after {last} steps of 100000") == 1
+    assert (out / "checkpoints" / f"step-{last:08}").exists()
+    assert "to resume:  srun --nodes 2 --ntasks-per-node 1 dslc run " in said
+
+
+@pytest.mark.long
+def test_a_requeued_job_goes_on_where_it_was(launcher: Launcher, job: Path) -> None:
+    """SLURM ends the job and starts it again; the second attempt finds the run directory of the first."""
+    command = [*srun(job, "train.steps=1500", "checkpoint.every=50 steps")]
+    del command[command.index("--out") : command.index("--out") + 2]
+    script = job.parent / "submit.sh"
+    script.write_text(f"#!/bin/bash\n{subprocess.list2cmdline(command)}\n")
+    words = ["sbatch", "--parsable", "--wait", "--requeue", "--nodes=2", "--ntasks=2", "--open-mode=append"]
+    words += [f"--job-name={job.parent.name}", f"--output={job.parent}/said", f"--chdir={job.parent}", str(script)]
+    runs, name = job.parent / "runs" / "job", job.parent.name
+    with started(job.parent, [words]) as (waiting,):
+        while not list(runs.glob("*/checkpoints/step-*0")):
+            assert waiting.process.poll() is None, waiting.end()
+        number = subprocess.run(["squeue", "-h", "-n", name, "-o", "%i"], capture_output=True, text=True).stdout.strip()
+        subprocess.run(["scontrol", "requeue", number], check=True)
+        update = ["scontrol", "update", f"JobId={number}", "StartTime=now"]  # else SLURM waits for two minutes
+        while subprocess.run(update, capture_output=True).returncode:
+            assert waiting.process.poll() is None, waiting.end()
+        status, _ = waiting.end()
+    said = (job.parent / "said").read_text()
+    assert status == 0, said
+    (out,) = runs.iterdir()
+    assert "resumes after step " in said
+    assert logged(out)[-1] == 1500 and set(logged(out)) == set(range(1, 1501))
+    agree(train_job(launcher, job, *ALONE, "train.steps=1500", "checkpoint.every=1500 steps"), Trained(out))
+
+
+def test_a_number_of_tasks_that_fits_neither_way_is_said_once(job: Path) -> None:
+    with started(job.parent, [srun(job, "devices.cpus=2", tasks=3)]) as (running,):
+        status, said = running.end()
+        assert not running.left()
+    assert status == 1 and said.count("error[E0810]: srun has started 3 processes (SLURM_STEP_NUM_TASKS is 3)") == 1
+    assert "the job takes 4 ranks: 2 on each of 2 nodes" in said and not (job.parent / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "nodes, first", [("n1", "n1"), ("n[1-2]", "n1"), ("a[07-09,12],b3", "a07"), ("x,y", "x"), ("r1[2,4]n5", "r12n5")]
+)
+def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
