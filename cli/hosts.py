@@ -24,7 +24,7 @@ from dslc.compiler.plan_facts import facts_of
 from dslc.dsl.language.job import python_calls
 from dslc.dsl.plain import plain
 from dslc.restarted import folder_of
-from dslc.run_folder import make_folder
+from dslc.run_folder import make_folder, refuse_run
 from dslc.runs import Ready, launch, train
 from dslc.runtime.launchers.known import LAUNCHERS
 from dslc.version import __version__
@@ -122,6 +122,8 @@ def _train(ready: Ready, company: Company, out: str | None) -> tuple[Outcome, di
     from dslc.runtime.hosts.company import shared
 
     folder = (company.folder or folder_of(ready, out)) if company.keeps else ""
+    if company.keeps and company.start == 1:
+        refuse_run(folder, ready.program)
     company.folder, blind = shared(company, folder, _ANSWER)
     _share_checkpoints(ready, company)
     world = ready.world

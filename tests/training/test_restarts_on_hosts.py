@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
+import shutil
 import signal
+from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -72,3 +76,56 @@ def test_ranks_and_launchers_come_back(job: Path, out: Path, alone: Trained) -> 
     assert "(node 0) to come back, up to 60 s (`launch.timeout`)" in ends[0][1], ends
     agree(alone, Trained(out))
     assert sorted(each.name for each in (out / "logs").glob("attempt-*")) == ["attempt-2", "attempt-3", "attempt-4"]
+
+
+class Drawn:
+    """Two launchers and what hits them: a rank or a launcher, which is started again, at moments that are drawn."""
+
+    def __init__(self, draw: random.Random, command: list[str], folder: Path, around: ExitStack) -> None:
+        self._draw, self._command, self._folder, self._around = draw, command, folder, around
+        self.hit: list[str] = []
+        self.commands = [self._start() for _ in range(2)]
+
+    def _start(self) -> Command:
+        folder = self._folder / f"launcher-{len(self.hit)}-{len(list(self._folder.iterdir()))}"
+        (one,) = self._around.enter_context(started(folder, [self._command]))
+        folder.mkdir()
+        return one
+
+    def strike(self, n: int) -> None:
+        command, first = self.commands[n], bool(listening(self.commands[n].process.pid))
+        kind, ranks = self._draw.choice(["rank", "launcher"]), ranks_of(command)
+        if kind == "rank" and ranks:
+            os.kill(ranks[0], signal.SIGKILL)
+            self.hit.append("a rank")
+        elif kind == "launcher":
+            command.process.kill()
+            command.end()
+            command.wait_for_all()
+            self.hit.append("the first launcher" if first else "another launcher")
+            self.commands[n] = self._start()
+
+
+@pytest.mark.long
+def test_drawn_faults_on_two_hosts(job: Path, out: Path, alone: Trained) -> None:
+    """Also while the ranks are started again: half of the faults follow the one before at once."""
+    draw, hit = random.Random(0), list[str]()
+    while len(hit) < 30:
+        shutil.rmtree(out, ignore_errors=True)
+        folder = job.parent / f"training-{len(hit)}"
+        folder.mkdir()
+        with ExitStack() as around:
+            command = both(job, "--set", "launch.restarts=1000", out=out)[0]
+            drawn = Drawn(draw, command, folder, around)
+            for step in range(40, STEPS - 40, 60):
+                reach(out, step, drawn.commands)
+                n = draw.randrange(2)
+                drawn.strike(n)
+                if draw.random() < 0.5:  # not the other one: if all launchers are lost, nobody knows of the training
+                    drawn.strike(n)
+            ends = [each.end() for each in drawn.commands]
+            assert [status for status, _ in ends] == [0, 0], (drawn.hit, ends)
+            assert not [left for each in drawn.commands for left in each.left()]
+        agree(alone, Trained(out))
+        hit += drawn.hit
+    print(len(hit), Counter(hit))
