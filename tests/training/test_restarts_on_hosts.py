@@ -10,12 +10,13 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
-from helpers.hosts import ranks_of, reach, started
+from helpers.hosts import namespaces, ranks_of, reach, started, tool, why_none
 from helpers.launcher import Command, Launcher
 from helpers.trained import Trained, agree, train_job
 from test_faults import listening
-from test_hosts import ALONE, JOB, both
+from test_hosts import ALONE, JOB, both, on_hosts
 
 STEPS = 400
 MORE = """
@@ -129,3 +130,23 @@ def test_drawn_faults_on_two_hosts(job: Path, out: Path, alone: Trained) -> None
         agree(alone, Trained(out))
         hit += drawn.hit
     print(len(hit), Counter(hit))
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(why_none()), reason=why_none())
+def test_a_host_that_is_cut_off_comes_back(job: Path, out: Path, alone: Trained) -> None:
+    words = ("--set", "devices.nodes=3", "--set", f"train.steps={3 * STEPS}")
+    with namespaces(3), started(job.parent, on_hosts(job, *words, out=out)) as commands:
+        reach(out, 50, commands)
+        tool("cut", "2")
+        try:
+            commands[0].wait_for("host2 is gone: it did not answer for 10 s")
+        finally:
+            tool("mend", "2")
+        ends = [each.end() for each in commands]
+        assert [status for status, _ in ends] == [0, 0, 0], ends
+        assert not [left for each in commands for left in each.left()]
+    steps = [line["step"] for line in Trained(out).lines if line["split"] == "train"]
+    assert steps == list(range(1, 3 * STEPS + 1))
+    losses = alone.losses()
+    np.testing.assert_allclose(Trained(out).losses()[: len(losses)], losses, rtol=0, atol=1e-5)
