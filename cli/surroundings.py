@@ -15,7 +15,7 @@ from dslc.dsl.words import plural
 from dslc.runtime.launchers.known import LAUNCHERS, worlds
 from dslc.runtime.launchers.world import World
 
-CONTRADICTIONS = {"E0809", "E0810"}  # which all processes of a launcher find alike
+NOT_STARTED = "E0809"  # which all processes of a launcher find alike
 _ALONE = {"RANK": "0", "WORLD_SIZE": "1"}  # what torch's own processes are given, and what one alone has
 
 
@@ -88,7 +88,7 @@ def _not_asked(job: JobSpec, found: Mapping[str, World], environ: Mapping[str, s
     other = next((world for world in found.values() if world.size > 1 or world.fault), None)
     if other is not None:
         report.add(
-            "E0809",
+            NOT_STARTED,
             f"the job says `{word}()`, and {_found(other)}, each of which would train all of it",
             job.launch.at("with_"),
             help=f"`--set launch.with={other.word}()`, or the command without {other.command}, once",
@@ -97,7 +97,7 @@ def _not_asked(job: JobSpec, found: Mapping[str, World], environ: Mapping[str, s
     stale = [f"{name} is {environ[name]}" for name, alone in _ALONE.items() if environ.get(name, "") not in ("", alone)]
     if stale and not found:
         report.add(
-            "E0809",
+            NOT_STARTED,
             f"the job says `{word}()`, which starts all processes, and the environment says that this is one of "
             f"several: {' and '.join(stale)}",
             job.launch.at("with_"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load_each
-from dslc.dsl.plain import plain
+from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.show import render
 from dslc.front import over, presented, show
 from dslc.planned import is_plan_file, prepare_plan
@@ -21,7 +21,7 @@ from dslc.run_folder import Occupied, claimed, refuse_others, refuse_run
 from dslc.runs import ALONE, Around, Ready, folders_of, launch, prepare, show_failure, train
 from dslc.runtime.launchers.known import worlds
 from dslc.status import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
-from dslc.surroundings import CONTRADICTIONS, command
+from dslc.surroundings import NOT_STARTED, command
 
 if TYPE_CHECKING:
     from dslc.runtime.launchers.world import World
@@ -84,7 +84,7 @@ def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse
         return train_with_others(runs[0], where, then)
     except (Occupied, NotMet) as reason:
         if speaks:
-            print(plain(f"dslc: {reason}"), file=sys.stderr)
+            print(plain_lines(f"dslc: {reason}"), file=sys.stderr)
         return WRONG_USAGE
 
 
@@ -104,7 +104,8 @@ def _shown(report: Report, places: Sequence[World], arguments: argparse.Namespac
     speaks = all(world.speaks for world in places[:1])
     if speaks:
         show(report)
-    if report.errors and places and places[0].size > 1 and not {each.code for each in report.errors} & CONTRADICTIONS:
+    alone = not places or places[0].size == 1 or any(each.code == NOT_STARTED for each in report.errors)
+    if report.errors and not alone:
         from dslc.hosts import Whereabouts, tell_fault
 
         where = Whereabouts(job=arguments.job, rendezvous=rendezvous, out=arguments.out)

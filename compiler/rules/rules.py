@@ -300,6 +300,9 @@ def _warn_of_invariants(job: JobSpec, layout: Layout, model: ModelGraph | None, 
 # ------------------------------------------------------------------------------------- not carried out yet: W0801
 
 
+_MPI = "`gloo` on CPUs, `nccl` on GPUs: `mpi` needs a torch that was built with MPI, which none from PyPI is"
+
+
 def check_supported(job: JobSpec, report: Report) -> None:
     """Reports each field whose feature this version checks, plans and draws but cannot run yet."""
     report.extend(
@@ -323,7 +326,7 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
     if isinstance(job.devices.gpus, c.Free):
         yield "`gpus = free(…)`", job.devices.at("gpus"), "a count, a list or `all`"
     if job.devices.backend == "mpi":
-        yield "`backend = mpi`", job.devices.at("backend"), "`gloo` on CPUs, `nccl` on GPUs"
+        yield "`backend = mpi`", job.devices.at("backend"), _MPI
     if not isinstance(parallelism.gradients, c.Allreduce):
         yield f"`gradients = {parallelism.gradients.word}()`", parallelism.at("gradients"), "`allreduce()` runs"
     if not train.optimizer.runs:

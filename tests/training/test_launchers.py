@@ -6,10 +6,11 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.hosts import free_port, logged, reach, started
+from helpers.hosts import TOOL, free_port, logged, namespaces, reach, started, why_none
 from helpers.launcher import Command, Launcher
 from helpers.trained import Trained, agree, train_job
 
@@ -231,3 +232,50 @@ def test_mpirun_around_another_job_is_said_once(
         assert not running.left()
     assert status == 1 and told.count(said) == told.count("1 error") == 1
     assert not (job.parent / "run").exists()
+
+
+# ------------------------------------------------------------------------------------------------ two hosts and mpirun
+
+# An `ssh` for mpirun: `HOST COMMAND…`, with options before them.
+_SSH = f"""#!/bin/bash
+while [[ $1 == -* ]]; do shift; done
+host=$1; shift
+exec {TOOL} run "${{host#host}}" bash -c "$*"
+"""
+
+
+@pytest.fixture
+def over_hosts(mpirun: list[str], tmp_path: Path) -> Iterator[list[str]]:
+    """Yields the beginning of an mpirun command over two hosts with addresses of their own."""
+    if why := why_none():
+        pytest.skip(why)
+    ssh = tmp_path / "ssh"
+    ssh.write_text(_SSH)
+    ssh.chmod(0o755)
+    if "mpich" in mpirun[0]:
+        how = ["-launcher", "ssh", "-launcher-exec", str(ssh), "-hosts"]
+    else:
+        how = ["-mca", "plm_rsh_agent", str(ssh), "-mca", "oob_tcp_if_include", "eth0", "-x", "PATH", "--host"]
+    with namespaces(2):
+        yield [str(TOOL), "run", "1", *mpirun, *how]
+
+
+@pytest.mark.long
+def test_mpirun_over_two_hosts_trains_as_one_process(launcher: Launcher, over_hosts: list[str], job: Path) -> None:
+    command = of_mpi([*over_hosts, "host1:2,host2:2"], job, "devices.nodes=2", "parallelism.zero=3", ranks=4)
+    with started(job.parent, [command]) as (running,):
+        status, said = running.end()
+        assert status == 0, said
+        assert not running.left()
+    agree(train_job(launcher, job, *ALONE), Trained(job.parent / "run"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mpirun", ["mpich"], indirect=True)
+def test_ranks_of_a_node_on_two_hosts_are_said_once(over_hosts: list[str], job: Path) -> None:
+    command = of_mpi([*over_hosts, "host1:1,host2:1"], job, "devices.nodes=2", ranks=4)
+    with started(job.parent, [command]) as (running,):
+        status, said = running.end()
+        assert not running.left()
+    assert status != 0 and said.count("error[E0810]: PMI_RANK is 1 and MPI_LOCALRANKID is 0") == 1
+    assert "host2: " in said and not (job.parent / "run").exists()
