@@ -83,7 +83,7 @@ def gathered(view: View) -> str:
         for name, action in line:
             own = of_stage.get(action.stage, {})
             if due >= 0 and not _is_gather(action):
-                if _forward(of_stage[due]) - there:
+                if _forward(of_stage.get(due, {})) - there:
                     return f"{name} comes before stage {due} is gathered"
                 due = -1
             match action.what:
@@ -94,11 +94,11 @@ def gathered(view: View) -> str:
                     if action.what == "F":
                         there -= {each for each, found in own.items() if found.freed}
                 case "UNSHARD":
-                    if _forward(own) <= there:
+                    if own and _forward(own) <= there:
                         return f"{name} has nothing to gather"
                     due = action.stage
                 case "RESHARD":
-                    if action.stage not in open_:
+                    if own and action.stage not in open_:
                         return f"{name} has nothing to free"
                     open_.discard(action.stage)
                     there -= own.keys()

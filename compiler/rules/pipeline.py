@@ -73,8 +73,14 @@ def check_pipeline(job: JobSpec, layout: Layout, model: ModelGraph | None, repor
 
 
 def check_traced(job: JobSpec, model: ModelGraph, report: Report) -> bool:
-    """True if the forward pass of a user's own module could be recorded, which is cut into stages."""
-    if model.traced is None or model.traced.uncut is None:
+    """True if the forward pass of a user's own module could be recorded, which is cut into stages. One that cannot run
+    on pieces of a sequence is not recorded, and axes.py says why.
+    """
+    if model.traced is None:
+        return True
+    if model.traced.pieces is not None and model.traced.pieces.fault:
+        return False
+    if model.traced.uncut is None:
         return True
     reason, where = model.traced.uncut
     report.add(

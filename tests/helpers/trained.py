@@ -22,6 +22,7 @@ from dslc.dsl.meaning.load import load
 from dslc.runs import Ready, lay_down, prepare, report_on
 from dslc.runtime.measure.collectives import FIRST_STEP, STEPS
 from dslc.runtime.process.records import Record, read_metrics
+from dslc.runtime.process.vision_library import let_torchvision_load
 from helpers.launcher import LIBRARIES, Launcher
 from helpers.paths import HELPERS
 
@@ -62,6 +63,7 @@ class Trained:
 @cache
 def load_what_traces() -> None:
     """Loads what tracing needs into this process, once, and not into each child that traces: 3 s each."""
+    let_torchvision_load()  # which these import
     for name in LIBRARIES:
         importlib.import_module(name)
     trace_model(lambda: torch.nn.Linear(2, 2), TensorFact(shape=(2,), dtype="float32"))
