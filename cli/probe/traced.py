@@ -23,8 +23,6 @@ from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.sharding import low_copy, low_precision, units
 from dslc.compiler.rules.mixtures import each_source
-from dslc.compiler.rules.patterns import matches
-from dslc.compiler.rules.training import check_patterns
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Mixture, Own, PythonCollate, PythonLoss, PythonSource, PythonStep
 from dslc.dsl.language.job import JobSpec
@@ -92,8 +90,11 @@ def _traced(job: JobSpec, source: SourceFacts, files: Files, report: Report, *, 
         _library_missing("peft", job.model.adapter.span, report)
         made = False
     model: ModelFacts | None = None
+    uncalled: ModelFacts | None = None
     if made and isinstance(network, PythonNetwork):
         model = _traced_model(job, network, source, files, report)
+        if not _is_called(job, source):
+            model, uncalled = None, model
     elif made and isinstance(network, TransformersNetwork):
         model = _traced_transformers(job, network, source, files, report, run)
     if made and not run and source.input is None and source.structures is None and not report.errors:
@@ -104,7 +105,7 @@ def _traced(job: JobSpec, source: SourceFacts, files: Files, report: Report, *, 
     optimizer: OptimizerFacts | None = None
     if isinstance(job.train.optimizer, PythonOptimizer):
         optimizer = try_optimizer(job, job.train.optimizer, source, model, report)
-    return Facts(source=source, model=model, optimizer=optimizer, weights=opened_weights(job, report))
+    return Facts(source=source, model=model, made=uncalled, optimizer=optimizer, weights=opened_weights(job, report))
 
 
 def _tried(job: JobSpec, source: SourceFacts, tried: Trial, files: Files, report: Report) -> SourceFacts:
@@ -162,6 +163,11 @@ def _traced_source(job: JobSpec, call: PythonSource, files: Files, report: Repor
     return made and from_json(SourceFacts, made)
 
 
+def _is_called(job: JobSpec, source: SourceFacts) -> bool:
+    """True if the network is called with samples: they are known, and the job says how it is called."""
+    return job.train.step is None and (source.input is not None or source.structures is not None)
+
+
 def _traced_model(
     job: JobSpec, call: PythonNetwork, source: SourceFacts, files: Files, report: Report
 ) -> ModelFacts | None:
@@ -170,12 +176,10 @@ def _traced_model(
     from dslc.compiler.ir.module_facts import ModelFacts
 
     def use(make: Callable[..., Any]) -> Any:
-        from dslc.compiler.trace.trace import try_to_make
+        from dslc.compiler.trace.trace import facts_of_made
 
         adapted = with_adapter(job, make)
-        if job.train.step is not None or (source.input is None and source.structures is None):
-            return {"names": try_to_make(adapted)}
-        return to_json(_told(job, adapted, source, files))
+        return to_json(_told(job, adapted, source, files) if _is_called(job, source) else facts_of_made(adapted))
 
     named = python_function(call, job.folder)
     by_value = named.function.partition(":")[0] in HANDED_OVER
@@ -185,10 +189,6 @@ def _traced_model(
     found = len(report.found)
     made = used(job, call, "model", lambda make: or_fault(lambda: use(make)), report, kept.watched)
     if made and tell_of_fault(job, made["facts"], report):
-        return None
-    if made and "names" in made["facts"]:  # it was made, and not called
-        names = made["facts"]["names"]
-        check_patterns(job, names, [name for name in names if not matches(job.model.freeze, name)], report)
         return None
     facts = from_json(ModelFacts, made["facts"]) if made else None
     if made and len(report.found) == found:

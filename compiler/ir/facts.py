@@ -64,10 +64,13 @@ class MachineFacts(Record):
 
 @record
 class Facts(Record):
-    """`weights` are the tensors of the files that `model.weights` names, if only torch can read them."""
+    """`made` is a network that could be made and not called, of which the tensors alone are known. `weights` are the
+    tensors of the files that `model.weights` names, if only torch can read them.
+    """
 
     source: SourceFacts | None = None
     model: ModelFacts | None = None
+    made: ModelFacts | None = None
     optimizer: OptimizerFacts | None = None  # of a user's own
     weights: Mapping[str, TensorEntry] | None = None
     machine: MachineFacts | None = None

@@ -54,6 +54,7 @@ from dslc.compiler.rules.analysis import Analysis, Pipeline
 from dslc.compiler.rules.mixtures import each_source
 from dslc.compiler.rules.own_optimizer import check_own_optimizer
 from dslc.compiler.rules.own_step import check_own_step
+from dslc.compiler.rules.training import check_patterns
 from dslc.dsl.bounds import TRIED, WORK
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Own, PythonSource, parts_of
@@ -98,7 +99,10 @@ def analyse(
         for alone, facts_of_it in each_source(job, source):
             rules_pictures.check_pictures(alone, facts_of_it, report)
         rules_padding.check_padding(job, source, facts.model, report)
-        rules_weights.check_weights(job, model, facts.weights, report)
+        uncalled = opaque(facts.made, job.model, source, report) if facts.made is not None else None
+        if uncalled is not None:
+            check_patterns(job, uncalled, report)
+        rules_weights.check_weights(job, model or uncalled, facts.weights, report)
         check_adapter(job, model, report)
     if not shared:
         rules.check_supported(job, report)

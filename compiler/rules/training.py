@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from dslc.compiler.facts.transformers_file import configuration_file
 from dslc.compiler.ir.steps import ModuleStep
@@ -27,8 +27,7 @@ from dslc.dsl.words import plural
 
 def check_training(job: JobSpec, layout: Layout | None, model: ModelGraph | None, report: Report) -> None:
     if model is not None:
-        names = [parameter.name for layer in model.layers for parameter in layer.parameters]
-        check_patterns(job, names, trained(job, model), report)
+        check_patterns(job, model, report)
         _check_recompute(job, model, report)
     if isinstance(job.model.network, TransformersNetwork):
         _check_configuration(job, job.model.network, report)
@@ -41,12 +40,13 @@ def check_training(job: JobSpec, layout: Layout | None, model: ModelGraph | None
 # ------------------------------------------------------------------------------------------------------- patterns
 
 
-def check_patterns(job: JobSpec, names: Sequence[str], training: Collection[str], report: Report) -> None:
-    """Reports patterns that are of none of the parameters `names`, and those that leave none of the `training` ones to
-    train, or to spare from decay.
+def check_patterns(job: JobSpec, model: ModelGraph, report: Report) -> None:
+    """Reports patterns that are of none of the network's parameters, and those that leave none to train, or to spare
+    from decay.
     """
-    no_decay = job.train.no_decay
+    names = [parameter.name for layer in model.layers for parameter in layer.parameters]
     groups = [pattern for group in job.train.groups for pattern in group.parameters]
+    training, no_decay = trained(job, model), job.train.no_decay
     _unmatched("freeze", job.model, job.model.freeze, names, report)
     unmatched = _unmatched("no_decay", job.train, no_decay, names, report)
     _check_groups(job, report)

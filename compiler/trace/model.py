@@ -193,14 +193,10 @@ def _traced(
     skipped.fill(*figures)
     first.order, first.astray = skipped.named(first.order), set(skipped.named(sorted(first.astray)))
     unused = skipped.with_others(unused)
-    named, saved = list(model.named_parameters()), model.state_dict(keep_vars=True).keys()
     # After a forward pass, which may itself put some of them into evaluation mode.
     norms = {path: m for path, m in model.named_modules() if isinstance(m, AnyBatchNorm)}
     facts = ModelFacts(
-        parameters=tuple((name, tuple(p.shape), p.requires_grad) for name, p in named),
-        buffers=tuple((name, tuple(b.shape), _name(b.dtype)) for name, b in model.named_buffers()),
-        unsaved=tuple(name for name, _ in model.named_buffers() if name not in saved),
-        ties=_ties(model),
+        **_tensors(model),
         layers=_layers(whole, first, float32, autocast),
         output=grown(output, larger).flat if structured else fact(output, SMALL),
         structured=structured,
@@ -210,7 +206,7 @@ def _traced(
         noise=first.noise,
         changed=tuple(written),
         unused=tuple(unused),
-        dtypes=tuple((name, _name(p.dtype)) for name, p in named if p.dtype != torch.float32),
+        dtypes=tuple((name, _name(p.dtype)) for name, p in model.named_parameters() if p.dtype != torch.float32),
         without_reset=tuple(
             path
             for path, module in model.named_modules()
@@ -224,14 +220,41 @@ def _traced(
     return with_shares(facts, model, cut, fake, input, tensor, tensor_plan, skipped)
 
 
-def try_to_make(make: Callable[[], object]) -> list[str]:
-    """Makes the module, without memory, drops it, and returns the names of its parameters. Raises TraceError if that
-    fails.
+def facts_of_made(make: Callable[[], object]) -> ModelFacts:
+    """Returns the facts of a module that is made, without memory, and not called: its tensors, in one layer. Raises
+    TraceError if that fails.
     """
     from dslc.compiler.trace.private_torch import FakeTensorMode
 
-    module = _made(make, FakeTensorMode(allow_non_fake_inputs=True))
-    return [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    model = _made(make, FakeTensorMode(allow_non_fake_inputs=True))
+    layer = LayerFacts(
+        name="",
+        kind=type(model).__name__,
+        block=False,
+        parameters=tuple(name for name, _ in model.named_parameters(remove_duplicate=False)),
+        buffers=tuple(name for name, _ in model.named_buffers()),
+        input=None,
+        output=None,
+        forward_flops=0,
+        backward_flops=0,
+        float32=_NOTHING,
+        autocast=_NOTHING,
+    )
+    none = TensorFact(shape=(), dtype="float32")
+    return ModelFacts(
+        **_tensors(model), layers=(layer,), output=none, structured=True, batch_norm=False, noise=False, unused=()
+    )
+
+
+def _tensors(model: nn.Module) -> dict[str, Any]:
+    """Returns the fields of `ModelFacts` that a module has without being called."""
+    saved = model.state_dict(keep_vars=True).keys()
+    return {
+        "parameters": tuple((name, tuple(p.shape), p.requires_grad) for name, p in model.named_parameters()),
+        "buffers": tuple((name, tuple(b.shape), _name(b.dtype)) for name, b in model.named_buffers()),
+        "unsaved": tuple(name for name, _ in model.named_buffers() if name not in saved),
+        "ties": _ties(model),
+    }
 
 
 def try_low_copy(model: nn.Module, input: TensorFact | Example, dtype: str, units: Sequence[str]) -> None:
