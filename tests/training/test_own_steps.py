@@ -12,6 +12,11 @@ from helpers import own_steps
 from helpers.launcher import Launcher
 from helpers.paths import HELPERS
 from helpers.trained import Trained, agree, ready, train_job
+from safetensors.torch import save_file
+
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.meaning.load import load
+from dslc.runs import prepare
 
 JOB = """
 model {
@@ -105,3 +110,11 @@ def test_a_part_that_some_ranks_call_is_named(launcher: Launcher, job: Path) -> 
     outcome, shown = launcher.launch(made.program, made.places, folder)
     assert outcome.failure is not None
     assert "`heads.0` is used in this update by 1 of 2 ranks" in f"{outcome.failure}{shown}"
+
+
+def test_weights_of_another_network_are_refused_before_a_rank_starts(job: Path, tmp_path: Path) -> None:
+    """The network of a step is made, and not called: its tensors are known."""
+    save_file({"other": torch.ones(2)}, tmp_path / "other.safetensors")
+    found = Report()
+    assert prepare(load(str(job), [f'model.weights="{tmp_path}/other.safetensors"']), found) is None
+    assert [each.code for each in found.errors] == ["E0713"]

@@ -25,7 +25,7 @@ from dslc.compiler.graph.graph import PlanGraph
 from dslc.compiler.graph.passes import PASSES, build_graph
 from dslc.compiler.graph.verify import Unsound, verify
 from dslc.compiler.ir.plan import load_plan
-from dslc.compiler.ir.records import Placed, Process
+from dslc.compiler.ir.records import Placed, Process, Stage, Weights
 from dslc.compiler.placement.schedules import NAMES
 
 SOUND = ("pipeline.plt", "uneven.plt")
@@ -85,6 +85,22 @@ def test_a_network_that_was_not_traced_is_sound(tmp_path: Path) -> None:
         found = compiled(job, *settings)
         assert found.analysis.model is None
         verify(found.graph)
+
+
+def test_a_stage_without_parameters_has_nothing_to_gather(tmp_path: Path) -> None:
+    """A rank may have one beside another, which it trains."""
+    job = tmp_path / "job.plt"
+    job.write_text(
+        """
+        model { network = [dropout(0.0), linear(4), linear(4), linear(5)], loss = cross_entropy() }
+        data { source = synthetic(samples = 40, shape = [8], classes = 5), batch = 16 }
+        devices { cpus = 4 }
+        parallelism { pipeline = 2, schedule = interleaved_1f1b, microbatches = 4, zero = 3 }
+        train { steps = 5, optimizer = sgd() }
+        """
+    )
+    plan = compiled(job).graph
+    assert {stage.index for _, stage in plan.of_kind(Stage)} - {each.stage for _, each in plan.of_kind(Weights)} == {0}
 
 
 def test_every_pass_is_followed_by_the_proof(pipeline: Compiled) -> None:
