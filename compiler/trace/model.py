@@ -31,6 +31,7 @@ from dslc.compiler.trace.batch import LARGE, SMALL, Example, Outputs, batch_of, 
 from dslc.compiler.trace.compiled import kept_by_blocks
 from dslc.compiler.trace.cut import Cut
 from dslc.compiler.trace.flops import formulas
+from dslc.compiler.trace.made import NOTHING, TraceError, as_module, dtype_name, made_without_memory, own_tensors
 from dslc.compiler.trace.memory import measure
 from dslc.compiler.trace.pieces import Asked, with_pieces
 from dslc.compiler.trace.run import Run, storage, tensors_of, total_of
@@ -44,23 +45,12 @@ if TYPE_CHECKING:
     from dslc.compiler.trace.private_torch import FakeTensorMode, Operator
 
 
-_NOTHING = LayerMemory(saved=0, selective=0)
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "linear")
 
 
 REAL = 8 << 30  # bytes of parameters with which a module is made and run for real, at most
 
 Loss: TypeAlias = "Callable[[Any, Any], torch.Tensor]"
-
-
-class TraceError(Exception):
-    """A user's function that cannot be used, in one line. The exception behind it is its `__cause__`; `remedy` says
-    what to do, if that is known.
-    """
-
-    def __init__(self, message: str, remedy: str = "") -> None:
-        super().__init__(message)
-        self.remedy = remedy
 
 
 def trace_model(
@@ -97,7 +87,7 @@ def trace_model(
 
     # A module's tensors besides its parameters and buffers may be real.
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    model = _made(make, fake)
+    model = made_without_memory(make, fake)
     skipped = skipped or Skipped(wanted=False)
     try:
         if skipped.wanted:
@@ -105,14 +95,14 @@ def trace_model(
                 skipped.middle, changed = find_middle(model, Cut(model), fake, input)
             except Exception:  # any kind: what fails there is raised again, and told, where each block is traced
                 changed = True
-            model = _made(make, fake) if changed else model
+            model = made_without_memory(make, fake) if changed else model
         if skipped.middle is not None:
             try:
                 with skipped.around(model):
                     return _traced(model, fake, input, loss, outputs, low, compile, tensor, tensor_plan, skipped)
             except Exception:  # any kind: they are not alike, or it is raised again without leaving them out
                 skipped.middle = None
-                model = _made(make, fake)
+                model = made_without_memory(make, fake)
         facts = _traced(model, fake, input, loss, outputs, low, compile, tensor, tensor_plan, skipped)
         if context > 1 and isinstance(input, TensorFact) and not facts.structured:
             facts = with_pieces(facts, model, Cut(model), fake, input, context, asked, lambda: _buffers(model, make))
@@ -124,14 +114,14 @@ def trace_model(
             raise TraceError(message, remedy="it is too large to be made and run for real beforehand") from error
         looks = f"`{error.func.overloadpacket.__name__}`" + _line_of(error)
     none = Skipped(wanted=False)
-    return replace(_traced(_module(make()), None, input, loss, outputs, low, False, 1, None, none), looks=looks)
+    return replace(_traced(as_module(make()), None, input, loss, outputs, low, False, 1, None, none), looks=looks)
 
 
 def _buffers(model: nn.Module, make: Callable[[], object]) -> dict[str, torch.Tensor]:
     """Returns the buffers of the module with their numbers, if it can be made for real."""
     if sum(p.numel() * p.element_size() for p in model.parameters()) > REAL:
         return {}
-    return dict(_module(make()).named_buffers())
+    return dict(as_module(make()).named_buffers())
 
 
 def _line_of(error: BaseException) -> str:
@@ -196,7 +186,7 @@ def _traced(
     # After a forward pass, which may itself put some of them into evaluation mode.
     norms = {path: m for path, m in model.named_modules() if isinstance(m, AnyBatchNorm)}
     facts = ModelFacts(
-        **_tensors(model),
+        **own_tensors(model),
         layers=_layers(whole, first, float32, autocast),
         output=grown(output, larger).flat if structured else fact(output, SMALL),
         structured=structured,
@@ -206,7 +196,7 @@ def _traced(
         noise=first.noise,
         changed=tuple(written),
         unused=tuple(unused),
-        dtypes=tuple((name, _name(p.dtype)) for name, p in model.named_parameters() if p.dtype != torch.float32),
+        dtypes=tuple((name, dtype_name(p.dtype)) for name, p in model.named_parameters() if p.dtype != torch.float32),
         without_reset=tuple(
             path
             for path, module in model.named_modules()
@@ -218,43 +208,6 @@ def _traced(
     if tensor == 1 or fake is None:
         return facts
     return with_shares(facts, model, cut, fake, input, tensor, tensor_plan, skipped)
-
-
-def facts_of_made(make: Callable[[], object]) -> ModelFacts:
-    """Returns the facts of a module that is made, without memory, and not called: its tensors, in one layer. Raises
-    TraceError if that fails.
-    """
-    from dslc.compiler.trace.private_torch import FakeTensorMode
-
-    model = _made(make, FakeTensorMode(allow_non_fake_inputs=True))
-    layer = LayerFacts(
-        name="",
-        kind=type(model).__name__,
-        block=False,
-        parameters=tuple(name for name, _ in model.named_parameters(remove_duplicate=False)),
-        buffers=tuple(name for name, _ in model.named_buffers()),
-        input=None,
-        output=None,
-        forward_flops=0,
-        backward_flops=0,
-        float32=_NOTHING,
-        autocast=_NOTHING,
-    )
-    none = TensorFact(shape=(), dtype="float32")
-    return ModelFacts(
-        **_tensors(model), layers=(layer,), output=none, structured=True, batch_norm=False, noise=False, unused=()
-    )
-
-
-def _tensors(model: nn.Module) -> dict[str, Any]:
-    """Returns the fields of `ModelFacts` that a module has without being called."""
-    saved = model.state_dict(keep_vars=True).keys()
-    return {
-        "parameters": tuple((name, tuple(p.shape), p.requires_grad) for name, p in model.named_parameters()),
-        "buffers": tuple((name, tuple(b.shape), _name(b.dtype)) for name, b in model.named_buffers()),
-        "unsaved": tuple(name for name, _ in model.named_buffers() if name not in saved),
-        "ties": _ties(model),
-    }
 
 
 def try_low_copy(model: nn.Module, input: TensorFact | Example, dtype: str, units: Sequence[str]) -> None:
@@ -367,57 +320,6 @@ def fact(tensor: torch.Tensor, samples: int) -> TensorFact:
     """Returns one sample of a batch, also of one that is the same for all; for a tensor that is no batch, the whole."""
     shape = tuple(tensor.shape)
     return TensorFact(shape=shape[1:] if shape[:1] in ((samples,), (1,)) else shape, dtype=seen(tensor.dtype))
-
-
-# --------------------------------------------------------------------------------------------------- the module
-
-
-def _made(make: Callable[[], object], fake: FakeTensorMode) -> nn.Module:
-    """Returns the module without memory; one that cannot be built so is built on the CPU and emptied."""
-
-    with fake:
-        try:
-            made = make()
-        except (RuntimeError, TypeError, ValueError):  # torch and numpy raise these for tensors without numbers
-            made = None
-    module = _module(make() if made is None else made)
-    _empty(module, fake)
-    return module
-
-
-def _module(made: object) -> nn.Module:
-    """Returns it in training mode, as in the step that is traced."""
-    import torch
-
-    if not isinstance(made, torch.nn.Module):
-        raise TraceError(f"it returns a `{type(made).__name__}`, not a `torch.nn.Module`")
-    return made.train()
-
-
-def _empty(model: nn.Module, fake: FakeTensorMode) -> None:
-    """Replaces real tensors, and those on other devices, by tensors of the fake CPU; tied ones stay tied."""
-    import torch
-
-    from dslc.compiler.trace.private_torch import own_buffers, own_parameters
-
-    made: dict[int, torch.Tensor] = {}
-    for module in model.modules():
-        for tensors in (own_parameters(module), own_buffers(module)):
-            for name, tensor in tensors.items():
-                if tensor is None or (getattr(tensor, "fake_mode", None) is fake and tensor.device.type == "cpu"):
-                    continue
-                if id(tensor) not in made:
-                    with fake:
-                        new = torch.empty(tensor.shape, dtype=tensor.dtype)
-                    trains = tensor.requires_grad
-                    made[id(tensor)] = torch.nn.Parameter(new, trains) if tensors is own_parameters(module) else new
-                tensors[name] = made[id(tensor)]  # type: ignore[assignment]
-
-
-def _ties(model: nn.Module) -> tuple[tuple[str, str], ...]:
-    first: dict[int, str] = {}
-    named = list(model.named_parameters(remove_duplicate=False))
-    return tuple((name, first[id(p)]) for name, p in named if first.setdefault(id(p), name) != name)
 
 
 # ------------------------------------------------------------------------------------------------------ counting
@@ -593,8 +495,8 @@ def _layers(
             output=run.outputs.get(path),
             forward_flops=run.flops[path] // SMALL,
             backward_flops=run.flops_back[path] // SMALL,
-            float32=float32.get(path, _NOTHING),
-            autocast=autocast.get(path, _NOTHING),
+            float32=float32.get(path, NOTHING),
+            autocast=autocast.get(path, NOTHING),
         )
         saved = layer.float32.saved or layer.autocast.saved
         if path or layer.parameters or layer.buffers or layer.forward_flops or saved:
@@ -606,7 +508,3 @@ def _place(cut: Cut, run: _Count, name: str) -> str:
     """Returns the layer of a parameter or buffer: its own, unless that was never called or others use it too."""
     path = cut.owner(name)
     return path if path in run.order and name not in run.astray else ""
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -14,7 +14,8 @@ from dslc.compiler.common.streamed import Shards, StreamError, is_stream
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact, TreeFact
 from dslc.compiler.trace.batch import LARGE, SMALL, grown
-from dslc.compiler.trace.model import TraceError, facts_of_made, seen, trace_model, try_low_copy
+from dslc.compiler.trace.made import TraceError, facts_of_made
+from dslc.compiler.trace.model import seen, trace_model, try_low_copy
 
 __all__ = ["TraceError", "trace_model", "trace_source", "try_low_copy", "facts_of_made"]
 

@@ -1,0 +1,117 @@
+"""Makes a user's module without memory, and tells its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
+from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.ir.working import LayerMemory
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from dslc.compiler.trace.private_torch import FakeTensorMode
+
+NOTHING = LayerMemory(saved=0, selective=0)
+
+
+class TraceError(Exception):
+    """A user's function that cannot be used, in one line. The exception behind it is its `__cause__`; `remedy` says
+    what to do, if that is known.
+    """
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
+
+def facts_of_made(make: Callable[[], object]) -> ModelFacts:
+    """Returns the facts of a module that is made, without memory, and not called: its tensors, in one layer. Raises
+    TraceError if that fails.
+    """
+    from dslc.compiler.trace.private_torch import FakeTensorMode
+
+    model = made_without_memory(make, FakeTensorMode(allow_non_fake_inputs=True))
+    layer = LayerFacts(
+        name="",
+        kind=type(model).__name__,
+        block=False,
+        parameters=tuple(name for name, _ in model.named_parameters(remove_duplicate=False)),
+        buffers=tuple(name for name, _ in model.named_buffers()),
+        input=None,
+        output=None,
+        forward_flops=0,
+        backward_flops=0,
+        float32=NOTHING,
+        autocast=NOTHING,
+    )
+    none = TensorFact(shape=(), dtype="float32")
+    return ModelFacts(
+        **own_tensors(model), layers=(layer,), output=none, structured=True, batch_norm=False, noise=False, unused=()
+    )
+
+
+def own_tensors(model: nn.Module) -> dict[str, Any]:
+    """Returns the fields of `ModelFacts` that a module has without being called."""
+    saved = model.state_dict(keep_vars=True).keys()
+    return {
+        "parameters": tuple((name, tuple(p.shape), p.requires_grad) for name, p in model.named_parameters()),
+        "buffers": tuple((name, tuple(b.shape), dtype_name(b.dtype)) for name, b in model.named_buffers()),
+        "unsaved": tuple(name for name, _ in model.named_buffers() if name not in saved),
+        "ties": _ties(model),
+    }
+
+
+def made_without_memory(make: Callable[[], object], fake: FakeTensorMode) -> nn.Module:
+    """Returns the module without memory; one that cannot be built so is built on the CPU and emptied."""
+
+    with fake:
+        try:
+            made = make()
+        except (RuntimeError, TypeError, ValueError):  # torch and numpy raise these for tensors without numbers
+            made = None
+    module = as_module(make() if made is None else made)
+    _empty(module, fake)
+    return module
+
+
+def as_module(made: object) -> nn.Module:
+    """Returns it in training mode, as in the step that is traced."""
+    import torch
+
+    if not isinstance(made, torch.nn.Module):
+        raise TraceError(f"it returns a `{type(made).__name__}`, not a `torch.nn.Module`")
+    return made.train()
+
+
+def _empty(model: nn.Module, fake: FakeTensorMode) -> None:
+    """Replaces real tensors, and those on other devices, by tensors of the fake CPU; tied ones stay tied."""
+    import torch
+
+    from dslc.compiler.trace.private_torch import own_buffers, own_parameters
+
+    made: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for tensors in (own_parameters(module), own_buffers(module)):
+            for name, tensor in tensors.items():
+                if tensor is None or (getattr(tensor, "fake_mode", None) is fake and tensor.device.type == "cpu"):
+                    continue
+                if id(tensor) not in made:
+                    with fake:
+                        new = torch.empty(tensor.shape, dtype=tensor.dtype)
+                    trains = tensor.requires_grad
+                    made[id(tensor)] = torch.nn.Parameter(new, trains) if tensors is own_parameters(module) else new
+                tensors[name] = made[id(tensor)]  # type: ignore[assignment]
+
+
+def _ties(model: nn.Module) -> tuple[tuple[str, str], ...]:
+    first: dict[int, str] = {}
+    named = list(model.named_parameters(remove_duplicate=False))
+    return tuple((name, first[id(p)]) for name, p in named if first.setdefault(id(p), name) != name)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
