@@ -116,7 +116,7 @@ def test_a_cancelled_job_stops_after_one_step(job: Path) -> None:
 @pytest.mark.long
 def test_a_requeued_job_goes_on_where_it_was(launcher: Launcher, job: Path) -> None:
     """SLURM ends the job and starts it again; the second attempt finds the run directory of the first."""
-    command = [*srun(job, "train.steps=1500", "checkpoint.every=50 steps")]
+    command = [*srun(job, "train.steps=600", "checkpoint.every=50 steps")]
     del command[command.index("--out") : command.index("--out") + 2]
     script = job.parent / "submit.sh"
     script.write_text(f"#!/bin/bash\n{subprocess.list2cmdline(command)}\n")
@@ -128,16 +128,18 @@ def test_a_requeued_job_goes_on_where_it_was(launcher: Launcher, job: Path) -> N
             assert waiting.process.poll() is None, waiting.end()
         number = subprocess.run(["squeue", "-h", "-n", name, "-o", "%i"], capture_output=True, text=True).stdout.strip()
         subprocess.run(["scontrol", "requeue", number], check=True)
-        update = ["scontrol", "update", f"JobId={number}", "StartTime=now"]  # else SLURM waits for two minutes
-        while subprocess.run(update, capture_output=True).returncode:
+        show = ["scontrol", "show", "job", number]
+        while not {"Restarts=1", "JobState=RUNNING"} <= set(subprocess.check_output(show, text=True).split()):
             assert waiting.process.poll() is None, waiting.end()
+            # Else SLURM waits for two minutes.
+            subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], capture_output=True)
         status, _ = waiting.end()
     said = (job.parent / "said").read_text()
     assert status == 0, said
     (out,) = runs.iterdir()
     assert "resumes after step " in said
-    assert logged(out)[-1] == 1500 and set(logged(out)) == set(range(1, 1501))
-    agree(train_job(launcher, job, *ALONE, "train.steps=1500", "checkpoint.every=1500 steps"), Trained(out))
+    assert logged(out)[-1] == 600 and set(logged(out)) == set(range(1, 601))
+    agree(train_job(launcher, job, *ALONE, "train.steps=600", "checkpoint.every=600 steps"), Trained(out))
 
 
 def test_a_number_of_tasks_that_fits_neither_way_is_said_once(job: Path) -> None:
