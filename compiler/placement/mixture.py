@@ -16,7 +16,7 @@ def counts(mixture: Mixture, train: Sequence[int]) -> tuple[int, ...]:
     weights = mixture.weights or tuple(map(float, train))
     if mixture.samples is not None:
         return _shared_out(mixture.samples, weights)
-    ends = min if mixture.stopping_strategy == "first_exhausted" else max
+    ends = max if mixture.stopping_strategy == "all_exhausted" else min
     last = ends(range(len(train)), key=lambda n: train[n] / weights[n])
     return tuple(round(train[last] * weight / weights[last]) for weight in weights)
 

@@ -357,10 +357,11 @@ class Mixture(Call):
         default=None,
         shown="by their samples",
     )
-    stopping_strategy: str = arg(
+    stopping_strategy: str | None = arg(
         word("first_exhausted", "all_exhausted"),
         "an epoch ends when one source has given all of its samples, or all have, some of them again",
-        default="first_exhausted",
+        default=None,  # `write` writes what is not None, and `samples` may stand in its place
+        shown="first_exhausted",
     )
     samples: int | None = arg(_COUNT, "how many an epoch has", default=None, shown="by `stopping_strategy`")
 
