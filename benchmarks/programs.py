@@ -25,6 +25,8 @@ FEW, MANY = 20, 220  # steps; the first are slower, and are left out
 LOOP = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
+from dslc.runtime.process.vision_library import let_torchvision_load
+let_torchvision_load()
 plain = __import__(sys.argv[2]).plain
 plain(1)  # imports what it needs
 times = [time.perf_counter()]
@@ -37,6 +39,8 @@ print(second - first)
 PREPARE = """
 import sys
 sys.path.insert(0, sys.argv[1])
+from dslc.runtime.process.vision_library import let_torchvision_load
+let_torchvision_load()
 getattr(__import__(sys.argv[2]), "prepare", lambda: None)()
 """
 

@@ -272,7 +272,7 @@ def _train_elsewhere(rank: int, made: Ready, folder: str) -> tuple[str, int | No
     mesh_of(program)
     splits, parts = open_source(program.data), assemble(program, torch.device("cpu"))
     try:
-        runtime.train(program, made.places[rank], parts, splits, Board(2), folder)
+        runtime.train(program, made.places[rank], parts, splits, Board(1, first=rank), folder)
     except NonFinite as found:
         return str(found), found.told
     return "", None
