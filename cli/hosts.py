@@ -30,8 +30,9 @@ from dslc.runtime.launchers.known import LAUNCHERS
 from dslc.version import __version__
 
 if TYPE_CHECKING:
-    from dslc.runtime.hosts.company import Company, Meeting
+    from dslc.runtime.hosts.company import Company
     from dslc.runtime.hosts.doors import Door
+    from dslc.runtime.hosts.meetings import Meeting
     from dslc.runtime.launchers.world import World
     from dslc.runtime.process.failure import Outcome
 
@@ -63,7 +64,8 @@ def train_with_others(ready: Ready, where: Whereabouts, then: Then) -> int:
 
     The keeper ends last: mpirun ends the others soon after one process has ended with an error.
     """
-    from dslc.runtime.hosts.company import Meeting, meet
+    from dslc.runtime.hosts.company import meet
+    from dslc.runtime.hosts.meetings import Meeting
     from dslc.runtime.process.lifetime import end_with
 
     world = ready.world
@@ -90,8 +92,9 @@ def train_with_others(ready: Ready, where: Whereabouts, then: Then) -> int:
 
 def tell_fault(world: World, where: Whereabouts, fault: str) -> None:
     """Tells the other processes of a launcher why this one cannot train; all of them then leave."""
-    from dslc.runtime.hosts.company import Meeting, meet
+    from dslc.runtime.hosts.company import meet
     from dslc.runtime.hosts.doors import NotMet
+    from dslc.runtime.hosts.meetings import Meeting
 
     meeting = Meeting(rendezvous=where.rendezvous, nodes=world.size, facts={}, timeout=_ANSWER, fault=fault)
     with contextlib.suppress(NotMet):

@@ -47,8 +47,9 @@ from dslc.runtime import worker
 from dslc.runtime.agent import PATIENCE, Agent, AtOnce, agent_of, elastic_log
 from dslc.runtime.checkpoint import checkpoint
 from dslc.runtime.data import augmented
-from dslc.runtime.hosts.company import Company, Left, Stopped
+from dslc.runtime.hosts.company import Company
 from dslc.runtime.hosts.doors import NotMet
+from dslc.runtime.hosts.meetings import Left, Stopped
 from dslc.runtime.hosts.together import Together
 from dslc.runtime.loop import kept_metrics
 from dslc.runtime.loop.agreed import next_wait

@@ -24,98 +24,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
 import secrets
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 from dslc.runtime.hosts.doors import Door, NotMet, address_of
-from dslc.runtime.hosts.wire import MOST, PATIENCE, Message, Wire, endpoint, interface_of, listen
+from dslc.runtime.hosts.meetings import AGAIN, PARTING, Before, Left, Meeting, Met, Stopped, Where, join, keep, names_of
+from dslc.runtime.hosts.wire import PATIENCE, Message, Wire, endpoint, interface_of, listen
 
-_AGAIN = 0.2  # seconds between two attempts to connect
-_SAY = 2.0, 60.0  # seconds after which it is first said who is awaited, and then every so many
-_HELLO = 10.0  # seconds that a connection has to say who it is
-_PARTING = 5.0  # seconds that the keeper waits for the others to leave
 _TURNED_AWAY = 10.0  # seconds that a launcher which cannot train waits for others, to tell them
-_FOR_HOSTS = "the job takes {} (`devices.nodes`), each started with the same command"
-
-
-class Left(NotMet):
-    """A host left while others waited for it. It may come back."""
-
-
-class Stopped(Exception):
-    """A host was asked to stop while hosts met."""
-
-
-@dataclass(frozen=True)
-class Meeting:
-    """What one launcher brings: where they meet, how many they are, and what it knows of the job, by name.
-
-    With a `door` the launchers know their places; each starts `processes` ranks. One that cannot train has the reason
-    as its `fault`, and comes to say so: all leave, and the keeper with that reason.
-    """
-
-    rendezvous: str
-    nodes: int
-    facts: Mapping[str, str]
-    timeout: float  # seconds that hosts are waited for
-    say: Callable[[str], object] = field(default=lambda text: None)
-    host: str = field(default_factory=socket.gethostname)
-    processes: int = 1
-    door: Door | None = None
-    place: int = 0
-    needs: str = _FOR_HOSTS
-    fault: str = ""
-    again: bool = False  # hosts that are lost may come back
-    until: float = math.inf  # the time of the clock, if that is before `timeout` has passed
-    stopped: Callable[[], bool] = field(default=lambda: False)
-
-    @property
-    def ranks(self) -> bool:
-        """True if each launcher is that of one rank, with a place that it was given."""
-        return self.door is not None and self.processes == 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Met:
-    """What a meeting came to: this launcher's node, all machines, the wires by node, and the store's address; the
-    number of this start of the ranks, and the run directory of the one before.
-    """
-
-    node: int
-    machines: Sequence[str]
-    wires: Mapping[int, Wire]
-    store: tuple[str, int]
-    start: int = 1
-    folder: str = ""
-    early: Sequence[tuple[int, Message]] = ()  # messages that arrived already
-    listening: socket.socket | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Before:
-    """What a launcher says of the start before this one, of which it was."""
-
-    node: int
-    start: int
-    folder: str
-
-
-@dataclass(frozen=True)
-class _Where:
-    """The rendezvous: its name in messages, how its address is found, and the socket that listens, on the keeper.
-    `taken`: another program of this host listens there.
-    """
-
-    name: str
-    find: Callable[[], tuple[str, int] | None]
-    listening: socket.socket | None = None
-    taken: bool = False
 
 
 class Company:
@@ -123,12 +44,12 @@ class Company:
     messages call `hosts[node]`. `ranks` are those that it starts, for the time `start`.
     """
 
-    def __init__(self, meeting: Meeting, where: _Where, met: _Met) -> None:
+    def __init__(self, meeting: Meeting, where: Where, met: Met) -> None:
         self._meeting, self._where = meeting, where
         self.folder = met.folder  # the run directory of the keeper, when it is known
         self._take(met)
 
-    def _take(self, met: _Met) -> None:
+    def _take(self, met: Met) -> None:
         meeting, node, machines = self._meeting, met.node, tuple(met.machines)
         self.node, self.machines, self.store, self.start = node, machines, met.store, met.start
         self.hosts = tuple(names_of(machines, ranks=meeting.ranks))
@@ -187,7 +108,7 @@ class Company:
             if time.monotonic() > until:
                 raise Left(f"{self.hosts[missing[0]]} did not answer within {timeout:g} s")
             if len(found) < len(self._wires):
-                select.select(self.wires, [], [], _AGAIN)
+                select.select(self.wires, [], [], AGAIN)
         self._early = others
         return found
 
@@ -197,7 +118,7 @@ class Company:
         """
         until = time.monotonic() + PATIENCE
         while not self.keeps and self.wires and time.monotonic() < until:
-            select.select(self.wires, [], [], _AGAIN)
+            select.select(self.wires, [], [], AGAIN)
             self.hear()
 
     def meet_again(self, start: int, until: float, stopped: Callable[[], bool]) -> None:
@@ -205,17 +126,17 @@ class Company:
 
         Raises NotMet, and Stopped if a host was asked to stop, as `stopped` says of this one.
         """
-        parted = time.monotonic() + _PARTING
+        parted = time.monotonic() + PARTING
         while self.keeps and self.wires and time.monotonic() < parted:  # or they might lose what it has said
-            select.select(self.wires, [], [], _AGAIN)
+            select.select(self.wires, [], [], AGAIN)
             self.hear()
         self._part()
         meeting = replace(self._meeting, until=until, stopped=stopped)
-        before = _Before(node=self.node, start=self.start, folder=self.folder)
+        before = Before(node=self.node, start=self.start, folder=self.folder)
         if self.keeps:
-            self._take(_keep(meeting, self._where, start))
+            self._take(keep(meeting, self._where, start))
         else:
-            self._take(_join(meeting, self._where, before))
+            self._take(join(meeting, self._where, before))
 
     def _part(self) -> None:
         for wire in self._wires.values():
@@ -247,14 +168,14 @@ def _meet(meeting: Meeting) -> Company:
     except ValueError as error:
         raise NotMet(f"the rendezvous {error}") from error
     address = address_of(name)
-    where = _Where(f"{name}:{port}", lambda: (address, port))
+    where = Where(f"{name}:{port}", lambda: (address, port))
     try:
         listening = listen(address, port)
     except OSError as error:
         if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
             raise NotMet(f"{name}:{port} cannot be listened at: {error.strerror}") from error
         where = replace(where, taken=error.errno == errno.EADDRINUSE)
-        return Company(meeting, where, _join(meeting, where))
+        return Company(meeting, where, join(meeting, where))
     return _kept(meeting, replace(where, listening=listening), listening)
 
 
@@ -262,9 +183,9 @@ def _meet_at(door: Door, meeting: Meeting) -> Company:
     if meeting.fault:
         meeting = replace(meeting, timeout=min(meeting.timeout, _TURNED_AWAY))
     try:
-        where = _Where(door.name, door.find)
+        where = Where(door.name, door.find)
         if meeting.place:
-            return Company(meeting, where, _join(meeting, where))
+            return Company(meeting, where, join(meeting, where))
         try:
             listening = door.open()
         except OSError as error:
@@ -274,264 +195,13 @@ def _meet_at(door: Door, meeting: Meeting) -> Company:
         door.close()
 
 
-# --------------------------------------------------------------------------------------------------------- the keeper
-
-
-def _kept(meeting: Meeting, where: _Where, listening: socket.socket) -> Company:
+def _kept(meeting: Meeting, where: Where, listening: socket.socket) -> Company:
     with contextlib.ExitStack() as until_met:
         until_met.enter_context(listening)
-        company = Company(meeting, where, _keep(meeting, where))
+        company = Company(meeting, where, keep(meeting, where))
         if meeting.again:
             until_met.pop_all()  # the company closes it
         return company
-
-
-def _keep(meeting: Meeting, where: _Where, start: int = 1) -> _Met:
-    """Waits for all hosts. `start`: of the ranks; after the first a host that differs is refused alone."""
-    assert where.listening is not None
-    name = where.name if meeting.door is not None else meeting.rendezvous
-    waiting = _Waiting(meeting, f"for the hosts at {name}")
-    arrived: list[tuple[Wire, Message]] = []
-    strangers: dict[Wire, float] = {}
-    try:
-        while len(arrived) + 1 < meeting.nodes:
-            waiting.look([str(message["host"]) for _, message in arrived])
-            known = [wire.fileno() for wire in (*strangers, *(wire for wire, _ in arrived))]
-            ready, _, _ = select.select([where.listening.fileno(), *known], [], [], _AGAIN)
-            if where.listening.fileno() in ready:
-                strangers[Wire(where.listening.accept()[0])] = time.monotonic()
-            arrived += [each for each in _said_hello(strangers) if start == 1 or _is_alike(meeting, *each)]
-            arrived = [(wire, message) for wire, message in arrived if not _has_left(wire)]
-        return _agreed(meeting, arrived, where.listening.getsockname()[0], start)
-    except BaseException as error:
-        for wire, _ in arrived:
-            if isinstance(error, Stopped):
-                wire.send({"kind": "stopped"})
-            wire.close()
-        if isinstance(error, Stopped):
-            _tell_who_comes(where.listening, meeting.nodes - 1 - len(arrived))
-        raise
-    finally:
-        for wire in strangers:
-            wire.close()
-
-
-def _tell_who_comes(listening: socket.socket, most: int) -> None:
-    """Tells the hosts that come late that all stop, for a while: they would wait for this one to come back."""
-    until = time.monotonic() + _PARTING
-    while most > 0 and (rest := until - time.monotonic()) > 0:
-        if select.select([listening], [], [], rest)[0]:
-            wire = Wire(listening.accept()[0])
-            select.select([wire], [], [], _AGAIN)
-            wire.read()  # a connection that is closed with something unread loses what was sent
-            wire.send({"kind": "stopped"})
-            wire.close()
-            most -= 1
-
-
-def _said_hello(strangers: dict[Wire, float]) -> Iterator[tuple[Wire, Message]]:
-    """Yields the connections that have said who they are, and drops those that say anything else, or nothing."""
-    for wire, since in list(strangers.items()):
-        messages = wire.read()
-        hello = next((message for message in messages if _is_hello(message)), None)
-        if hello is not None:
-            del strangers[wire]
-            _hear_stop(messages)
-            yield wire, hello
-        elif wire.closed or time.monotonic() - since > _HELLO:
-            del strangers[wire]
-            wire.close()
-
-
-def _is_hello(message: Message) -> bool:
-    facts = isinstance(message.get("facts"), dict)
-    before = all(type(message.get(name)) in (int, type(None)) for name in ("node", "start"))
-    return message.get("kind") == "hello" and isinstance(message.get("host"), str) and facts and before
-
-
-def _has_left(wire: Wire) -> bool:
-    _hear_stop(wire.read())
-    return wire.closed
-
-
-def _hear_stop(messages: Sequence[Message]) -> None:
-    if any(message.get("kind") == "stop" for message in messages):
-        raise Stopped
-
-
-def _is_alike(meeting: Meeting, wire: Wire, hello: Message) -> bool:
-    """True for a host that has all alike; another one is told why not, and leaves."""
-    differs = _difference([meeting.host, str(hello["host"])], [meeting.facts, hello["facts"]])
-    if differs:
-        meeting.say(f"{hello['host']} was not taken: {differs}")
-        _refuse(wire, differs)
-    return not differs
-
-
-def _refuse(wire: Wire, why: str) -> None:
-    wire.send({"kind": "refused", "why": why[: MOST // 8]})  # a letter takes 6 bytes of JSON at most
-    wire.close()
-
-
-def _agreed(meeting: Meeting, arrived: list[tuple[Wire, Message]], address: str, start: int) -> _Met:
-    if meeting.door is not None:
-        arrived.sort(key=lambda each: _place(each[1]))
-    else:
-        arrived = _in_order(arrived)
-    hosts = [meeting.host, *(str(message["host"]) for _, message in arrived)]
-    wrong = _fault(meeting, [message for _, message in arrived], hosts)
-    if wrong:
-        for wire, _ in arrived:
-            _refuse(wire, wrong)
-        raise NotMet(wrong)
-    # If this keeper is a new one, the others know more than it does.
-    last, folder = max(((int(m.get("start") or 0), str(m.get("folder") or "")) for _, m in arrived), default=(0, ""))
-    listening = listen(address)
-    store = address, int(listening.getsockname()[1])
-    wires = dict(enumerate((wire for wire, _ in arrived), 1))
-    start = max(start, last + 1)
-    for node, wire in wires.items():
-        wire.send({"kind": "welcome", "node": node, "hosts": hosts, "store": store, "start": start})
-    return _Met(node=0, machines=hosts, wires=wires, store=store, start=start, folder=folder, listening=listening)
-
-
-def _in_order(arrived: list[tuple[Wire, Message]]) -> list[tuple[Wire, Message]]:
-    """Returns the hosts in the order of their nodes: those that had one keep it, the others take what is free."""
-    nodes: dict[int, tuple[Wire, Message]] = {}
-    for each in arrived:
-        node = each[1].get("node")
-        if node is not None and 0 < node <= len(arrived):
-            nodes.setdefault(node, each)
-    free = (node for node in range(1, len(arrived) + 1) if node not in nodes)
-    placed = [each[0] for each in nodes.values()]
-    nodes |= dict(zip(free, [each for each in arrived if each[0] not in placed], strict=True))
-    return [nodes[node] for node in sorted(nodes)]
-
-
-def _place(hello: Message) -> int:
-    place = hello.get("place")
-    return place if isinstance(place, int) else -1
-
-
-def _fault(meeting: Meeting, hellos: Sequence[Message], hosts: Sequence[str]) -> str:
-    """Returns why these launchers cannot train together; "" if they can."""
-    faults = [meeting.fault, *(str(hello.get("fault", "")) for hello in hellos)]
-    for fault, host in zip(faults, hosts, strict=True):
-        if fault:
-            return fault if len(set(hosts)) == 1 else f"{host}: {fault}"
-    places = [0, *map(_place, hellos)]
-    if meeting.door is not None and places != list(range(len(places))):
-        twice = next((place for n, place in enumerate(places) if place != n), 0)
-        return f"{meeting.door.name}: two processes have come in the place {twice}, of {len(places)}"
-    facts = [meeting.facts, *(hello["facts"] for hello in hellos)]
-    return _difference(names_of(hosts, ranks=meeting.ranks), facts)
-
-
-def names_of(hosts: Sequence[str], *, ranks: bool) -> list[str]:
-    """Returns names by which a message can tell launchers apart, of which several may be on one host. `ranks`: each is
-    that of one rank.
-    """
-    if ranks:
-        return [f"rank {n} ({name})" if len(set(hosts)) > 1 else f"rank {n}" for n, name in enumerate(hosts)]
-    return [f"{name} (node {n})" if hosts.count(name) > 1 else name for n, name in enumerate(hosts)]
-
-
-def _difference(hosts: Sequence[str], facts: Sequence[Mapping[str, object]]) -> str:
-    """Returns the first thing in which two hosts differ, in words; "" if there is none."""
-    names = list(dict.fromkeys(name for each in facts for name in each))
-    for name in names:
-        told = [str(each.get(name, "nothing")) for each in facts]
-        other = next((n for n, value in enumerate(told) if value != told[0]), None)
-        if other is not None:
-            return f"the hosts differ in {name}: {hosts[0]} has {told[0]}, and {hosts[other]} has {told[other]}"
-    return ""
-
-
-# ------------------------------------------------------------------------------------------------------- other hosts
-
-
-def _join(meeting: Meeting, where: _Where, before: _Before | None = None) -> _Met:
-    waiting = _Waiting(meeting, "")
-    while True:
-        waiting.what = f"for {where.name}, where the hosts meet"
-        wire = _connected(where.find, waiting)
-        try:
-            return _welcomed(meeting, wire, where, before, waiting)
-        except Left:
-            wire.close()
-            if before is None:
-                raise
-        except BaseException as error:
-            if isinstance(error, Stopped):
-                wire.send({"kind": "stop"})
-            wire.close()
-            raise
-
-
-def _connected(find: Callable[[], tuple[str, int] | None], waiting: _Waiting) -> Wire:
-    while True:
-        where = find()
-        try:
-            if where is not None:
-                return Wire(socket.create_connection(where, timeout=_HELLO))
-        except OSError as error:
-            waiting.why = f": {(error.strerror or str(error)).lower()}"
-        waiting.look([])
-        time.sleep(_AGAIN)
-
-
-def _welcomed(meeting: Meeting, wire: Wire, where: _Where, before: _Before | None, waiting: _Waiting) -> _Met:
-    """Says hello to the keeper, and returns what it answers when all have come. Raises NotMet, and Left if it leaves
-    before.
-    """
-    hello = {"kind": "hello", "host": meeting.host, "facts": dict(meeting.facts), **(asdict(before) if before else {})}
-    wire.send({**hello, "place": meeting.place, "fault": meeting.fault[: MOST // 8]})
-    waiting.what, waiting.why = f"for the other hosts at {where.name}", ""
-    while True:
-        select.select([wire], [], [], _AGAIN)
-        messages = wire.read()
-        for n, message in enumerate(messages):
-            if message.get("kind") == "refused":
-                raise NotMet(str(message["why"]))
-            if message.get("kind") == "stopped":
-                raise Stopped
-            if message.get("kind") == "welcome":
-                address, port = message["store"]
-                return _Met(
-                    node=int(message["node"]),
-                    machines=[str(host) for host in message["hosts"]],
-                    wires={0: wire},
-                    store=(str(address), int(port)),
-                    start=int(message["start"]),
-                    early=[(0, each) for each in messages[n + 1 :]],
-                )
-        if wire.closed:
-            what = "another program listens there" if where.taken else "it left before all hosts had come"
-            raise Left(f"the connection to {where.name} ended: {what}")
-        waiting.look([])
-
-
-class _Waiting:
-    """Says what is waited for, now and then; raises NotMet when that lasts too long, Stopped when one is asked to."""
-
-    def __init__(self, meeting: Meeting, what: str) -> None:
-        self.what, self.why = what, ""
-        self._meeting, self._began = meeting, time.monotonic()
-        self._next = self._began + _SAY[0]
-
-    def look(self, arrived: Sequence[str]) -> None:
-        if self._meeting.stopped():
-            raise Stopped
-        now = time.monotonic()
-        there = f"; here: {', '.join([self._meeting.host, *arrived])}" if arrived else ""
-        if now > min(self._began + self._meeting.timeout, self._meeting.until):
-            raise NotMet(
-                f"waited {self._meeting.timeout:g} s (`launch.timeout`) {self.what}{self.why}{there}; "
-                f"{self._meeting.needs.format(self._meeting.nodes)}"
-            )
-        if now >= self._next:
-            self._next = now + _SAY[1]
-            self._meeting.say(f"waiting {self.what}{self.why}{there}; the job takes {self._meeting.nodes}")
 
 
 # ------------------------------------------------------------------------------------------------- a folder of all

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslc.runtime.hosts.company import Company, Meeting, Stopped, meet, shared
+from dslc.runtime.hosts.company import Company, meet, shared
 from dslc.runtime.hosts.doors import NotMet
+from dslc.runtime.hosts.meetings import Meeting, Stopped
 from dslc.runtime.hosts.wire import MOST, PORT, Wire, endpoint, interface_of, listen
 
 Met = Callable[..., list[Future[Company]]]

@@ -1,0 +1,349 @@
+"""How launchers find each other at a rendezvous: the keeper, who waits for them, and the others, who come.
+
+Model: the keeper listens. Each other launcher says hello, with what it knows of the job, and waits. When all have come
+the keeper compares, and welcomes them with a node each and the address of the store, or refuses them with the first
+thing in which two hosts differ. After the first start of the ranks a host that differs is refused alone.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from dslc.runtime.hosts.doors import Door, NotMet
+from dslc.runtime.hosts.wire import MOST, Message, Wire, listen
+
+AGAIN = 0.2  # seconds between two attempts to connect
+_SAY = 2.0, 60.0  # seconds after which it is first said who is awaited, and then every so many
+_HELLO = 10.0  # seconds that a connection has to say who it is
+PARTING = 5.0  # seconds that the keeper waits for the others to leave
+_FOR_HOSTS = "the job takes {} (`devices.nodes`), each started with the same command"
+
+
+class Left(NotMet):
+    """A host left while others waited for it. It may come back."""
+
+
+class Stopped(Exception):
+    """A host was asked to stop while hosts met."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What one launcher brings: where they meet, how many they are, and what it knows of the job, by name.
+
+    With a `door` the launchers know their places; each starts `processes` ranks. One that cannot train has the reason
+    as its `fault`, and comes to say so: all leave, and the keeper with that reason.
+    """
+
+    rendezvous: str
+    nodes: int
+    facts: Mapping[str, str]
+    timeout: float  # seconds that hosts are waited for
+    say: Callable[[str], object] = field(default=lambda text: None)
+    host: str = field(default_factory=socket.gethostname)
+    processes: int = 1
+    door: Door | None = None
+    place: int = 0
+    needs: str = _FOR_HOSTS
+    fault: str = ""
+    again: bool = False  # hosts that are lost may come back
+    until: float = math.inf  # the time of the clock, if that is before `timeout` has passed
+    stopped: Callable[[], bool] = field(default=lambda: False)
+
+    @property
+    def ranks(self) -> bool:
+        """True if each launcher is that of one rank, with a place that it was given."""
+        return self.door is not None and self.processes == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Met:
+    """What a meeting came to: this launcher's node, all machines, the wires by node, and the store's address; the
+    number of this start of the ranks, and the run directory of the one before.
+    """
+
+    node: int
+    machines: Sequence[str]
+    wires: Mapping[int, Wire]
+    store: tuple[str, int]
+    start: int = 1
+    folder: str = ""
+    early: Sequence[tuple[int, Message]] = ()  # messages that arrived already
+    listening: socket.socket | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Before:
+    """What a launcher says of the start before this one, of which it was."""
+
+    node: int
+    start: int
+    folder: str
+
+
+@dataclass(frozen=True)
+class Where:
+    """The rendezvous: its name in messages, how its address is found, and the socket that listens, on the keeper.
+    `taken`: another program of this host listens there.
+    """
+
+    name: str
+    find: Callable[[], tuple[str, int] | None]
+    listening: socket.socket | None = None
+    taken: bool = False
+
+
+# --------------------------------------------------------------------------------------------------------- the keeper
+
+
+def keep(meeting: Meeting, where: Where, start: int = 1) -> Met:
+    """Waits for all hosts. `start`: of the ranks; after the first a host that differs is refused alone."""
+    assert where.listening is not None
+    name = where.name if meeting.door is not None else meeting.rendezvous
+    waiting = _Waiting(meeting, f"for the hosts at {name}")
+    arrived: list[tuple[Wire, Message]] = []
+    strangers: dict[Wire, float] = {}
+    try:
+        while len(arrived) + 1 < meeting.nodes:
+            waiting.look([str(message["host"]) for _, message in arrived])
+            known = [wire.fileno() for wire in (*strangers, *(wire for wire, _ in arrived))]
+            ready, _, _ = select.select([where.listening.fileno(), *known], [], [], AGAIN)
+            if where.listening.fileno() in ready:
+                strangers[Wire(where.listening.accept()[0])] = time.monotonic()
+            arrived += [each for each in _said_hello(strangers) if start == 1 or _is_alike(meeting, *each)]
+            arrived = [(wire, message) for wire, message in arrived if not _has_left(wire)]
+        return _agreed(meeting, arrived, where.listening.getsockname()[0], start)
+    except BaseException as error:
+        for wire, _ in arrived:
+            if isinstance(error, Stopped):
+                wire.send({"kind": "stopped"})
+            wire.close()
+        if isinstance(error, Stopped):
+            _tell_who_comes(where.listening, meeting.nodes - 1 - len(arrived))
+        raise
+    finally:
+        for wire in strangers:
+            wire.close()
+
+
+def _tell_who_comes(listening: socket.socket, most: int) -> None:
+    """Tells the hosts that come late that all stop, for a while: they would wait for this one to come back."""
+    until = time.monotonic() + PARTING
+    while most > 0 and (rest := until - time.monotonic()) > 0:
+        if select.select([listening], [], [], rest)[0]:
+            wire = Wire(listening.accept()[0])
+            select.select([wire], [], [], AGAIN)
+            wire.read()  # a connection that is closed with something unread loses what was sent
+            wire.send({"kind": "stopped"})
+            wire.close()
+            most -= 1
+
+
+def _said_hello(strangers: dict[Wire, float]) -> Iterator[tuple[Wire, Message]]:
+    """Yields the connections that have said who they are, and drops those that say anything else, or nothing."""
+    for wire, since in list(strangers.items()):
+        messages = wire.read()
+        hello = next((message for message in messages if _is_hello(message)), None)
+        if hello is not None:
+            del strangers[wire]
+            _hear_stop(messages)
+            yield wire, hello
+        elif wire.closed or time.monotonic() - since > _HELLO:
+            del strangers[wire]
+            wire.close()
+
+
+def _is_hello(message: Message) -> bool:
+    facts = isinstance(message.get("facts"), dict)
+    before = all(type(message.get(name)) in (int, type(None)) for name in ("node", "start"))
+    return message.get("kind") == "hello" and isinstance(message.get("host"), str) and facts and before
+
+
+def _has_left(wire: Wire) -> bool:
+    _hear_stop(wire.read())
+    return wire.closed
+
+
+def _hear_stop(messages: Sequence[Message]) -> None:
+    if any(message.get("kind") == "stop" for message in messages):
+        raise Stopped
+
+
+def _is_alike(meeting: Meeting, wire: Wire, hello: Message) -> bool:
+    """True for a host that has all alike; another one is told why not, and leaves."""
+    differs = _difference([meeting.host, str(hello["host"])], [meeting.facts, hello["facts"]])
+    if differs:
+        meeting.say(f"{hello['host']} was not taken: {differs}")
+        _refuse(wire, differs)
+    return not differs
+
+
+def _refuse(wire: Wire, why: str) -> None:
+    wire.send({"kind": "refused", "why": why[: MOST // 8]})  # a letter takes 6 bytes of JSON at most
+    wire.close()
+
+
+def _agreed(meeting: Meeting, arrived: list[tuple[Wire, Message]], address: str, start: int) -> Met:
+    if meeting.door is not None:
+        arrived.sort(key=lambda each: _place(each[1]))
+    else:
+        arrived = _in_order(arrived)
+    hosts = [meeting.host, *(str(message["host"]) for _, message in arrived)]
+    wrong = _fault(meeting, [message for _, message in arrived], hosts)
+    if wrong:
+        for wire, _ in arrived:
+            _refuse(wire, wrong)
+        raise NotMet(wrong)
+    # If this keeper is a new one, the others know more than it does.
+    last, folder = max(((int(m.get("start") or 0), str(m.get("folder") or "")) for _, m in arrived), default=(0, ""))
+    listening = listen(address)
+    store = address, int(listening.getsockname()[1])
+    wires = dict(enumerate((wire for wire, _ in arrived), 1))
+    start = max(start, last + 1)
+    for node, wire in wires.items():
+        wire.send({"kind": "welcome", "node": node, "hosts": hosts, "store": store, "start": start})
+    return Met(node=0, machines=hosts, wires=wires, store=store, start=start, folder=folder, listening=listening)
+
+
+def _in_order(arrived: list[tuple[Wire, Message]]) -> list[tuple[Wire, Message]]:
+    """Returns the hosts in the order of their nodes: those that had one keep it, the others take what is free."""
+    nodes: dict[int, tuple[Wire, Message]] = {}
+    for each in arrived:
+        node = each[1].get("node")
+        if node is not None and 0 < node <= len(arrived):
+            nodes.setdefault(node, each)
+    free = (node for node in range(1, len(arrived) + 1) if node not in nodes)
+    placed = [each[0] for each in nodes.values()]
+    nodes |= dict(zip(free, [each for each in arrived if each[0] not in placed], strict=True))
+    return [nodes[node] for node in sorted(nodes)]
+
+
+def _place(hello: Message) -> int:
+    place = hello.get("place")
+    return place if isinstance(place, int) else -1
+
+
+def _fault(meeting: Meeting, hellos: Sequence[Message], hosts: Sequence[str]) -> str:
+    """Returns why these launchers cannot train together; "" if they can."""
+    faults = [meeting.fault, *(str(hello.get("fault", "")) for hello in hellos)]
+    for fault, host in zip(faults, hosts, strict=True):
+        if fault:
+            return fault if len(set(hosts)) == 1 else f"{host}: {fault}"
+    places = [0, *map(_place, hellos)]
+    if meeting.door is not None and places != list(range(len(places))):
+        twice = next((place for n, place in enumerate(places) if place != n), 0)
+        return f"{meeting.door.name}: two processes have come in the place {twice}, of {len(places)}"
+    facts = [meeting.facts, *(hello["facts"] for hello in hellos)]
+    return _difference(names_of(hosts, ranks=meeting.ranks), facts)
+
+
+def names_of(hosts: Sequence[str], *, ranks: bool) -> list[str]:
+    """Returns names by which a message can tell launchers apart, of which several may be on one host. `ranks`: each is
+    that of one rank.
+    """
+    if ranks:
+        return [f"rank {n} ({name})" if len(set(hosts)) > 1 else f"rank {n}" for n, name in enumerate(hosts)]
+    return [f"{name} (node {n})" if hosts.count(name) > 1 else name for n, name in enumerate(hosts)]
+
+
+def _difference(hosts: Sequence[str], facts: Sequence[Mapping[str, object]]) -> str:
+    """Returns the first thing in which two hosts differ, in words; "" if there is none."""
+    names = list(dict.fromkeys(name for each in facts for name in each))
+    for name in names:
+        told = [str(each.get(name, "nothing")) for each in facts]
+        other = next((n for n, value in enumerate(told) if value != told[0]), None)
+        if other is not None:
+            return f"the hosts differ in {name}: {hosts[0]} has {told[0]}, and {hosts[other]} has {told[other]}"
+    return ""
+
+
+# ------------------------------------------------------------------------------------------------------- other hosts
+
+
+def join(meeting: Meeting, where: Where, before: Before | None = None) -> Met:
+    waiting = _Waiting(meeting, "")
+    while True:
+        waiting.what = f"for {where.name}, where the hosts meet"
+        wire = _connected(where.find, waiting)
+        try:
+            return _welcomed(meeting, wire, where, before, waiting)
+        except Left:
+            wire.close()
+            if before is None:
+                raise
+        except BaseException as error:
+            if isinstance(error, Stopped):
+                wire.send({"kind": "stop"})
+            wire.close()
+            raise
+
+
+def _connected(find: Callable[[], tuple[str, int] | None], waiting: _Waiting) -> Wire:
+    while True:
+        where = find()
+        try:
+            if where is not None:
+                return Wire(socket.create_connection(where, timeout=_HELLO))
+        except OSError as error:
+            waiting.why = f": {(error.strerror or str(error)).lower()}"
+        waiting.look([])
+        time.sleep(AGAIN)
+
+
+def _welcomed(meeting: Meeting, wire: Wire, where: Where, before: Before | None, waiting: _Waiting) -> Met:
+    """Says hello to the keeper, and returns what it answers when all have come. Raises NotMet, and Left if it leaves
+    before.
+    """
+    hello = {"kind": "hello", "host": meeting.host, "facts": dict(meeting.facts), **(asdict(before) if before else {})}
+    wire.send({**hello, "place": meeting.place, "fault": meeting.fault[: MOST // 8]})
+    waiting.what, waiting.why = f"for the other hosts at {where.name}", ""
+    while True:
+        select.select([wire], [], [], AGAIN)
+        messages = wire.read()
+        for n, message in enumerate(messages):
+            if message.get("kind") == "refused":
+                raise NotMet(str(message["why"]))
+            if message.get("kind") == "stopped":
+                raise Stopped
+            if message.get("kind") == "welcome":
+                address, port = message["store"]
+                return Met(
+                    node=int(message["node"]),
+                    machines=[str(host) for host in message["hosts"]],
+                    wires={0: wire},
+                    store=(str(address), int(port)),
+                    start=int(message["start"]),
+                    early=[(0, each) for each in messages[n + 1 :]],
+                )
+        if wire.closed:
+            what = "another program listens there" if where.taken else "it left before all hosts had come"
+            raise Left(f"the connection to {where.name} ended: {what}")
+        waiting.look([])
+
+
+class _Waiting:
+    """Says what is waited for, now and then; raises NotMet when that lasts too long, Stopped when one is asked to."""
+
+    def __init__(self, meeting: Meeting, what: str) -> None:
+        self.what, self.why = what, ""
+        self._meeting, self._began = meeting, time.monotonic()
+        self._next = self._began + _SAY[0]
+
+    def look(self, arrived: Sequence[str]) -> None:
+        if self._meeting.stopped():
+            raise Stopped
+        now = time.monotonic()
+        there = f"; here: {', '.join([self._meeting.host, *arrived])}" if arrived else ""
+        if now > min(self._began + self._meeting.timeout, self._meeting.until):
+            raise NotMet(
+                f"waited {self._meeting.timeout:g} s (`launch.timeout`) {self.what}{self.why}{there}; "
+                f"{self._meeting.needs.format(self._meeting.nodes)}"
+            )
+        if now >= self._next:
+            self._next = now + _SAY[1]
+            self._meeting.say(f"waiting {self.what}{self.why}{there}; the job takes {self._meeting.nodes}")
