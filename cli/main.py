@@ -196,6 +196,18 @@ def _tokens(made: argparse.ArgumentParser) -> None:
     made.add_argument("--tokenizer", metavar="JSON", help="a tokenizer.json of `tokenizers` (default: bytes)")
 
 
+def _status(made: argparse.ArgumentParser) -> None:
+    made.add_argument("run", metavar="RUN", help="a run directory, or a folder of some: of a job, or of a sweep")
+    how = made.add_mutually_exclusive_group()
+    how.add_argument("--follow", action="store_true", help="keep it up to date until the run ends")
+    how.add_argument("--json", action="store_true", help="print a list of objects, for machines")
+
+
+def _stop(made: argparse.ArgumentParser) -> None:
+    made.add_argument("run", metavar="RUN", help="a run directory, or a folder of some, all of which end")
+    made.add_argument("--no-wait", action="store_true", help="ask the run to end, and do not wait for it")
+
+
 def _schema(made: argparse.ArgumentParser) -> None:
     made.add_argument("--markdown", action="store_true", help="print the reference page")
 
@@ -226,6 +238,12 @@ _COMMANDS = {
     "explain": ("print the long form of a diagnostic", "dslc explain E0301", _explain),
     "new": ("write a job to start from", "dslc new mnist --template gpt", _new),
     "tokens": ("make a memory-mapped file of tokens from text", "dslc tokens books/*.txt -o books.bin", _tokens),
+    "status": ("show where a run stands, or each run of a folder", "dslc status runs/digits --follow", _status),
+    "stop": (
+        "end a run after its step, with a checkpoint, from any machine that sees its folder",
+        "dslc stop runs/digits/2026-11-23_20-15-00",
+        _stop,
+    ),
     "schema": ("print the language as JSON schema, or as the reference page", "dslc schema --markdown", _schema),
 }
 

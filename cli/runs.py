@@ -24,6 +24,7 @@ from dslc.run_folder import claimed
 from dslc.runtime.launchers.world import World
 from dslc.runtime.process.program_file import write_program
 from dslc.runtime.process.records import naming
+from dslc.runtime.process.run_status import begin, broke_off
 from dslc.surroundings import world_for
 from dslc.version import __version__
 
@@ -142,9 +143,13 @@ def train(
     """
     with claimed(folder, ready.program, goes_on=goes_on):
         lay_down(ready, folder)
+        begin(folder, ready.program.steps)
         drawing = _start_drawing(folder)
         try:
             outcome = launch(ready.program, ready.places, folder)
+        except BaseException as error:
+            broke_off(folder, f"{type(error).__name__}: {error}")
+            raise
         finally:
             _finish_drawing(drawing, folder)
         cut_off = outcome.failure is not None or outcome.stopped_at == 0

@@ -202,7 +202,7 @@ class _Launch:
         until = time.monotonic() + self.program.timeout
         while company is not None:
             try:
-                company.meet_again(attempt, until, lambda: board.stop_requested)
+                company.meet_again(attempt, until, self.watch.is_stopping)
                 gathered()
                 attempt = company.start
                 break

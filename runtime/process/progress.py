@@ -20,8 +20,9 @@ from typing import Any, Protocol, TextIO
 
 from dslc.compiler.common.units import path_text
 from dslc.compiler.ir.program import JobProgram
-from dslc.runtime.process.failure import Outcome
+from dslc.runtime.process.failure import Outcome, in_words
 from dslc.runtime.process.records import NAME, NOTES, Follower, Record, TensorBoard, numbers
+from dslc.runtime.process.run_status import Beat
 from dslc.runtime.process.screen import drop, readable
 from dslc.runtime.process.stop import Board
 
@@ -43,6 +44,7 @@ class Watch:
         found = os.stat(run_dir)
         self._folder = found.st_dev, found.st_ino
         self._warned, self._keeper = False, keeper
+        self._beat = Beat(run_dir, job.steps, keeps=not keeper and job.task == "train")
         self._events = job.tensorboard  # are written for TensorBoard
         self._fancy = screen.isatty() and "CI" not in os.environ and os.environ.get("TERM") != "dumb"
         self.interval = LOOKS[self._fancy]
@@ -65,6 +67,7 @@ class Watch:
             with self._kept():
                 if self._tensorboard is not None:
                     self._tensorboard.write(record)
+        self.is_stopping()
         with self._screened():
             if self._board.stop_requested and not self._warned:
                 self._warned = True
@@ -73,12 +76,21 @@ class Watch:
             if self._display is not None:
                 self._display.tick(self._board.furthest)
 
+    def is_stopping(self) -> bool:
+        """Returns whether the training is asked to stop, by a signal or by `dslc stop`; gives a sign of life."""
+        asked = self._beat.look(self._board.furthest - 1, self._numbers())
+        if asked and not self._board.stop_requested:
+            self._board.asked = "dslc stop"
+            self._board.request_stop()
+        return self._board.stop_requested
+
     def restart(self, message: str, note: str) -> None:
         """Shows why ranks are started again, and from now on `note`.
 
         No thread is left, as TensorBoard's: a process that is forked while another thread holds a lock never gets it.
         """
         self.look()
+        self._beat.restart(max(0, self._board.furthest - 1), self._board.attempt, message, self._job.timeout)
         self._records = None
         with self._kept():
             if self._tensorboard is not None:
@@ -125,6 +137,24 @@ class Watch:
                 self._display.close(outcome.steps)
             if outcome.failure is None:
                 print(self._summary(outcome), file=self._screen, flush=True)
+        self._tell_end(outcome)
+
+    def _numbers(self) -> dict[str, float | None]:
+        """Returns the metrics of the last records; those that are not of the training have the name of the split."""
+        return {
+            f"{split} {name}" if split != "train" else name: value
+            for split, record in self._last.items()
+            for name, value in numbers(record)
+        }
+
+    def _tell_end(self, outcome: Outcome) -> None:
+        metrics = self._numbers()
+        if outcome.failure is not None:
+            self._beat.end("failed", outcome.steps, metrics, message=in_words(outcome.failure))
+        elif outcome.stopped_at is not None:
+            self._beat.end("stopped", outcome.steps, metrics, asked=self._board.asked)
+        else:
+            self._beat.end("done", outcome.steps, metrics, message=outcome.early)
 
     @contextlib.contextmanager
     def _screened(self) -> Iterator[None]:

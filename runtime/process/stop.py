@@ -58,6 +58,7 @@ class Board:
         self._memory = mmap.mmap(-1, self._words + WORDS * ranks)
         self._numbers = memoryview(self._memory)[: self._words].cast("q")
         self.attempt = 1  # how often the ranks have been started
+        self.asked = ""  # what has asked to stop: a signal's name, or `dslc stop`; known to the launcher
 
     def start_again(self, attempt: int) -> None:
         """Forgets all but a request to stop; called by the launcher while there is no rank."""
@@ -226,6 +227,7 @@ def listening(board: Board, at_once: type[BaseException] | None = None) -> Itera
         now = time.monotonic()
         if not first:
             first = now
+            board.asked = board.asked or signal.Signals(number).name
             board.request_stop()
         elif now - first > SECOND and not ending:
             ending = True  # further signals would only disturb

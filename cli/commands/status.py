@@ -1,0 +1,101 @@
+"""`dslc status`: where a run stands, or each run of a folder, from what lies there. Starts nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from dslc.dsl.plain import plain, plain_lines
+from dslc.standing import Standing, runs_in, standings
+from dslc.status import GOOD, TRAINING_FAILED, WRONG_USAGE
+
+STOPPED = 130  # as of a run that was stopped
+_LOOK = 1.0  # seconds between two looks
+_QUIET = 10.0  # seconds between two lines of a run that goes on, where there is no terminal
+
+
+def main(arguments: argparse.Namespace) -> int:
+    folder = os.path.normpath(arguments.run)
+    folders = runs_in(folder) if os.path.isdir(folder) else []
+    if not folders:
+        missing = "there is no run in it" if os.path.isdir(folder) else "there is no such folder"
+        print(plain(f"dslc: {folder}: {missing}"), file=sys.stderr)
+        return WRONG_USAGE
+    if arguments.follow:
+        return _of(follow(folders))
+    found = standings(folders)
+    if arguments.json:
+        json.dump([_record(each) for each in found], sys.stdout, indent=2)
+        print()
+    else:
+        show(found, folder)
+    return _of(found)
+
+
+def show(found: Sequence[Standing], folder: str) -> None:
+    """Prints where runs stand: the only one with all that is to be said of it, several a line each."""
+    if len(found) == 1 and found[0].folder == folder:
+        print(plain(f"{folder}: {found[0].line()}"))
+        if found[0].state == "failed" and "\n" in found[0].why:
+            print(plain_lines(found[0].why))
+        return
+    names = [os.path.relpath(each.folder, folder) for each in found]
+    wide = max(map(len, names))
+    for name, each in zip(names, found, strict=True):
+        print(plain(f"{name:<{wide}}  {each.line()}"))
+
+
+def follow(folders: Sequence[str]) -> list[Standing]:
+    """Shows where runs stand until all have ended: on a terminal in place, else in lines, few of them."""
+    found = standings(folders)
+    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+        from rich.live import Live
+        from rich.text import Text
+
+        with Live(auto_refresh=False) as live:
+            while True:
+                lines = (plain(f"{os.path.relpath(each.folder)}: {each.line()}") for each in found)
+                live.update(Text("\n".join(lines)), refresh=True)
+                if all(each.ended for each in found):
+                    return found
+                time.sleep(_LOOK)
+                found = standings(folders)
+    before: dict[str, tuple[str, float]] = {}
+    while True:
+        for each in found:
+            state, at = before.get(each.folder, ("", 0.0))
+            if state != each.state or (not each.ended and time.monotonic() - at >= _QUIET):
+                before[each.folder] = each.state, time.monotonic()
+                print(plain(f"{os.path.relpath(each.folder)}: {each.line()}"), flush=True)
+        if all(each.ended or each.state == "unknown" for each in found):
+            return found
+        time.sleep(_LOOK)
+        found = standings(folders)
+
+
+def _of(found: Sequence[Standing]) -> int:
+    """Returns the exit status: that of the run, the worst of several; 0 while they wait or run."""
+    states = {each.state for each in found}
+    if states & {"failed", "gone"}:
+        return TRAINING_FAILED
+    return STOPPED if "stopped" in states else GOOD
+
+
+def _record(found: Standing) -> dict[str, object]:
+    job = found.submitted
+    return {
+        "run": found.folder,
+        "state": found.state,
+        "step": found.step,
+        "steps": found.steps,
+        "message": found.why,
+        "asked": found.asked,
+        "restarts": found.restarts,
+        "metrics": dict(found.metrics),
+        "submitted": asdict(job) if job is not None else None,
+    }

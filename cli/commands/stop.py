@@ -1,0 +1,56 @@
+"""`dslc stop`: ends a run after its step, with a checkpoint where the job has them, from any machine that sees its
+folder; a job that waits in SLURM's queue is cancelled. A folder of runs, or of a sweep, is stopped whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from dslc.commands.status import follow
+from dslc.dsl.plain import plain
+from dslc.runtime.process.run_status import RunStatus, ask_to_stop, write_status
+from dslc.standing import Standing, runs_in, standings
+from dslc.status import GOOD, TRAINING_FAILED, WRONG_USAGE
+from dslc.submission import command
+
+
+def main(arguments: argparse.Namespace) -> int:
+    folder = os.path.normpath(arguments.run)
+    folders = runs_in(folder) if os.path.isdir(folder) else []
+    found = standings(folders)
+    going = [each for each in found if not each.ended and each.state != "unknown"]
+    if not going:
+        why = "it runs no more" if folders else "there is no run in it"
+        said = f"{found[0].line()}" if len(found) == 1 else why
+        print(plain(f"dslc: {folder}: {said if os.path.isdir(folder) else 'there is no such folder'}"), file=sys.stderr)
+        return GOOD if folders else WRONG_USAGE
+    # Those that wait first, or one of them would begin when another ends.
+    asked = [each.folder for each in sorted(going, key=lambda each: each.state != "waiting") if _stop(each)]
+    if len(asked) < len(going):
+        return TRAINING_FAILED
+    if not arguments.no_wait:
+        follow(asked)
+    return GOOD
+
+
+def _stop(run: Standing) -> bool:
+    """Stops one run, or asks it to; returns False, with the reason shown, if that cannot be."""
+    job = run.submitted
+    if run.state == "waiting" and job is not None:
+        words = ["scancel", job.job] if job.cluster == "slurm" else _delete(job.job, job.space)
+        if command(words) is None:
+            said = f"dslc: {run.folder}: `{' '.join(words)}` failed, or is not to be had on this machine"
+            print(plain(said), file=sys.stderr)
+            return False
+        write_status(run.folder, RunStatus(state="stopped", step=run.step, steps=run.steps, asked="dslc stop"))
+        return True
+    ask_to_stop(run.folder)
+    print(plain(f"{os.path.relpath(run.folder)}: asked to stop after its step"), flush=True)
+    return True
+
+
+def _delete(job: str, space: str) -> Sequence[str]:
+    return ["kubectl", "delete", "--wait=false", "job", job, *(["--namespace", space] if space else [])]

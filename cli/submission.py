@@ -1,0 +1,75 @@
+"""The job of a cluster that runs a run directory: `submitted.json` there, and SLURM's word on the job.
+
+Limits: SLURM is asked by `squeue`, which a machine that sees the run directory need not have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+NAME = "submitted.json"
+_PATIENCE = 30.0  # seconds that a command of the cluster may take
+_MOST = 1 << 20  # bytes of a file that is read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A job that was handed over: `job` is its cluster's name for it, "12", or "12_0" of an array; `script` is the file
+    that was handed over, and `space` the namespace in Kubernetes.
+    """
+
+    cluster: str  # "slurm" or "kubernetes"
+    job: str
+    script: str
+    space: str = ""
+
+
+def write_submission(folder: str, made: Submission) -> None:
+    with open(os.path.join(folder, NAME), "w", encoding="utf-8") as file:
+        json.dump(asdict(made), file)
+        file.write("\n")
+
+
+def read_submission(folder: str) -> Submission | None:
+    """Returns the job that runs a folder; None if it was not submitted."""
+    try:
+        with open(os.path.join(folder, NAME), encoding="utf-8") as file:
+            told = json.loads(file.read(_MOST))
+        found = Submission(**told)
+    except (OSError, ValueError, TypeError):
+        return None
+    return found if all(isinstance(value, str) for value in asdict(found).values()) else None
+
+
+def command(words: Sequence[str]) -> str | None:
+    """Returns the output of a command of the cluster; None if it is not there, or fails."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        told = subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE)
+        return told.stdout if told.returncode == 0 else None
+    return None
+
+
+class Queue:
+    """SLURM's states of jobs: `known` is false where nobody can be asked."""
+
+    def __init__(self, jobs: Iterable[str]) -> None:
+        self._states: dict[str, tuple[str, str]] = {}
+        self.known = True
+        for number in sorted({job.partition("_")[0] for job in jobs}):
+            # A job that it no longer knows is an error, too.
+            told = command(["squeue", "--noheader", "--array", f"--jobs={number}", "--format=%i|%T|%r"])
+            if told is None:
+                self.known = self.known and command(["squeue", "--noheader", "--me"]) is not None
+                continue
+            for line in told.splitlines():
+                job, state, reason = (line.split("|") + ["", ""])[:3]
+                self._states[job.strip()] = state, reason
+
+    def state(self, job: str) -> tuple[str, str]:
+        """Returns the state of a job, "PENDING", and the reason for it, "Resources"; ("", "") if it is not queued."""
+        return self._states.get(job, ("", ""))

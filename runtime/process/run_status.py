@@ -1,0 +1,201 @@
+"""Where a run stands: `status.json` in its run directory, and the request to stop it, from any machine.
+
+Model: the launcher writes the file when its state changes, and every `BEAT` seconds as a sign of life, at the moments
+at which it wakes for the progress. Each writing says in how many seconds the next one is due at the latest. A reader on
+the same host, and in the same process namespace, looks for the process instead, which tells a killed launcher at once.
+`dslc stop` leaves the file `.stop`, which the launcher looks for at the same moments. The ranks do nothing for this.
+
+Contract: readers see a whole file, old or new. A disk that is full, or a folder that is gone, ends no training. The
+clock is that of the file system, so that hosts with different clocks agree.
+
+Limits: on a file system that shows other hosts their files late, a state is as late.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+NAME, STOP = "status.json", ".stop"
+STATES = ("waiting", "starting", "running", "restarting", "done", "stopped", "failed")
+ALIVE = ("starting", "running", "restarting")  # states that a launcher has to confirm
+BEAT = 5.0  # seconds between two signs of life
+_WITHIN = 60.0  # seconds after a sign of life in which the next one is due
+_START = 600.0  # seconds in which the first step of a launcher is due: it imports, and lays out a model
+_MOST = 1 << 20  # bytes of a file that is read
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """The state of a run, one of `STATES`, as its launcher has written it last: `step` of `steps` are done.
+
+    `message` says why it failed or ended early; `asked` what has stopped it, a signal's name or `dslc stop`. The
+    launcher is `process` on `host`, in `place` (the namespace of its number), and began at the tick `began`; `within`
+    are the seconds in which it writes again. `metrics` are those of the last record.
+    """
+
+    state: str
+    step: int = 0
+    steps: int = 0
+    message: str = ""
+    asked: str = ""
+    restarts: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    host: str = ""
+    process: int = 0
+    place: str = ""
+    began: str = ""
+    within: float = _WITHIN
+
+
+def write_status(run_dir: str, status: RunStatus) -> None:
+    """Writes the state of a run, as that of this process. Raises nothing if the folder cannot be written."""
+    here = replace(status, host=socket.gethostname(), process=os.getpid(), place=_place(), began=_began(os.getpid()))
+    path = os.path.join(run_dir, NAME)
+    with contextlib.suppress(OSError):
+        with open(f"{path}.part", "w", encoding="utf-8") as file:
+            json.dump(asdict(here), file)
+            file.write("\n")
+        os.replace(f"{path}.part", path)
+
+
+def read_status(run_dir: str) -> RunStatus | None:
+    """Returns the state of a run as written; None if there is no such file, or another program has written it."""
+    try:
+        with open(os.path.join(run_dir, NAME), encoding="utf-8") as file:
+            told = json.loads(file.read(_MOST))
+        kept = {name: told[name] for name in RunStatus.__dataclass_fields__ if name in told}
+        found = RunStatus(**kept)
+    except (OSError, ValueError, TypeError):
+        return None
+    kinds = {name: type(value) for name, value in asdict(_EXAMPLE).items()}
+    whole = all(
+        isinstance(getattr(found, name), (kind, int) if kind is float else kind) for name, kind in kinds.items()
+    )
+    return found if whole and found.state in STATES else None
+
+
+_EXAMPLE = RunStatus(state="done")
+
+
+def silence(run_dir: str, status: RunStatus) -> str:
+    """Returns in words how it is known that the launcher of a run is gone; "" if it is there, or not overdue."""
+    if status.state not in ALIVE:
+        return ""
+    who = f"its launcher, process {status.process} on {status.host},"
+    if status.place == _place():
+        return "" if status.began == _began(status.process) else f"{who} is gone"
+    seconds = _age(run_dir)
+    return f"{who} has given no sign of life for {seconds:.0f} s" if seconds > status.within else ""
+
+
+def _age(run_dir: str) -> float:
+    """Returns the seconds since the file was written, by the clock of the file system where this can be asked."""
+    try:
+        written = os.stat(os.path.join(run_dir, NAME)).st_mtime
+    except OSError:
+        return 0.0
+    now = time.time()
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=run_dir) as file:
+        now = os.fstat(file.fileno()).st_mtime
+    return now - written
+
+
+def _place() -> str:
+    """Returns the host, its boot and the namespace in which numbers of processes count; "?" if nobody says."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return f"? {socket.gethostname()} {os.getpid()}"
+
+
+def _began(process: int) -> str:
+    """Returns the tick at which a process began; "" if it is gone. A number is given to other processes later."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+# ------------------------------------------------------------------------------------------------ a request to stop
+
+
+def ask_to_stop(run_dir: str) -> None:
+    """Asks the launcher of a run to end it after its step. Raises OSError if the folder cannot be written."""
+    with open(os.path.join(run_dir, STOP), "w", encoding="utf-8"):
+        pass
+
+
+def is_asked_to_stop(run_dir: str) -> bool:
+    return os.path.lexists(os.path.join(run_dir, STOP))
+
+
+def begin(run_dir: str, steps: int) -> None:
+    """Says that a run starts, or starts again, in a folder, and forgets what was asked of the one before."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(run_dir, STOP))
+    before = read_status(run_dir)
+    step = before.step if before is not None else 0
+    write_status(run_dir, RunStatus(state="starting", step=step, steps=steps, within=_START))
+
+
+def broke_off(run_dir: str, message: str) -> None:
+    """Says that a run has failed, if its launcher has not said how it ended."""
+    told = read_status(run_dir)
+    if told is not None and told.state in ALIVE:
+        write_status(run_dir, replace(told, state="failed", message=message))
+
+
+class Beat:
+    """The launcher's part: signs of life, and the end. `keeps` is false on a host that leaves this to another."""
+
+    def __init__(self, run_dir: str, steps: int, *, keeps: bool = True) -> None:
+        self._run_dir, self._keeps = run_dir, keeps
+        self._last = RunStatus(state="starting", steps=steps, within=_START)
+        self._at = time.monotonic()
+
+    def look(self, step: int, metrics: Mapping[str, float | None]) -> bool:
+        """Gives a sign of life if one is due, with the steps done; returns whether the run is asked to stop. Called at
+        each moment at which the launcher wakes; costs some microseconds if nothing is due.
+        """
+        if not self._keeps:
+            return False
+        changed = step > 0 and self._last.state != "running"
+        if changed or time.monotonic() - self._at >= BEAT:
+            state = "running" if step > 0 else self._last.state
+            step = max(step, 0)
+            self.say(replace(self._last, state=state, step=step, metrics=_plain(metrics), within=_WITHIN))
+        return is_asked_to_stop(self._run_dir)
+
+    def restart(self, step: int, restarts: int, message: str, within: float) -> None:
+        """Says that ranks are started again after a failure, for which hosts wait `within` so many seconds."""
+        told = replace(self._last, state="restarting", step=step, restarts=restarts, message=message)
+        self.say(replace(told, within=within + _START))
+
+    def end(
+        self, state: str, step: int, metrics: Mapping[str, float | None], *, message: str = "", asked: str = ""
+    ) -> None:
+        """Says how the run has ended, and takes away the request to stop."""
+        if self._keeps and is_asked_to_stop(self._run_dir):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self._run_dir, STOP))
+        self.say(replace(self._last, state=state, step=step, message=message, asked=asked, metrics=_plain(metrics)))
+
+    def say(self, status: RunStatus) -> None:
+        self._last, self._at = status, time.monotonic()
+        if self._keeps:
+            write_status(self._run_dir, status)
+
+
+def _plain(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if value is not None}
