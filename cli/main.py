@@ -196,6 +196,12 @@ def _tokens(made: argparse.ArgumentParser) -> None:
     made.add_argument("--tokenizer", metavar="JSON", help="a tokenizer.json of `tokenizers` (default: bytes)")
 
 
+def _submit(made: argparse.ArgumentParser) -> None:
+    _job_arguments(made)
+    made.add_argument("--out", metavar="DIR", help="the run directory (default: runs/<job>/<time>)")
+    made.add_argument("--dry-run", action="store_true", help="print what would be handed over, and leave nothing")
+
+
 def _status(made: argparse.ArgumentParser) -> None:
     made.add_argument("run", metavar="RUN", help="a run directory, or a folder of some: of a job, or of a sweep")
     how = made.add_mutually_exclusive_group()
@@ -238,6 +244,11 @@ _COMMANDS = {
     "explain": ("print the long form of a diagnostic", "dslc explain E0301", _explain),
     "new": ("write a job to start from", "dslc new mnist --template gpt", _new),
     "tokens": ("make a memory-mapped file of tokens from text", "dslc tokens books/*.txt -o books.bin", _tokens),
+    "submit": (
+        "hand a job to SLURM, after all that `run` would refuse",
+        "dslc submit cluster.plt --set launch.with.time=2h --dry-run",
+        _submit,
+    ),
     "status": ("show where a run stands, or each run of a folder", "dslc status runs/digits --follow", _status),
     "stop": (
         "end a run after its step, with a checkpoint, from any machine that sees its folder",

@@ -10,6 +10,7 @@ import os
 
 from dslc.compiler.common.checkpoint_names import MANIFEST, names_in
 from dslc.dsl.diagnostics import Report
+from dslc.dsl.language.calls import Slurm
 from dslc.dsl.language.job import JobSpec
 
 
@@ -35,6 +36,14 @@ def check_checkpoints(job: JobSpec, report: Report) -> None:
                 checkpoint.at("resume"),
                 help="a checkpoint (`step-00000050`), a folder that holds some, or `auto`",
             )
+    call = job.launch.with_
+    if isinstance(call, Slurm) and call.time is not None and not checkpoint.written:
+        report.add(
+            "W0815",
+            "SLURM ends the job at its time limit, and the training writes no checkpoint to go on from",
+            call.at("time"),
+            help="`checkpoint { every = … }`: it is warned before the limit, writes one, and goes on",
+        )
     if job.launch.restarts and not checkpoint.written:
         report.add(
             "E0808",

@@ -150,7 +150,8 @@ class Watch:
     def _tell_end(self, outcome: Outcome) -> None:
         metrics = self._numbers()
         if outcome.failure is not None:
-            self._beat.end("failed", outcome.steps, metrics, message=in_words(outcome.failure))
+            raised = outcome.failure.kind == "error"
+            self._beat.end("failed", outcome.steps, metrics, message=in_words(outcome.failure), raised=raised)
         elif outcome.stopped_at is not None:
             self._beat.end("stopped", outcome.steps, metrics, asked=self._board.asked)
         else:

@@ -35,7 +35,8 @@ _MOST = 1 << 20  # bytes of a file that is read
 class RunStatus:
     """The state of a run, one of `STATES`, as its launcher has written it last: `step` of `steps` are done.
 
-    `message` says why it failed or ended early; `asked` what has stopped it, a signal's name or `dslc stop`. The
+    `message` says why it failed or ended early, `raised` whether by an exception, `asked` what has stopped it: a
+    signal's name, or `dslc stop`. The
     launcher is `process` on `host`, in `place` (the namespace of its number), and began at the tick `began`; `within`
     are the seconds in which it writes again. `metrics` are those of the last record.
     """
@@ -44,6 +45,7 @@ class RunStatus:
     step: int = 0
     steps: int = 0
     message: str = ""
+    raised: bool = False
     asked: str = ""
     restarts: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -142,11 +144,13 @@ def is_asked_to_stop(run_dir: str) -> bool:
 
 def begin(run_dir: str, steps: int) -> None:
     """Says that a run starts, or starts again, in a folder, and forgets what was asked of the one before."""
-    with contextlib.suppress(OSError):
-        os.unlink(os.path.join(run_dir, STOP))
     before = read_status(run_dir)
-    step = before.step if before is not None else 0
-    write_status(run_dir, RunStatus(state="starting", step=step, steps=steps, within=_START))
+    again = before is not None and before.state == "restarting"
+    if not again:
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(run_dir, STOP))
+    step, restarts = (before.step, before.restarts if again else 0) if before is not None else (0, 0)
+    write_status(run_dir, RunStatus(state="starting", step=step, steps=steps, restarts=restarts, within=_START))
 
 
 def broke_off(run_dir: str, message: str) -> None:
@@ -161,7 +165,9 @@ class Beat:
 
     def __init__(self, run_dir: str, steps: int, *, keeps: bool = True) -> None:
         self._run_dir, self._keeps = run_dir, keeps
-        self._last = RunStatus(state="starting", steps=steps, within=_START)
+        before = read_status(run_dir) if keeps else None
+        restarts = before.restarts if before is not None and before.state == "starting" else 0
+        self._last = RunStatus(state="starting", steps=steps, restarts=restarts, within=_START)
         self._at = time.monotonic()
 
     def look(self, step: int, metrics: Mapping[str, float | None]) -> bool:
@@ -183,13 +189,24 @@ class Beat:
         self.say(replace(told, within=within + _START))
 
     def end(
-        self, state: str, step: int, metrics: Mapping[str, float | None], *, message: str = "", asked: str = ""
+        self,
+        state: str,
+        step: int,
+        metrics: Mapping[str, float | None],
+        *,
+        message: str = "",
+        raised: bool = False,
+        asked: str = "",
     ) -> None:
         """Says how the run has ended, and takes away the request to stop."""
         if self._keeps and is_asked_to_stop(self._run_dir):
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self._run_dir, STOP))
-        self.say(replace(self._last, state=state, step=step, message=message, asked=asked, metrics=_plain(metrics)))
+        self.say(
+            replace(
+                self._last, state=state, step=step, message=message, raised=raised, asked=asked, metrics=_plain(metrics)
+            )
+        )
 
     def say(self, status: RunStatus) -> None:
         self._last, self._at = status, time.monotonic()

@@ -1,0 +1,133 @@
+"""What follows after a training under SLURM, as the script of `dslc submit` asks it:
+
+    python -m dslc.again RUN STATUS --restarts N [--requeue]
+
+Model: the run directory says how the training ended (runtime/process/run_status.py). The answer is the exit status: 0
+starts it again in this allocation, 1 ends the job.
+
+- Warned of the time limit, or preempted: the job goes back into the queue, where `--requeue` allows it. After `N` times
+  without a step done since, it ends.
+- Failed: started again up to `N` times in all. The same exception in the same step ends it the second time, and a fault
+  of the job itself the first.
+- Done, or stopped by `dslc stop` or `scancel`: the end.
+
+`.restarts` in the run directory counts across starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from dataclasses import asdict, dataclass, field, replace
+
+from dslc.dsl.plain import plain
+from dslc.runtime.process.run_status import RunStatus, is_asked_to_stop, read_status, write_status
+from dslc.status import GOOD, JOB_AT_FAULT, WRONG_USAGE
+from dslc.submission import command
+
+AGAIN, THE_END = 0, 1
+_KEPT = ".restarts"
+_STOPPED = 130
+_WARNING = "SIGUSR1"
+_STARTS = 600.0  # seconds in which the next start says that it begins
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Before:
+    """What has been already: failures, the messages of exceptions by step, and requeues without progress since a
+    step.
+    """
+
+    failures: int = 0
+    exceptions: list[str] = field(default_factory=list)
+    step: int = -1
+    in_vain: int = 0
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="dslc.again")
+    parser.add_argument("run")
+    parser.add_argument("status", type=int)
+    parser.add_argument("--restarts", type=int, default=0)
+    parser.add_argument("--requeue", action="store_true")
+    told = parser.parse_args(words)
+    if told.status in (GOOD, JOB_AT_FAULT, WRONG_USAGE):
+        return THE_END
+    found = read_status(told.run) or RunStatus(state="failed")
+    before = _read(told.run)
+    if told.status == _STOPPED:
+        return _after_stop(told.run, found, before, told.restarts) if told.requeue else THE_END
+    return _after_failure(told.run, found, before, told.restarts)
+
+
+def _after_failure(run: str, found: RunStatus, before: _Before, restarts: int) -> int:
+    known = f"{found.step} {_ADDRESS.sub('0x', found.message)}" if found.raised else ""
+    if not restarts or is_asked_to_stop(run):
+        return THE_END
+    if known and known in before.exceptions:
+        return _ended("not restarted: the same exception ended the same step before")
+    if before.failures >= restarts:
+        return _ended(f"not restarted: it was, {before.failures} times, the most that `launch.restarts` allows")
+    kept = [*before.exceptions, *([known] if known else [])]
+    count = before.failures + 1
+    _write(run, replace(before, failures=count, exceptions=kept))
+    _say(f"restart {count} of {restarts}")
+    write_status(run, replace(found, state="restarting", restarts=count, within=_STARTS))
+    return AGAIN
+
+
+def _after_stop(run: str, found: RunStatus, before: _Before, restarts: int) -> int:
+    """Puts the job back into the queue, if the cluster has stopped it, and it is to go on."""
+    job = os.environ.get("SLURM_JOB_ID", "")
+    if not job or not (found.asked == _WARNING or (found.asked == "SIGTERM" and _was_preempted(job))):
+        return THE_END
+    in_vain = 0 if found.step > before.step else before.in_vain + 1
+    if in_vain > restarts:
+        write_status(
+            run, replace(found, state="failed", message=f"no step was done since the start before: {found.asked}")
+        )
+        return _ended(f"not requeued: no step was done in {in_vain} starts, and `launch.restarts` is {restarts}")
+    _write(run, replace(before, step=max(found.step, before.step), in_vain=in_vain))
+    write_status(run, replace(found, state="waiting"))
+    if command(["scontrol", "requeue", job]) is None:
+        write_status(run, found)
+        return _ended(f"`scontrol requeue {job}` failed: `dslc submit` the job again to go on")
+    _say(f"requeued as job {job}, to go on after step {found.step}")
+    return THE_END
+
+
+def _was_preempted(job: str) -> bool:
+    """True if SLURM has not cancelled a job that it has sent SIGTERM."""
+    told = command(["scontrol", "show", "job", job, "--oneliner"]) or ""
+    state = re.search(r"\bJobState=(\w+)", told)
+    return state is not None and state[1] in ("RUNNING", "PREEMPTED")
+
+
+def _read(run: str) -> _Before:
+    try:
+        with open(os.path.join(run, _KEPT), encoding="utf-8") as file:
+            return _Before(**json.load(file))
+    except FileNotFoundError:
+        return _Before()
+
+
+def _write(run: str, before: _Before) -> None:
+    with open(os.path.join(run, _KEPT), "w", encoding="utf-8") as file:
+        json.dump(asdict(before), file)
+
+
+def _ended(why: str) -> int:
+    _say(why)
+    return THE_END
+
+
+def _say(text: str) -> None:
+    print(plain(f"dslc: {text}"), file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""`dslc submit`: hands a job to SLURM or Kubernetes, after all that `run` would refuse; a sweep as one array."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dslc.compiler.compile import compile_plan
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.language.calls import Slurm
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.meaning.load import Loaded, load_each
+from dslc.dsl.plain import plain, plain_lines
+from dslc.front import inspect, over, show
+from dslc.planned import is_plan_file
+from dslc.run_folder import Occupied, claimed, make_folder, refuse_others
+from dslc.runs import Ready, folders_of, lay_down
+from dslc.runtime.process.run_status import RunStatus, write_status
+from dslc.slurm_script import slurm_script, warning_seconds
+from dslc.status import GOOD, JOB_AT_FAULT, WRONG_USAGE
+from dslc.submission import Submission, write_submission
+
+_AUTO = "checkpoint.resume=auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submitted:
+    """Trainings that are handed over together, and the folder of each."""
+
+    runs: Sequence[Ready]
+    folder: str
+    folders: Sequence[str]
+    name: str
+
+
+def main(arguments: argparse.Namespace) -> int:
+    if is_plan_file(arguments.job):
+        said = "submits a job, which each node compiles: give it the `.plt` file"
+        print(plain(f"dslc: {arguments.job}: `dslc submit` {said}"), file=sys.stderr)
+        return WRONG_USAGE
+    report = Report()
+    made = _prepared(arguments.job, arguments.settings, report)
+    if made is not None and not report.errors:
+        _check(made[1], report)
+    show(report)
+    if made is None or report.errors:
+        return JOB_AT_FAULT
+    loaded, runs, combinations = made
+    try:
+        folder = os.path.abspath(
+            os.path.expanduser(arguments.out or os.path.join("runs", runs[0].program.job, "<time>"))
+        )
+        if not arguments.dry_run:
+            folder = make_folder(runs[0].program, arguments.out)
+        folders = [place for place, _ in folders_of(loaded, combinations, folder)]
+        name = os.path.splitext(os.path.basename(arguments.job))[0]
+        whole = Submitted(runs=runs, folder=folder, folders=folders, name=name)
+        return _to_slurm(whole, dry=arguments.dry_run)
+    except Occupied as reason:
+        print(plain(f"dslc: {reason}"), file=sys.stderr)
+        return WRONG_USAGE
+
+
+def _prepared(path: str, settings: Sequence[str], report: Report) -> tuple[Loaded, list[Ready], list[Loaded]] | None:
+    """Returns the trainings of a job, which go on where they were when they are started again."""
+    loaded, combinations = load_each(path, settings)
+    first = combinations[0].job
+    if first is not None and first.checkpoint.resume is None and first.checkpoint.written:
+        loaded, combinations = load_each(path, [*settings, _AUTO])
+    runs = []
+    for chosen in combinations:
+        ready = _ready(chosen, report)
+        if over(report) or ready is None:
+            return None
+        runs.append(ready)
+    return loaded, runs, list(combinations)
+
+
+def _ready(loaded: Loaded, report: Report) -> Ready | None:
+    """Compiles a job for the machines that it will find, which are not this one; returns None with the reasons in the
+    report, where warnings that block a run are errors.
+    """
+    found = Report()
+    analysis = inspect(loaded, found, trace=True)
+    report.extend(diagnostic.for_run() for diagnostic in found)
+    if report.errors or analysis is None:
+        return None
+    compiled = compile_plan(analysis)
+    return Ready(loaded=loaded, compiled=compiled, program=compiled.program(), places=compiled.places())
+
+
+def _check(runs: Sequence[Ready], report: Report) -> None:
+    """Reports why trainings cannot be handed over."""
+    job = runs[0].compiled.analysis.job
+    _check_launcher(job, report)
+    if job.checkpoint.resume not in (None, "auto"):
+        report.add(
+            "E0818",
+            "a submitted job goes on from its own newest checkpoint, and this one names another to begin with",
+            job.checkpoint.at("resume"),
+            help=f"copy it to `checkpoints/` in the run directory, and say `resume = auto`: {job.checkpoint.resume}",
+        )
+    call = job.launch.with_
+    if isinstance(call, Slurm) and call.time is not None and runs[0].program.checkpoint.written:
+        seconds = warning_seconds(runs)
+        if 2 * seconds > call.time:
+            report.add(
+                "E0819",
+                f"SLURM would warn {seconds} s before the time limit, which some steps and a checkpoint take, and the "
+                f"limit is {call.time:g} s",
+                call.at("time"),
+                help=f'{2 * seconds / 60:.0f} min are the least; or `options = ["--signal=USR1@…"]` and no `time`',
+            )
+
+
+def _check_launcher(job: JobSpec, report: Report) -> None:
+    if not isinstance(job.launch.with_, Slurm):
+        report.add(
+            "E0817",
+            f"`dslc submit` hands a job to SLURM, and this one says `{job.launch.with_.word}()`",
+            job.launch.at("with_"),
+            help="`--set launch.with=slurm()`; `dslc run` starts the others",
+        )
+
+
+def _to_slurm(whole: Submitted, *, dry: bool) -> int:
+    script = slurm_script(whole.runs, whole.folders, whole.folder, whole.name)
+    if dry:
+        print(script, end="")
+        return GOOD
+    path = os.path.join(whole.folder, "submit.sh")
+    _lay_down(whole, path, script)
+    words = ["sbatch", "--parsable", path]
+    print(plain(shlex.join(words)), flush=True)
+    try:
+        told = subprocess.run(words, capture_output=True, text=True)
+    except FileNotFoundError:
+        print(plain(f"dslc: there is no `sbatch` here: type `sbatch {path}` where SLURM is"), file=sys.stderr)
+        return WRONG_USAGE
+    if told.returncode:
+        print(plain_lines(f"dslc: sbatch refuses the job: {told.stderr.strip()}"), file=sys.stderr)
+        return WRONG_USAGE
+    number = told.stdout.strip().partition(";")[0]
+    for n, folder in enumerate(whole.folders):
+        job = f"{number}_{n}" if len(whole.folders) > 1 else number
+        write_submission(folder, Submission(cluster="slurm", job=job, script=path))
+    print(plain(f"job {number}: {os.path.relpath(whole.folder)}"))
+    print(plain(f"where it stands:  dslc status {shlex.quote(os.path.relpath(whole.folder))}"))
+    return GOOD
+
+
+def _lay_down(whole: Submitted, path: str, script: str) -> None:
+    """Writes what is handed over: the job of each training as resolved, and the script. Raises Occupied."""
+    for ready, folder in zip(whole.runs, whole.folders, strict=True):
+        refuse_others(folder, folder, goes_on=True)
+        with claimed(folder, ready.program):
+            lay_down(ready, folder)
+            write_status(folder, RunStatus(state="waiting", steps=ready.program.steps))
+    if whole.folders != [whole.folder]:
+        with claimed(whole.folder, None):
+            pass  # its lock file says that it is a sweep's
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(script)
