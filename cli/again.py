@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import sys
 from dataclasses import asdict, dataclass, field, replace
 
@@ -59,7 +60,9 @@ def main(words: list[str] | None = None) -> int:
         return THE_END
     found = read_status(told.run) or RunStatus(state="failed")
     before = _read(told.run)
-    if told.status == _STOPPED:
+    if told.status == 128 + signal.SIGUSR1:  # it was warned before it could listen
+        found = replace(found, asked=_WARNING)
+    if told.status in (_STOPPED, 128 + signal.SIGUSR1):
         return _after_stop(told.run, found, before, told.restarts) if told.requeue else THE_END
     return _after_failure(told.run, found, before, told.restarts)
 

@@ -115,7 +115,7 @@ def standings(folders: Sequence[str]) -> list[Standing]:
     jobs = [
         each.job
         for folder, each in submitted.items()
-        if each is not None and each.cluster == "slurm" and not _has_ended(told[folder])
+        if each is not None and each.cluster == "slurm" and not _has_said_all(told[folder])
     ]
     queue = Queue(jobs)
     return [_standing(folder, told[folder], submitted[folder], queue) for folder in folders]
@@ -123,6 +123,11 @@ def standings(folders: Sequence[str]) -> list[Standing]:
 
 def _has_ended(status: RunStatus | None) -> bool:
     return status is not None and status.state not in (*ALIVE, "waiting")
+
+
+def _has_said_all(status: RunStatus | None) -> bool:
+    """True if nothing follows any more, also where the script of `dslc submit` may start the ranks again."""
+    return status is not None and (status.state == "done" or status.asked == "dslc stop")
 
 
 def _standing(folder: str, told: RunStatus | None, submitted: Submission | None, queue: Queue) -> Standing:
@@ -143,7 +148,8 @@ def _standing(folder: str, told: RunStatus | None, submitted: Submission | None,
         submitted=submitted,
     )
     if _has_ended(told):
-        return found
+        undecided = submitted is not None and queue.state(submitted.job)[0] == "RUNNING" and not _has_said_all(told)
+        return _as(found, "restarting", "") if undecided else found
     silent = silence(folder, told)
     if submitted is not None and submitted.cluster == "slurm" and (silent or told.state == "waiting"):
         return _queued(found, submitted, queue, silent)

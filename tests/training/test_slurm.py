@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.commands import dslc
 from helpers.hosts import logged, reach, started
 from helpers.launcher import Launcher
 from helpers.paths import ROOT
 from helpers.trained import Trained, agree, train_job
 
 from dslc.runtime.launchers.slurm import first_host
+from dslc.runtime.process.records import read_metrics
+from dslc.standing import Standing, runs_in, standings
 
 TOOL = ROOT.parent / "shared" / "tools" / "slurm-cluster"
 JOB = """
@@ -140,6 +145,109 @@ def test_a_requeued_job_goes_on_where_it_was(launcher: Launcher, job: Path) -> N
     assert "resumes after step " in said
     assert logged(out)[-1] == 600 and set(logged(out)) == set(range(1, 601))
     agree(train_job(launcher, job, *ALONE, "train.steps=600", "checkpoint.every=600 steps"), Trained(out))
+
+
+def submit(job: Path, *settings: str) -> str:
+    """Hands a job over, and returns SLURM's number of it."""
+    words = [word for setting in settings for word in ("--set", setting)]
+    told = dslc("submit", job, "--out", job.parent / "run", *words, cwd=job.parent)
+    assert told.returncode == 0, told.stderr
+    return re.findall(r"^job (\d+): ", told.stdout, re.MULTILINE)[0]
+
+
+def shown(job: Path) -> list[Standing]:
+    return standings(runs_in(str(job.parent / "run")))
+
+
+def said_of(job: Path) -> str:
+    return "".join(path.read_text() for path in (job.parent / "run").glob("slurm*.out"))
+
+
+def wait_for(job: Path, *states: str, step: int = 0) -> None:
+    """Waits until a submitted job stands so."""
+    while (found := shown(job)[0]).state not in states or found.step < step:
+        assert found.state in states or not found.ended, (found, said_of(job))
+
+
+def go_on(number: str, job: Path) -> None:
+    """Has a requeued job start at once, instead of in two minutes, and waits for its end."""
+    while subprocess.check_output(["squeue", "--noheader", f"--jobs={number}", "--states=PENDING"], text=True).strip():
+        subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], capture_output=True)
+    dslc("status", job.parent / "run", "--follow")
+
+
+def every_step_once(job: Path, steps: int) -> bool:
+    trained = [record["step"] for record in read_metrics(str(job.parent / "run")) if record["split"] == "train"]
+    return trained == list(range(1, steps + 1))
+
+
+LONG = ("train.steps=80", "checkpoint.every=10 steps")
+
+
+def test_a_submitted_job_that_is_warned_goes_on_by_itself(launcher: Launcher, job: Path) -> None:
+    """The warning is that of a time limit, before its time."""
+    number = submit(job, *LONG)
+    wait_for(job, "running", step=15)
+    subprocess.run(["scancel", "--signal=USR1", number], check=True)
+    wait_for(job, "waiting", "done")
+    go_on(number, job)
+    assert shown(job)[0].state == "done" and f"requeued as job {number}" in said_of(job), said_of(job)
+    assert "resumes after step " in said_of(job) and every_step_once(job, 80)
+    agree(train_job(launcher, job, *ALONE, "train.steps=80"), Trained(job.parent / "run"))
+
+
+@pytest.mark.long
+def test_a_time_limit_is_warned_of_and_followed_by_a_requeue(job: Path) -> None:
+    """The warning comes 40 to 100 s after the start: SLURM may send it a minute earlier than the script asks."""
+    job.write_text(JOB.replace("slurm(time = 1h)", 'slurm(time = 10min, options = ["--signal=USR1@500"])'))
+    number = submit(job, "train.steps=40000", "checkpoint.every=500 steps", "log.every=100 steps")
+    wait_for(job, "running", step=10)
+    wait_for(job, "waiting")
+    assert f"requeued as job {number}" in said_of(job)
+    stopped = dslc("stop", job.parent / "run")
+    assert stopped.returncode == 0 and shown(job)[0].state == "stopped", stopped.stderr
+
+
+@pytest.mark.long
+def test_a_failed_training_is_started_again_in_the_same_job(launcher: Launcher, job: Path) -> None:
+    number = submit(job, *LONG, "launch.restarts=2")
+    out = job.parent / "run"
+    wait_for(job, "running", step=15)
+    killed = int(re.findall(r'"process": (\d+)', (out / "status.json").read_text())[0])
+    os.kill(killed, signal.SIGKILL)
+    go_on(number, job)
+    assert shown(job)[0].state == "done" and "restart 1 of 2" in said_of(job), said_of(job)
+    assert every_step_once(job, 80)
+    agree(train_job(launcher, job, *ALONE, "train.steps=80"), Trained(out))
+
+
+@pytest.mark.long
+def test_a_job_that_is_cancelled_by_slurm_is_not_requeued(job: Path) -> None:
+    number = submit(job, *LONG, "train.steps=100000", "launch.restarts=2")
+    wait_for(job, "running", step=20)
+    subprocess.run(["scancel", number], check=True)
+    wait_for(job, "stopped", "waiting", "gone")
+    assert shown(job)[0].state == "stopped" and "requeued" not in said_of(job), said_of(job)
+
+
+def test_a_sweep_is_one_array_and_a_waiting_job_is_cancelled(job: Path) -> None:
+    sweep = "sweep {\n  train.optimizer.lr = [0.1, 0.05]\n}\n"
+    job.write_text(JOB.replace("nodes = 2", "nodes = 1") + sweep)
+    number = submit(job)
+    folders = [job.parent / "run" / name for name in ("lr=0.05", "lr=0.1")]
+    assert [Path(each.folder) for each in shown(job)] == folders
+    go_on(number, job)
+    assert [each.state for each in shown(job)] == ["done", "done"], said_of(job)
+    assert all(logged(folder)[-1] == 12 for folder in folders)
+    waits = job.parent / "waits"
+    later = 'launch.with=slurm(options = ["--begin=now+1hour"])'
+    told = dslc("submit", job, "--out", waits, "--set", later)
+    assert told.returncode == 0, told.stderr
+    assert "waiting in SLURM as job " in dslc("status", waits).stdout
+    stopped = dslc("stop", waits)
+    assert stopped.returncode == 0, stopped.stderr
+    assert [each.state for each in standings(runs_in(str(waits)))] == ["stopped", "stopped"]
+    assert not subprocess.check_output(["squeue", "--noheader", "--states=PENDING"], text=True).strip()
 
 
 def test_a_number_of_tasks_that_fits_neither_way_is_said_once(job: Path) -> None:
