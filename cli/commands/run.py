@@ -17,17 +17,16 @@ from dslc.dsl.show import render
 from dslc.front import over, presented, show
 from dslc.planned import is_plan_file, prepare_plan
 from dslc.restarted import folder_of, restarted
-from dslc.run_folder import Occupied, claimed, refuse_others, refuse_run
-from dslc.runs import ALONE, Around, Ready, folders_of, launch, prepare, show_failure, train
+from dslc.run_folder import Occupied
+from dslc.runs import ALONE, Around, Ready, launch, prepare, show_failure, train
 from dslc.runtime.launchers.known import worlds
-from dslc.status import GOOD, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
+from dslc.status import GOOD, INTERRUPTED, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 from dslc.surroundings import NOT_STARTED, command
+from dslc.sweeping import Training, one_after_another, run_sweep
 
 if TYPE_CHECKING:
     from dslc.runtime.launchers.world import World
     from dslc.runtime.process.failure import Outcome
-
-INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -53,11 +52,10 @@ def main(arguments: argparse.Namespace) -> int:
         return _run_with_others(runs, rendezvous, arguments)
     try:
         folder = folder_of(runs[0], arguments.out)
-        folders = [place for place, _ in folders_of(loaded, combinations, folder)]
-        if folders == [folder]:
-            return run_one(runs[0], folders[0], [arguments.job, *arguments.settings])
-        with claimed(folder, None):
-            return _run_each(runs, folders)
+        if not loaded.combinations:
+            return run_one(runs[0], folder, [arguments.job, *arguments.settings])
+        again = ["dslc", "run", arguments.job, *(word for each in arguments.settings for word in ("--set", each))]
+        return run_sweep(loaded, runs, folder, one_after_another(_run_of_sweep), again)
     except Occupied as reason:
         print(plain(f"dslc: {reason}"), file=sys.stderr)
         return WRONG_USAGE
@@ -144,23 +142,13 @@ def _try_each(runs: Sequence[Ready]) -> int:
     return status
 
 
-def _run_each(runs: Sequence[Ready], places: Sequence[str]) -> int:
-    """Runs the trainings of a sweep, one after another; returns the worst of their exit statuses. Raises Occupied."""
-    for ready, place in zip(runs, places, strict=True):
-        refuse_others(place, place, goes_on=ready.program.checkpoint.resume == "auto")
-        refuse_run(place, ready.program)  # before the first of them trains
-    status = GOOD
-    for n, (ready, place) in enumerate(zip(runs, places, strict=True), 1):
-        print(plain(f"run {n} of {len(runs)}: {os.path.relpath(place)}"))
-        status = max(status, run_one(ready, place, [os.path.join(place, "job.plt")]))
-        if status == INTERRUPTED:
-            break
-    return status
+def _run_of_sweep(training: Training) -> int:
+    return run_one(training.ready, training.folder, [])
 
 
 def run_one(ready: Ready, folder: str, again: Sequence[str]) -> int:
-    """Runs one training, from its run directory to its exit status; `again`: its job and the settings that change it.
-    Raises Occupied.
+    """Runs one training, from its run directory to its exit status; `again`: its job and the settings that change it,
+    or nothing if how to go on is said elsewhere. Raises Occupied.
     """
     outcome, report = train(ready, folder, partial(launch, in_group=ready.world is not None))
     return _ended(ready, outcome, report, folder, again)
@@ -181,7 +169,7 @@ def _ended(
         show_failure(outcome)
     if report and ready.program.profile:
         show_report(report)
-    if not outcome.done:
+    if not outcome.done and again:
         _show_how_to_go_on(ready, folder, again, rendezvous)
     return _status(outcome)
 

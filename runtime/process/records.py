@@ -95,6 +95,11 @@ def read_metrics(run_dir: str) -> list[Record]:
     return found
 
 
+def readable_records(run_dir: str) -> list[Record]:
+    """Returns the records of metrics.jsonl that can be read; [] if there is no file."""
+    return _read(run_dir)[0]
+
+
 def _read(run_dir: str) -> tuple[list[Record], list[str]]:
     """Returns the records of metrics.jsonl, and for each unreadable line its number and the reason."""
     try:

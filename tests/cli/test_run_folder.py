@@ -81,9 +81,9 @@ def test_sweeps_leave_other_things_and_earlier_runs_alone(job: Path, tmp_path: P
     (tmp_path / "grid").mkdir()
     (tmp_path / "grid" / ".gitkeep").touch()
     assert (run := dslc(*command, cwd=tmp_path)).returncode == 0, run.stderr
-    again = dslc(*command, cwd=tmp_path)
+    again = dslc(*command, "--set", "train.steps=2", cwd=tmp_path)
     assert again.returncode == 2
-    assert again.stderr.startswith(f"dslc: {os.path.join('grid', 'seed=1')} holds a run already: `--set checkpoint.")
+    assert again.stderr.startswith(f"dslc: {os.path.join('grid', 'seed=1')} holds a run of another job, or of this one")
     (tmp_path / "grid" / "seed=3").mkdir()
     (tmp_path / "grid" / "seed=3" / "paper.tex").touch()
     third = dslc(*command[:-1], "sweep.train.seed=[4, 3]", cwd=tmp_path)

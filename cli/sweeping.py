@@ -1,0 +1,137 @@
+"""Runs the trainings of a sweep, one after another or several at once, and goes on with a sweep that was killed.
+
+Model: each combination has a sub-folder, which is a run directory of its own. A training whose `status.json` says that
+it is done, and whose `job.plt` is that of the combination, is not done again. An unfinished one resumes from its newest
+checkpoint, or begins again without one.
+
+Contract: a training that fails does not end the others. Ctrl-C ends those that run after their step, and begins no
+more. At the end, however it comes, `sweep.csv` and the table are made from the folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from dslc.compiler.common.units import path_text
+from dslc.dsl.meaning.load import Loaded
+from dslc.dsl.meaning.write import anchored, write
+from dslc.dsl.plain import plain
+from dslc.run_folder import Occupied, claimed, refuse_others
+from dslc.runs import Ready
+from dslc.runtime.process.run_status import read_status
+from dslc.status import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
+from dslc.sweeps import show_sweep, write_csv, write_sweep
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """One training of a sweep: `number` of `many`, in a sub-folder. `done`: it was trained before."""
+
+    number: int
+    many: int
+    name: str
+    folder: str
+    ready: Ready
+    done: bool = False
+
+
+Runner = Callable[[Sequence[Training]], int]
+
+
+def run_sweep(loaded: Loaded, runs: Sequence[Ready], folder: str, run: Runner, again: Sequence[str]) -> int:
+    """Runs what is left of a sweep by `run`, which returns the worst of the exit statuses; shows the table, and how to
+    go `again` (the command without --out) if something is left; returns the status. Raises Occupied before anything is
+    trained.
+    """
+    with claimed(folder, None):
+        places = trainings(loaded, runs, folder)
+        write_sweep(folder, loaded, [each.name for each in places], runs[0].program)
+        for each in places:
+            if each.done:
+                print(plain(f"{_head(each)}: done already"))
+        try:
+            status = run([each for each in places if not each.done])
+        finally:
+            written = write_csv(folder)
+            show_sweep(folder)
+        print(plain(f"the table is in {path_text(written)}"))
+        if status != GOOD:
+            words = shlex.join([*again, "--out", os.path.relpath(folder)])
+            print(plain(f"to go on with what is left:  {words}"), file=sys.stderr)
+        return status
+
+
+def one_after_another(train: Callable[[Training], int]) -> Runner:
+    """Returns the runner of trainings by `train`, which returns the exit status of one and raises Occupied."""
+
+    def run(trainings: Sequence[Training]) -> int:
+        status = GOOD
+        for each in trainings:
+            print(plain(_head(each)), flush=True)
+            try:
+                found = train(each)
+            except Occupied as reason:
+                print(plain(f"dslc: {reason}"), file=sys.stderr)
+                found = WRONG_USAGE
+            except OSError as error:
+                print(plain(f"dslc: {each.name}: {error}"), file=sys.stderr)
+                found = TRAINING_FAILED
+            status = max(status, found)
+            if status == INTERRUPTED:
+                break
+        return status
+
+    return run
+
+
+def trainings(loaded: Loaded, runs: Sequence[Ready], folder: str) -> list[Training]:
+    """Returns the trainings of a sweep, of which those that were begun go on. Raises Occupied if one of their folders
+    holds something else.
+    """
+    names = names_of(loaded)
+    found = []
+    for number, (name, ready) in enumerate(zip(names, runs, strict=True), 1):
+        place = os.path.join(folder, name)
+        resumes = ready.program.checkpoint.resume
+        refuse_others(place, path_text(place), goes_on=resumes == "auto")
+        done = False
+        if os.path.exists(os.path.join(place, "plan.json")):
+            same = _is_of(place, ready)
+            if not same and resumes != "auto":
+                raise Occupied(
+                    f"{path_text(place)} holds a run of another job, or of this one with other settings: `--set "
+                    "checkpoint.resume=auto` continues it; otherwise name another folder with --out, or remove it"
+                )
+            told = read_status(place)
+            done = same and told is not None and told.state == "done"
+            checkpoint = replace(ready.program.checkpoint, resume="auto")
+            ready = replace(ready, program=replace(ready.program, checkpoint=checkpoint))
+        found.append(Training(number=number, many=len(runs), name=name, folder=place, ready=ready, done=done))
+    return found
+
+
+def _is_of(place: str, ready: Ready) -> bool:
+    """True if the run in a folder is of this job."""
+    assert ready.loaded.job is not None
+    try:
+        with open(os.path.join(place, "job.plt"), encoding="utf-8") as file:
+            return file.read() == write(anchored(ready.loaded.job))
+    except (OSError, ValueError):
+        return False
+
+
+def names_of(loaded: Loaded) -> list[str]:
+    """Returns the name of the sub-folder of each combination of a sweep: its values."""
+    named = []
+    for settings in loaded.combinations:
+        words = [f"{path.rsplit('.', 1)[-1]}={text}" for path, text in settings]
+        named.append(",".join(words).replace(os.sep, "_").replace('"', ""))
+    return named
+
+
+def _head(each: Training) -> str:
+    return f"run {each.number} of {each.many}: {path_text(each.folder)}"

@@ -1,0 +1,221 @@
+"""The table of a sweep, from what lies in its folder: the values of each training, its metrics, its time, its folder.
+
+Model: `dslc run` and `dslc submit` write `sweep.json` into the folder of a sweep before the first of its trainings: the
+paths that vary, and the sub-folder and the values of each training. All else is read from the sub-folders.
+
+Contract: a training that has not begun, that still runs or that failed has a row as any other; what is not known of it
+is empty. Of a metric whose direction is not known (a function of the user's that no goal names) there is no best value.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TextIO
+
+from dslc.compiler.common.units import path_text, time_text
+from dslc.compiler.ir.program import JobProgram
+from dslc.dsl.meaning.load import Loaded
+from dslc.runtime.process.records import Record, naming, numbers, readable_records
+from dslc.standing import Standing, runs_in, standings
+from dslc.tables import console
+
+NAME, CSV = "sweep.json", "sweep.csv"
+_MOST = 1 << 24  # bytes of a file that is read
+_LOWER = ("loss", "perplexity", "mse")  # kinds of metrics that fall as a training gets better
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """A sweep as written in its folder: `runs` are pairs (sub-folder, values), the values those of `paths`; `highest`
+    says of a metric whether its highest value is the best.
+    """
+
+    job: str
+    paths: tuple[str, ...]
+    runs: tuple[tuple[str, tuple[str, ...]], ...]
+    highest: Mapping[str, bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One training of a sweep. `last` and `best` are by name, as `validation loss`; `best` are pairs (value, step)."""
+
+    values: tuple[str, ...]
+    folder: str  # within that of the sweep
+    standing: Standing
+    last: Mapping[str, float | None]
+    best: Mapping[str, tuple[float, int]]
+    seconds: float | None
+
+
+def write_sweep(folder: str, loaded: Loaded, names: Sequence[str], program: JobProgram) -> None:
+    """Writes `sweep.json`: the combinations of `loaded` are trained in the sub-folders `names`; `program` is that of
+    one of them.
+    """
+    sweep = Sweep(
+        job=program.file,
+        paths=tuple(path for path, _ in loaded.combinations[0]),
+        runs=tuple(
+            (name, tuple(text for _, text in settings))
+            for name, settings in zip(names, loaded.combinations, strict=True)
+        ),
+        highest=_directions(program),
+    )
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, NAME)
+    with naming(path), open(f"{path}.part", "w", encoding="utf-8") as file:
+        json.dump(asdict(sweep), file, indent=1)
+        file.write("\n")
+    os.replace(f"{path}.part", path)
+
+
+def read_sweep(folder: str) -> Sweep | None:
+    """Returns the sweep of a folder; None if it is none of a sweep."""
+    try:
+        with open(os.path.join(folder, NAME), encoding="utf-8") as file:
+            told = json.loads(file.read(_MOST))
+        return Sweep(
+            job=str(told["job"]),
+            paths=tuple(map(str, told["paths"])),
+            runs=tuple((str(name), tuple(map(str, values))) for name, values in told["runs"]),
+            highest={str(name): bool(highest) for name, highest in told["highest"].items()},
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _directions(program: JobProgram) -> dict[str, bool]:
+    """Returns of each metric whether its highest value is the best; a goal of the job says it of a user's own."""
+    found = {"loss": False}
+    found |= {metric.name: metric.kind not in _LOWER for metric in program.metrics if metric.kind != "python"}
+    goals = (program.checkpoint.best, program.early_stopping)
+    return found | {goal.metric: goal.highest for goal in goals if goal is not None}
+
+
+# --------------------------------------------------------------------------------------------------------- the table
+
+
+def rows_of(folder: str, sweep: Sweep) -> list[Row]:
+    """Returns a row for each training of the sweep in `folder`, in the order in which they are trained."""
+    places = [os.path.join(folder, name) for name, _ in sweep.runs]
+    begun = [place for place in places if os.path.isdir(place) and runs_in(place) == [place]]
+    stands = dict(zip(begun, standings(begun), strict=True))
+    return [
+        _row(place, name, values, stands.get(place, Standing(folder=place, state="waiting")), sweep)
+        for place, (name, values) in zip(places, sweep.runs, strict=True)
+    ]
+
+
+def _row(place: str, name: str, values: tuple[str, ...], standing: Standing, sweep: Sweep) -> Row:
+    last: dict[str, float | None] = {}
+    best: dict[str, tuple[float, int]] = {}
+    seconds = None
+    for record in readable_records(place):
+        seconds = record.get("seconds", seconds)
+        for metric, shown, value in _metrics(record):
+            last[shown] = value
+            highest = sweep.highest.get(_within(record["split"], metric), sweep.highest.get(metric))
+            if value is None or highest is None or record["split"] in ("train", "test"):
+                continue
+            before = best.get(shown)
+            if before is None or (value > before[0] if highest else value < before[0]):
+                best[shown] = value, record["step"]
+    return Row(values=values, folder=name, standing=standing, last=last, best=best, seconds=seconds)
+
+
+def _metrics(record: Record) -> Iterator[tuple[str, str, float | None]]:
+    for name, value in numbers(record):
+        if name not in ("lr", "skipped") and isinstance(value, int | float | None):
+            yield name, f"{record['split']} {name}", value
+
+
+def _within(split: str, metric: str) -> str:
+    """Returns the name that a goal has for a metric of one of several validation sets: `clean.loss`."""
+    return f"{split.partition('/')[2]}.{metric}".removeprefix(".")
+
+
+def _names(found: Sequence[Mapping[str, object]]) -> list[str]:
+    return list(dict.fromkeys(name for each in found for name in each))
+
+
+def write_csv(folder: str) -> str:
+    """Writes `sweep.csv` beside `sweep.json`, whole numbers and all digits, and returns its path; "" where there is no
+    sweep.
+    """
+    sweep = read_sweep(folder)
+    if sweep is None:
+        return ""
+    rows = rows_of(folder, sweep)
+    last, best = _names([row.last for row in rows]), _names([row.best for row in rows])
+    head = [*sweep.paths, "state", "step", "steps", *last]
+    for name in best:
+        head += [f"best {name}", f"best {name}: step"]
+    path = os.path.join(folder, CSV)
+    with naming(path), open(f"{path}.part", "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*head, "seconds", "folder"])
+        for row in rows:
+            cells: list[object] = [*row.values, row.standing.state, row.standing.step, row.standing.steps or None]
+            cells += [row.last.get(name) for name in last]
+            for name in best:
+                cells += row.best.get(name, (None, None))
+            writer.writerow([*cells, row.seconds, row.folder])
+    os.replace(f"{path}.part", path)
+    return path
+
+
+def show_sweep(folder: str, screen: TextIO | None = None) -> bool:
+    """Prints the table of the sweep in `folder`, and below it why trainings failed; returns False where there is no
+    sweep.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    sweep = read_sweep(folder)
+    if sweep is None:
+        return False
+    rows = rows_of(folder, sweep)
+    last, best = _names([row.last for row in rows]), _names([row.best for row in rows])
+    table = Table(*_headings(sweep.paths), "state", box=None, pad_edge=False)
+    for name in [*last, *(f"best {name}" for name in best), "time"]:
+        table.add_column(name, justify="right")
+    table.add_column("folder", no_wrap=True)
+    for row in rows:
+        cells = [*row.values, _state(row.standing)]
+        cells += [_number(row.last[name]) if name in row.last else "" for name in last]
+        cells += [f"{_number(row.best[name][0])} at {row.best[name][1]}" if name in row.best else "" for name in best]
+        cells += [time_text(row.seconds) if row.seconds else "", row.folder]
+        table.add_row(*map(Text, cells))
+    shown = console(screen)
+    shown.print(Text(path_text(os.path.abspath(folder))))
+    shown.print(table)
+    for row in rows:
+        if row.standing.state in ("failed", "gone"):
+            shown.print(Text(f"{row.folder}: {row.standing.line()}"))
+    return True
+
+
+def _headings(paths: Sequence[str]) -> list[str]:
+    """Returns the last word of each path, or all of it if two end alike."""
+    short = [path.rpartition(".")[2] for path in paths]
+    return short if len(set(short)) == len(short) else list(paths)
+
+
+def _state(standing: Standing) -> str:
+    at = f"{standing.step}/{standing.steps}"
+    match standing.state:
+        case "done":
+            return "done"
+        case "running" | "restarting" | "stopped" | "failed":
+            return f"{standing.state} at {at}"
+        case "gone":
+            return f"killed at {at}"
+    return standing.state
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"

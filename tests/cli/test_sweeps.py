@@ -1,0 +1,162 @@
+"""Sweeps: nine trainings of 3 x 3 values, one after another or several at once, killed, given again; their table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from helpers.commands import dslc
+
+from dslc.runtime.process.records import read_metrics
+from dslc.runtime.process.run_status import RunStatus, write_status
+from dslc.sweeps import CSV, read_sweep, rows_of, show_sweep, write_csv
+
+OWN = '''
+import json, os, pathlib, signal
+
+class Trap:
+    """Kills the command once, in the fifth training, and lets the ninth fail until that is mended."""
+
+    def after_step(self, context):
+        folder = pathlib.Path(context.folder)
+        here, sweep = folder.name, folder.parent
+        if here == "lr=0.02,batch=16" and context.step == 5 and not (sweep / "killed").exists():
+            (sweep / "killed").touch()
+            os.kill(json.loads((sweep / ".dslc-lock").read_text())["pid"], signal.SIGKILL)
+            signal.pause()
+        if here == "lr=0.03,batch=24" and context.step == 2 and not (sweep / "mended").exists():
+            raise ValueError("broken")
+'''
+JOB = """
+model {
+  network = [flatten(), linear(10)]
+  loss    = cross_entropy()
+}
+data {
+  source     = synthetic(samples = 64, shape = [4], classes = 10)
+  validation = 25%
+  batch      = 8
+}
+train {
+  steps     = 6
+  optimizer = sgd(lr = 0.1)
+  hooks     = python("own:Trap")
+}
+evaluate {
+  metrics = [accuracy()]
+  every   = 2 steps
+}
+checkpoint {
+  every = 2 steps
+}
+log {
+  every       = 1 step
+  tensorboard = false
+}
+sweep {
+  train.optimizer.lr = [0.01, 0.02, 0.03]
+  data.batch         = [8, 16, 24]
+}
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "grid.plt").write_text(JOB)
+    return tmp_path / "grid.plt"
+
+
+def states(folder: Path) -> list[str]:
+    sweep = read_sweep(str(folder))
+    assert sweep is not None
+    return [row.standing.state for row in rows_of(str(folder), sweep)]
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    with open(folder / CSV, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_killed_sweep_of_nine_goes_on_where_it_was(job: Path, tmp_path: Path) -> None:
+    """SYSTEMS of the seeds: nine jobs from 3 x 3 values. A training that fails does not end the others."""
+    command, out = ("run", job, "--out", tmp_path / "grid"), tmp_path / "grid"
+    assert dslc(*command).returncode == -9
+    assert states(out) == ["done"] * 4 + ["gone"] + ["waiting"] * 4
+    (out / "lr=0.01,batch=8" / "weights.safetensors").write_text("not done again")
+    again = dslc(*command)
+    assert again.returncode == 3, again.stdout + again.stderr
+    assert [line.endswith("done already") for line in again.stdout.splitlines() if line.startswith("run ")] == (
+        [True] * 4 + [False] * 5
+    )
+    assert again.stdout.count("resumes after step 4") == 1 and "starts at the first step" not in again.stdout
+    assert "ValueError: broken" in again.stderr and "to go on with what is left:  dslc run " in again.stderr
+    assert [each["step"] for each in read_metrics(str(out / "lr=0.02,batch=16")) if each["split"] == "train"] == [
+        1, 2, 3, 4, 5, 6,
+    ]  # fmt: skip
+    found = table(out)
+    assert [(each["train.optimizer.lr"], each["data.batch"]) for each in found] == [
+        (rate, batch) for rate in ("0.01", "0.02", "0.03") for batch in ("8", "16", "24")
+    ]
+    assert [each["state"] for each in found] == ["done"] * 8 + ["failed"]
+    for each in found[:8]:
+        evaluated = [r for r in read_metrics(str(out / each["folder"])) if r["split"] == "validation"]
+        best = min(evaluated, key=lambda record: float(record["loss"]))
+        assert float(each["validation loss"]) == evaluated[-1]["loss"]
+        assert float(each["best validation loss"]) == best["loss"]
+        assert int(each["best validation loss: step"]) == best["step"]
+        assert float(each["best validation accuracy"]) == max(r["accuracy"] for r in evaluated)
+    (out / "mended").touch()
+    mended = dslc(*command)
+    assert mended.returncode == 0 and mended.stdout.count("done already") == 8, mended.stdout + mended.stderr
+    assert states(out) == ["done"] * 9
+    other = dslc(*command, "--set", "train.steps=7")
+    assert other.returncode == 2 and "holds a run of another job, or of this one with other settings" in other.stderr
+    assert (out / "lr=0.01,batch=8" / "weights.safetensors").read_text() == "not done again"
+
+
+# ---------------------------------------------------------------------------------------------------------- the table
+
+
+def made(folder: Path) -> Path:
+    """Makes the folder of a sweep by hand: a training that is done, one that runs, and one that waits."""
+    folder.mkdir()
+    runs = [["a=1", ["1"]], ["a=2", ["2"]], ["a=3", ["3"]]]
+    told = {"job": "job.plt", "paths": ["train.a"], "runs": runs, "highest": {"loss": False, "accuracy": True}}
+    (folder / "sweep.json").write_text(json.dumps(told))
+    for name, state in (("a=1", "done"), ("a=2", "running")):
+        (folder / name).mkdir()
+        write_status(str(folder / name), RunStatus(state=state, step=4, steps=8))
+        lines = [
+            {"step": 2, "split": "clean", "loss": 0.5, "accuracy": 0.9, "own": 1.0, "seconds": 1.0},
+            {"step": 4, "split": "train", "loss": 0.4, "lr": 0.1, "seconds": 2.0},
+            {"step": 4, "split": "clean", "loss": None, "accuracy": 0.8, "own": 2.0, "each": [1, 2], "seconds": 90.0},
+        ]
+        text = "\n".join(map(json.dumps, lines))
+        (folder / name / "metrics.jsonl").write_text(f"{text}\nno record\n")
+    return folder
+
+
+def test_the_table_is_made_from_the_folder_alone(tmp_path: Path) -> None:
+    folder = made(tmp_path / "grid")
+    screen = io.StringIO()
+    assert show_sweep(str(folder), screen)
+    lines = [" ".join(line.split()) for line in screen.getvalue().splitlines()]
+    assert lines[1:] == [
+        "a state clean loss clean accuracy clean own train loss best clean loss best clean accuracy time folder",
+        "1 done not finite 0.8 2 0.4 0.5 at 2 0.9 at 2 1.5 min a=1",
+        "2 running at 4/8 not finite 0.8 2 0.4 0.5 at 2 0.9 at 2 1.5 min a=2",
+        "3 waiting a=3",
+    ]
+    assert write_csv(str(folder)) == str(folder / CSV)
+    assert [each["state"] for each in table(folder)] == ["done", "running", "waiting"]
+    assert table(folder)[0]["clean loss"] == "" and table(folder)[0]["best clean accuracy: step"] == "2"
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"job": "a"}', '{"job": "a", "paths": [], "runs": [1], "highest": {}}'])
+def test_a_file_of_another_program_is_no_sweep(tmp_path: Path, text: str) -> None:
+    (tmp_path / "sweep.json").write_text(text)
+    assert read_sweep(str(tmp_path)) is None and not show_sweep(str(tmp_path)) and write_csv(str(tmp_path)) == ""
