@@ -6,7 +6,7 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -219,3 +219,14 @@ def report_on(ready: Ready, folder: str, steps: int) -> dict[str, Any]:
     from dslc.runtime.measure.report import write_report
 
     return write_report(folder, ready.compiled.plan.to_json(), steps)
+
+
+def folders_of(loaded: Loaded, combinations: Sequence[Loaded], folder: str) -> list[tuple[str, Loaded]]:
+    """Returns a sub-folder for each combination of a sweep, named by its values."""
+    if len(combinations) == 1 and combinations[0] is loaded:
+        return [(folder, loaded)]
+    named = []
+    for settings, chosen in zip(loaded.combinations, combinations, strict=True):
+        words = [f"{path.rsplit('.', 1)[-1]}={text}" for path, text in settings]
+        named.append((os.path.join(folder, ",".join(words).replace(os.sep, "_").replace('"', "")), chosen))
+    return named

@@ -21,7 +21,7 @@ from dslc.dsl.meaning.load import Loaded
 from dslc.dsl.meaning.write import anchored, write
 from dslc.dsl.plain import plain
 from dslc.run_folder import Occupied, claimed, refuse_others
-from dslc.runs import Ready
+from dslc.runs import Ready, folders_of
 from dslc.runtime.process.run_status import read_status
 from dslc.status import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
 from dslc.sweeps import show_sweep, write_csv, write_sweep
@@ -92,10 +92,9 @@ def trainings(loaded: Loaded, runs: Sequence[Ready], folder: str) -> list[Traini
     """Returns the trainings of a sweep, of which those that were begun go on. Raises Occupied if one of their folders
     holds something else.
     """
-    names = names_of(loaded)
+    places = [place for place, _ in folders_of(loaded, [ready.loaded for ready in runs], folder)]
     found = []
-    for number, (name, ready) in enumerate(zip(names, runs, strict=True), 1):
-        place = os.path.join(folder, name)
+    for number, (place, ready) in enumerate(zip(places, runs, strict=True), 1):
         resumes = ready.program.checkpoint.resume
         refuse_others(place, path_text(place), goes_on=resumes == "auto")
         done = False
@@ -110,7 +109,9 @@ def trainings(loaded: Loaded, runs: Sequence[Ready], folder: str) -> list[Traini
             done = same and told is not None and told.state == "done"
             checkpoint = replace(ready.program.checkpoint, resume="auto")
             ready = replace(ready, program=replace(ready.program, checkpoint=checkpoint))
-        found.append(Training(number=number, many=len(runs), name=name, folder=place, ready=ready, done=done))
+        found.append(
+            Training(number=number, many=len(runs), name=os.path.basename(place), folder=place, ready=ready, done=done)
+        )
     return found
 
 
@@ -122,15 +123,6 @@ def _is_of(place: str, ready: Ready) -> bool:
             return file.read() == write(anchored(ready.loaded.job))
     except (OSError, ValueError):
         return False
-
-
-def names_of(loaded: Loaded) -> list[str]:
-    """Returns the name of the sub-folder of each combination of a sweep: its values."""
-    named = []
-    for settings in loaded.combinations:
-        words = [f"{path.rsplit('.', 1)[-1]}={text}" for path, text in settings]
-        named.append(",".join(words).replace(os.sep, "_").replace('"', ""))
-    return named
 
 
 def _head(each: Training) -> str:
