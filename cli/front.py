@@ -10,6 +10,7 @@ from dataclasses import replace
 from dslc.compiler.cost.reuse import READING, Reuse
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
+from dslc.compiler.rules.elastic import analyse_counts
 from dslc.dsl.bounds import LOOKS, MISTAKES
 from dslc.dsl.diagnostics import Diagnostic, Full, Note, Report
 from dslc.dsl.language.job import JobSpec
@@ -63,18 +64,25 @@ def check_one(
 def inspect(
     loaded: Loaded, report: Report, reuse: Reuse | None = None, *, trace: bool = False, run: bool = False
 ) -> Analysis | None:
-    """Adds the findings of `load` and the rules to the report, and returns the analysis if there can be one.
-
-    An elastic job is analysed for each admissible count of nodes, the largest last. `reuse` is passed from one
-    combination of a sweep to the next.
+    """Adds the findings of `load` and the rules to the report, and returns the analysis if there can be one; of an
+    elastic job that of the largest count of nodes on which it trains. `reuse` is passed from one combination of a sweep
+    to the next.
     """
+    found = inspect_counts(loaded, report, reuse, trace=trace, run=run)
+    return found[max(found)] if found else None
+
+
+def inspect_counts(
+    loaded: Loaded, report: Report, reuse: Reuse | None = None, *, trace: bool = False, run: bool = False
+) -> dict[int, Analysis]:
+    """Returns the same for each count of nodes: of an elastic job for all on which it trains."""
     try:
         report.extend(loaded.report.found)
         if loaded.job is None:
-            return None
+            return {}
         return _inspect(loaded, loaded.job, report, reuse or Reuse(), trace=trace, run=run)
     except Full:
-        return None
+        return {}
 
 
 def over(report: Report) -> bool:
@@ -82,20 +90,22 @@ def over(report: Report) -> bool:
     return any(d.code in (MISTAKES.code, LOOKS.code) for d in report.errors)
 
 
-def _inspect(loaded: Loaded, job: JobSpec, report: Report, reuse: Reuse, *, trace: bool, run: bool) -> Analysis | None:
+def _inspect(
+    loaded: Loaded, job: JobSpec, report: Report, reuse: Reuse, *, trace: bool, run: bool
+) -> dict[int, Analysis]:
     reuse.spent += READING
     nodes = job.devices.nodes
-    counts = range(nodes.first, nodes.last) if isinstance(nodes, Range) else range(0)
-    if not _few(job, loaded.looks * (len(counts) + 1), report):
-        return None
+    counts = nodes.last - nodes.first + 1 if isinstance(nodes, Range) else 1
+    if not _few(job, loaded.looks * counts, report):
+        return {}
     facts = gather(job, report, trace=(trace or run) and not report.errors, run=run)
-    for count in counts:
-        if reuse.enough:
-            tell_of_work(f"{count - counts.start} of {len(counts) + 1} counts of nodes were", job, report)
-            break
-        smaller = replace(job, devices=replace(job.devices, nodes=count))
-        analyse(smaller, facts, report, loaded.broken, reuse=reuse)
-    return analyse(job, facts, report, loaded.broken, reuse=reuse)
+    if not isinstance(nodes, Range):
+        analysis = analyse(job, facts, report, loaded.broken, reuse=reuse)
+        return {} if analysis is None else {analysis.layout.nodes: analysis}
+    found, looked_at = analyse_counts(job, facts, report, loaded.broken, reuse, all_of_them=run)
+    if looked_at < counts:
+        tell_of_work(f"{looked_at} of {counts} counts of nodes were", job, report)
+    return found
 
 
 def _few(job: JobSpec, looks: int, report: Report) -> bool:

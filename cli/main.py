@@ -73,7 +73,8 @@ def _run(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--rendezvous",
         metavar="HOST[:PORT]",
-        help="of a job on several nodes: the one where they meet; the same command runs on each",
+        help="of a job on several nodes: the one where they meet; the same command runs on each. HOST1,HOST2 for an "
+        "elastic job: a node that comes later tries each",
     )
     made.add_argument(
         "--profile", action="store_true", help="measure memory and collectives of some steps, beside the predictions"

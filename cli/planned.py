@@ -16,6 +16,7 @@ from dslc.compiler.plan_file import PlanFile, Refused, read_plan
 from dslc.dsl.bounds import PLAN
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.files import TooLarge, read_bytes
+from dslc.dsl.language.registry import Range
 from dslc.dsl.meaning.load import Loaded, load_kept
 from dslc.dsl.words import plural
 from dslc.front import inspect
@@ -73,6 +74,15 @@ def prepare_plan(
     if made is None or not _fits(made, path, report):
         return None
     loaded, found = job_of(made, path), Report()
+    if loaded.job is not None and isinstance(loaded.job.devices.nodes, Range):
+        report.add(
+            "E0815",
+            f"{path} is the plan of an elastic job on {plural(made.plan.topology.nodes, 'node')}, which is planned "
+            "anew when hosts come or go",
+            None,
+            help="give `run` the job; or make the plan of one count: `dslc plan JOB --set devices.nodes=… --json`",
+        )
+        return None
     analysis = inspect(loaded, found, run=True)
     report.extend(diagnostic.for_run() for diagnostic in found)
     if analysis is None:

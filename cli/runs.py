@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.compile import Compiled, compile_plan
@@ -16,10 +17,12 @@ from dslc.compiler.plan_facts import facts_of
 from dslc.compiler.plan_file import JobText, PlanFile
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
+from dslc.dsl.language.registry import Range
 from dslc.dsl.meaning.load import Loaded
 from dslc.dsl.meaning.write import anchored, write
 from dslc.dsl.plain import plain, plain_lines
-from dslc.front import inspect
+from dslc.dsl.words import plural
+from dslc.front import inspect_counts
 from dslc.run_folder import claimed
 from dslc.runtime.launchers.world import World
 from dslc.runtime.process.program_file import write_program
@@ -41,6 +44,13 @@ class Ready:
     program: JobProgram
     places: tuple[RankPlace, ...]
     world: World | None = None  # if a launcher of others has started this process
+    counts: Mapping[int, Analysis] = field(default_factory=dict)  # of an elastic job, by the number of nodes
+
+    def on(self, nodes: int) -> Ready:
+        """Returns an elastic job as it is trained on so many nodes."""
+        compiled = compile_plan(self.counts[nodes])
+        program = dataclasses.replace(compiled.program(), profile=self.program.profile)
+        return dataclasses.replace(self, compiled=compiled, program=program, places=compiled.places())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,17 +71,26 @@ def prepare(loaded: Loaded, report: Report, *, profile: bool = False, around: Ar
     errors. `profile`: the run records its memory and its collectives.
     """
     found = Report()
-    analysis = inspect(loaded, found, run=True)
+    counts = inspect_counts(loaded, found, run=True)
+    analysis = counts[max(counts)] if counts else None
     report.extend(diagnostic.for_run() for diagnostic in found)
-    world = look_around(analysis, report, around) if analysis is not None else None
+    elastic = loaded.job is not None and isinstance(loaded.job.devices.nodes, Range)
+    world = look_around(analysis, report, around, elastic=elastic) if analysis is not None else None
     if report.errors or analysis is None:
         return None
     compiled = compile_plan(analysis)
     program = dataclasses.replace(compiled.program(), profile=profile)
-    return Ready(loaded=loaded, compiled=compiled, program=program, places=compiled.places(), world=world)
+    return Ready(
+        loaded=loaded,
+        compiled=compiled,
+        program=program,
+        places=compiled.places(),
+        world=world,
+        counts=counts if elastic else {},
+    )
 
 
-def look_around(analysis: Analysis, report: Report, around: Around) -> World | None:
+def look_around(analysis: Analysis, report: Report, around: Around, *, elastic: bool = False) -> World | None:
     """Returns the place of this process, if the job's launcher has started it. Reports an environment that contradicts
     the job, a job of several nodes that is to run on one, and one of one node where hosts are to meet.
     """
@@ -81,17 +100,19 @@ def look_around(analysis: Analysis, report: Report, around: Around) -> World | N
         world = world_for(job, analysis.layout, around.environ, report, hosts=around.hosts)
         if world is not None or len(report.errors) > errors:
             return world
-    if nodes == 1 and around.hosts:
+    if nodes == 1 and around.hosts and not elastic:
         report.add(
             "E0807",
             "hosts are to meet, and the job takes one node",
             job.devices.at("nodes"),
             help="`devices.nodes` is their number; or leave out `--rendezvous` and DSLC_RENDEZVOUS",
         )
-    elif nodes > 1 and not around.hosts:
+    elif (nodes > 1 or elastic) and not around.hosts:
+        counts = analysis.layout.node_counts
+        takes = plural(nodes, "node") if len(counts) == 1 else f"{counts[0]} to {nodes} nodes"
         report.add(
             "E0807",
-            f"the job takes {nodes} nodes, and this command runs on one",
+            f"the job takes {takes}, and this command runs on one",
             job.devices.at("nodes"),
             help=f"`dslc run {job.source.name} --rendezvous HOST` on each of them trains, where HOST is the name or "
             "address of one; `--set devices.nodes=1` is for one machine",
@@ -144,14 +165,8 @@ def train(
     with claimed(folder, ready.program, goes_on=goes_on):
         lay_down(ready, folder)
         begin(folder, ready.program.steps)
-        drawing = _start_drawing(folder)
-        try:
+        with draw(folder):
             outcome = launch(ready.program, ready.places, folder)
-        except BaseException as error:
-            broke_off(folder, f"{type(error).__name__}: {error}")
-            raise
-        finally:
-            _finish_drawing(drawing, folder)
         cut_off = outcome.failure is not None or outcome.stopped_at == 0
         return outcome, None if cut_off else report_on(ready, folder, outcome.steps)
 
@@ -189,6 +204,19 @@ def show_failure(outcome: Outcome, *, what: str = "training", before: str = "") 
 
     said = describe(outcome).replace("training failed", f"{what} failed", 1)
     print(plain_lines(f"{before}{said}".expandtabs()), file=sys.stderr)
+
+
+@contextlib.contextmanager
+def draw(folder: str) -> Iterator[None]:
+    """Draws the plan of a run during the context, which ends when the picture is there; an error in it ends the run."""
+    drawing = _start_drawing(folder)
+    try:
+        yield
+    except BaseException as error:
+        broke_off(folder, f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        _finish_drawing(drawing, folder)
 
 
 def _start_drawing(folder: str) -> subprocess.Popen[bytes]:

@@ -125,7 +125,7 @@ class Agent(LocalElasticAgent):
     def _wait(self, handles: list[int], seconds: float) -> None:
         """Waits until a process ends, a rank or another host has reported something, or the progress is due."""
         if self.together is not None:
-            handles = [*handles, *(wire.fileno() for wire in self.together.company.wires)]
+            handles = [*handles, *self.together.company.handles]
         ready = multiprocessing.connection.wait(handles, timeout=seconds)
         if self._meeting.news in ready:
             self._meeting.hear()

@@ -49,6 +49,7 @@ from dslc.runtime.checkpoint import checkpoint
 from dslc.runtime.data import augmented
 from dslc.runtime.hosts.company import Company
 from dslc.runtime.hosts.doors import NotMet
+from dslc.runtime.hosts.elastic import Over
 from dslc.runtime.hosts.meetings import Left, Stopped
 from dslc.runtime.hosts.together import Together
 from dslc.runtime.loop import kept_metrics
@@ -70,6 +71,7 @@ from dslc.runtime.train import End
 from dslc.runtime.transport.meeting import Meeting
 from dslc.runtime.transport.rendezvous import RankStore, shared_file
 
+Gathered = Callable[[], tuple[JobProgram, tuple[RankPlace, ...]] | None]
 _FUNCTIONS = "functions.pkl"
 _LOOK = 0.1  # seconds between two looks for new records
 # As `python -m dslc.runtime.launch`, except that Ctrl-C during torch's import ends it without a traceback.
@@ -91,29 +93,53 @@ def launch(
     before: Callable[[], None] | None = None,
     company: Company | None = None,
     in_group: bool = False,
-    gathered: Callable[[], None] = lambda: None,
+    gathered: Gathered = lambda: None,
 ) -> Outcome:
     """Trains `program` on this node and leaves metrics, logs and weights in `run_dir`, which may exist.
 
     `screen` receives progress and a summary (standard output if None); each rank calls `before` first. `company` are
     the launchers of a training on several nodes, of which this one starts the ranks of its own; `gathered` is called
-    when they have met again for a restart. `in_group`: SIGTERM is sent to this process and its ranks at once. To be
-    called from a process that has not used torch. Raises OSError if
-    processes or files cannot be made.
+    when they have met again for a restart, and gives the program for those who are there, if it is another one.
+    `in_group`: SIGTERM is sent to this process and its ranks at once. To be called from a process that has not used
+    torch. Raises OSError if processes or files cannot be made.
     """
     assert program.world_size == len(places)
-    places = tuple(place for place in places if company is None or place.rank in company.ranks)
     os.makedirs(os.path.join(run_dir, "logs"), exist_ok=True)
     if company is None or company.keeps:
         failure.forget(
             run_dir, goes_on=program.checkpoint.resume != "none" or (company is not None and company.start > 1)
         )
+    ranks = company.ranks if company is not None else range(len(places))
+    board = Board(len(ranks), ranks.start, alone=company is None)
+    watch = Watch(program, run_dir, board, screen or sys.stdout, goes_on=company is not None and company.start > 1)
+    board.attempt = company.start if company is not None else 1
+    restarts = Restarts(program, run_dir, board)
+    launching = _Launch(program, places, run_dir, board, watch, restarts, before, company, in_group)
+    with elastic_log(run_dir), listening(board, AtOnce):
+        outcome = Outcome(run_dir=run_dir, steps=0, stopped_at=0)
+        try:
+            outcome, again = launching.start()
+            while again:
+                outcome = launching.prepare_again(outcome, gathered)
+                if outcome.failure is not None:
+                    break
+                outcome, again = launching.start()
+        except (AtOnce, Stopped):
+            between = outcome.failure is None and outcome.stopped_at  # all had stopped, for another host
+            outcome = outcome if between else Outcome(run_dir=run_dir, steps=_completed(board), stopped_at=0)
+        except Over as over:
+            watch.shown_by(over.host)
+            outcome = Outcome(run_dir=run_dir, steps=over.steps)
+    outcome = replace(outcome, restarts=restarts.used)
+    watch.close(outcome)
+    return outcome
+
+
+def _preload(program: JobProgram) -> None:
+    """Imports what the ranks would have to import each."""
     checkpoint.preload(program)
     kept_metrics.preload(program.metrics)
     augmented.preload(program.data)
-    board = Board(len(places), places[0].rank, alone=company is None)
-    keeper = company.machines[0] if company is not None and not company.keeps else ""
-    watch = Watch(program, run_dir, board, screen or sys.stdout, keeper)
     if program.gradients.kind == "fsdp":
         fsdp.preload()
     if program.pipeline is not None:
@@ -124,28 +150,11 @@ def launch(
         transformers_model.preload(program.model.transformers)
     if program.model.adapter is not None:
         adapters.preload()
-    board.attempt = company.start if company is not None else 1
-    restarts = Restarts(program, run_dir, board)
-    launching = _Launch(program, places, run_dir, board, watch, restarts, before, company, in_group)
-    with elastic_log(run_dir), listening(board, AtOnce):
-        try:
-            outcome, again = launching.start()
-            while again and outcome.failure is not None:
-                watch.restart(failure.in_words(outcome.failure), f"restart {board.attempt} of {program.restarts}")
-                outcome = launching.prepare_again(outcome, gathered)
-                if outcome.failure is not None:
-                    break
-                outcome, again = launching.start()
-        except (AtOnce, Stopped):
-            outcome = Outcome(run_dir=run_dir, steps=_completed(board), stopped_at=0)
-    outcome = replace(outcome, restarts=board.attempt - 1)
-    watch.close(outcome)
-    return outcome
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Launch:
-    """The ranks of this node, which are started together."""
+    """The ranks of this node, which are started together. `places` are those of all nodes."""
 
     program: JobProgram
     places: tuple[RankPlace, ...]
@@ -156,10 +165,16 @@ class _Launch:
     before: Callable[[], None] | None
     company: Company | None
     in_group: bool
+    _left: tuple[int, float] = (0, 0.0)  # the step that was done when the ranks ended, and the time of the clock
+    _changed: bool = False  # they are started again because hosts have come or gone
 
     def start(self) -> tuple[Outcome, bool]:
         """Starts the ranks; returns, when none is left, what they came to, and whether they are started again."""
         program, board, company = self.program, self.board, self.company
+        own = [place for place in self.places if place.rank in board.ranks]
+        self.watch.shown_by(company.machines[0] if company is not None and not company.keeps else "")
+        self.restarts.changes = company.changes if company is not None else 0
+        _preload(program)
         os.makedirs(failure.log_folder(self.run_dir, board.attempt), exist_ok=True)
         meeting, launcher = Meeting(board), os.getpid()
         sys.stdout.flush()
@@ -168,8 +183,8 @@ class _Launch:
         with _store(company) as store:
 
             def rank() -> None:
-                own = RankProgram(job=program, place=self.places[int(os.environ["LOCAL_RANK"])])
-                worker.work(own, self.run_dir, meeting, launcher, store, self.before, in_group=self.in_group)
+                of_it = RankProgram(job=program, place=own[int(os.environ["LOCAL_RANK"])])
+                worker.work(of_it, self.run_dir, meeting, launcher, store, self.before, in_group=self.in_group)
 
             agent = agent_of(program, rank, self.watch, meeting, self.run_dir)
             if company is not None:
@@ -184,35 +199,59 @@ class _Launch:
                 adopted.close()
         if board.all_done:
             self.watch.say_of_left(left)
-        if agent.together is not None:
-            return outcome, agent.together.again
-        if outcome.failure is None:
+        self._left = board.furthest - (outcome.failure is not None), time.monotonic()
+        together = agent.together
+        if together is None and outcome.failure is None:
             return outcome, False
-        again, seen = self._follow(outcome.failure, board.stop_requested)
-        return replace(outcome, failure=seen), again
+        if together is None:
+            assert outcome.failure is not None
+            again, seen = self._follow(outcome.failure, board.stop_requested, False)
+            outcome = replace(outcome, failure=seen)
+        else:
+            again = together.again
+        if again:
+            self._tell(outcome, change=together is not None and together.change)
+        return outcome, again
 
-    def _follow(self, seen: Failure, stopping: bool) -> tuple[bool, Failure]:
-        if self.company is not None and not self.company.keeps:
-            return self.restarts.await_keeper(seen, self.company.hosts[0], stopping=stopping)
-        return self.restarts.follow(seen, stopping=stopping, folder=self.watch.has_folder())
+    def _tell(self, outcome: Outcome, *, change: bool) -> None:
+        """Says why the ranks are started again."""
+        company = self.company
+        if change:
+            assert company is not None
+            company.changes += 1
+        said = failure.in_words(outcome.failure) if outcome.failure is not None else "stops for a host that has come"
+        note = "" if change else f"restart {self.board.attempt - self.restarts.changes} of {self.program.restarts}"
+        self._changed = change
+        self.watch.restart(said, note)
 
-    def prepare_again(self, outcome: Outcome, gathered: Callable[[], None]) -> Outcome:
+    def _follow(self, seen: Failure, stopping: bool, lost: bool) -> tuple[bool, Failure]:
+        company, folder = self.company, self.watch.has_folder()
+        if company is not None and company.elastic and lost:
+            return self.restarts.go_on(seen, stopping=stopping, folder=folder)
+        if company is not None and not company.keeps:
+            return self.restarts.await_keeper(seen, company.hosts[0], stopping=stopping)
+        return self.restarts.follow(seen, stopping=stopping, folder=folder)
+
+    def prepare_again(self, outcome: Outcome, gathered: Gathered) -> Outcome:
         """Returns the outcome without its failure when the ranks can be started again; else with the reason."""
         company, board, attempt = self.company, self.board, self.board.attempt + 1
         until = time.monotonic() + self.program.timeout
         while company is not None:
             try:
                 company.meet_again(attempt, until, self.watch.is_stopping)
-                gathered()
+                anew = gathered()
+                if anew is not None:
+                    self.program, self.places = anew
                 attempt = company.start
                 break
             except Left:
                 continue  # it may come back: `until` then
             except NotMet as error:
-                assert outcome.failure is not None
-                step = outcome.failure.step
+                step = outcome.failure.step if outcome.failure is not None else outcome.steps
                 return replace(outcome, failure=Failure(rank=None, step=step, kind="ended", message=str(error)))
-        board.start_again(attempt)
+        board.start_again(attempt, company.ranks.start if company is not None else 0)
+        if self._changed and company is not None and company.keeps:
+            self.watch.change(self._left, ", ".join(company.hosts))
         return replace(outcome, failure=None)
 
 

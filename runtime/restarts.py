@@ -7,6 +7,8 @@ a restart until `launch.restarts` of them have been, in all, as under torchrun's
 - a failure after a request to stop (Ctrl-C, SIGTERM), as the training is to end;
 - a run directory that is gone.
 
+Hosts that come to an elastic training, or leave it, are no fault: such a change takes none of the restarts.
+
 On several hosts the one that keeps the training together decides, and a host that is lost is waited for, up to
 `launch.timeout` (hosts/company.py). The loss of that host itself is a failure like any other: the rest wait for it.
 
@@ -35,7 +37,8 @@ class Restarts:
 
     def __init__(self, program: JobProgram, run_dir: str, board: Board) -> None:
         once = program.task != "train" or program.observe or not program.checkpoint.written
-        self._most, self._board = 0 if once else program.restarts, board
+        self._once, self._most, self._board = once, 0 if once else program.restarts, board
+        self.changes = 0  # how many of the starts were no restarts
         self._program, self._run_dir = program, run_dir
         self._before: set[tuple[object, ...]] = set()  # exceptions
 
@@ -46,7 +49,7 @@ class Restarts:
         """
         if not self._most or not folder:
             return False, failure
-        known, again, used = _known(failure), False, self._board.attempt - 1
+        known, again, used = _known(failure), False, self.used
         if stopping:
             said = "not restarted, as it was asked to stop"
         elif known is not None and known in self._before:
@@ -58,6 +61,18 @@ class Restarts:
         if known is not None:
             self._before.add(known)
         return again, replace(failure, notes=(*failure.notes, said))
+
+    @property
+    def used(self) -> int:
+        """The number of restarts so far."""
+        return self._board.attempt - 1 - self.changes
+
+    def go_on(self, failure: Failure, *, stopping: bool, folder: bool) -> tuple[bool, Failure]:
+        """Returns the same for the loss of a host of an elastic training, which the others do without."""
+        if self._once or not folder:
+            return False, failure
+        said = "not continued, as it was asked to stop" if stopping else f"goes on with the other hosts, {self._from()}"
+        return not stopping, replace(failure, notes=(*failure.notes, said))
 
     def await_keeper(self, failure: Failure, keeper: str, *, stopping: bool) -> tuple[bool, Failure]:
         """Returns the same, on another host, after the loss of the host that decides."""

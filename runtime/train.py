@@ -107,6 +107,7 @@ class _Training:
             splits.stream.go_to(start.stream, partial(note, run_dir))
         self._step, self._seen, self._began = start.step, start.samples, time.monotonic() - start.seconds
         self._timed = job.max_time is not None and start.seconds >= job.max_time
+        board.begin(start.step)
 
     def run(self) -> End:
         job, first = self._job, self._step

@@ -56,8 +56,11 @@ def check_with(path: str, settings: list[str], trace: bool, resume: str | None) 
 def _summary(analysis: Analysis) -> str:
     from dslc.compiler.common.units import byte_text, count_text
 
-    world = analysis.layout.world_size
+    counts, world = analysis.layout.node_counts, analysis.layout.world_size
     parts = [plural(world, "rank")]
+    if len(counts) > 1:
+        on = f"trains on {', '.join(map(str, counts[:-1]))} or {counts[-1]} nodes"
+        parts = [on, f"on {counts[-1]}: {parts[0]}"]
     if analysis.model:
         count = analysis.model.parameters
         parts.append(f"{count_text(count)} parameter{'s' * (count != 1)}")

@@ -27,7 +27,7 @@ from dslc.dsl.language import calls as c
 from dslc.dsl.language import metrics as m
 from dslc.dsl.language.effects import changed, no_effect
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.registry import Quantity, Range
+from dslc.dsl.language.registry import Quantity
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
@@ -321,8 +321,6 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
     parallelism, train = job.parallelism, job.train
     if parallelism.auto:
         yield "`parallelism = auto`", parallelism.span, "name the axes: `data = …`"
-    if isinstance(job.devices.nodes, Range):
-        yield "a range of nodes", job.devices.at("nodes"), "a count runs"
     if isinstance(job.devices.gpus, c.Free):
         yield "`gpus = free(…)`", job.devices.at("gpus"), "a count, a list or `all`"
     if job.devices.backend == "mpi":

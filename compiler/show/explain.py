@@ -150,12 +150,20 @@ def _topology(plan: Plan) -> list[str]:
     top = plan.topology
     counts = top.node_counts
     rows = [
-        ("nodes", f"{span_text(counts[0], counts[-1])} (elastic)" if len(counts) > 1 else f"{top.nodes:,}"),
+        ("nodes", f"{top.nodes:,}{_elastic(counts, top.nodes)}"),
         ("devices", f"{devices_text(plan)}, {top.processes} on each node"),
         ("backend", f"{top.backend} on {top.device}"),
         ("memory", known_bytes(top.memory) + (" a device" if top.memory else "") + _limit(plan)),
     ]
     return table(rows)
+
+
+def _elastic(counts: Sequence[int], shown: int) -> str:
+    """Returns what is said of an elastic job, of whose counts of nodes one is shown."""
+    if len(counts) == 1:
+        return ""
+    on = f"{', '.join(map(str, counts[:-1]))} or {counts[-1]}"
+    return f", of an elastic job on {on}; `--set devices.nodes=…` shows another"
 
 
 def _limit(plan: Plan) -> str:

@@ -13,11 +13,13 @@ have a new port for the store. A host that was lost may come back meanwhile: its
 one, started with the same command, for which the place is free. Each keeps its node. A keeper that was lost comes back
 as any other: the hosts that wait for it say which start was the last, and where the run directory is.
 
+The hosts of an elastic training (`Meeting.counts`) come and go: elastic.py.
+
 Contract: one address listens, while the hosts meet, and to the end if hosts may come back: a host that comes early
 waits there. A launcher whose connection ends is `lost` (wire.py).
 
-Limits: a fixed number of hosts, and a keeper at a fixed address: while it is gone nobody goes on. Those at a `Door` do
-not meet again.
+Limits: if the training is not elastic, a fixed number of hosts, and a keeper at a fixed address: while it is gone
+nobody goes on. Those at a `Door` do not meet again.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from dslc.runtime.hosts import elastic
 from dslc.runtime.hosts.doors import Door, NotMet, address_of
+from dslc.runtime.hosts.elastic import Gate
 from dslc.runtime.hosts.meetings import AGAIN, PARTING, Before, Left, Meeting, Met, Stopped, Where, join, keep, names_of
 from dslc.runtime.hosts.wire import PATIENCE, Message, Wire, endpoint, interface_of, listen
 
@@ -44,14 +48,15 @@ class Company:
     messages call `hosts[node]`. `ranks` are those that it starts, for the time `start`.
     """
 
-    def __init__(self, meeting: Meeting, where: Where, met: Met) -> None:
-        self._meeting, self._where = meeting, where
+    def __init__(self, meeting: Meeting, where: Where, met: Met, gate: Gate | None = None) -> None:
+        self._meeting, self._where, self._gate = meeting, where, gate
         self.folder = met.folder  # the run directory of the keeper, when it is known
         self._take(met)
 
     def _take(self, met: Met) -> None:
         meeting, node, machines = self._meeting, met.node, tuple(met.machines)
         self.node, self.machines, self.store, self.start = node, machines, met.store, met.start
+        self.changes, self._addresses = met.changes, met.addresses
         self.hosts = tuple(names_of(machines, ranks=meeting.ranks))
         self.ranks = range(node * meeting.processes, (node + 1) * meeting.processes)
         alone = meeting.ranks and len(set(machines)) == 1
@@ -62,6 +67,25 @@ class Company:
         self._early = list(met.early)
 
     @property
+    def elastic(self) -> bool:
+        """True if hosts may come and go."""
+        return bool(self._meeting.counts)
+
+    @property
+    def grows(self) -> bool:
+        """True on the keeper of an elastic training if hosts wait with which the job can train on more of them."""
+        if self._gate is None:
+            return False
+        here = len(self.machines)
+        more = elastic.largest(self._meeting.counts, here + len(self._gate.arrived)) > here
+        return more and time.monotonic() > self._gate.last + elastic.SETTLE
+
+    @property
+    def handles(self) -> list[int]:
+        """The descriptors of all connections, to wait for a message."""
+        return [*(wire.fileno() for wire in self.wires), *(self._gate.handles if self._gate is not None else ())]
+
+    @property
     def keeps(self) -> bool:
         """True on the keeper."""
         return self.node == 0
@@ -69,7 +93,12 @@ class Company:
     @property
     def interface(self) -> str:
         """The network interface that leads to the other hosts; "" if it is not known."""
-        return interface_of(next(iter(self._wires.values())).here)
+        return interface_of(self._here)
+
+    @property
+    def _here(self) -> str:
+        """The address of this host."""
+        return self._gate.place[0] if self._gate is not None else next(iter(self._wires.values())).here
 
     @property
     def wires(self) -> list[Wire]:
@@ -82,7 +111,12 @@ class Company:
             wire.send({"kind": kind, **more})
 
     def hear(self) -> list[tuple[int, Message]]:
-        """Returns the messages that have arrived, with the node that sent each, and notes who is lost."""
+        """Returns the messages that have arrived, with the node that sent each, and notes who is lost. Lets in who
+        comes to an elastic training.
+        """
+        if self._gate is not None:
+            self._gate.look()
+            self._gate.call()
         found, self._early = self._early, []
         for node, wire in self._wires.items():
             if node not in self.lost:
@@ -126,14 +160,20 @@ class Company:
 
         Raises NotMet, and Stopped if a host was asked to stop, as `stopped` says of this one.
         """
+        lost = frozenset(self.lost)
         parted = time.monotonic() + PARTING
         while self.keeps and self.wires and time.monotonic() < parted:  # or they might lose what it has said
             select.select(self.wires, [], [], AGAIN)
             self.hear()
+        here = self._here
         self._part()
         meeting = replace(self._meeting, until=until, stopped=stopped)
-        before = Before(node=self.node, start=self.start, folder=self.folder)
-        if self.keeps:
+        before = Before(node=self.node, start=self.start, folder=self.folder, changes=self.changes)
+        if self.elastic:
+            was = elastic.Was(before=before, gate=self._gate, lost=lost, addresses=self._addresses, here=here)
+            met, self._gate = elastic.meet_again(meeting, was)
+            self._take(met)
+        elif self.keeps:
             self._take(keep(meeting, self._where, start))
         else:
             self._take(join(meeting, self._where, before))
@@ -147,8 +187,19 @@ class Company:
     def close(self) -> None:
         """Closes all connections, and what listens."""
         self._part()
+        if self._gate is not None:
+            self._gate.close()
         if self._where.listening is not None:
             self._where.listening.close()
+
+    def dismiss(self, steps: int | None) -> None:
+        """Tells the hosts that wait to take part that the training is over, after so many steps; None if it failed."""
+        if self._gate is None:
+            return
+        if steps is None:
+            self._gate.tell("refused", why="the training failed")
+        else:
+            self._gate.tell("over", steps=steps, host=self.machines[0])
 
 
 # ------------------------------------------------------------------------------------------------------------ meeting
@@ -157,6 +208,9 @@ class Company:
 def meet(meeting: Meeting) -> Company:
     """Returns the company of all hosts, when all have come and agree. Raises NotMet."""
     try:
+        if meeting.counts:
+            met, gate = elastic.meet(meeting)
+            return Company(meeting, Where(meeting.rendezvous, lambda: None), met, gate)
         return _meet_at(meeting.door, meeting) if meeting.door is not None else _meet(meeting)
     except Stopped:
         raise NotMet("another host was asked to stop while the hosts met") from None
@@ -227,3 +281,18 @@ def shared(company: Company, folder: str, timeout: float) -> tuple[str, list[int
     blind = [node for node, message in sorted(answers.items()) if not message.get("sees")]
     company.tell("blind", nodes=blind)
     return folder, blind
+
+
+def alike(company: Company, what: str, value: str, timeout: float) -> None:
+    """Raises NotMet, on all hosts, if one has another `value` than the keeper. Called by all."""
+    if company.keeps:
+        answers = company.wait_for("value", timeout)
+        told = {0: value} | {node: str(message["value"]) for node, message in sorted(answers.items())}
+        wrong = next((node for node, each in told.items() if each != value), None)
+        why = "" if wrong is None else f"{company.hosts[0]} has {value}, and {company.hosts[wrong]} has {told[wrong]}"
+        company.tell("alike", why=why)
+    else:
+        company.tell("value", value=value)
+        why = str(company.wait_for("alike", timeout)[0]["why"])
+    if why:
+        raise NotMet(f"the hosts differ in {what}: {why}")

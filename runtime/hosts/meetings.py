@@ -19,7 +19,7 @@ from dslc.runtime.hosts.wire import MOST, Message, Wire, listen
 
 AGAIN = 0.2  # seconds between two attempts to connect
 _SAY = 2.0, 60.0  # seconds after which it is first said who is awaited, and then every so many
-_HELLO = 10.0  # seconds that a connection has to say who it is
+HELLO = 10.0  # seconds that a connection has to say who it is
 PARTING = 5.0  # seconds that the keeper waits for the others to leave
 _FOR_HOSTS = "the job takes {} (`devices.nodes`), each started with the same command"
 
@@ -41,7 +41,7 @@ class Meeting:
     """
 
     rendezvous: str
-    nodes: int
+    nodes: int  # the most, of an elastic training
     facts: Mapping[str, str]
     timeout: float  # seconds that hosts are waited for
     say: Callable[[str], object] = field(default=lambda text: None)
@@ -54,6 +54,13 @@ class Meeting:
     again: bool = False  # hosts that are lost may come back
     until: float = math.inf  # the time of the clock, if that is before `timeout` has passed
     stopped: Callable[[], bool] = field(default=lambda: False)
+    counts: tuple[int, ...] = ()  # of an elastic training: the numbers of hosts on which it can go on
+    claim: Callable[[str], bool] = field(default=lambda folder: True)  # takes a run directory over, if it is free
+
+    @property
+    def takes(self) -> str:
+        """The number of hosts, in words."""
+        return f"{self.counts[0]} to {self.nodes}" if self.counts and self.counts[0] < self.nodes else str(self.nodes)
 
     @property
     def ranks(self) -> bool:
@@ -73,6 +80,8 @@ class Met:
     store: tuple[str, int]
     start: int = 1
     folder: str = ""
+    changes: int = 0  # how many of the starts so far were no restarts: hosts had come or gone
+    addresses: Sequence[str] = ()  # of an elastic training, by node
     early: Sequence[tuple[int, Message]] = ()  # messages that arrived already
     listening: socket.socket | None = None
 
@@ -84,6 +93,7 @@ class Before:
     node: int
     start: int
     folder: str
+    changes: int = 0
 
 
 @dataclass(frozen=True)
@@ -105,7 +115,7 @@ def keep(meeting: Meeting, where: Where, start: int = 1) -> Met:
     """Waits for all hosts. `start`: of the ranks; after the first a host that differs is refused alone."""
     assert where.listening is not None
     name = where.name if meeting.door is not None else meeting.rendezvous
-    waiting = _Waiting(meeting, f"for the hosts at {name}")
+    waiting = Waiting(meeting, f"for the hosts at {name}")
     arrived: list[tuple[Wire, Message]] = []
     strangers: dict[Wire, float] = {}
     try:
@@ -115,7 +125,7 @@ def keep(meeting: Meeting, where: Where, start: int = 1) -> Met:
             ready, _, _ = select.select([where.listening.fileno(), *known], [], [], AGAIN)
             if where.listening.fileno() in ready:
                 strangers[Wire(where.listening.accept()[0])] = time.monotonic()
-            arrived += [each for each in _said_hello(strangers) if start == 1 or _is_alike(meeting, *each)]
+            arrived += [each for each in _said_hello(strangers) if start == 1 or is_alike(meeting, *each)]
             arrived = [(wire, message) for wire, message in arrived if not _has_left(wire)]
         return _agreed(meeting, arrived, where.listening.getsockname()[0], start)
     except BaseException as error:
@@ -148,19 +158,19 @@ def _said_hello(strangers: dict[Wire, float]) -> Iterator[tuple[Wire, Message]]:
     """Yields the connections that have said who they are, and drops those that say anything else, or nothing."""
     for wire, since in list(strangers.items()):
         messages = wire.read()
-        hello = next((message for message in messages if _is_hello(message)), None)
+        hello = next((message for message in messages if is_hello(message)), None)
         if hello is not None:
             del strangers[wire]
             _hear_stop(messages)
             yield wire, hello
-        elif wire.closed or time.monotonic() - since > _HELLO:
+        elif wire.closed or time.monotonic() - since > HELLO:
             del strangers[wire]
             wire.close()
 
 
-def _is_hello(message: Message) -> bool:
+def is_hello(message: Message) -> bool:
     facts = isinstance(message.get("facts"), dict)
-    before = all(type(message.get(name)) in (int, type(None)) for name in ("node", "start"))
+    before = all(type(message.get(name)) in (int, type(None)) for name in ("node", "start", "changes"))
     return message.get("kind") == "hello" and isinstance(message.get("host"), str) and facts and before
 
 
@@ -174,16 +184,16 @@ def _hear_stop(messages: Sequence[Message]) -> None:
         raise Stopped
 
 
-def _is_alike(meeting: Meeting, wire: Wire, hello: Message) -> bool:
+def is_alike(meeting: Meeting, wire: Wire, hello: Message) -> bool:
     """True for a host that has all alike; another one is told why not, and leaves."""
     differs = _difference([meeting.host, str(hello["host"])], [meeting.facts, hello["facts"]])
     if differs:
         meeting.say(f"{hello['host']} was not taken: {differs}")
-        _refuse(wire, differs)
+        refuse(wire, differs)
     return not differs
 
 
-def _refuse(wire: Wire, why: str) -> None:
+def refuse(wire: Wire, why: str) -> None:
     wire.send({"kind": "refused", "why": why[: MOST // 8]})  # a letter takes 6 bytes of JSON at most
     wire.close()
 
@@ -197,7 +207,7 @@ def _agreed(meeting: Meeting, arrived: list[tuple[Wire, Message]], address: str,
     wrong = _fault(meeting, [message for _, message in arrived], hosts)
     if wrong:
         for wire, _ in arrived:
-            _refuse(wire, wrong)
+            refuse(wire, wrong)
         raise NotMet(wrong)
     # If this keeper is a new one, the others know more than it does.
     last, folder = max(((int(m.get("start") or 0), str(m.get("folder") or "")) for _, m in arrived), default=(0, ""))
@@ -266,7 +276,7 @@ def _difference(hosts: Sequence[str], facts: Sequence[Mapping[str, object]]) -> 
 
 
 def join(meeting: Meeting, where: Where, before: Before | None = None) -> Met:
-    waiting = _Waiting(meeting, "")
+    waiting = Waiting(meeting, "")
     while True:
         waiting.what = f"for {where.name}, where the hosts meet"
         wire = _connected(where.find, waiting)
@@ -283,19 +293,19 @@ def join(meeting: Meeting, where: Where, before: Before | None = None) -> Met:
             raise
 
 
-def _connected(find: Callable[[], tuple[str, int] | None], waiting: _Waiting) -> Wire:
+def _connected(find: Callable[[], tuple[str, int] | None], waiting: Waiting) -> Wire:
     while True:
         where = find()
         try:
             if where is not None:
-                return Wire(socket.create_connection(where, timeout=_HELLO))
+                return Wire(socket.create_connection(where, timeout=HELLO))
         except OSError as error:
             waiting.why = f": {(error.strerror or str(error)).lower()}"
         waiting.look([])
         time.sleep(AGAIN)
 
 
-def _welcomed(meeting: Meeting, wire: Wire, where: Where, before: Before | None, waiting: _Waiting) -> Met:
+def _welcomed(meeting: Meeting, wire: Wire, where: Where, before: Before | None, waiting: Waiting) -> Met:
     """Says hello to the keeper, and returns what it answers when all have come. Raises NotMet, and Left if it leaves
     before.
     """
@@ -326,11 +336,12 @@ def _welcomed(meeting: Meeting, wire: Wire, where: Where, before: Before | None,
         waiting.look([])
 
 
-class _Waiting:
+class Waiting:
     """Says what is waited for, now and then; raises NotMet when that lasts too long, Stopped when one is asked to."""
 
     def __init__(self, meeting: Meeting, what: str) -> None:
         self.what, self.why = what, ""
+        self.patient = False  # it is known that this host waits for a place
         self._meeting, self._began = meeting, time.monotonic()
         self._next = self._began + _SAY[0]
 
@@ -339,11 +350,11 @@ class _Waiting:
             raise Stopped
         now = time.monotonic()
         there = f"; here: {', '.join([self._meeting.host, *arrived])}" if arrived else ""
-        if now > min(self._began + self._meeting.timeout, self._meeting.until):
+        if not self.patient and now > min(self._began + self._meeting.timeout, self._meeting.until):
             raise NotMet(
                 f"waited {self._meeting.timeout:g} s (`launch.timeout`) {self.what}{self.why}{there}; "
-                f"{self._meeting.needs.format(self._meeting.nodes)}"
+                f"{self._meeting.needs.format(self._meeting.takes)}"
             )
-        if now >= self._next:
+        if now >= self._next and not self.patient:
             self._next = now + _SAY[1]
-            self._meeting.say(f"waiting {self.what}{self.why}{there}; the job takes {self._meeting.nodes}")
+            self._meeting.say(f"waiting {self.what}{self.why}{there}; the job takes {self._meeting.takes}")

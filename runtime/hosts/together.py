@@ -6,6 +6,8 @@ Model: every launcher asks its `Together` what to do, a few times a second. The 
     failed   a launcher whose ranks fail reports the cause that it sees. The keeper asks the others for theirs, takes
              the best, and all end with it. A host that is lost is a cause too. The keeper says whether the ranks are
              started again (restarts.py); who loses the keeper supposes so, and waits for it
+    changed  hosts have come to an elastic training, or one is lost: the keeper has all stop after a step, as for
+             `stop`, or end; they meet again and go on
     stop     Ctrl-C on any host, or the job's time. Memory is not shared between hosts, so ranks cannot look at one
              board. The keeper chooses a step s that no rank has reached; each launcher writes on its board that ranks
              wait at the end of s, and reports how far its ranks are. If all are before s, each of them is going to
@@ -19,6 +21,7 @@ Limits: while the keeper is gone nobody decides.
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable
 from typing import Any, Literal
@@ -29,7 +32,7 @@ from dslc.runtime.process.failure import Failure, better, failure_from, for_othe
 from dslc.runtime.process.stop import Board
 
 Verdict = Literal["go on", "settle", "part", "end"]
-Follow = Callable[[Failure, bool], tuple[bool, Failure]]  # the failure; whether a host was asked to stop
+Follow = Callable[[Failure, bool, bool], tuple[bool, Failure]]  # the failure; a host was asked to stop; one is lost
 PATIENCE = 10.0  # seconds that hosts have to report what they see of a failure
 
 
@@ -45,6 +48,7 @@ class Together:
         self._follow = follow
         self.cause: Failure | None = None
         self.again = False  # ranks are started again
+        self.change = False  # because hosts of an elastic training have come or gone
         self.end = ""  # the last words of rank 0, when all are done
         self._done: dict[int, str] = {}  # the keeper's: by node
         self._seen: dict[int, Failure | None] = {}
@@ -63,7 +67,8 @@ class Together:
         if company.keeps:
             self._keep()
         elif company.lost and self.cause is None and self._verdict != "part":
-            self.again, self.cause = self._follow(self._loss(0), board.stop_requested)
+            self.again, self.cause = self._follow(self._loss(0), board.stop_requested, True)
+            self.change = company.elastic
             self._verdict = "end"
         if board.all_done and not self._told_done:
             self._told_done = True
@@ -108,7 +113,7 @@ class Together:
             case "settle" if not self.reported:
                 self._verdict, self.asked_of = "settle", str(message["of"])
             case "stop":
-                self._hold.wanted, self._hold.timed = True, bool(message["timed"])
+                self._hold.wanted, self._hold.timed, self._hold.changes = True, bool(message["timed"]), False
             case "hold":
                 self._board.hold_at(int(message["step"]))
                 self._say(self.company.node, {"kind": "held", "step": message["step"], "at": self._board.furthest})
@@ -120,9 +125,10 @@ class Together:
                 self._board.release()
             case "part":
                 self.end, self._verdict = str(message["end"]), "part"
+                self.again = self.change = bool(message["again"])
             case "end":
                 self.cause, self.again = failure_from(message["cause"]), bool(message["again"])
-                self._verdict = "end"
+                self.change, self._verdict = bool(message["change"]), "end"
 
     # -------------------------------------------------------------------------------------------- what the keeper does
 
@@ -131,7 +137,8 @@ class Together:
         if self._verdict in ("part", "end"):
             return
         if len(self._done) == len(nodes):
-            self._tell_all("part", end=self._done[0])
+            again = self._hold.changes and json.loads(self._done[0])["stopped_at"] is not None
+            self._tell_all("part", end=self._done[0], again=again)
             return
         lost = [node for node in self.company.lost if node not in self._done]
         if lost or self._seen:
@@ -140,9 +147,12 @@ class Together:
             if not missing or time.monotonic() > self._settles_until:
                 seen = [each for each in self._seen.values() if each is not None]
                 stopping = self._board.stop_requested or (self._hold.wanted and not self._hold.timed)
-                again, cause = self._follow(better(seen + [self._loss(node) for node in lost]), stopping)
-                self._tell_all("end", cause=dataclasses.asdict(cause), again=again)
+                again, cause = self._follow(better(seen + [self._loss(node) for node in lost]), stopping, bool(lost))
+                change = bool(lost) and self.company.elastic
+                self._tell_all("end", cause=dataclasses.asdict(cause), again=again, change=change)
             return
+        if not self._hold.wanted and self._board.furthest and self.company.grows:
+            self._hold.wanted = self._hold.changes = True
         if self._hold.wanted and not self._hold.decided:
             self._stop(len(nodes))
 
@@ -187,6 +197,7 @@ class _Hold:
 
     wanted: bool = False
     timed: bool = False
+    changes: bool = False  # for hosts that have come
     decided: bool = False
     step: int = 0
     margin: int = 2

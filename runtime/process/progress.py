@@ -32,19 +32,26 @@ LOOKS = {True: 0.2, False: 1.0}  # seconds between two looks, on a terminal and 
 
 
 class Watch:
-    """Follows one training from the launcher; `keeper` is the host that shows it, if that is another one."""
+    """Follows one training from the launcher; `keeper` is the host that shows it, if that is another one. If it
+    `goes_on`, what was noted before has been shown elsewhere.
+    """
 
-    def __init__(self, job: JobProgram, run_dir: str, board: Board, screen: TextIO, keeper: str = "") -> None:
+    def __init__(
+        self, job: JobProgram, run_dir: str, board: Board, screen: TextIO, keeper: str = "", *, goes_on: bool = False
+    ) -> None:
         self._job, self._run_dir, self._board, self._screen = job, run_dir, board, screen
-        self._notes = Follower(os.path.join(run_dir, NOTES))
+        notes = os.path.join(run_dir, NOTES)
+        self._notes = Follower(notes, os.path.getsize(notes) if goes_on and os.path.exists(notes) else 0)
         self._records: Follower | None = None
         self._display: _Display | None = None
         self._tensorboard: TensorBoard | None = None
         self._last: dict[str, Record] = {}
         found = os.stat(run_dir)
         self._folder = found.st_dev, found.st_ino
-        self._warned, self._keeper = False, keeper
-        self._beat = Beat(run_dir, job.steps, keeps=not keeper and job.task == "train")
+        self._warned, self._keeper, self._trains = False, keeper, job.task == "train"
+        self._beat = Beat(run_dir, job.steps, keeps=not keeper and self._trains)
+        self._left: tuple[int, float] | None = None  # before a change of hosts
+        self._hosts = ""
         self._events = job.tensorboard  # are written for TensorBoard
         self._fancy = screen.isatty() and "CI" not in os.environ and os.environ.get("TERM") != "dumb"
         self.interval = LOOKS[self._fancy]
@@ -54,6 +61,10 @@ class Watch:
         for line in self._notes.new():
             with self._screened():
                 self._say(readable(line.rstrip()))
+        if self._left is not None and self._board.began is not None:
+            with self._screened():
+                self._say(self._cost(self._left, self._board.began))
+            self._left = None
         if self._records is None and self._board.records is not None:
             self._records = Follower(os.path.join(self._run_dir, NAME), self._board.records)
         for line in self._records.new() if self._records is not None else ():
@@ -100,6 +111,27 @@ class Watch:
             self._say(message)
             if self._display is not None:
                 self._display.restart(note)
+
+    def shown_by(self, keeper: str) -> None:
+        """Leaves the display and the state of the run to the host `keeper` from now on; "": this one has them."""
+        self._keeper, self._beat.keeps = keeper, not keeper and self._trains
+
+    def change(self, left: tuple[int, float], hosts: str) -> None:
+        """Has the cost of a change of hosts shown when the ranks go on: `left` is the step that was done before, and
+        the time of the clock; `hosts` are those that go on.
+        """
+        self._left, self._hosts = left, hosts
+
+    def _cost(self, left: tuple[int, float], began: tuple[int, float]) -> str:
+        steps = max(0, left[0] - began[0])
+        lost = (
+            f"{steps} step{'s' * (steps != 1)} {'are' if steps != 1 else 'is'} done again"
+            if steps
+            else "no step is lost"
+        )
+        return (
+            f"goes on after step {began[0]} with {self._hosts}: the change took {began[1] - left[1]:.1f} s, and {lost}"
+        )
 
     def has_folder(self) -> bool:
         """True if the run directory is still there."""

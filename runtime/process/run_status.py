@@ -164,7 +164,7 @@ class Beat:
     """The launcher's part: signs of life, and the end. `keeps` is false on a host that leaves this to another."""
 
     def __init__(self, run_dir: str, steps: int, *, keeps: bool = True) -> None:
-        self._run_dir, self._keeps = run_dir, keeps
+        self._run_dir, self.keeps = run_dir, keeps
         before = read_status(run_dir) if keeps else None
         restarts = before.restarts if before is not None and before.state == "starting" else 0
         self._last = RunStatus(state="starting", steps=steps, restarts=restarts, within=_START)
@@ -174,7 +174,7 @@ class Beat:
         """Gives a sign of life if one is due, with the steps done; returns whether the run is asked to stop. Called at
         each moment at which the launcher wakes; costs some microseconds if nothing is due.
         """
-        if not self._keeps:
+        if not self.keeps:
             return False
         changed = step > 0 and self._last.state != "running"
         if changed or time.monotonic() - self._at >= BEAT:
@@ -199,7 +199,7 @@ class Beat:
         asked: str = "",
     ) -> None:
         """Says how the run has ended, and takes away the request to stop."""
-        if self._keeps and is_asked_to_stop(self._run_dir):
+        if self.keeps and is_asked_to_stop(self._run_dir):
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self._run_dir, STOP))
         self.say(
@@ -210,7 +210,7 @@ class Beat:
 
     def say(self, status: RunStatus) -> None:
         self._last, self._at = status, time.monotonic()
-        if self._keeps:
+        if self.keeps:
             write_status(self._run_dir, status)
 
 

@@ -41,8 +41,8 @@ SECOND = 0.5  # seconds; `timeout` and some supervisors send one signal twice in
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 WORDS = 1 << 16  # bytes reserved for the last words of a rank; untouched pages cost nothing
 
-_REQUEST, _STOP_AT, _UNITS, _RECORDS, _NOT_FINITE, _TIMED, _TIME_IS_UP, _HOLD = range(8)
-_HEAD, _EACH = 8, 3  # numbers at the beginning of the board, and for each rank
+_REQUEST, _STOP_AT, _UNITS, _RECORDS, _NOT_FINITE, _TIMED, _TIME_IS_UP, _HOLD, _BEGAN, _FROM = range(10)
+_HEAD, _EACH = 10, 3  # numbers at the beginning of the board, and for each rank
 _PROCESS, _STEP, _SAID = range(3)  # _SAID: bytes of last words, negated for a rank that is done
 
 
@@ -60,9 +60,9 @@ class Board:
         self.attempt = 1  # how often the ranks have been started
         self.asked = ""  # what has asked to stop: a signal's name, or `dslc stop`; known to the launcher
 
-    def start_again(self, attempt: int) -> None:
-        """Forgets all but a request to stop; called by the launcher while there is no rank."""
-        self.attempt = attempt
+    def start_again(self, attempt: int, first: int) -> None:
+        """Forgets all but a request to stop; called by the launcher while there is no rank. `first`: of the ranks."""
+        self.attempt, self.ranks = attempt, range(first, first + len(self.ranks))
         for n in range(_REQUEST + 1, len(self._numbers)):
             self._numbers[n] = 0
 
@@ -137,6 +137,18 @@ class Board:
 
     def _at(self, rank: int) -> int:
         return _HEAD + _EACH * (rank - self.ranks.start)
+
+    def begin(self, step: int) -> None:
+        """Records that ranks are ready to go on after `step`, and when; the same from all ranks."""
+        if not self._numbers[_BEGAN]:
+            self._numbers[_FROM] = step
+            self._numbers[_BEGAN] = time.monotonic_ns()
+
+    @property
+    def began(self) -> tuple[int, float] | None:
+        """The step after which the ranks go on and the time of the clock when they were ready; None before."""
+        numbers = self._numbers
+        return (numbers[_FROM], numbers[_BEGAN] / 1e9) if numbers[_BEGAN] else None
 
     @property
     def furthest(self) -> int:

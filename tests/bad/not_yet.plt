@@ -5,5 +5,5 @@ parallelism {
 }
 
 devices {
-  nodes = 1..2
+  backend = mpi
 }

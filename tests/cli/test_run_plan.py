@@ -321,3 +321,10 @@ def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "plan.json", "E1001", "dslc plan JOB --json")
     missing = here("run", tmp_path / "other.json")
     assert missing.returncode == 1 and "error[E0101]" in missing.stderr
+
+
+def test_the_plan_of_an_elastic_job_is_refused(job: Path) -> None:
+    made = here("plan", job, "--set", "devices.nodes=1..2", "--set", "data.batch=16", "--json", "--trace")
+    plan = job.with_name("elastic.json")
+    plan.write_text(made.stdout)
+    refused(plan, "E0815", "the plan of an elastic job", "dslc plan JOB --set devices.nodes=")

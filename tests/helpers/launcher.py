@@ -140,10 +140,12 @@ class Command:
     def wait_for(self, words: str) -> None:
         """Waits until a line with these words has been shown."""
         assert self.process.stdout is not None
+        said = []
         for line in self.process.stdout:
             if words in line:
                 return
-        raise AssertionError(f"ended without saying {words!r}")
+            said.append(line)
+        raise AssertionError(f"ended without saying {words!r}, but:\n{''.join(said)}")
 
     def end(self) -> tuple[int, str]:
         """Returns the exit status, and the output since."""

@@ -1,0 +1,74 @@
+"""What the launchers of a training have alike before a rank starts: the versions, the job and its files, the plan, and
+a folder for checkpoints.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from dslc.compiler.plan_facts import facts_of
+from dslc.dsl.language.job import python_calls
+from dslc.runs import Ready
+from dslc.version import __version__
+
+if TYPE_CHECKING:
+    from dslc.runtime.hosts.company import Company
+    from dslc.runtime.process.failure import Outcome
+
+ANSWER = 60.0  # seconds that a host may take to answer about a folder
+Then = Callable[["Outcome", dict[str, Any] | None, str], int]  # with the report and the run directory: the exit status
+
+
+def share_checkpoints(ready: Ready, company: Company) -> None:
+    """Raises NotMet, on all hosts, if one does not see the folder of the checkpoints."""
+    from dslc.runtime.checkpoint import files
+    from dslc.runtime.hosts.company import shared
+    from dslc.runtime.hosts.doors import NotMet
+
+    if not ready.program.checkpoint.written:
+        return
+    place = files.folder_of(ready.program, company.folder)
+    if company.keeps:
+        os.makedirs(place, exist_ok=True)
+    _, blind = shared(company, place, ANSWER)
+    if blind:
+        hosts = list(dict.fromkeys(company.machines[node] for node in blind))
+        does = "do not see" if len(hosts) > 1 else "does not see"
+        raise NotMet(
+            f"{' and '.join(hosts)} {does} {place} of {company.machines[0]}: checkpoints need a folder that all hosts "
+            "share, which `checkpoint.dir` or --out names"
+        )
+
+
+def facts_compared(ready: Ready) -> Iterator[tuple[str, str]]:
+    """Yields what the hosts have to have alike, the causes before what follows from them."""
+    analysis = ready.compiled.analysis
+    yield "the version of dslc", __version__
+    yield "the version of torch", version("torch")
+    yield "the version of Python", platform.python_version()
+    for name, text in ready.loaded.texts.items():
+        yield f"the file {name}", _digest(text.encode())
+    for call in python_calls(analysis.job):
+        module = call.function.partition(":")[0]
+        path = os.path.join(analysis.job.folder, *module.split(".")) + ".py"
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                yield f"the file {os.path.relpath(path, analysis.job.folder)}", _digest(file.read())
+    for fact in facts_of(analysis).files:
+        yield f"the file {fact.path}", f"{fact.size:,} bytes, {fact.digest[:8]}"
+    machine = analysis.facts.machine
+    if analysis.layout.device == "cuda" and machine is not None:
+        yield "the GPUs", ", ".join(f"{size / 2**30:.0f} GiB" for size in machine.gpus) or "none"
+    if ready.counts:
+        yield "the counts of nodes that the job trains on", ", ".join(map(str, ready.counts))
+    else:
+        yield "the plan", ready.program.plan_hash
+
+
+def _digest(content: bytes) -> str:
+    return f"{len(content):,} bytes, {hashlib.sha256(content).hexdigest()[:8]}"

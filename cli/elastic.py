@@ -1,0 +1,134 @@
+"""Trains an elastic job with the hosts that are there: this is the launcher of one of them.
+
+Model: hosts meet as for any training of several (hosts.py), and again whenever one comes or goes
+(runtime/hosts/elastic.py). After each meeting every host compiles the job for the hosts that met, and they compare the
+plans. The keeper holds the lock of the run directory, and writes the plan there; when it is lost, the host that keeps
+from then on takes the lock.
+
+Contract: all hosts see the run directory: whoever keeps writes there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+from dslc.agreement import ANSWER, Then, facts_compared, share_checkpoints
+from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.dsl.plain import plain
+from dslc.run_folder import Occupied, claimed, make_folder, refuse_run
+from dslc.runs import Ready, draw, launch, lay_down, report_on
+from dslc.runtime.process.run_status import begin
+from dslc.status import GOOD
+
+if TYPE_CHECKING:
+    from dslc.runtime.hosts.company import Company
+    from dslc.runtime.process.failure import Outcome
+
+
+def train_elastic(ready: Ready, rendezvous: str, out: str | None, then: Then) -> int:
+    """Trains with those that come to the rendezvous, and returns the exit status that `then` gives. Raises NotMet, and
+    Occupied.
+    """
+    from dslc.runtime.hosts.company import meet
+    from dslc.runtime.hosts.elastic import Over
+    from dslc.runtime.hosts.meetings import Meeting
+
+    # torch: a host that waits for a place has it imported when it gets one.
+    importlib.import_module("dslc.runtime.launch")
+    counts = tuple(ready.counts)
+    with contextlib.ExitStack() as claims:
+        training = _Training(ready, out, claims)
+        meeting = Meeting(
+            rendezvous=rendezvous,
+            nodes=counts[-1],
+            facts=dict(facts_compared(ready)),
+            timeout=ready.program.timeout,
+            processes=ready.program.processes,
+            say=_say,
+            counts=counts,
+            claim=training.claim,
+        )
+        try:
+            company = meet(meeting)
+        except Over as over:
+            _say(f"dslc: {over}")
+            return GOOD
+        try:
+            outcome, report = training.run(company)
+            company.dismiss(outcome.steps if outcome.failure is None else None)
+            status = then(outcome, report, training.folder)
+            company.let_end()
+            return status
+        finally:
+            company.close()
+
+
+def _say(text: str) -> None:
+    print(plain(text), file=sys.stderr, flush=True)
+
+
+class _Training:
+    """One launcher's part: `ready` is the job for the hosts that have met last, `folder` the run directory."""
+
+    def __init__(self, job: Ready, out: str | None, claims: contextlib.ExitStack) -> None:
+        self.ready, self.folder = job, ""
+        self._job, self._out, self._claims = job, out, claims
+        self._holds = False
+
+    def run(self, company: Company) -> tuple[Outcome, dict[str, Any] | None]:
+        """Trains to the end, and returns the outcome and, on the keeper, the contents of report.json."""
+        program, places = self.gathered(company)
+        if company.keeps:
+            self._claims.enter_context(draw(self.folder))
+        outcome = launch(program, places, self.folder, company=company, gathered=lambda: self.gathered(company))
+        if not company.keeps or outcome.failure is not None or outcome.stopped_at == 0:
+            return outcome, None
+        return outcome, report_on(self.ready, self.folder, outcome.steps)
+
+    def claim(self, folder: str) -> bool:
+        """Locks the run directory of a training whose keeper is gone; returns whether that was possible."""
+        try:
+            self._claims.enter_context(claimed(folder, self._job.program, goes_on=True))
+        except (Occupied, OSError):
+            return False
+        self._holds = True
+        return True
+
+    def gathered(self, company: Company) -> tuple[JobProgram, tuple[RankPlace, ...]]:
+        """Returns the program for the hosts that have met, when all see the run directory and have the same plan.
+        Raises NotMet, and Occupied.
+        """
+        from dslc.runtime.hosts.company import alike, shared
+        from dslc.runtime.hosts.doors import NotMet
+
+        self.ready = ready = self._job.on(len(company.machines))
+        if company.keeps:
+            self._keep(company)
+        company.folder, blind = shared(company, company.folder if company.keeps else "", ANSWER)
+        self.folder = company.folder
+        if blind:
+            hosts = " and ".join(dict.fromkeys(company.machines[node] for node in blind))
+            raise NotMet(
+                f"not all hosts see {company.folder} of {company.machines[0]}: {hosts}. An elastic training needs a "
+                "run directory that all hosts share, which --out names"
+            )
+        share_checkpoints(ready, company)
+        alike(company, "the plan", ready.program.plan_hash, ANSWER)
+        return ready.program, ready.places
+
+    def _keep(self, company: Company) -> None:
+        """Has the run directory, and writes the plan there."""
+        program = self.ready.program
+        if not company.folder:
+            company.folder = make_folder(program, self._out)
+            refuse_run(company.folder, program)
+        if not self._holds:
+            goes_on = company.start > 1
+            self._claims.enter_context(claimed(company.folder, program, goes_on=goes_on))
+            self._holds = True
+        lay_down(self.ready, company.folder)
+        if self.folder == "":
+            begin(company.folder, program.steps)

@@ -1,0 +1,137 @@
+"""The counts of nodes of an elastic job: each is analysed as a job of its own, and those that cannot train are skipped.
+
+Only the data axis grows with the nodes: the other axes are what the job says. The global batch, the learning rate and
+the order of the samples are the same at every count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from dslc.compiler.cost.reuse import Reuse
+from dslc.compiler.ir.facts import Facts
+from dslc.compiler.rules.analyse import analyse
+from dslc.compiler.rules.analysis import Analysis
+from dslc.dsl.diagnostics import Diagnostic, Note, Report
+from dslc.dsl.language.calls import Local
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.registry import Range
+from dslc.dsl.words import plural
+
+_SHOWN = 8  # counts of which it is said why they are skipped, at most
+_AXES = "E0401"  # devices that the axes do not fit
+
+
+def analyse_counts(
+    job: JobSpec, facts: Facts, report: Report, broken: Collection[str], reuse: Reuse, *, all_of_them: bool
+) -> tuple[dict[int, Analysis], int]:
+    """Returns the analysis of each count of nodes on which an elastic job can train, and how many counts were analysed:
+    all, or as many as can be in time, beginning with the largest.
+
+    The report gets what is said of the largest of these, and which counts are skipped; if none can train, what is wrong
+    at every count, or else why each cannot.
+    """
+    nodes = job.devices.nodes
+    assert isinstance(nodes, Range)
+    _check(job, report)
+    found: dict[int, Analysis] = {}
+    told: dict[int, Report] = {}
+    for count in range(nodes.last, nodes.first - 1, -1):
+        if told and reuse.enough and not all_of_them:
+            break
+        told[count] = Report()
+        of_it = replace(job, devices=replace(job.devices, nodes=count))
+        analysis = analyse(of_it, facts, told[count], broken, reuse=reuse)
+        if analysis is not None and not told[count].errors:
+            found[count] = analysis
+    known = tuple(sorted(found))
+    found = {count: replace(each, layout=replace(each.layout, node_counts=known)) for count, each in found.items()}
+    if found:
+        report.extend(told[known[-1]].found)
+        _tell_of_skipped(job, {count: each for count, each in told.items() if count not in found}, known, report)
+    else:
+        _tell_why_none(job, told, report)
+    return {count: found[count] for count in known}, len(told)
+
+
+def _check(job: JobSpec, report: Report) -> None:
+    """Checks what an elastic job needs, whatever the count: an axis that grows, and checkpoints to go on from."""
+    parallelism, devices = job.parallelism, job.devices
+    if parallelism.data is not None:
+        report.add(
+            "E0814",
+            f"`data = {parallelism.data}` fixes the number of ranks, and `devices.nodes` is a range",
+            parallelism.at("data"),
+            notes=[Note(message="the range is here", span=devices.at("nodes"))],
+            help="leave `data` out: it grows with the nodes; or name one count of nodes",
+        )
+    if not isinstance(job.launch.with_, Local):
+        report.add(
+            "W0801",
+            f"a range of nodes with `{job.launch.with_.word}(…)` is checked and planned, but this version of dslc "
+            "cannot run it yet",
+            devices.at("nodes"),
+            help="one count of nodes; or `local()`",
+        )
+    if not job.checkpoint.written:
+        report.add(
+            "E0816",
+            "when hosts come or go the training goes on from a checkpoint, and it writes none",
+            devices.at("nodes"),
+            help="`checkpoint { every = … }`, or one count of nodes",
+        )
+
+
+def _tell_of_skipped(job: JobSpec, skipped: Mapping[int, Report], known: tuple[int, ...], report: Report) -> None:
+    if not skipped or job.parallelism.data is not None:
+        return
+    on = f"{', '.join(map(str, known[:-1]))} or {known[-1]}" if len(known) > 1 else str(known[0])
+    more = "; while there are more hosts than it trains on, the rest wait" if max(skipped) > known[0] else ""
+    report.add(
+        "W0808",
+        f"the job does not train on {_listed(sorted(skipped))} {'nodes' if max(skipped) > 1 else 'node'}",
+        job.devices.at("nodes"),
+        notes=_reasons(skipped),
+        help=f"it trains on {on}{more}",
+    )
+
+
+def _tell_why_none(job: JobSpec, told: Mapping[int, Report], report: Report) -> None:
+    """Reports the mistakes that every count has; if there are none, why each count is skipped."""
+    of_all = [each.errors for each in told.values()]
+    if not any(of_all):
+        report.extend(told[max(told)].found)  # only the machine that runs the job can tell
+        return
+    said = [{each.said() for each in errors} for errors in of_all]
+    common: list[Diagnostic] = [each for each in of_all[0] if all(each.said() in others for others in said)]
+    if common:
+        report.extend(common)
+        return
+    if job.parallelism.data is not None and all(each.code == _AXES for errors in of_all for each in errors):
+        return  # it is said that the axis is fixed
+    first, last = min(told), max(told)
+    report.add(
+        "E0813",
+        f"the job trains on none of {first} to {last} nodes" if first < last else "the job does not train on any count",
+        job.devices.at("nodes"),
+        notes=_reasons(told),
+        help="another batch, or other axes; `--set devices.nodes=…` shows more about one count",
+    )
+
+
+def _reasons(told: Mapping[int, Report]) -> list[Note]:
+    notes = [
+        Note(message=f"on {plural(count, 'node')}: {errors[0].message}" if errors else f"on {plural(count, 'node')}")
+        for count, errors in sorted((count, each.errors) for count, each in told.items())
+    ]
+    more = len(notes) - _SHOWN
+    return notes if more <= 0 else [*notes[:_SHOWN], Note(message=f"and {plural(more, 'other count')}")]
+
+
+def _listed(counts: list[int]) -> str:
+    """Returns `3`, `3 or 5`, `3, 5 or 6`; of many the first."""
+    texts = list(map(str, counts))
+    if len(texts) > _SHOWN:
+        return f"{', '.join(texts[:_SHOWN])} and {len(texts) - _SHOWN} more counts of"
+    return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)

@@ -1,0 +1,401 @@
+"""The hosts of an elastic training: they come and go, and those that are there train.
+
+Model: the keeper has a `Gate`, which is open to the end: a host that comes says hello and waits there until the next
+meeting. At a meeting the keeper takes as many hosts as the job can train on, those of the last start first; the rest
+wait at the gate. The first meeting begins `LAST_CALL` seconds after the last arrival; a later one as soon as the hosts
+of the last start are back, and without one that is not within `_LATE` seconds.
+
+Nothing is special about the first host. When the keeper is lost, each of the others looks for a gate at the addresses
+of all, which it knows from the last welcome; the next in order opens one, if it can lock the run directory (`claim`):
+the lock is what keeps two groups, which a network has parted, from both going on. A keeper whose gate is not at the
+rendezvous looks for a host that waits there in vain, as that of a keeper that was lost and came back, and sends it on.
+
+Contract: `meet` and `meet_again` return what this launcher then is, with the gate if it keeps.
+
+Limits: a host that comes finds the training if something answers at the rendezvous, or at one of several that it is
+given. On a file system without locks two groups may both go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from dslc.runtime.hosts.doors import NotMet, address_of
+from dslc.runtime.hosts.meetings import (
+    AGAIN,
+    HELLO,
+    Before,
+    Left,
+    Meeting,
+    Met,
+    Stopped,
+    Waiting,
+    is_alike,
+    is_hello,
+    names_of,
+)
+from dslc.runtime.hosts.wire import Message, Wire, endpoint, listen
+
+LAST_CALL = 3.0  # seconds after the last arrival in which a first start waits for more
+SETTLE = 1.0  # seconds after the last arrival before a training is stopped for those who came
+_LATE = 5.0  # seconds after the last arrival in which the hosts of the last start are waited for
+_TURN = 2.0  # seconds after which the next host in order opens a gate
+_REACH = 2.0  # seconds that connecting to a host may take
+_CALL = 1.0  # seconds between two looks for a host that waits at the rendezvous
+
+Place = tuple[str, int]
+
+
+class Over(Exception):
+    """The training has ended, after so many `steps`, and this host had no part in the end of it; `host` knows more."""
+
+    def __init__(self, steps: int, host: str) -> None:
+        super().__init__(f"the training has ended, after {steps} steps, without this host; {host} has what it made")
+        self.steps, self.host = steps, host
+
+
+class _Elsewhere(Exception):
+    """The training is kept at another place."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.place = place
+
+
+def largest(counts: Sequence[int], hosts: int) -> int:
+    """Returns the largest of the counts of nodes for which there are hosts; 0 if there is none."""
+    return max((count for count in counts if count <= hosts), default=0)
+
+
+def places_of(rendezvous: str) -> list[Place]:
+    """Returns the addresses of `HOST[:PORT]`, or of several with commas between. Raises NotMet."""
+    try:
+        named = [endpoint(each.strip()) for each in rendezvous.split(",")]
+    except ValueError as error:
+        raise NotMet(f"the rendezvous {error}") from error
+    return [(address_of(name), port) for name, port in named]
+
+
+# --------------------------------------------------------------------------------------------------------- the keeper
+
+
+class Gate:
+    """Where hosts come to: `arrived` are those that wait, each with its hello."""
+
+    def __init__(self, meeting: Meeting, listening: socket.socket) -> None:
+        self._meeting, self._listening = meeting, listening
+        self.place: Place = listening.getsockname()[:2]
+        self.arrived: list[tuple[Wire, Message]] = []
+        self._strangers: dict[Wire, float] = {}
+        self.last = time.monotonic()  # when somebody arrived
+        self.busy = ""  # while ranks train: what a host that comes is told to wait for
+        self._elsewhere = [place for place in places_of(meeting.rendezvous) if place != self.place]
+        self._calls: dict[socket.socket, float] = {}
+        self._called = 0.0
+
+    @property
+    def handles(self) -> list[int]:
+        """The descriptors to wait for: somebody comes, or says something."""
+        return [self._listening.fileno(), *(wire.fileno() for wire in (*self._strangers, *self._wires))]
+
+    @property
+    def _wires(self) -> list[Wire]:
+        return [wire for wire, _ in self.arrived]
+
+    def wait(self, seconds: float) -> None:
+        select.select(self.handles, [], [], seconds)
+
+    def look(self) -> None:
+        """Lets in who has come. Raises _Elsewhere if a keeper calls from another place."""
+        while select.select([self._listening], [], [], 0)[0]:
+            self._strangers[Wire(self._listening.accept()[0])] = time.monotonic()
+        for wire, since in list(self._strangers.items()):
+            self._hear(wire, since)
+        for each in list(self.arrived):
+            wire, hello = each
+            stops = any(message.get("kind") == "stop" for message in wire.read())
+            if stops and hello.get("start") and not self.busy:
+                raise Stopped  # one that trained; another one that is asked to stop just leaves
+            if wire.closed:
+                self.arrived.remove(each)
+
+    def _hear(self, wire: Wire, since: float) -> None:
+        messages = wire.read()
+        for message in messages:
+            if message.get("kind") == "elsewhere" and not self.busy:
+                address, port = message["place"]
+                raise _Elsewhere((str(address), int(port)))
+        hello = next((message for message in messages if is_hello(message)), None)
+        if hello is not None:
+            del self._strangers[wire]
+            if is_alike(self._meeting, wire, hello):
+                self.arrived.append((wire, hello))
+                self.last = time.monotonic()
+                if self.busy:
+                    wire.send({"kind": "wait", "why": self.busy})
+        elif wire.closed or time.monotonic() - since > HELLO:
+            del self._strangers[wire]
+            wire.close()
+
+    def call(self) -> None:
+        """Tells a host that waits at the rendezvous, as the keeper of nothing, where the training is kept."""
+        now = time.monotonic()
+        for calling, since in list(self._calls.items()):
+            if select.select([], [calling], [], 0)[1] or now - since > _REACH:
+                del self._calls[calling]
+                if calling.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0 and now - since <= _REACH:
+                    wire = Wire(calling)
+                    wire.send({"kind": "elsewhere", "place": self.place})
+                calling.close()
+        if now - self._called < _CALL or self._calls:
+            return
+        self._called = now
+        for address, port in self._elsewhere:
+            calling = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+            calling.setblocking(False)
+            if calling.connect_ex((address, port)) in (0, errno.EINPROGRESS):
+                self._calls[calling] = now
+            else:
+                calling.close()
+
+    def tell(self, kind: str, **more: object) -> None:
+        """Sends a message to those who wait."""
+        for wire in self._wires:
+            wire.send({"kind": kind, **more})
+
+    def close(self) -> None:
+        for each in (self._listening, *self._calls):
+            each.close()
+        for wire in (*self._strangers, *self._wires):
+            wire.close()
+        self._strangers, self.arrived, self._calls = {}, [], {}
+
+
+def _keep(meeting: Meeting, gate: Gate, before: Before | None, awaited: set[int]) -> Met:
+    """Waits for hosts and takes those that the job can train on. `awaited`: the nodes of the last start that are
+    expected back.
+    """
+    waiting, began, gate.busy = Waiting(meeting, f"for hosts at {meeting.rendezvous}"), time.monotonic(), ""
+    gate.last = began
+    try:
+        while True:
+            gate.look()
+            hosts = 1 + len(gate.arrived)
+            back = {_node(hello, before) for _, hello in gate.arrived}
+            seconds = time.monotonic() - max(began, gate.last)
+            patience = LAST_CALL if before is None else 0.0 if awaited <= back else _LATE
+            if hosts >= meeting.counts[-1] or (largest(meeting.counts, hosts) and seconds >= patience):
+                return _taken(meeting, gate, before)
+            waiting.look([str(hello["host"]) for _, hello in gate.arrived])
+            gate.wait(AGAIN)
+    except _Elsewhere as error:
+        gate.tell("elsewhere", place=error.place)
+        gate.close()
+        raise
+    except Stopped:
+        gate.tell("stopped")
+        raise
+
+
+def _node(hello: Message, before: Before | None) -> int:
+    """Returns the node that a host had in the last start; -1 if it was not of it."""
+    same = before is not None and hello.get("start") == before.start
+    return int(hello.get("node") or -1) if same else -1
+
+
+def _taken(meeting: Meeting, gate: Gate, before: Before | None) -> Met:
+    # If this keeper is a new one, the others may know more than it does.
+    last = max(((int(m.get("start") or 0), str(m.get("folder") or "")) for _, m in gate.arrived), default=(0, ""))
+    changes = max((int(m.get("changes") or 0) for _, m in gate.arrived), default=0)
+    start, folder = last
+    if before is not None:
+        start, folder, changes = max(start, before.start), before.folder, max(changes, before.changes)
+    nodes = [_node(hello, before) for _, hello in gate.arrived]
+    order = sorted(range(len(nodes)), key=lambda n: (nodes[n] < 0, nodes[n]))
+    taken = largest(meeting.counts, 1 + len(order)) - 1
+    welcomed = [gate.arrived[n] for n in order[:taken]]
+    gate.arrived = [gate.arrived[n] for n in order[taken:]]
+    hosts = [meeting.host, *(str(hello["host"]) for _, hello in welcomed)]
+    gate.busy = f"the training goes on with {' and '.join(names_of(hosts, ranks=False))}; this host waits for a place"
+    gate.tell("wait", why=gate.busy)
+    listening = listen(gate.place[0])
+    store = gate.place[0], int(listening.getsockname()[1])
+    addresses = [gate.place[0], *(wire.there for wire, _ in welcomed)]
+    for node, (wire, _) in enumerate(welcomed, 1):
+        said = {"hosts": hosts, "store": store, "start": start + 1, "changes": changes, "addresses": addresses}
+        wire.send({"kind": "welcome", "node": node, **said})
+    return Met(
+        node=0,
+        machines=hosts,
+        wires=dict(enumerate((wire for wire, _ in welcomed), 1)),
+        store=store,
+        start=start + 1,
+        changes=changes,
+        addresses=addresses,
+        folder=folder,
+        listening=listening,
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- other hosts
+
+
+def _join(
+    meeting: Meeting, places: Sequence[Place], before: Before | None, heir: Callable[[], Gate | None]
+) -> Met | Gate:
+    """Looks for a gate at these places and returns what the keeper answers; or the gate that `heir` has opened."""
+    waiting = Waiting(meeting, "")
+    while True:
+        waiting.what = f"for a host at {' or '.join(dict.fromkeys(place[0] for place in places)) or meeting.rendezvous}"
+        for place in places:
+            wire = _reached(place, waiting)
+            if wire is None:
+                continue
+            try:
+                return _asked(meeting, wire, before, waiting)
+            except Left:
+                wire.close()
+                waiting.patient = False
+            except _Elsewhere as error:
+                wire.close()
+                places = [error.place, *(each for each in places if each != error.place)]
+                break
+            except BaseException as error:
+                if isinstance(error, Stopped):
+                    wire.send({"kind": "stop"})
+                wire.close()
+                raise
+        gate = heir()
+        if gate is not None:
+            return gate
+        waiting.look([])
+        time.sleep(AGAIN)
+
+
+def _reached(place: Place, waiting: Waiting) -> Wire | None:
+    try:
+        return Wire(socket.create_connection(place, timeout=_REACH))
+    except OSError as error:
+        waiting.why = f": {(error.strerror or str(error)).lower()}"
+        return None
+
+
+def _asked(meeting: Meeting, wire: Wire, before: Before | None, waiting: Waiting) -> Met:
+    """Says hello to a keeper and returns what it answers. Raises Left if it leaves, and what else it may say."""
+    wire.send(
+        {"kind": "hello", "host": meeting.host, "facts": dict(meeting.facts), **(asdict(before) if before else {})}
+    )
+    waiting.what, waiting.why = "for the other hosts", ""
+    while True:
+        select.select([wire], [], [], AGAIN)
+        messages = wire.read()
+        for n, message in enumerate(messages):
+            match message.get("kind"):
+                case "refused":
+                    raise NotMet(str(message["why"]))
+                case "stopped":
+                    raise Stopped
+                case "over":
+                    raise Over(int(message["steps"]), str(message["host"]))
+                case "elsewhere":
+                    address, port = message["place"]
+                    raise _Elsewhere((str(address), int(port)))
+                case "wait":
+                    waiting.patient = True
+                    meeting.say(str(message["why"]))
+                case "welcome":
+                    address, port = message["store"]
+                    return Met(
+                        node=int(message["node"]),
+                        machines=[str(host) for host in message["hosts"]],
+                        wires={0: wire},
+                        store=(str(address), int(port)),
+                        start=int(message["start"]),
+                        changes=int(message["changes"]),
+                        addresses=[str(each) for each in message["addresses"]],
+                        early=[(0, each) for each in messages[n + 1 :]],
+                    )
+        if wire.closed:
+            raise Left("the host that keeps the training left")
+        waiting.look([])
+
+
+# ------------------------------------------------------------------------------------------------------------ meeting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Was:
+    """What a launcher was in the last start; the nodes that it has seen leave, and where the others are."""
+
+    before: Before
+    gate: Gate | None
+    lost: frozenset[int]
+    addresses: Sequence[str]
+    here: str  # this host's own address
+
+
+def meet(meeting: Meeting) -> tuple[Met, Gate | None]:
+    """Meets for the first start. The host that the rendezvous names first keeps, if nobody else does."""
+    places = places_of(meeting.rendezvous)
+    try:
+        gate: Gate | None = Gate(meeting, listen(*places[0]))
+    except OSError as error:
+        if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
+            raise NotMet(f"{meeting.rendezvous} cannot be listened at: {error.strerror}") from error
+        gate = None
+    if gate is not None:
+        try:
+            with _closed_on_error(gate):
+                return _keep(meeting, gate, None, set()), gate
+        except _Elsewhere as error:
+            places = [error.place, *places]
+    joined = _join(meeting, places, None, lambda: None)
+    assert isinstance(joined, Met)
+    return joined, None
+
+
+def meet_again(meeting: Meeting, was: Was) -> tuple[Met, Gate | None]:
+    """Meets for another start: with the hosts that are there."""
+    before, port = was.before, places_of(meeting.rendezvous)[0][1]
+    nodes = range(len(was.addresses))
+    if was.gate is not None:
+        there = {node for node in nodes if node and node not in was.lost}
+        return _keep(meeting, was.gate, before, there), was.gate
+    others = [node for node in nodes if node != before.node]
+    places = [(was.addresses[node], port) for node in others]
+    places += [place for place in places_of(meeting.rendezvous) if place not in places]
+    began = time.monotonic()
+
+    def heir() -> Gate | None:
+        """Opens a gate if it is this host's turn, at its own address, and the run directory is free."""
+        if time.monotonic() - began < _TURN * (before.node - 1):
+            return None
+        try:
+            listening = listen(was.here, port)
+        except OSError:
+            return None
+        if meeting.claim(before.folder):
+            return Gate(meeting, listening)
+        listening.close()
+        return None
+
+    joined = _join(meeting, list(dict.fromkeys(places)), before, heir)
+    if isinstance(joined, Met):
+        return joined, None
+    with _closed_on_error(joined):
+        return _keep(meeting, joined, before, {node for node in others if node}), joined
+
+
+@contextlib.contextmanager
+def _closed_on_error(gate: Gate) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        gate.close()
+        raise

@@ -1,0 +1,5 @@
+import "base/digits.plt"
+
+devices {
+  nodes = 1..2 #! E0816
+}

@@ -1,0 +1,68 @@
+"""An elastic job is, at each count of its nodes, what it is as a job of that count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dslc.compiler.compile import compile_plan
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.meaning.load import load_text
+from dslc.front import inspect, inspect_counts
+
+JOB = """
+model {
+  network = [flatten(), linear(8), relu(), linear(10)]
+  loss    = cross_entropy()
+}
+data {
+  source = digits()
+  batch  = 24
+}
+devices {
+  nodes = NODES
+  cpus  = 2
+}
+train {
+  steps     = 50
+  optimizer = adam(lr = 0.01)
+  scale_lr  = linear(base_batch = 12)
+}
+checkpoint {
+  every = 10 steps
+}
+"""
+
+
+def job(nodes: object, more: str = "") -> str:
+    return JOB.replace("NODES", str(nodes)) + more
+
+
+def test_each_count_is_planned_as_a_job_of_its_own() -> None:
+    report = Report()
+    found = inspect_counts(load_text(job("1..6", "parallelism { zero = 1 }")), report)
+    assert list(found) == [1, 2, 3, 4, 6] and not report.errors
+    assert {each.layout.node_counts for each in found.values()} == {tuple(found)}
+    for count, analysis in found.items():
+        alone = inspect(load_text(job(count, "parallelism { zero = 1 }")), Report())
+        assert alone is not None
+        one, other = (compile_plan(each) for each in (analysis, alone))
+        programs = [replace(each.program(), plan_hash="") for each in (one, other)]
+        assert programs[0] == programs[1] and one.places() == other.places()
+        assert (programs[0].data.batch, one.plan.training.lr) == (24, 0.02), "the same at every count"
+        assert analysis.layout.sizes["data"] == 2 * count
+
+
+def test_counts_that_do_not_fit_are_skipped_with_the_reason() -> None:
+    report = Report()
+    found = inspect_counts(load_text(job("1..8", "parallelism { zero = 1, replicas = 4 }")), report)
+    assert list(found) == [2, 4, 6]
+    (told,) = [each for each in report.found if each.code == "W0808"]
+    assert told.notes[0].message.startswith("on 1 node: ") and "4" in told.notes[0].message
+    assert [note.message.partition(":")[0] for note in told.notes[1:]] == [f"on {n} nodes" for n in (3, 5, 7, 8)]
+
+
+def test_a_mistake_that_every_count_has_is_told_once() -> None:
+    report = Report()
+    assert not inspect_counts(load_text(job("1..4").replace("linear(8)", "conv2d(8, kernel = 3)")), report)
+    assert report.errors and not any(each.code in ("E0813", "W0808") for each in report.found)
+    assert len({each.code for each in report.errors}) == len(report.errors)
