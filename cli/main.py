@@ -77,6 +77,13 @@ def _run(made: argparse.ArgumentParser) -> None:
         "elastic job: a node that comes later tries each",
     )
     made.add_argument(
+        "--parallel",
+        metavar="N",
+        type=_count,
+        default=1,
+        help="of a sweep: train so many combinations at once, each on cores or GPUs of its own",
+    )
+    made.add_argument(
         "--profile", action="store_true", help="measure memory and collectives of some steps, beside the predictions"
     )
     made.add_argument(
@@ -160,6 +167,14 @@ def _export(made: argparse.ArgumentParser) -> None:
         "--max-shard-size", metavar="SIZE", type=_bytes, help="the most bytes of a file in the folder (default: 50GB)"
     )
     made.add_argument("--adapter", action="store_true", help="the adapter alone, into a folder for peft")
+
+
+def _count(text: str) -> int:
+    import argparse
+
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= 10_000:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 to 10,000")
+    return int(text)
 
 
 def _bytes(text: str) -> int:

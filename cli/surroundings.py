@@ -83,7 +83,7 @@ def _not_started(job: JobSpec, layout: Layout, found: Mapping[str, World], repor
     missing = f"it has not started this process: {LAUNCHERS[word].sign} is not set"
     instead = missing if other is None else _found(other)
     report.add(
-        "E0809",
+        NOT_STARTED,
         f"the job says `{word}()`, and {instead}",
         job.launch.at("with_"),
         help=f"`{_command(job, layout)}`; or `--set launch.with=local()`",

@@ -38,6 +38,10 @@ class Training:
     ready: Ready
     done: bool = False
 
+    @property
+    def head(self) -> str:
+        return f"run {self.number} of {self.many}: {path_text(self.folder)}"
+
 
 Runner = Callable[[Sequence[Training]], int]
 
@@ -52,7 +56,7 @@ def run_sweep(loaded: Loaded, runs: Sequence[Ready], folder: str, run: Runner, a
         write_sweep(folder, loaded, [each.name for each in places], runs[0].program)
         for each in places:
             if each.done:
-                print(plain(f"{_head(each)}: done already"))
+                print(plain(f"{each.head}: done already"))
         try:
             status = run([each for each in places if not each.done])
         finally:
@@ -71,7 +75,7 @@ def one_after_another(train: Callable[[Training], int]) -> Runner:
     def run(trainings: Sequence[Training]) -> int:
         status = GOOD
         for each in trainings:
-            print(plain(_head(each)), flush=True)
+            print(plain(each.head), flush=True)
             try:
                 found = train(each)
             except Occupied as reason:
@@ -123,7 +127,3 @@ def _is_of(place: str, ready: Ready) -> bool:
             return file.read() == write(anchored(ready.loaded.job))
     except (OSError, ValueError):
         return False
-
-
-def _head(each: Training) -> str:
-    return f"run {each.number} of {each.many}: {path_text(each.folder)}"

@@ -11,7 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.meaning.load import load_each
+from dslc.dsl.language.job import python_calls
+from dslc.dsl.meaning.load import Loaded, load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.show import render
 from dslc.front import over, presented, show
@@ -22,7 +23,7 @@ from dslc.runs import ALONE, Around, Ready, launch, prepare, show_failure, train
 from dslc.runtime.launchers.known import worlds
 from dslc.status import GOOD, INTERRUPTED, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 from dslc.surroundings import NOT_STARTED, command
-from dslc.sweeping import Training, one_after_another, run_sweep
+from dslc.sweeping import Runner, Training, one_after_another, run_sweep
 
 if TYPE_CHECKING:
     from dslc.runtime.launchers.world import World
@@ -34,6 +35,9 @@ def main(arguments: argparse.Namespace) -> int:
         if arguments.trial and given:
             print(f"dslc: `--try` leaves nothing, and `{option}` asks for something: leave one out", file=sys.stderr)
             return WRONG_USAGE
+    if arguments.parallel > 1 and (arguments.trial or is_plan_file(arguments.job)):
+        print("dslc: `--parallel` is for the trainings of a job's `sweep`: leave it out", file=sys.stderr)
+        return WRONG_USAGE
     rendezvous = arguments.rendezvous or os.environ.get("DSLC_RENDEZVOUS", "")
     around = ALONE if arguments.trial else Around(hosts=bool(rendezvous), environ=os.environ)
     if is_plan_file(arguments.job):
@@ -42,6 +46,8 @@ def main(arguments: argparse.Namespace) -> int:
     loaded, combinations = load_each(arguments.job, arguments.settings)
     report = Report()
     how = {"profile": arguments.profile, "around": around}
+    if len(combinations) > 1 and loaded.job is not None and any(python_calls(loaded.job)):
+        import dslc.runtime.launch  # noqa: F401 - torch, once, and not in each child that tries the user's code
     ready = [prepare(chosen, report, **how) for chosen in combinations if not over(report)]
     if not _shown(report, places, arguments, rendezvous) or loaded.job is None:
         return JOB_AT_FAULT
@@ -50,12 +56,16 @@ def main(arguments: argparse.Namespace) -> int:
         return _try_each(runs)
     if rendezvous or _has_peers(runs[0]):
         return _run_with_others(runs, rendezvous, arguments)
+    runner = _runner(loaded, runs, arguments.parallel)
+    if runner is None:
+        return WRONG_USAGE
     try:
         folder = folder_of(runs[0], arguments.out)
         if not loaded.combinations:
             return run_one(runs[0], folder, [arguments.job, *arguments.settings])
         again = ["dslc", "run", arguments.job, *(word for each in arguments.settings for word in ("--set", each))]
-        return run_sweep(loaded, runs, folder, one_after_another(_run_of_sweep), again)
+        again += ["--parallel", str(arguments.parallel)] if arguments.parallel > 1 else []
+        return run_sweep(loaded, runs, folder, runner, again)
     except Occupied as reason:
         print(plain(f"dslc: {reason}"), file=sys.stderr)
         return WRONG_USAGE
@@ -140,6 +150,21 @@ def _try_each(runs: Sequence[Ready]) -> int:
             print(f"run {n} of {len(runs)}", flush=True)
         status = max(status, tried(ready))
     return status
+
+
+def _runner(loaded: Loaded, runs: Sequence[Ready], parallel: int) -> Runner | None:
+    """Returns the runner of a sweep's trainings, `parallel` at once; None, with the reason shown, if that cannot be."""
+    if parallel <= 1:
+        return one_after_another(_run_of_sweep)
+    from dslc.side_by_side import NotHeld, at_once, places_for
+
+    try:
+        if not loaded.combinations:
+            raise NotHeld("the job has no `sweep`, of which several trainings could run at once")
+        return at_once(places_for(runs, min(parallel, len(runs))))
+    except NotHeld as reason:
+        print(plain(f"dslc: --parallel {parallel}: {reason}"), file=sys.stderr)
+        return None
 
 
 def _run_of_sweep(training: Training) -> int:

@@ -39,9 +39,9 @@ class World:
 class Launcher:
     """A launcher of processes: how its processes are known, and where they meet.
 
-    `read` returns the place of this process, or None if the launcher has not started it; `join` returns where the
-    processes meet, or raises NotMet: it is given the beginning of a path that all
-    processes have alike. `start` stands before `dslc run`, with numbers by their names in braces.
+    `read` returns the place of this process, or None if the launcher has not started it. `join` returns where the
+    processes meet, or raises NotMet; it is given the beginning of a path that all processes have alike. `start` stands
+    before `dslc run`, with numbers by their names in braces.
     """
 
     word: str  # of the job: "torchrun"

@@ -245,11 +245,11 @@ class Watch:
             head = f"trained {steps} in {_duration(seconds)}"
         if outcome.restarts:
             head += f", after {outcome.restarts} restart{'s' * (outcome.restarts > 1)}"
-        lines = [head + ("" if train is None else f": {_numbers(train)}")]
+        lines = [head + ("" if train is None else f": {numbers_text(train)}")]
         if outcome.early:
             lines.append(f"the reason: {outcome.early}")
         if outcome.stopped_at is None:
-            lines += [f"{split}: {_numbers(found)}" for split, found in self._last.items() if split != "train"]
+            lines += [f"{split}: {numbers_text(found)}" for split, found in self._last.items() if split != "train"]
         return "\n".join([*lines, f"weights, metrics and logs are in {folder}"])
 
 
@@ -275,7 +275,7 @@ class _Lines:
 
     def record(self, record: Record) -> None:
         if record["split"] != "train":
-            self.say(f"{self._step(record)}  {record['split']}  {_numbers(record)}")
+            self.say(f"{self._step(record)}  {record['split']}  {numbers_text(record)}")
             return
         before, self._before = self._before, self._before or record
         if time.monotonic() - self._at < QUIET:
@@ -287,7 +287,7 @@ class _Lines:
             left = each * (self._steps - record["step"])
             rate = f"  {_number(self._batch / each)} {self._units}/s, {_duration(left)} left"
         self._before = record
-        self.say(f"{self._step(record)}  {_numbers(record)}{rate}")
+        self.say(f"{self._step(record)}  {numbers_text(record)}{rate}")
 
     def say(self, text: str) -> None:
         print(text, file=self._screen, flush=True)
@@ -330,9 +330,9 @@ class _Bar:
 
     def record(self, record: Record) -> None:
         if record["split"] == "train":
-            self._progress.update(self._task, loss=_numbers(record))
+            self._progress.update(self._task, loss=numbers_text(record))
         else:
-            self.say(f"step {record['step']}  {record['split']}  {_numbers(record)}")
+            self.say(f"step {record['step']}  {record['split']}  {numbers_text(record)}")
 
     def say(self, text: str) -> None:
         self._progress.console.print(text, markup=False)
@@ -360,7 +360,7 @@ class _Bar:
         self._progress.stop()
 
 
-def _numbers(record: Record) -> str:
+def numbers_text(record: Record) -> str:
     """Formats a record: `loss 0.1234  accuracy 0.967`."""
     return "  ".join(f"{name} {_number(value)}" for name, value in numbers(record) if name != "lr")
 

@@ -5,20 +5,25 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import re
+import signal
 from pathlib import Path
 
 import pytest
 from helpers.commands import dslc
+from helpers.hosts import here, reach, started
 
 from dslc.runtime.process.records import read_metrics
 from dslc.runtime.process.run_status import RunStatus, write_status
+from dslc.side_by_side import Needs, NotHeld, shared_out
 from dslc.sweeps import CSV, read_sweep, rows_of, show_sweep, write_csv
 
 OWN = '''
 import json, os, pathlib, signal
 
 class Trap:
-    """Kills the command once, in the fifth training, and lets the ninth fail until that is mended."""
+    """Kills the command once, in the fifth training, and lets the ninth fail."""
 
     def after_step(self, context):
         folder = pathlib.Path(context.folder)
@@ -27,7 +32,7 @@ class Trap:
             (sweep / "killed").touch()
             os.kill(json.loads((sweep / ".dslc-lock").read_text())["pid"], signal.SIGKILL)
             signal.pause()
-        if here == "lr=0.03,batch=24" and context.step == 2 and not (sweep / "mended").exists():
+        if here == "lr=0.03,batch=24" and context.step == 2:
             raise ValueError("broken")
 '''
 JOB = """
@@ -63,6 +68,9 @@ sweep {
 """
 
 
+AT_ONCE = ("--parallel", "2") if len(os.sched_getaffinity(0)) > 1 else ()
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     (tmp_path / "own.py").write_text(OWN)
@@ -82,16 +90,15 @@ def table(folder: Path) -> list[dict[str, str]]:
 
 
 def test_a_killed_sweep_of_nine_goes_on_where_it_was(job: Path, tmp_path: Path) -> None:
-    """SYSTEMS of the seeds: nine jobs from 3 x 3 values. A training that fails does not end the others."""
+    """Nine jobs from 3 x 3 values, as a grid search on a cluster. A training that fails does not end the others."""
     command, out = ("run", job, "--out", tmp_path / "grid"), tmp_path / "grid"
     assert dslc(*command).returncode == -9
     assert states(out) == ["done"] * 4 + ["gone"] + ["waiting"] * 4
     (out / "lr=0.01,batch=8" / "weights.safetensors").write_text("not done again")
-    again = dslc(*command)
+    again = dslc(*command, *AT_ONCE)
     assert again.returncode == 3, again.stdout + again.stderr
-    assert [line.endswith("done already") for line in again.stdout.splitlines() if line.startswith("run ")] == (
-        [True] * 4 + [False] * 5
-    )
+    begun = [line.endswith("done already") for line in again.stdout.splitlines() if line.startswith("run ")]
+    assert begun == [True] * 4 + [False] * 5
     assert again.stdout.count("resumes after step 4") == 1 and "starts at the first step" not in again.stdout
     assert "ValueError: broken" in again.stderr and "to go on with what is left:  dslc run " in again.stderr
     assert [each["step"] for each in read_metrics(str(out / "lr=0.02,batch=16")) if each["split"] == "train"] == [
@@ -109,13 +116,75 @@ def test_a_killed_sweep_of_nine_goes_on_where_it_was(job: Path, tmp_path: Path) 
         assert float(each["best validation loss"]) == best["loss"]
         assert int(each["best validation loss: step"]) == best["step"]
         assert float(each["best validation accuracy"]) == max(r["accuracy"] for r in evaluated)
-    (out / "mended").touch()
-    mended = dslc(*command)
-    assert mended.returncode == 0 and mended.stdout.count("done already") == 8, mended.stdout + mended.stderr
-    assert states(out) == ["done"] * 9
     other = dslc(*command, "--set", "train.steps=7")
     assert other.returncode == 2 and "holds a run of another job, or of this one with other settings" in other.stderr
     assert (out / "lr=0.01,batch=8" / "weights.safetensors").read_text() == "not done again"
+
+
+# ----------------------------------------------------------------------------------------------------- several at once
+
+
+@pytest.mark.skipif(not AT_ONCE, reason="two cores hold two trainings")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_those_that_run_at_once_end_together(job: Path, tmp_path: Path, number: int) -> None:
+    out, settings = tmp_path / "grid", ["train.steps=1000000", "train.hooks=none", "sweep.data.batch=none"]
+    words = [word for each in settings for word in ("--set", each)]
+    with started(tmp_path, [here(["run", str(job), "--out", str(out), *AT_ONCE, *words])]) as (sweep,):
+        for name in ("lr=0.01", "lr=0.02"):
+            reach(out / name, 3, [sweep])
+        os.kill(sweep.process.pid, number)
+        status, text = sweep.end()
+        sweep.wait_for_all()
+    assert status == (130 if number == signal.SIGINT else -9), text
+    assert states(out) == (["stopped"] * 2 if number == signal.SIGINT else ["gone"] * 2) + ["waiting"]
+    if number == signal.SIGINT:
+        assert "lr=0.01: stopped after " in text and "stopping each after its step" in text
+        assert [Path(out / name / "checkpoints").is_dir() for name in ("lr=0.01", "lr=0.02")] == [True, True]
+
+
+def needs(processes: int, *, gpu: bool = False, named: tuple[int, ...] = (), memory: int = 0) -> Needs:
+    return Needs(processes=processes, gpu=gpu, named=named, memory=memory)
+
+
+def test_trainings_have_cores_and_gpus_of_their_own() -> None:
+    one, two = shared_out([needs(1), needs(2)], 2, [0, 2, 4, 6, 8], [], 0)
+    assert (one.cores, two.cores, one.gpus) == ((0, 2), (4, 6), ())
+    one, two = shared_out([needs(2, gpu=True)] * 3, 2, [0, 1], ["4", "GPU-8f", "6", "7", "9"], 0)
+    assert (one.gpus, two.gpus) == (("4", "GPU-8f"), ("6", "7"))
+    assert [place.cores for place in shared_out([needs(1, gpu=True)] * 3, 3, [0, 1], ["0", "1", "2"], 0)][2] == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "each, count, said",
+    [
+        (needs(2), 3, "3 trainings of 2 processes each take 6 cores, and this machine has 4: --parallel 2 is the most"),
+        (needs(3), 2, "take 6 cores, and this machine has 4: leave out --parallel"),
+        (needs(1, gpu=True), 3, "3 trainings of 1 process each take 3 GPUs, and this machine has 2: --parallel 2 is"),
+        (needs(1, gpu=True, named=(1,)), 2, "the job names its GPUs ([1]), which one training has at a time"),
+        (needs(1, memory=6 << 30), 2, "2 trainings at once hold 12 GiB as planned, and this machine has 8 GiB"),
+    ],
+)
+def test_what_the_machine_cannot_hold_is_refused(each: Needs, count: int, said: str) -> None:
+    with pytest.raises(NotHeld, match=re.escape(said)):
+        shared_out([each] * 4, count, range(4), ["0", "1"], 8 << 30)
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (("--set", "sweep.data.batch=none", "--set", "sweep.train.optimizer.lr=none"), "the job has no `sweep`"),
+        (("--parallel", "9999"), "9 trainings of 1 process each take 9 cores"),
+        (("--try",), "`--parallel` is for the trainings of a job's `sweep`"),
+        (("--parallel", "none"), "none is not a number from 1 to 10,000"),
+    ],
+)
+def test_a_wrong_number_at_once_is_refused(job: Path, tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    out = () if "--try" in words else ("--out", tmp_path / "grid")
+    run = dslc("run", job, *out, "--parallel", "2", *words)
+    if said.startswith("9 trainings") and len(os.sched_getaffinity(0)) >= 9:
+        pytest.skip("this machine holds them")
+    assert run.returncode == 2 and said in run.stderr, run.stderr
+    assert not (tmp_path / "grid").exists()
 
 
 # ---------------------------------------------------------------------------------------------------------- the table

@@ -1,0 +1,171 @@
+"""One display for the trainings of a sweep that run at once: a bar each on a terminal, plain lines elsewhere.
+
+Model: the records and notes of each run directory are followed, as the display of one training follows its own
+(runtime/process/progress.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from dslc.dsl.plain import plain
+from dslc.runtime.process.records import NOTES, Follower, Lines, Record
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from dslc.sweeping import Training
+
+_QUIET = 5.0  # seconds between two lines of one training, where there is no terminal
+
+
+class Display(Protocol):
+    """`interval` are the seconds between two looks."""
+
+    interval: float
+
+    def begin(self, training: Training) -> None: ...
+
+    def look(self) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def end(self, training: Training, how: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def display(trainings: Sequence[Training], screen: TextIO) -> Display:
+    """Returns the display for this screen."""
+    fancy = screen.isatty() and "CI" not in os.environ and os.environ.get("TERM") != "dumb"
+    return _Bars(trainings, screen) if fancy else _Plain(screen)
+
+
+class _Followed:
+    """What is new in the run directory of one training."""
+
+    def __init__(self, training: Training) -> None:
+        self.training, self.steps, self.step = training, training.ready.program.steps, 0
+        notes = os.path.join(training.folder, NOTES)
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(notes)  # those of an earlier launcher
+        self.notes, self.records = Follower(notes), Lines(training.folder)
+        self.shown = -_QUIET
+
+    def new(self) -> Iterator[Record]:
+        for record in self.records.new():
+            self.step = record["step"]
+            yield record
+
+
+class _Shown:
+    """The trainings that are followed, and what is said of them in words, each line after the name of its training."""
+
+    def __init__(self, screen: TextIO) -> None:
+        self._screen = screen
+        self._followed: dict[str, _Followed] = {}
+
+    def begin(self, training: Training) -> None:
+        self._followed[training.name] = _Followed(training)
+
+    def look(self) -> None:
+        for name, each in self._followed.items():
+            for line in each.notes.new():
+                self.say(f"{name}: {line.rstrip()}")
+            for record in each.new():
+                self.record(each, record)
+
+    def record(self, each: _Followed, record: Record) -> None:
+        raise NotImplementedError
+
+    def end(self, training: Training, how: str) -> None:
+        self.say(f"{training.name}: {how}")
+        del self._followed[training.name]
+
+    def say(self, text: str) -> None:
+        print(plain(text), file=self._screen, flush=True)
+
+    def _line(self, each: _Followed, record: Record) -> str:
+        from dslc.runtime.process.progress import numbers_text
+
+        split = "" if record["split"] == "train" else f"  {record['split']}"
+        return f"{each.training.name}: step {record['step']}/{each.steps}{split}  {numbers_text(record)}"
+
+
+class _Plain(_Shown):
+    """Prints plain lines, few of them."""
+
+    interval = 0.2
+
+    def begin(self, training: Training) -> None:
+        super().begin(training)
+        self.say(training.head)
+
+    def record(self, each: _Followed, record: Record) -> None:
+        if record["split"] == "train":
+            if time.monotonic() - each.shown < _QUIET:
+                return
+            each.shown = time.monotonic()
+        self.say(self._line(each, record))
+
+    def close(self) -> None:
+        pass
+
+
+class _Bars(_Shown):
+    """A bar for all trainings, and one for each that runs; evaluations are printed above them."""
+
+    interval = 0.1
+
+    def __init__(self, trainings: Sequence[Training], screen: TextIO) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        super().__init__(screen)
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[numbers]}", markup=False),
+            TimeRemainingColumn(),
+        )
+        console = Console(file=screen, highlight=False)
+        self._progress = Progress(*columns, console=console, auto_refresh=False)  # a thread would disturb forks
+        self._all = self._progress.add_task("trainings", total=len(trainings), numbers="")
+        self._bars: dict[str, TaskID] = {}
+        self._progress.start()
+
+    def begin(self, training: Training) -> None:
+        super().begin(training)
+        steps = training.ready.program.steps
+        self._bars[training.name] = self._progress.add_task(training.name, total=steps, numbers="")
+
+    def record(self, each: _Followed, record: Record) -> None:
+        from dslc.runtime.process.progress import numbers_text
+
+        if record["split"] == "train":
+            bar = self._bars[each.training.name]
+            self._progress.update(bar, completed=record["step"], numbers=numbers_text(record))
+        else:
+            self.say(self._line(each, record))
+
+    def look(self) -> None:
+        super().look()
+        with contextlib.suppress(BlockingIOError):
+            self._progress.refresh()
+
+    def say(self, text: str) -> None:
+        self._progress.console.print(plain(text), markup=False)
+
+    def end(self, training: Training, how: str) -> None:
+        super().end(training, how)
+        self._progress.remove_task(self._bars.pop(training.name))
+        self._progress.advance(self._all)
+
+    def close(self) -> None:
+        self._progress.refresh()
+        self._progress.stop()
