@@ -89,11 +89,12 @@ class _Training:
     ) -> None:
         self._job, self._place, self._parts, self._splits = job, place, parts, splits
         self._board, self._run_dir, self._hooks = board, run_dir, hooks
-        self._checkpoints = Checkpoints(job, place, parts, run_dir, hooks, again=board.attempt > 1)
+        self._checkpoints = Checkpoints(job, place, parts, run_dir, hooks, again=board.attempt > 1, tell=board.note)
         start = self._checkpoints.resume()
         if hooks is not None:
             hooks.start(start.step)
-        self._records = Records(run_dir, start.step, loggers.log if loggers else None) if place.rank == 0 else None
+        also = loggers.log if loggers else None
+        self._records = Records(run_dir, start.step, also, board.note) if place.rank == 0 else None
         if self._records is not None:
             board.records = self._records.begin
         self._guard = Guard(job, place, parts, board, self._checkpoints)

@@ -7,8 +7,10 @@ resume, rank 0 lists the checkpoints, the ranks check the candidates' files for 
 one chosen. Ranks that are started `again` after a failure resume from the newest of the training's own; if there is
 none yet, they begin where the first ones did.
 
-Contract: a checkpoint is complete or not there. A save waits for the one before it, and `finish` for the last. An error
-in a thread is raised in the training, at the next step at the latest, and ends it. Publishing a checkpoint removes
+Contract: a checkpoint is complete or not there. A save waits for the one before it, and `finish` for the last. One that
+cannot be written (storage that is full or read-only) is told, and the training goes on; the ranks agree on that. The
+second in a row is raised on all of them, and ends the training. Another error in a thread is raised in the training, at
+the next step at the latest, and ends it. Publishing a checkpoint removes
 older ones, down to `keep` and the best: those that this training wrote or could have resumed from. The link `best`
 follows the best one that is published; a training that resumes without it (the goal is another, or the folder) has none
 until the next.
@@ -25,7 +27,7 @@ import datetime
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,13 +83,18 @@ class Checkpoints:
         beside: Beside | None = None,
         *,
         again: bool = False,
+        tell: Callable[[str], object] = lambda text: None,
     ) -> None:
+        self._tell_watcher = tell  # in words, on rank 0
+        self._written: tuple[int, str] | None = None  # the step of the last one, and why it could not be written
+        self._missed = 0  # the step of the one before, if that could not be written
         self._job, self._rank, self._step, self._run_dir = job, place.rank, job.checkpoint, run_dir
         self._again = again
         self.on = self._step.written
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
         self.stalls: list[float] = []  # seconds that each save delayed the training
+        self._good = ""  # the last that is written
         self.newest = ""  # the checkpoint resumed from, or the last that is written or being written
         if not _wanted(job):
             return
@@ -136,7 +143,7 @@ class Checkpoints:
             return Start()
         self._keep(taken.manifest.step, found, asked)
         self._keep_best(taken.path, taken.manifest)
-        self.newest = path_text(taken.path)
+        self.newest = self._good = path_text(taken.path)
         self._state.load(taken.path, taken.manifest, self._job.seed)
         self._remove_older()  # a training killed after publishing may have left them
         manifest = taken.manifest
@@ -286,6 +293,7 @@ class Checkpoints:
         else:
             with _named(step):
                 self._write(tensors, manifest)
+            self._judge()
 
     def look(self) -> None:
         """Raises the error of the thread, if it has had one by now."""
@@ -300,6 +308,27 @@ class Checkpoints:
             self._thread.join()
             self._thread = None
             self.look()
+            self._judge()
+
+    def _judge(self) -> None:
+        """Tells of a checkpoint that could not be written. Raises CheckpointError if it is the second in a row."""
+        if self._written is None:
+            return
+        (step, why), self._written = self._written, None
+        if not why:
+            self._missed, self._good = 0, self.newest
+            return
+        self.newest = self._good
+        said = f"the checkpoint of step {step} could not be written: {why}"
+        if self._missed:
+            with at(self._step.line):
+                raise CheckpointError(f"{said}\nneither could the one of step {self._missed}")
+        self._missed = step
+        if self._rank == 0:
+            last = f"the last is {self._good}" if self._good else "there is none yet"
+            self._tell_watcher(
+                f"{said}; the training goes on, {last}. It ends if the next one cannot be written either"
+            )
 
     def _in_thread(self, tensors: State, manifest: files.Manifest) -> None:
         try:
@@ -311,24 +340,44 @@ class Checkpoints:
             self._failed = error
 
     def _write(self, tensors: State, manifest: files.Manifest) -> None:
+        """Writes a checkpoint, and records whether that was possible, on all ranks alike. Raises what else fails."""
         part = os.path.join(self._folder, name_of(manifest.step) + ".part")
-        write(part, tensors, self._group)
-        names = [name for name in os.listdir(part) if name.startswith(f"__{self._rank}_")]
-        names += [files.METADATA] if self._rank == 0 else []
-        own = to_json({name: files.describe_file(os.path.join(part, name)) for name in names}), manifest.stream
+        described, why = {}, ""
+        try:
+            write(part, tensors, self._group)
+            names = [name for name in os.listdir(part) if name.startswith(f"__{self._rank}_")]
+            names += [files.METADATA] if self._rank == 0 else []
+            described = {name: files.describe_file(os.path.join(part, name)) for name in names}
+        except (CheckpointError, OSError) as error:
+            why = str(error)
+        own = to_json(described), manifest.stream, why
         of_all: list[Any] = [own]
         if self._group is not None:
             of_all = [None] * self._job.world_size
             dist.gather_object(own, of_all if self._rank == 0 else None, dst=0, group=self._group)
-        if self._rank == 0:
-            described = {name: from_json(files.File, told) for each, _ in of_all for name, told in sorted(each.items())}
-            stream = {lane: mark for _, each in of_all for lane, mark in each.items()}
-            self._kept.append(files.publish(part, dataclasses.replace(manifest, files=described, stream=stream)))
-            best = manifest.goals.get(files.BEST)
-            if best is not None and best.step == manifest.step:
-                self._best = self._kept[-1]
-                files.point(self._folder, os.path.basename(self._best))
-            self._remove_older()
+        told = [self._publish(part, manifest, of_all)] if self._rank == 0 else [""]
+        if self._group is not None:
+            dist.broadcast_object_list(told, src=0, group=self._group)
+        self._written = manifest.step, told[0]
+
+    def _publish(self, part: str, manifest: files.Manifest, of_all: list[Any]) -> str:
+        """Publishes what all ranks have written, on rank 0. Returns why it cannot be; "" if it is."""
+        why = next((why for _, _, why in of_all if why), "")
+        if not why:
+            stored = {name: from_json(files.File, told) for each, _, _ in of_all for name, told in sorted(each.items())}
+            stream = {lane: mark for _, each, _ in of_all for lane, mark in each.items()}
+            try:
+                self._kept.append(files.publish(part, dataclasses.replace(manifest, files=stored, stream=stream)))
+                best = manifest.goals.get(files.BEST)
+                if best is not None and best.step == manifest.step:
+                    self._best = self._kept[-1]
+                    files.point(self._folder, os.path.basename(self._best))
+                self._remove_older()
+            except OSError as error:
+                why = str(error)
+        if why:
+            files.drop(part)
+        return why
 
     def _remove_older(self) -> None:
         older = [path for path in self._kept[: -self._step.keep] if path != self._best]

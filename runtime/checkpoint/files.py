@@ -365,6 +365,12 @@ def remove(path: str) -> None:
     _delete(path + ".gone")
 
 
+def drop(part: str) -> None:
+    """Removes what there is of a checkpoint that could not be written, if that is possible."""
+    with contextlib.suppress(OSError):
+        _delete(part)
+
+
 def point(folder: str, name: str) -> None:
     """Makes `best`, in a folder of checkpoints, a link to the one called `name`; never leaves it without a target."""
     link = os.path.join(folder, BEST)

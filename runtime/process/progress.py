@@ -52,6 +52,7 @@ class Watch:
         self._beat = Beat(run_dir, job.steps, keeps=not keeper and self._trains)
         self._left: tuple[int, float] | None = None  # before a change of hosts
         self._hosts = ""
+        self._noted = 0  # bytes of the lines on the board that are shown
         self._events = job.tensorboard  # are written for TensorBoard
         self._fancy = screen.isatty() and "CI" not in os.environ and os.environ.get("TERM") != "dumb"
         self.interval = LOOKS[self._fancy]
@@ -61,6 +62,10 @@ class Watch:
         for line in self._notes.new():
             with self._screened():
                 self._say(readable(line.rstrip()))
+        said, self._noted = self._board.noted(self._noted)
+        for line in said:
+            with self._screened():
+                self._say(readable(line))
         if self._left is not None and self._board.began is not None:
             with self._screened():
                 self._say(self._cost(self._left, self._board.began))
@@ -102,7 +107,7 @@ class Watch:
         """
         self.look()
         self._beat.restart(max(0, self._board.furthest - 1), self._board.attempt, message, self._job.timeout)
-        self._records = None
+        self._records, self._noted = None, 0
         with self._kept():
             if self._tensorboard is not None:
                 self._tensorboard.close()

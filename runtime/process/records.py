@@ -5,7 +5,8 @@ display and TensorBoard's events from it, away from the ranks. Notes in words go
 
 Contract: a resumed training keeps the lines up to the step of its checkpoint, drops those after it, and writes them
 again, as it does that of the test, which comes at its end. A line that cannot be read (a disk that failed, an editor)
-is left out and reported with its number; the training goes on. A line is written whole, in one write. Its keys are
+is left out and reported with its number; the training goes on. A line that cannot be written (a full disk) is written
+with one of the next, or lost; that is told once. Readers see whole lines. Its keys are
 `step` (from 1), `split` (`train`, `validation` or `test`), `loss` and other metrics, `lr` (training), `samples` (seen
 so far), `seconds` (since the first step began), and, with `on_nonfinite = skip`, `skipped`: the number of steps skipped
 since the training began or was resumed. A number that is not finite is `null`, as JSON has no word for it.
@@ -30,11 +31,19 @@ Record = dict[str, Any]
 class Records:
     """Writes metrics.jsonl of a run directory, after the records of the first `step` steps; on rank 0 alone.
 
-    `begin` is the position in the file at which the new lines begin. `also` is given each new record.
+    `begin` is the position in the file at which the new lines begin. `also` is given each new record; `tell` is told,
+    in words, if the file cannot be written.
     """
 
-    def __init__(self, run_dir: str, step: int = 0, also: Callable[[Record], None] | None = None) -> None:
-        self._also = also
+    def __init__(
+        self,
+        run_dir: str,
+        step: int = 0,
+        also: Callable[[Record], None] | None = None,
+        tell: Callable[[str], object] = lambda text: None,
+    ) -> None:
+        self._also, self._tell, self._told = also, tell, False
+        self._late = b""  # what could not be written yet
         path = os.path.join(run_dir, NAME)
         found, damaged = _read(run_dir)
         for fault in damaged:
@@ -44,17 +53,30 @@ class Records:
             file.writelines(json.dumps(record) + "\n" for record in kept)
         os.replace(path + ".part", path)
         self._path = path
-        self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
         self.begin = os.path.getsize(path)
 
     def write(self, record: Record) -> None:
-        with naming(self._path):
-            self._file.write(json.dumps(finite(record)) + "\n")
+        self._late += (json.dumps(finite(record)) + "\n").encode()
+        self._write()
         if self._also is not None:
             self._also(finite(record))
 
+    def _write(self) -> None:
+        try:
+            while self._late:
+                self._late = self._late[self._file.write(self._late) :]
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                self._tell(f"{self._path} cannot be written ({error.strerror}); the training goes on")
+
     def close(self) -> None:
-        with naming(self._path):
+        self._write()
+        if self._late:
+            lines = self._late.count(b"\n")
+            self._tell(f"{self._path} lacks {lines} line{'s' * (lines != 1)}, which could not be written")
+        with contextlib.suppress(OSError):
             self._file.close()
 
 

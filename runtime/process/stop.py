@@ -39,10 +39,11 @@ from types import FrameType
 _HELD = 0.001  # seconds between two looks of a rank that waits
 SECOND = 0.5  # seconds; `timeout` and some supervisors send one signal twice in the same moment
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+NOTES = 1 << 14  # bytes reserved for what rank 0 has to say meanwhile
 WORDS = 1 << 16  # bytes reserved for the last words of a rank; untouched pages cost nothing
 
-_REQUEST, _STOP_AT, _UNITS, _RECORDS, _NOT_FINITE, _TIMED, _TIME_IS_UP, _HOLD, _BEGAN, _FROM = range(10)
-_HEAD, _EACH = 10, 3  # numbers at the beginning of the board, and for each rank
+_REQUEST, _STOP_AT, _UNITS, _RECORDS, _NOT_FINITE, _TIMED, _TIME_IS_UP, _HOLD, _BEGAN, _FROM, _NOTED = range(11)
+_HEAD, _EACH = 11, 3  # numbers at the beginning of the board, and for each rank
 _PROCESS, _STEP, _SAID = range(3)  # _SAID: bytes of last words, negated for a rank that is done
 
 
@@ -55,7 +56,7 @@ class Board:
     def __init__(self, ranks: int, first: int = 0, *, alone: bool = True) -> None:
         self.ranks, self._alone = range(first, first + ranks), alone
         self._words = 8 * (_HEAD + _EACH * ranks)  # where the words begin
-        self._memory = mmap.mmap(-1, self._words + WORDS * ranks)
+        self._memory = mmap.mmap(-1, self._words + WORDS * ranks + NOTES)
         self._numbers = memoryview(self._memory)[: self._words].cast("q")
         self.attempt = 1  # how often the ranks have been started
         self.asked = ""  # what has asked to stop: a signal's name, or `dslc stop`; known to the launcher
@@ -199,6 +200,21 @@ class Board:
         return self._memory[begin : begin + abs(self._numbers[self._at(rank) + _SAID])].decode()
 
     # --------------------------------------------------------------------------------------------- for the display
+
+    def note(self, text: str) -> None:
+        """Adds a line for whoever watches the training, which reaches them also if the disk is full; on rank 0. Some
+        lines find no room, if there are many.
+        """
+        content = (" ".join(text.split()) + "\n").encode(errors="replace")
+        begin, used = self._words + WORDS * len(self.ranks), self._numbers[_NOTED]
+        if used + len(content) <= NOTES:
+            self._memory[begin + used : begin + used + len(content)] = content
+            self._numbers[_NOTED] = used + len(content)
+
+    def noted(self, after: int) -> tuple[list[str], int]:
+        """Returns the lines of `note` after so many bytes, and the bytes of all."""
+        begin, used = self._words + WORDS * len(self.ranks), self._numbers[_NOTED]
+        return self._memory[begin + after : begin + used].decode().splitlines(), used
 
     @property
     def units(self) -> int:

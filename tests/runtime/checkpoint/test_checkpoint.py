@@ -351,22 +351,29 @@ def test_what_a_killed_training_left_is_cleared_away(launcher: Launcher, tmp_pat
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_a_checkpoint_that_cannot_be_written_ends_the_training(
-    launcher: Launcher, tmp_path: Path, asynchronous: bool
+@pytest.mark.parametrize("often", [1, 2])
+def test_the_second_checkpoint_in_a_row_that_cannot_be_written_ends_the_training(
+    launcher: Launcher, tmp_path: Path, asynchronous: bool, often: int
 ) -> None:
     given = every(4, resume="auto", asynchronous=asynchronous, line="made.plt:9:3")
     (tmp_path / "own.py").write_text(FILLS)
-    target = tmp_path / "run" / "checkpoints" / "step-00000004.part"
-    model = p.ModelStep(
-        python=p.PythonFunction(function="own:net", folder=str(tmp_path), arguments={"at": str(target)})
-    )
+    kept = tmp_path / "run" / "checkpoints"
+    targets = [str(kept / f"step-0000000{step}.part") for step in (4, 8)][:often]
+    model = p.ModelStep(python=p.PythonFunction(function="own:net", folder=str(tmp_path), arguments={"at": targets}))
     job = made(2, images(tmp_path), checkpoint=given, model=model)
-    outcome, _ = launcher.launch(job, places(2), tmp_path / "run")
-    assert outcome.failure.message.startswith("the checkpoint of step 4 could not be written: ")
+    outcome, shown = launcher.launch(job, places(2), tmp_path / "run")
+    assert shown.count("the checkpoint of step 4 could not be written: ") == 1, shown
+    if often == 1:
+        assert outcome.done, outcome.failure
+        assert (kept / "step-00000008").is_dir()
+        assert (kept / "step-00000010").is_dir()
+        return
+    assert outcome.failure.message.startswith("the checkpoint of step 8 could not be written: ")
+    assert "neither could the one of step 4" in outcome.failure.message
     assert outcome.failure.line == "made.plt:9:3"
 
 
-# A model that puts a file where a checkpoint is going to be written, in its second step.
+# A model that puts files where checkpoints are going to be written, in its second step.
 FILLS = """
 import os
 from torch import nn
@@ -378,7 +385,8 @@ class Net(nn.Sequential):
     def forward(self, x):
         self.calls += 1
         if self.calls == 2 and os.environ["RANK"] == "0":
-            open(self.at, "w").close()
+            for path in self.at:
+                open(path, "w").close()
         return super().forward(x)
 
 def net(at):

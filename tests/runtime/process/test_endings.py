@@ -13,12 +13,12 @@ import pytest
 from helpers.launcher import Command, Launcher, write_program
 from helpers.made_programs import images, places, program, python
 from helpers.paths import TESTS
-from helpers.small_disk import small_disk
+from helpers.small_disk import fill, small_disk
 
 from dslc.compiler.ir import program as p
 from dslc.runtime.checkpoint import files
 from dslc.runtime.process.failure import Outcome, describe
-from dslc.runtime.process.records import read_metrics
+from dslc.runtime.process.records import Records, read_metrics
 
 NET = """
 import multiprocessing, os, shutil, signal, subprocess, sys, threading, time, torch
@@ -252,14 +252,16 @@ def full(disk: Path) -> str:
     )
 
 
-@pytest.mark.parametrize(
-    ("steps", "file"), [(6, r"run/(weights\.safetensors|logs/rank-\d\.json)"), (200, "run/metrics.jsonl")]
-)
-def test_a_full_disk(launcher: Launcher, tmp_path: Path, disk: Path, steps: int, file: str) -> None:
+@pytest.mark.parametrize("steps", [6, 200])
+def test_a_full_disk(launcher: Launcher, tmp_path: Path, disk: Path, steps: int) -> None:
+    """What is made cannot be left there; until then the training goes on, and says so once."""
     made = job(tmp_path, full(disk), steps=steps)
-    outcome, _ = launcher.launch(made, places(2), disk / "run")
+    outcome, shown = launcher.launch(made, places(2), disk / "run")
     message = describe(outcome)
+    file = r"run/(weights\.safetensors|logs/rank-\d\.json)"
     assert re.search(rf"\n  {disk}/{file}: No space left on device\n", message), message
+    told = f"{disk}/run/metrics.jsonl cannot be written (No space left on device); the training goes on"
+    assert shown.count(told) == (1 if steps == 200 else 0), shown
     assert f"note: no space is left on the device of {disk}/run" in message
     assert "Traceback" not in message
 
@@ -277,9 +279,10 @@ def test_a_full_disk_of_checkpoints(launcher: Launcher, tmp_path: Path, disk: Pa
     step = p.CheckpointStep(every=2, keep=2, asynchronous=asynchronous, resume="auto", folder=str(disk / "kept"))
     written = "[each.join() for each in threading.enumerate() if each.name == 'dslc-checkpoint']"
     made = job(tmp_path, f"{written}\n        {full(disk)}", checkpoint=step)
-    outcome, _ = launcher.launch(made, places(2), tmp_path / "run")
+    outcome, shown = launcher.launch(made, places(2), tmp_path / "run")
     message = describe(outcome)
-    assert "  the checkpoint of step 4 could not be written: " in message, message
+    assert shown.count("the checkpoint of step 4 could not be written: ") == 1, shown
+    assert "  the checkpoint of step 6 could not be written: " in message, message
     assert f"note: no space is left on the device of {disk}/kept" in message
     assert len(message) < 2000 and "Traceback" not in message, message
     (found,) = [files.look(path) for path in files.checkpoints_in(str(disk / "kept"))]
@@ -289,3 +292,27 @@ def test_a_full_disk_of_checkpoints(launcher: Launcher, tmp_path: Path, disk: Pa
     assert again.done, describe(again)
     steps = [record["step"] for record in read_metrics(str(tmp_path / "run")) if record["split"] == "train"]
     assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_records_are_written_when_there_is_room_again(disk: Path) -> None:
+    said: list[str] = []
+    records = Records(str(disk), tell=said.append)
+    filling = fill(disk)
+    lines = [{"step": step, "split": "train", "loss": 1 / step} for step in range(1, 200)]
+    for line in lines[:-1]:
+        records.write(line)
+    assert said == [f"{disk}/metrics.jsonl cannot be written (No space left on device); the training goes on"]
+    filling.unlink()
+    records.write(lines[-1])
+    records.close()
+    assert read_metrics(str(disk)) == lines and len(said) == 1
+
+
+def test_records_that_are_lost_are_counted(disk: Path) -> None:
+    said: list[str] = []
+    records = Records(str(disk), tell=said.append)
+    fill(disk)
+    for step in range(1, 4):
+        records.write({"step": step, "split": "train", "loss": 0.5})
+    records.close()
+    assert said[1:] == [f"{disk}/metrics.jsonl lacks 3 lines, which could not be written"]
