@@ -12,6 +12,7 @@ DTensor and pipelines take up to a second to import.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
@@ -25,9 +26,9 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
-    FakeTensorMode,
     unset_fake_temporarily,
 )
+from torch._subclasses.fake_tensor import FakeTensorMode as _TorchFakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
 from torch.nn.modules.dropout import _DropoutNd as AnyDropout
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -52,7 +53,6 @@ __all__ = [  # of what is not defined here
     "AnyDropout",  # the class of every dropout
     "DataDependentOutputException",  # the value of a fake tensor is asked for
     "DynamicOutputShapeException",  # a shape depends on the values of a fake tensor
-    "FakeTensorMode",  # makes tensors without memory
     "Operator",  # an operation as a dispatch mode sees it, such as `aten.add.Tensor`
     "TorchDispatchMode",  # sees every operation
     "detect_fake_mode",  # the fake mode that tensors belong to
@@ -74,6 +74,8 @@ OVERRIDDEN = {
     ),
     # Divides gradients by the scale and finds infinities: the ranks agree on them there.
     "torch.amp:GradScaler": ("_unscale_grads_",),
+    # False: torch calls the mode's `__torch_dispatch__` directly (FakeTensorMode, Watching).
+    "torch.utils._python_dispatch:TorchDispatchMode": ("_should_skip_dynamo",),
     # Refuses an input of the wrong number of dims.
     "torch.nn:BatchNorm2d": ("_check_input_dim",),
 }
@@ -241,6 +243,18 @@ def without_torch_function() -> AbstractContextManager[None]:
 _DEVICE = torch.ops.prim.device.default  # the question for a tensor's device, which its metadata answers
 
 
+class FakeTensorMode(_TorchFakeTensorMode):
+    """Makes tensors without memory. Torch calls it without the wrapper that hides a mode from its compiler, which takes
+    as long as a tenth of a fake operation: nothing is compiled while modules are traced.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    __torch_dispatch__ = inspect.unwrap(_TorchFakeTensorMode.__torch_dispatch__)
+
+
 class Watching(TorchDispatchMode):
     """Hands each operation to `act(func, args, kwargs)`, which does it and returns its result. Questions for a device
     are no operations: autograd asks two for each, and fake tensors are asked here without torch's whole way to them.
@@ -249,6 +263,10 @@ class Watching(TorchDispatchMode):
     def __init__(self, act: Callable[[Operator, tuple[Any, ...], dict[str, Any]], object]) -> None:
         super().__init__()
         self._act = act
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as for FakeTensorMode
 
     def __torch_dispatch__(
         self,

@@ -40,7 +40,7 @@ from dslc.compiler.trace.private_torch import (
     DynamicOutputShapeException,
     FakeTensorMode,
     Operator,
-    TorchDispatchMode,
+    Watching,
     detect_fake_mode,
     own_buffers,
     own_parameters,
@@ -203,7 +203,7 @@ class _Recorder(TorchFunctionMode):
                 around.callback(leave.remove)
             around.enter_context(_asked(lambda tensor: self._constant(tensor) is not None))
             around.enter_context(self._fake)
-            around.enter_context(self._watching())
+            around.enter_context(Watching(self._watched))
             around.enter_context(
                 torch.autocast("cpu", dtype=self._low or torch.bfloat16, enabled=self._low is not None)
             )
@@ -270,26 +270,12 @@ class _Recorder(TorchFunctionMode):
 
         return hook
 
-    @contextlib.contextmanager
-    def _watching(self) -> Iterator[None]:
-        recorder = self
-
-        class Watch(TorchDispatchMode):
-            def __torch_dispatch__(
-                self,
-                func: Operator,
-                types: Sequence[type],
-                args: tuple[object, ...] = (),
-                kwargs: Mapping[str, object] | None = None,
-            ) -> object:
-                if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):
-                    recorder._random = True
-                if recorder._inside:
-                    recorder._look(args, kwargs or {})
-                return func(*args, **(kwargs or {}))
-
-        with Watch():
-            yield
+    def _watched(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
+        if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):
+            self._random = True
+        if self._inside:
+            self._look(args, kwargs)
+        return func(*args, **kwargs)
 
     def _look(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Notes parameters that the running layer takes from elsewhere."""
