@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dslc.compiler.facts.sample_numbers import count_of
+from dslc.compiler.facts.source_look import Absent
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import PythonSource
@@ -44,8 +46,8 @@ def _try_weights(job: JobSpec, sampler: Weighted, source: SourceFacts, report: R
     name = f"`{sampler.weights.function}`" if isinstance(sampler.weights, PythonNumbers) else "the file of weights"
     if isinstance(sampler.weights, PythonNumbers):
         fault = used(job, sampler.weights, "sampler", lambda _: look(), report)
-    elif any(error.code == "E0318" for error in report.errors):
-        return
+    elif not _is_there(sampler.weights):
+        return  # the rules say so
     else:
         answer = in_child(look)
         fault = answer.get("made", answer.get("error"))
@@ -57,6 +59,15 @@ def _try_weights(job: JobSpec, sampler: Weighted, source: SourceFacts, report: R
             sampler.at("weights"),
             help="one number of at least 0 for each sample, in the order of the source",
         )
+
+
+def _is_there(path: str) -> bool:
+    """Returns True for a file of numbers that can be read."""
+    try:
+        count_of(path, path)
+    except Absent:
+        return False
+    return True
 
 
 def _try_length(job: JobSpec, call: PythonNumbers, source: SourceFacts, report: Report) -> None:

@@ -352,7 +352,7 @@ class Mixture(Call):
         ListOf(calls("source"), min_length=2, max_length=100), 'the sources: `[text("a.txt"), text("b.txt")]`'
     )
     weights: tuple[float, ...] | None = arg(
-        ListOf(Float(above=0), min_length=2, max_length=100),
+        ListOf(Float(above=0), min_length=1, max_length=100),
         "the share of each in an epoch; they need not sum to 1",
         default=None,
         shown="by their samples",

@@ -60,6 +60,11 @@ from dslc.dsl.syntax import tree
 from dslc.dsl.words import listed
 
 
+def _change_of(count: int) -> str:
+    """Returns the remedy for a list that wants so many values more, or fewer."""
+    return f"write {count:,} more" if count > 0 else f"leave out {-count:,} of them"
+
+
 class Bad:
     """A value that could not be computed."""
 
@@ -508,13 +513,16 @@ class Evaluator:
             return self.mismatch(expr, kind, path)
         count = len(expr.items)
         if kind.max_length is not None and count > kind.max_length:
-            return self.fail("E0136", f"`{path}` takes at most {kind.max_length:,} values, not {count:,}", expr.span)
+            what = f"`{path}` takes at most {kind.max_length:,} values, not {count:,}"
+            return self.fail("E0136", what, expr.span, help=_change_of(kind.max_length - count))
         items = [self.value(item, kind.item, f"{path}[{i}]") for i, item in enumerate(expr.items)]
         if kind.length is not None and count != kind.length:
-            return self.fail("E0136", f"`{path}` takes {kind.length} values, not {count}", expr.span)
+            what = f"`{path}` takes {kind.length} values, not {count}"
+            return self.fail("E0136", what, expr.span, help=_change_of(kind.length - count))
         if count < kind.min_length:
             found = f"not {count:,}" if count else "and the list is empty"
-            return self.fail("E0136", f"`{path}` takes at least {kind.min_length}, {found}", expr.span)
+            what = f"`{path}` takes at least {kind.min_length}, {found}"
+            return self.fail("E0136", what, expr.span, help=_change_of(kind.min_length - count))
         return BAD if any(isinstance(item, Bad) for item in items) else tuple(items)
 
     def anything(self, expr: tree.Expr, path: str) -> Any:

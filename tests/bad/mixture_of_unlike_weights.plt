@@ -1,5 +1,5 @@
 import "base/digits.plt"
 
 data {
-  source = mixture([digits(), digits()], weights = [1]) #! E0136
+  source = mixture([digits(), digits()], weights = [1]) #! E0327
 }
