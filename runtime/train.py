@@ -32,6 +32,8 @@ from dslc.runtime.loop.learning_rate import schedule, set_learning_rate
 from dslc.runtime.loop.nonfinite import Guard
 from dslc.runtime.measure.observe import Observer
 from dslc.runtime.measure.report import Measure
+from dslc.runtime.parallel.tensor_parallel import noise_rank
+from dslc.runtime.process import random_numbers
 from dslc.runtime.process.records import Records, note
 from dslc.runtime.process.stop import Board
 from dslc.runtime.step import own_step, pipeline_step
@@ -106,6 +108,8 @@ class _Training:
         self._factor = schedule(job.learning_rate)
         if splits.stream is not None:
             splits.stream.go_to(start.stream, partial(note, run_dir))
+        # Samples of a user's code leave the host's random generators anywhere (random_numbers.py).
+        self._noise = noise_rank(job, place.rank) if splits.train.by_process else None
         self._step, self._seen, self._began = start.step, start.samples, time.monotonic() - start.seconds
         self._timed = job.max_time is not None and start.seconds >= job.max_time
         board.begin(start.step)
@@ -157,6 +161,8 @@ class _Training:
         """Enters the next step, and returns its learning rate."""
         job, board = self._job, self._board
         self._step += 1
+        if self._noise is not None:
+            random_numbers.begin_step(job.seed, self._noise, self._step - 1)
         self._checkpoints.look()
         board.enter(self._place.rank, self._step)
         if self._place.rank == 0:

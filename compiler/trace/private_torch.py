@@ -16,11 +16,11 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch._guards import detect_fake_mode
+from torch._guards import detect_fake_mode as _detect_fake_mode
 from torch._ops import OpOverload as Operator
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -55,7 +55,6 @@ __all__ = [  # of what is not defined here
     "DynamicOutputShapeException",  # a shape depends on the values of a fake tensor
     "Operator",  # an operation as a dispatch mode sees it, such as `aten.add.Tensor`
     "TorchDispatchMode",  # sees every operation
-    "detect_fake_mode",  # the fake mode that tensors belong to
     "path_text",  # the place of a leaf, as in `["boxes"][0]`
     "register_dataclass",  # makes the fields of a class's objects parts of a tree
     "tree_flatten",  # nested lists, tuples and mappings as their leaves and their form
@@ -253,6 +252,11 @@ class FakeTensorMode(_TorchFakeTensorMode):
         return False
 
     __torch_dispatch__ = inspect.unwrap(_TorchFakeTensorMode.__torch_dispatch__)
+
+
+def detect_fake_mode(tensors: Sequence[Tensor]) -> FakeTensorMode | None:
+    """Returns the mode that tensors belong to; None if none of them is without memory."""
+    return cast("FakeTensorMode | None", _detect_fake_mode(list(tensors)))
 
 
 class Watching(TorchDispatchMode):

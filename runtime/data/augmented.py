@@ -26,7 +26,7 @@ from dslc.compiler.ir.program import AugmentStep, DataStep, PictureStep
 from dslc.runtime.data.pictures import fitted, pixels_of
 from dslc.runtime.data.samples import Pair, Samples, SourceError
 from dslc.runtime.process.job_line import at
-from dslc.runtime.process.random_numbers import aside, begin_sample
+from dslc.runtime.process.random_numbers import begin_sample
 from dslc.runtime.process.user_code import load_function
 from dslc.runtime.process.vision_library import let_torchvision_load
 
@@ -90,12 +90,11 @@ class Augmented:
     def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
         pictures = torch.empty(len(indices), *self.look.shape)
         targets: list[Tensor] = []
-        with aside():
-            for n, index in enumerate(indices.tolist()):
-                picture, target = self.samples.picture(index)
-                begin_sample(self.seed, "train", epoch, index)
-                pictures[n] = self._made(picture, index)
-                targets.append(target)
+        for n, index in enumerate(indices.tolist()):
+            picture, target = self.samples.picture(index)
+            begin_sample(self.seed, "train", epoch, index)
+            pictures[n] = self._made(picture, index)
+            targets.append(target)
         return pictures, torch.stack(targets) if targets else torch.empty(0, dtype=torch.int64)
 
     def _made(self, picture: Any, index: int) -> Tensor:

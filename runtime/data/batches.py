@@ -38,7 +38,7 @@ from dslc.runtime.data.sampler import (
     split_indices,
     steps_per_epoch,
 )
-from dslc.runtime.data.samples import Marks, Pair, Samples, SourceError, Splits
+from dslc.runtime.data.samples import Marks, Pair, Samples, SourceError, Splits, batch_aside
 from dslc.runtime.process.job_line import each_at
 from dslc.runtime.process.lifetime import end_with
 
@@ -87,7 +87,7 @@ def split_batches(
     chunks = list(indices.split(size))
     if step.workers and samples.by_process:
         return each_at(step.line, _loader(step, samples, place, [(chunk, 0) for chunk in chunks], device))
-    made = each_at(step.line, (_moved(samples.batch(chunk), device) for chunk in chunks))
+    made = each_at(step.line, (_moved(batch_aside(samples, chunk), device) for chunk in chunks))
     return _ahead(made, device) if step.workers else made
 
 

@@ -29,6 +29,7 @@ from dslc.compiler.ir.program import DataStep, SamplerStep
 from dslc.runtime.data.held_out import held_out
 from dslc.runtime.data.samples import Checked, FetchedSamples, Padded, Part, Samples, SourceError, items
 from dslc.runtime.data.weighted import of_classes
+from dslc.runtime.process.random_numbers import aside
 from dslc.runtime.process.user_code import load_function
 
 CHUNK = 1024  # samples fetched at once
@@ -52,6 +53,7 @@ def numbers_of(step: DataStep) -> Numbers:
     raise AssertionError("`prepare` finds the numbers before anything asks for the order")
 
 
+@aside()  # samples of a user's code are made
 def prepare(step: DataStep, samples: Samples, device: torch.device) -> None:
     """Finds the numbers of the training `samples`, if the job has a sampler. A collective if there are several ranks.
 

@@ -7,7 +7,8 @@ after another, of which a limited number is open. `Part` is some of the samples 
 
 Contract: floats become float32, integers of any width and booleans int64, but in structures, whose tensors keep their
 dtypes. A batch depends on its indices alone and, if
-the data set draws random numbers, on the epoch: not on the process that makes it, or on the batches made before.
+the data set draws random numbers, on the epoch: not on the process that makes it, or on the batches made before. It
+leaves the host's random generators anywhere, unless it is made by `batch_aside`.
 Evaluations and predictions use epoch 0. `by_process` says that a sample needs computing (a picture is decoded, a user's
 code runs), so that workers are processes; other samples are gathered by a thread. `apart` says that a batch is a
 structure of tensors, which is not cut: each micro-batch is made by itself.
@@ -121,9 +122,7 @@ class FetchedSamples:
         return len(self.dataset)
 
     def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
-        with aside():
-            samples = [self.sample(epoch, index) for index in indices.tolist()]
-            return self.together(samples)
+        return self.together([self.sample(epoch, index) for index in indices.tolist()])
 
     def together(self, samples: list[Any]) -> Pair:
         """Returns the batch of some samples."""
@@ -326,6 +325,14 @@ class Ended(_Of):
         return inputs, targets.masked_fill(inputs == self.token, self.ignore)
 
 
+def batch_aside(samples: Samples, indices: Tensor) -> Pair:
+    """Returns a batch of an evaluation, which leaves the host's random generators as they were."""
+    if not samples.by_process:
+        return samples.batch(indices)
+    with aside():
+        return samples.batch(indices)
+
+
 def items(samples: Samples, indices: Tensor, epoch: int = 0) -> Iterator[Any]:
     """Yields these samples as they are in `epoch`: as a user's data set gives them, others as pairs of tensors."""
     match samples:
@@ -335,9 +342,7 @@ def items(samples: Samples, indices: Tensor, epoch: int = 0) -> Iterator[Any]:
             yield from items(samples.samples, indices, epoch)
         case FetchedSamples():
             for index in indices.tolist():
-                with aside():
-                    sample = samples.sample(epoch, index)
-                yield sample
+                yield samples.sample(epoch, index)
         case _:
             yield from zip(*samples.batch(indices, epoch), strict=True)
 

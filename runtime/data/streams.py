@@ -30,7 +30,7 @@ from dslc.compiler.common.streamed import Shard, Shards
 from dslc.compiler.ir.program import DataStep, StreamStep
 from dslc.runtime.data.random_streams import generator
 from dslc.runtime.data.samples import Marks, Pair, SourceError, Tell
-from dslc.runtime.process.random_numbers import aside, begin_sample
+from dslc.runtime.process.random_numbers import begin_sample
 
 UNSHUFFLED = 16  # samples of a window that is not shuffled
 TELLS = 5.0  # seconds after which reading again is reported, and between reports
@@ -221,9 +221,7 @@ class Stream:
 
     def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
         first = epoch * (self.length // self.batch_size * self.batch_size)
-        with aside():
-            samples = [self._sample(first + number) for number in indices.tolist()]
-            return self.together(samples)
+        return self.together([self._sample(first + number) for number in indices.tolist()])
 
     def marks(self) -> Marks:
         """Returns the places of the lanes that have been read."""

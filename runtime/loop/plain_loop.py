@@ -61,7 +61,9 @@ def train(job: JobProgram, place: RankPlace, splits: Splits, device: torch.devic
     random_numbers.begin(job.seed, 0)
     observer = Observer(job, place, model, optimizer, device, run_dir, 0)
     watched = observer.around(work)
-    for batch in batches(job.data, splits, place, 1, 0, job.steps, device):
+    for step, batch in enumerate(batches(job.data, splits, place, 1, 0, job.steps, device)):
+        if splits.train.by_process:
+            random_numbers.begin_step(job.seed, 0, step)
         watched(batch)
         scheduler.step()
     observer.leave()

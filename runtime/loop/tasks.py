@@ -32,7 +32,7 @@ from dslc.compiler.trace.structures import named as named_tensors
 from dslc.runtime.checkpoint import files as checkpoint_files
 from dslc.runtime.checkpoint.state import load_model
 from dslc.runtime.data.held_out import evaluated, for_test, held_out
-from dslc.runtime.data.samples import Joined, Samples
+from dslc.runtime.data.samples import Joined, Samples, batch_aside
 from dslc.runtime.data.sources import Splits
 from dslc.runtime.loop.evaluate import batch_size, evaluate, evaluating, forward, most_batches, named
 from dslc.runtime.loop.predictions import Part
@@ -79,7 +79,7 @@ def _predict(job: JobProgram, place: RankPlace, parts: Parts, splits: Splits, ru
     tells = mesh.leads and mesh.coordinates["context"] == 0
     with Part(run_dir, place.rank) as part, evaluating(parts):
         for indices, counts in _batches(job, place, parts, len(chosen)):
-            input, _ = samples.batch(chosen[indices])
+            input, _ = batch_aside(samples, chosen[indices])
             output = forward(job, parts, cut(map_tensors(lambda tensor: tensor.to(parts.device), input)))
             if output is None:
                 continue
