@@ -261,7 +261,7 @@ _COMMANDS = {
     "new": ("write a job to start from", "dslc new mnist --template gpt", _new),
     "tokens": ("make a memory-mapped file of tokens from text", "dslc tokens books/*.txt -o books.bin", _tokens),
     "submit": (
-        "hand a job to SLURM, after all that `run` would refuse",
+        "hand a job to SLURM or Kubernetes, after all that `run` would refuse",
         "dslc submit cluster.plt --set launch.with.time=2h --dry-run",
         _submit,
     ),

@@ -14,6 +14,7 @@ from dataclasses import replace
 from dslc.run_folder import make_folder
 from dslc.runs import Ready
 from dslc.runtime.launchers.world import World
+from dslc.runtime.process.run_status import read_status
 
 _MARK = ".launcher"  # in a run directory; names that begin with a dot are no files of a run
 
@@ -28,6 +29,14 @@ def restarted(ready: Ready) -> Ready:
     if ready.world is None or not ready.world.attempt or program.checkpoint.resume != "none":
         return ready
     return replace(ready, program=replace(program, checkpoint=replace(program.checkpoint, resume="auto")))
+
+
+def was_stopped(ready: Ready, out: str | None) -> bool:
+    """True if Kubernetes has started a training again that `dslc stop` has ended, which has no other way to say so."""
+    if ready.world is None or ready.world.word != "kubernetes" or out is None:
+        return False
+    told = read_status(out)
+    return told is not None and told.state == "stopped" and told.asked == "dslc stop"
 
 
 def folder_of(ready: Ready, out: str | None) -> str:

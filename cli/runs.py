@@ -134,6 +134,12 @@ def file_of(compiled: Compiled, loaded: Loaded) -> PlanFile:
     return PlanFile(plan=compiled.plan, graph=compiled.graph, source=source, facts=facts, dslc=__version__)
 
 
+def job_text(ready: Ready) -> str:
+    """Returns the job as resolved: running it again is the same run."""
+    assert ready.loaded.job is not None
+    return write(anchored(ready.loaded.job))
+
+
 def lay_down(ready: Ready, folder: str) -> None:
     """Writes the files known before the start: the job as resolved, the plan, the program."""
     assert ready.loaded.job is not None
@@ -141,7 +147,7 @@ def lay_down(ready: Ready, folder: str) -> None:
     plan = file_of(ready.compiled, ready.loaded)
     plan = dataclasses.replace(plan, folder=os.path.relpath(ready.loaded.job.folder, folder))
     for name, text in (
-        ("job.plt", write(anchored(ready.loaded.job))),
+        ("job.plt", job_text(ready)),
         ("plan.json", plan.text()),
     ):
         path = os.path.join(folder, name)

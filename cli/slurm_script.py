@@ -80,7 +80,7 @@ def _options(runs: Sequence[Ready], folder: str, job: str, *, again: bool) -> li
         "--nodes": str(compiled.plan.topology.nodes),
         **dict(option.split("=", 1) for option in _start(compiled)),
         "--gpus-per-node": _gpus(compiled),
-        "--mem": f"{max(_memory(each.compiled) for each in runs)}M",
+        "--mem": f"{max(host_memory(each.compiled) for each in runs)}M",
         "--partition": call.partition or "",
         "--account": call.account or "",
         "--time": _time(call.time) if call.time is not None else "",
@@ -97,8 +97,12 @@ def _options(runs: Sequence[Ready], folder: str, job: str, *, again: bool) -> li
 
 def _start(compiled: Compiled) -> list[str]:
     """Returns how the launchers are started: one a node, with the CPUs of its ranks."""
-    workers = compiled.analysis.job.data.workers
-    return ["--ntasks-per-node=1", f"--cpus-per-task={compiled.plan.topology.processes * (1 + workers)}"]
+    return ["--ntasks-per-node=1", f"--cpus-per-task={cores(compiled)}"]
+
+
+def cores(compiled: Compiled) -> int:
+    """Returns the cores that the ranks of a node need: one for each, and for each of its workers."""
+    return compiled.plan.topology.processes * (1 + compiled.analysis.job.data.workers)
 
 
 def _gpus(compiled: Compiled) -> str:
@@ -106,7 +110,7 @@ def _gpus(compiled: Compiled) -> str:
     return str(topology.processes) if topology.device == "cuda" else ""
 
 
-def _memory(compiled: Compiled) -> int:
+def host_memory(compiled: Compiled) -> int:
     """Returns the MiB of the host's memory that the ranks of a node need."""
     topology = compiled.plan.topology
     if topology.device == "cuda":

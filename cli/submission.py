@@ -20,13 +20,14 @@ _MOST = 1 << 20  # bytes of a file that is read
 @dataclass(frozen=True, kw_only=True)
 class Submission:
     """A job that was handed over: `job` is its cluster's name for it, "12", or "12_0" of an array; `script` is the file
-    that was handed over, and `space` the namespace in Kubernetes.
+    that was handed over. In Kubernetes `space` is the namespace, and `kind` a job or a jobset.
     """
 
     cluster: str  # "slurm" or "kubernetes"
     job: str
     script: str
     space: str = ""
+    kind: str = "job"
 
 
 def write_submission(folder: str, made: Submission) -> None:

@@ -123,6 +123,8 @@ def _found(world: World) -> str:
 
 def command(word: str, layout: Layout, job: str) -> list[str]:
     """Returns the command by which a launcher starts the processes of a job."""
+    if word == "kubernetes":
+        return ["dslc", "submit", job]
     each = layout.world_size // layout.nodes
     numbers = {"nodes": layout.nodes, "processes": each, "ranks": layout.world_size}
     return [*LAUNCHERS[word].start.format(**numbers).split(), "dslc", "run", job]

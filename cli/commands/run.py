@@ -17,7 +17,7 @@ from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.show import render
 from dslc.front import over, presented, show
 from dslc.planned import is_plan_file, prepare_plan
-from dslc.restarted import folder_of, restarted
+from dslc.restarted import folder_of, restarted, was_stopped
 from dslc.run_folder import Occupied
 from dslc.runs import ALONE, Around, Ready, launch, prepare, show_failure, train
 from dslc.runtime.launchers.known import worlds
@@ -54,6 +54,9 @@ def main(arguments: argparse.Namespace) -> int:
     runs = [restarted(each) for each in ready if each is not None]
     if arguments.trial:
         return _try_each(runs)
+    if was_stopped(runs[0], arguments.out):
+        print("dslc: it was stopped by `dslc stop`: submit it again to go on", file=sys.stderr)
+        return WRONG_USAGE
     if rendezvous or _has_peers(runs[0]):
         return _run_with_others(runs, rendezvous, arguments)
     runner = _runner(loaded, runs, arguments.parallel)

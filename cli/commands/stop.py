@@ -14,7 +14,7 @@ from dslc.dsl.plain import plain
 from dslc.runtime.process.run_status import RunStatus, ask_to_stop, write_status
 from dslc.standing import Standing, runs_in, standings
 from dslc.status import GOOD, TRAINING_FAILED, WRONG_USAGE
-from dslc.submission import command
+from dslc.submission import Submission, command
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -40,7 +40,7 @@ def _stop(run: Standing) -> bool:
     """Stops one run, or asks it to; returns False, with the reason shown, if that cannot be."""
     job = run.submitted
     if run.state == "waiting" and job is not None:
-        words = ["scancel", job.job] if job.cluster == "slurm" else _delete(job.job, job.space)
+        words = ["scancel", job.job] if job.cluster == "slurm" else _delete(job)
         if command(words) is None:
             said = f"dslc: {run.folder}: `{' '.join(words)}` failed, or is not to be had on this machine"
             print(plain(said), file=sys.stderr)
@@ -52,5 +52,7 @@ def _stop(run: Standing) -> bool:
     return True
 
 
-def _delete(job: str, space: str) -> Sequence[str]:
-    return ["kubectl", "delete", "--wait=false", "job", job, *(["--namespace", space] if space else [])]
+def _delete(made: Submission) -> Sequence[str]:
+    """Returns the command that deletes what was handed to Kubernetes; its pods end as by one Ctrl-C."""
+    space = ["--namespace", made.space] if made.space else []
+    return ["kubectl", "delete", f"{made.kind},service,configmap", "--selector", f"dslc-run={made.job}", *space]

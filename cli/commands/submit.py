@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dslc.compiler.compile import compile_plan
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.calls import Slurm
+from dslc.dsl.language.calls import Kubernetes, Slurm
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.meaning.load import Loaded, load_each
 from dslc.dsl.plain import plain, plain_lines
@@ -60,6 +60,8 @@ def main(arguments: argparse.Namespace) -> int:
         folders = [place for place, _ in folders_of(loaded, combinations, folder)]
         name = os.path.splitext(os.path.basename(arguments.job))[0]
         whole = Submitted(runs=runs, folder=folder, folders=folders, name=name)
+        if isinstance(runs[0].compiled.analysis.job.launch.with_, Kubernetes):
+            return _to_kubernetes(whole, dry=arguments.dry_run)
         return _to_slurm(whole, dry=arguments.dry_run)
     except Occupied as reason:
         print(plain(f"dslc: {reason}"), file=sys.stderr)
@@ -119,12 +121,20 @@ def _check(runs: Sequence[Ready], report: Report) -> None:
 
 
 def _check_launcher(job: JobSpec, report: Report) -> None:
-    if not isinstance(job.launch.with_, Slurm):
+    call = job.launch.with_
+    if not isinstance(call, Slurm | Kubernetes):
         report.add(
             "E0817",
-            f"`dslc submit` hands a job to SLURM, and this one says `{job.launch.with_.word}()`",
+            f"`dslc submit` hands a job to SLURM or Kubernetes, and this one says `{call.word}()`",
             job.launch.at("with_"),
             help="`--set launch.with=slurm()`; `dslc run` starts the others",
+        )
+    if isinstance(call, Kubernetes) and not call.volumes:
+        report.add(
+            "W0817",
+            "without a volume, weights, metrics and checkpoints are gone when the pods are",
+            job.launch.at("with_"),
+            help='`volumes = ["claim:/runs"]` mounts a persistent volume claim, which holds the run directory',
         )
 
 
@@ -135,23 +145,63 @@ def _to_slurm(whole: Submitted, *, dry: bool) -> int:
         return GOOD
     path = os.path.join(whole.folder, "submit.sh")
     _lay_down(whole, path, script)
-    words = ["sbatch", "--parsable", path]
+    told = _hand_over(["sbatch", "--parsable", path], f"`sbatch {path}` where SLURM is")
+    if told is None:
+        return WRONG_USAGE
+    number = told.strip().partition(";")[0]
+    for n, folder in enumerate(whole.folders):
+        job = f"{number}_{n}" if len(whole.folders) > 1 else number
+        write_submission(folder, Submission(cluster="slurm", job=job, script=path))
+    _say_where(whole, number)
+    return GOOD
+
+
+def _to_kubernetes(whole: Submitted, *, dry: bool) -> int:
+    from dslc.manifest import JOBSET, folder_in_pod, manifest, name_of, text_of
+
+    text = text_of(manifest(whole.runs, whole.folders, whole.name))
+    if dry:
+        print(text, end="")
+        return GOOD
+    path = os.path.join(whole.folder, "submit.json")
+    _lay_down(whole, path, text)
+    call = whole.runs[0].compiled.analysis.job.launch.with_
+    assert isinstance(call, Kubernetes)
+    for folder in whole.folders:
+        made = Submission(
+            cluster="kubernetes",
+            job=name_of(whole.name, folder),
+            script=path,
+            space=call.namespace or "",
+            kind="jobset" if JOBSET in call.options else "job",
+        )
+        write_submission(folder, made)
+    if _hand_over(["kubectl", "apply", "--filename", path], f"`kubectl apply --filename {path}` where it is") is None:
+        return WRONG_USAGE
+    _say_where(whole, name_of(whole.name, whole.folders[0]))
+    if folder_in_pod(call, whole.folder) != whole.folder:
+        print(plain(f"in the pods the run directory is {folder_in_pod(call, whole.folder)}"))
+    return GOOD
+
+
+def _hand_over(words: Sequence[str], instead: str) -> str | None:
+    """Shows and runs a command of the cluster, and returns its output; None, with the reason shown, if it fails."""
     print(plain(shlex.join(words)), flush=True)
     try:
         told = subprocess.run(words, capture_output=True, text=True)
     except FileNotFoundError:
-        print(plain(f"dslc: there is no `sbatch` here: type `sbatch {path}` where SLURM is"), file=sys.stderr)
-        return WRONG_USAGE
+        print(plain(f"dslc: there is no `{words[0]}` here: type {instead}"), file=sys.stderr)
+        return None
     if told.returncode:
-        print(plain_lines(f"dslc: sbatch refuses the job: {told.stderr.strip()}"), file=sys.stderr)
-        return WRONG_USAGE
-    number = told.stdout.strip().partition(";")[0]
-    for n, folder in enumerate(whole.folders):
-        job = f"{number}_{n}" if len(whole.folders) > 1 else number
-        write_submission(folder, Submission(cluster="slurm", job=job, script=path))
-    print(plain(f"job {number}: {os.path.relpath(whole.folder)}"))
-    print(plain(f"where it stands:  dslc status {shlex.quote(os.path.relpath(whole.folder))}"))
-    return GOOD
+        print(plain_lines(f"dslc: {words[0]} refuses the job: {told.stderr.strip()}"), file=sys.stderr)
+        return None
+    return told.stdout
+
+
+def _say_where(whole: Submitted, job: str) -> None:
+    place = os.path.relpath(whole.folder)
+    print(plain(f"job {job}: {place}"))
+    print(plain(f"where it stands:  dslc status {shlex.quote(place)}"))
 
 
 def _lay_down(whole: Submitted, path: str, script: str) -> None:

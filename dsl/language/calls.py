@@ -559,12 +559,23 @@ class Torchrun(Call):
     """Processes that `torchrun` starts."""
 
 
-@call("launch", open=True)
+@call("launch")
 class Kubernetes(Call):
-    """Processes that a Kubernetes operator starts."""
+    """Pods of an indexed Job, one for each node, which `dslc submit` hands to Kubernetes."""
 
-    image: str | None = arg(Str(), "the container image", default=None)
-    arguments: tuple[tuple[str, Any], ...] = arg(Anything(), "further fields of the resource", default=())
+    image: str = arg(Str(), "the container image, in which dslc is installed, and the job's data and modules are")
+    namespace: str | None = arg(Str(), "the namespace", default=None)
+    volumes: tuple[str, ...] = arg(
+        ListOf(Str(r"[a-z0-9.-]+:/.*", '"claim:/where"'), single=True),
+        "persistent volume claims, and where they are mounted; the run directory is in the first",
+        default=(),
+        shown="none",
+    )
+    options: tuple[str, ...] = arg(
+        ListOf(Str(r"jobset|[A-Za-z][\w.]*=.*", '"jobset" or "spec.path=value"')),
+        "fields of the Job to set, `spec.suspend=true`; `jobset` makes it a JobSet",
+        default=(),
+    )
 
 
 PICTURES = (Images, MNIST, CIFAR10, Parquet, Datasets)  # sources that may hold pictures

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dslc.runtime.launchers import mpi, slurm, torchrun
+from dslc.runtime.launchers import kubernetes, mpi, slurm, torchrun
 from dslc.runtime.launchers.world import Launcher, World
 
-LAUNCHERS: dict[str, Launcher] = {each.word: each for each in (torchrun.LAUNCHER, mpi.LAUNCHER, slurm.LAUNCHER)}
+LAUNCHERS: dict[str, Launcher] = {
+    each.word: each for each in (torchrun.LAUNCHER, mpi.LAUNCHER, slurm.LAUNCHER, kubernetes.LAUNCHER)
+}
 
 
 def worlds(environ: Mapping[str, str]) -> dict[str, World]:

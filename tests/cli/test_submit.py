@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.commands import dslc
@@ -96,3 +99,53 @@ def test_a_cluster_that_is_not_here_leaves_a_script_to_hand_over(tmp_path: Path)
     told = dslc("submit", "job.plt", "--out", "run", cwd=tmp_path, env={"PATH": ""})
     assert told.returncode == 2 and f"there is no `sbatch` here: type `sbatch {tmp_path}/run/submit.sh`" in told.stderr
     assert (tmp_path / "run" / "submit.sh").exists() and "waiting" in dslc("status", tmp_path / "run").stdout
+
+
+PODS = JOB.replace(
+    'slurm(partition = "gpu", time = 26h, options = ["--exclusive", "--mem=0"])',
+    'kubernetes(image = "registry/dslc:1", namespace = "ml", volumes = ["training:/runs"], OPTIONS)',
+)
+
+
+def manifest(folder: Path, options: str) -> list[dict[str, Any]]:
+    status, text, said = submit(folder, PODS.replace("OPTIONS", options), "--out", "first")
+    assert status == 0, said
+    items: list[dict[str, Any]] = json.loads(text)["items"]
+    return items
+
+
+def test_a_manifest_is_what_kubernetes_takes(tmp_path: Path) -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="the published schemas are not installed")
+    options = 'options = ["spec.suspend=true", "spec.template.spec.nodeSelector.gpu=h100"]'
+    config, service, job = manifest(tmp_path, options)
+    for each in (config, service, job):
+        validate.validate(each, "1.31", strict=True)
+        assert each["metadata"]["namespace"] == "ml"
+    with pytest.raises(validate.ValidationError):
+        validate.validate({**job, "spec": {**job["spec"], "completions": "two"}}, "1.31", strict=True)
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
+    assert spec["suspend"] is True and spec["backoffLimit"] == 6 and pod["nodeSelector"] == {"gpu": "h100"}
+    (container,) = pod["containers"]
+    name = job["metadata"]["name"]
+    assert {"name": "DSLC_FIRST_HOST", "value": f"{name}-0.{name}"} in container["env"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    assert container["command"][-1].startswith("/runs/") and container["command"][-1].endswith("/first")
+    assert re.search(r"resume += auto", config["data"]["job.plt"])
+
+
+def test_a_jobset_makes_its_service_itself(tmp_path: Path) -> None:
+    config, made = manifest(tmp_path, 'options = ["jobset"]')
+    assert (config["kind"], made["kind"], made["apiVersion"]) == ("ConfigMap", "JobSet", "jobset.x-k8s.io/v1alpha2")
+    name, (ranks,) = made["metadata"]["name"], made["spec"]["replicatedJobs"]
+    assert made["spec"]["failurePolicy"] == {"maxRestarts": 3} and made["spec"]["network"]["subdomain"] == name
+    env = ranks["template"]["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert {"name": "DSLC_FIRST_HOST", "value": f"{name}-ranks-0-0.{name}"} in env
+
+
+def test_without_kubectl_the_manifest_is_left_to_hand_over(tmp_path: Path) -> None:
+    (tmp_path / "job.plt").write_text(PODS.replace('volumes = ["training:/runs"], OPTIONS', ""))
+    told = dslc("submit", "job.plt", "--out", "run", cwd=tmp_path, env={"PATH": ""})
+    assert told.returncode == 2 and "warning[W0817]" in told.stderr
+    assert f"type `kubectl apply --filename {tmp_path}/run/submit.json` where it is" in told.stderr
+    assert json.loads((tmp_path / "run" / "submit.json").read_text())["kind"] == "List"

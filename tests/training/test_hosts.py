@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.commands import dslc
 from helpers.hosts import TOOL, free_port, here, logged, namespaces, ranks_of, reach, started, tool, why_none
 from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, train_job
@@ -187,3 +190,36 @@ def test_three_hosts_train_as_one_process(launcher: Launcher, job: Path, hosts: 
         ends = [each.end() for each in commands]
         assert [status for status, _ in ends] == [0, 0, 0], ends
     agree(train_job(launcher, job, *ALONE), Trained(out))
+
+
+def test_the_pods_of_a_manifest_train_as_one_process(launcher: Launcher, job: Path, hosts: list[str]) -> None:
+    """Two hosts run what the manifest says, with its variables and the name that its Service would give."""
+    out = job.parent / "run"
+    with_ = 'launch.with=kubernetes(image = "dslc")'
+    told = dslc("submit", job, "--dry-run", "--out", out, "--set", with_, "--set", "checkpoint.every=6 steps")
+    config, service, made = json.loads(told.stdout)["items"]
+    submitted = job.parent / "etc" / "job.plt"
+    submitted.parent.mkdir()
+    submitted.write_text(config["data"]["job.plt"])
+    assert service["metadata"]["name"] == made["spec"]["template"]["spec"]["subdomain"]
+    container = made["spec"]["template"]["spec"]["containers"][0]
+    words = [word.replace("/etc/dslc/job.plt", str(submitted)) for word in container["command"]]
+    variables = [f"{each['name']}={each['value']}" for each in container["env"]]
+    pods = [f"{made['metadata']['name']}-{n}.{service['metadata']['name']}" for n in range(made["spec"]["completions"])]
+    known = "".join(f"10.77.0.{n} {pod}\n" for n, pod in enumerate(pods, 1))
+    for name in hosts:
+        names = Path("/etc/netns", name, "hosts")
+        names.write_text(names.read_text() + known)
+    commands = [
+        [str(TOOL), "run", str(n + 1), "env", f"JOB_COMPLETION_INDEX={n}", *variables, sys.executable, *words[1:]]
+        for n in range(len(pods))
+    ]
+    with started(job.parent, commands) as running:
+        ends = [each.end() for each in running]
+    assert [status for status, _ in ends] == [0, 0], ends
+    agree(train_job(launcher, job, *ALONE), Trained(out))
+    told_last = json.loads((out / "status.json").read_text())
+    (out / "status.json").write_text(json.dumps({**told_last, "state": "stopped", "asked": "dslc stop"}))
+    with started(job.parent, [commands[0]]) as (again,):  # as a pod that is made anew after `dslc stop`
+        status, said = again.end()
+    assert status == 2 and "it was stopped by `dslc stop`" in said

@@ -1,0 +1,156 @@
+"""The manifest of `dslc submit` for Kubernetes: what a job asks of the cluster, from its plan.
+
+Model: for each training a ConfigMap with the job as resolved, a headless Service, and an indexed Job with a pod for
+each node, whose agent forks the ranks; with `jobset` among the options a JobSet, which makes the Service itself. All
+pods run the same command. A pod that fails is made again, and so are the others, which lose it: the training goes on
+from its newest checkpoint. A pod that Kubernetes takes away does not count.
+
+Limits: the memory of a pod with GPUs, and the speed of the disk, are supposed as for SLURM (cli/slurm_script.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dslc.compiler.compile import Compiled
+from dslc.dsl.language.calls import Kubernetes
+from dslc.runs import Ready, job_text
+from dslc.runtime.launchers.kubernetes import FIRST, NODES
+from dslc.slurm_script import cores, host_memory, warning_seconds
+from dslc.status import JOB_AT_FAULT, WRONG_USAGE
+
+JOBSET = "jobset"
+_WHERE = "/etc/dslc"  # of the job in a pod
+_LONGEST = 40  # characters of a name, which Kubernetes adds to
+
+
+def manifest(runs: Sequence[Ready], folders: Sequence[str], name: str) -> dict[str, Any]:
+    """Returns what is handed to `kubectl apply`: a list of resources for trainings that are alike but for the values of
+    a sweep, each with its folder.
+    """
+    items: list[dict[str, Any]] = []
+    for ready, folder in zip(runs, folders, strict=True):
+        items += _resources(ready, folder, name_of(name, folder))
+    return {"apiVersion": "v1", "kind": "List", "items": items}
+
+
+def text_of(made: Mapping[str, Any]) -> str:
+    return json.dumps(made, indent=2) + "\n"
+
+
+def name_of(job: str, folder: str) -> str:
+    """Returns the name of a training's resources: that of the job, and one of its folder."""
+    plain = re.sub(r"[^a-z0-9]+", "-", job.lower()).strip("-")[:_LONGEST].strip("-") or "job"
+    return f"{plain if plain[0].isalpha() else f'j-{plain}'}-{hashlib.sha256(folder.encode()).hexdigest()[:6]}"
+
+
+def folder_in_pod(call: Kubernetes, folder: str) -> str:
+    """Returns the run directory in a pod: as here if a volume is mounted above it, else in the first volume."""
+    mounts = [volume.partition(":")[2] for volume in call.volumes]
+    if not mounts or any(os.path.commonpath([folder, mount]) == mount for mount in mounts):
+        return folder
+    return os.path.join(mounts[0], "runs", os.path.basename(os.path.dirname(folder)), os.path.basename(folder))
+
+
+def _resources(ready: Ready, folder: str, name: str) -> list[dict[str, Any]]:
+    compiled = ready.compiled
+    call = compiled.analysis.job.launch.with_
+    assert isinstance(call, Kubernetes)
+    labels = {"app.kubernetes.io/managed-by": "dslc", "dslc-run": name}
+
+    def head(version: str, kind: str) -> dict[str, Any]:
+        space = {"namespace": call.namespace} if call.namespace else {}
+        return {"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": labels, **space}}
+
+    config = head("v1", "ConfigMap") | {"data": {"job.plt": job_text(ready)}}
+    service = head("v1", "Service") | {
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"dslc-run": name}}
+    }
+    spec = _job_spec(ready, call, name, folder, labels)
+    if JOBSET not in call.options:
+        job = head("batch/v1", "Job") | {"spec": spec}
+        return [config, service, _changed(job, call.options)]
+    jobs = [{"name": "ranks", "replicas": 1, "template": {"spec": spec}}]
+    restarts = compiled.analysis.job.launch.restarts
+    network = {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True}
+    made = head("jobset.x-k8s.io/v1alpha2", "JobSet") | {
+        "spec": {"network": network, "failurePolicy": {"maxRestarts": restarts}, "replicatedJobs": jobs}
+    }
+    return [config, _changed(made, call.options)]
+
+
+def _job_spec(ready: Ready, call: Kubernetes, name: str, folder: str, labels: dict[str, str]) -> dict[str, Any]:
+    compiled = ready.compiled
+    nodes, jobset = compiled.plan.topology.nodes, JOBSET in call.options
+    first = f"{name}-ranks-0-0.{name}" if jobset else f"{name}-0.{name}"
+    pod = {
+        "restartPolicy": "Never",
+        **({} if jobset else {"subdomain": name}),
+        "terminationGracePeriodSeconds": warning_seconds([ready]),
+        "containers": [_container(compiled, call, folder, {NODES: str(nodes), FIRST: first})],
+        "volumes": [
+            {"name": "job", "configMap": {"name": name}},
+            {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
+            *(
+                {"name": f"volume-{n}", "persistentVolumeClaim": {"claimName": volume.partition(":")[0]}}
+                for n, volume in enumerate(call.volumes)
+            ),
+        ],
+    }
+    return {
+        "completionMode": "Indexed",
+        "completions": nodes,
+        "parallelism": nodes,
+        "backoffLimit": 0 if jobset else nodes * compiled.analysis.job.launch.restarts,
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {"operator": "In", "values": [JOB_AT_FAULT, WRONG_USAGE]},
+                },
+            ]
+        },
+        "template": {"metadata": {"labels": labels}, "spec": pod},
+    }
+
+
+def _container(compiled: Compiled, call: Kubernetes, folder: str, variables: Mapping[str, str]) -> dict[str, Any]:
+    topology = compiled.plan.topology
+    needs = {"cpu": str(cores(compiled)), "memory": f"{host_memory(compiled)}Mi"}
+    gpus = {"nvidia.com/gpu": str(topology.processes)} if topology.device == "cuda" else {}
+    where = folder_in_pod(call, folder)
+    return {
+        "name": "dslc",
+        "image": call.image,
+        "command": ["python", "-P", "-m", "dslc", "run", f"{_WHERE}/job.plt", "--out", where],
+        "env": [{"name": name, "value": value} for name, value in variables.items()],
+        "resources": {"requests": {**needs, **gpus}, **({"limits": gpus} if gpus else {})},
+        "volumeMounts": [
+            {"name": "job", "mountPath": _WHERE, "readOnly": True},
+            {"name": "shared-memory", "mountPath": "/dev/shm"},
+            *({"name": f"volume-{n}", "mountPath": volume.partition(":")[2]} for n, volume in enumerate(call.volumes)),
+        ],
+    }
+
+
+def _changed(made: dict[str, Any], options: Sequence[str]) -> dict[str, Any]:
+    """Returns a resource with the fields that the options name, such as `spec.suspend=true`."""
+    for option in options:
+        path, equals, text = option.partition("=")
+        if not equals:
+            continue
+        *steps, last = path.split(".")
+        at = made
+        for step in steps:
+            at = at.setdefault(step, {})
+        try:
+            at[last] = json.loads(text)
+        except ValueError:
+            at[last] = text
+    return made
