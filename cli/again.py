@@ -26,12 +26,11 @@ from dataclasses import asdict, dataclass, field, replace
 
 from dslc.dsl.plain import plain
 from dslc.runtime.process.run_status import RunStatus, is_asked_to_stop, read_status, write_status
-from dslc.status import GOOD, JOB_AT_FAULT, WRONG_USAGE
+from dslc.status import GOOD, INTERRUPTED, JOB_AT_FAULT, WRONG_USAGE
 from dslc.submission import command
 
 AGAIN, THE_END = 0, 1
 _KEPT = ".restarts"
-_STOPPED = 130
 _WARNING = "SIGUSR1"
 _STARTS = 600.0  # seconds in which the next start says that it begins
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
@@ -62,7 +61,7 @@ def main(words: list[str] | None = None) -> int:
     before = _read(told.run)
     if told.status == 128 + signal.SIGUSR1:  # it was warned before it could listen
         found = replace(found, asked=_WARNING)
-    if told.status in (_STOPPED, 128 + signal.SIGUSR1):
+    if told.status in (INTERRUPTED, 128 + signal.SIGUSR1):
         return _after_stop(told.run, found, before, told.restarts) if told.requeue else THE_END
     return _after_failure(told.run, found, before, told.restarts)
 

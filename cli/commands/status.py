@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -12,9 +13,9 @@ from dataclasses import asdict
 
 from dslc.dsl.plain import plain, plain_lines
 from dslc.standing import Standing, runs_in, standings
-from dslc.status import GOOD, TRAINING_FAILED, WRONG_USAGE
+from dslc.status import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
+from dslc.sweeps import show_sweep, write_csv
 
-STOPPED = 130  # as of a run that was stopped
 _LOOK = 1.0  # seconds between two looks
 _QUIET = 10.0  # seconds between two lines of a run that goes on, where there is no terminal
 
@@ -32,8 +33,11 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.json:
         json.dump([_record(each) for each in found], sys.stdout, indent=2)
         print()
-    else:
+    elif not show_sweep(folder):
         show(found, folder)
+    else:
+        with contextlib.suppress(OSError):  # a folder of another user's can be looked at
+            write_csv(folder)
     return _of(found)
 
 
@@ -83,7 +87,7 @@ def _of(found: Sequence[Standing]) -> int:
     states = {each.state for each in found}
     if states & {"failed", "gone"}:
         return TRAINING_FAILED
-    return STOPPED if "stopped" in states else GOOD
+    return INTERRUPTED if "stopped" in states else GOOD
 
 
 def _record(found: Standing) -> dict[str, object]:

@@ -24,6 +24,7 @@ from dslc.runtime.process.run_status import RunStatus, write_status
 from dslc.slurm_script import slurm_script, warning_seconds
 from dslc.status import GOOD, JOB_AT_FAULT, WRONG_USAGE
 from dslc.submission import Submission, write_submission
+from dslc.sweeps import write_sweep
 
 _AUTO = "checkpoint.resume=auto"
 
@@ -60,6 +61,8 @@ def main(arguments: argparse.Namespace) -> int:
         folders = [place for place, _ in folders_of(loaded, combinations, folder)]
         name = os.path.splitext(os.path.basename(arguments.job))[0]
         whole = Submitted(runs=runs, folder=folder, folders=folders, name=name)
+        if not arguments.dry_run and folders != [folder]:
+            write_sweep(folder, loaded, [os.path.basename(place) for place in folders], runs[0].program)
         if isinstance(runs[0].compiled.analysis.job.launch.with_, Kubernetes):
             return _to_kubernetes(whole, dry=arguments.dry_run)
         return _to_slurm(whole, dry=arguments.dry_run)

@@ -239,6 +239,9 @@ def test_a_sweep_is_one_array_and_a_waiting_job_is_cancelled(job: Path) -> None:
     go_on(number, job)
     assert [each.state for each in shown(job)] == ["done", "done"], said_of(job)
     assert all(logged(folder)[-1] == 12 for folder in folders)
+    table = dslc("status", job.parent / "run")
+    assert table.returncode == 0 and re.search(r"lr +state +train loss .*\n0\.1 +done ", table.stdout), table.stdout
+    assert (job.parent / "run" / "sweep.csv").read_text().startswith("train.optimizer.lr,state,step,steps,train loss")
     waits = job.parent / "waits"
     later = 'launch.with=slurm(options = ["--begin=now+1hour"])'
     told = dslc("submit", job, "--out", waits, "--set", later)
