@@ -164,8 +164,8 @@ def said_of(job: Path) -> str:
 
 
 def wait_for(job: Path, *states: str, step: int = 0) -> None:
-    """Waits until a submitted job stands so."""
-    while (found := shown(job)[0]).state not in states or found.step < step:
+    """Waits until a submitted job stands so, and has logged a step."""
+    while (found := shown(job)[0]).state not in states or [0, *logged(job.parent / "run")][-1] < step:
         assert found.state in states or not found.ended, (found, said_of(job))
 
 
@@ -181,7 +181,7 @@ def every_step_once(job: Path, steps: int) -> bool:
     return trained == list(range(1, steps + 1))
 
 
-LONG = ("train.steps=80", "checkpoint.every=10 steps")
+LONG = ("train.steps=200", "checkpoint.every=50 steps")
 
 
 def test_a_submitted_job_that_is_warned_goes_on_by_itself(launcher: Launcher, job: Path) -> None:
@@ -192,8 +192,8 @@ def test_a_submitted_job_that_is_warned_goes_on_by_itself(launcher: Launcher, jo
     wait_for(job, "waiting", "done")
     go_on(number, job)
     assert shown(job)[0].state == "done" and f"requeued as job {number}" in said_of(job), said_of(job)
-    assert "resumes after step " in said_of(job) and every_step_once(job, 80)
-    agree(train_job(launcher, job, *ALONE, "train.steps=80"), Trained(job.parent / "run"))
+    assert "resumes after step " in said_of(job) and every_step_once(job, 200)
+    agree(train_job(launcher, job, *ALONE, "train.steps=200"), Trained(job.parent / "run"))
 
 
 @pytest.mark.long
@@ -217,8 +217,8 @@ def test_a_failed_training_is_started_again_in_the_same_job(launcher: Launcher, 
     os.kill(killed, signal.SIGKILL)
     go_on(number, job)
     assert shown(job)[0].state == "done" and "restart 1 of 2" in said_of(job), said_of(job)
-    assert every_step_once(job, 80)
-    agree(train_job(launcher, job, *ALONE, "train.steps=80"), Trained(out))
+    assert every_step_once(job, 200)
+    agree(train_job(launcher, job, *ALONE, "train.steps=200"), Trained(out))
 
 
 @pytest.mark.long
@@ -246,11 +246,12 @@ def test_a_sweep_is_one_array_and_a_waiting_job_is_cancelled(job: Path) -> None:
     later = 'launch.with=slurm(options = ["--begin=now+1hour"])'
     told = dslc("submit", job, "--out", waits, "--set", later)
     assert told.returncode == 0, told.stderr
-    assert "waiting in SLURM as job " in dslc("status", waits).stdout
+    queued = re.findall(r"^job (\d+): ", told.stdout, re.MULTILINE)[0]
+    assert "waiting in SLURM as job " in dslc("status", waits / "lr=0.1").stdout
     stopped = dslc("stop", waits)
     assert stopped.returncode == 0, stopped.stderr
     assert [each.state for each in standings(runs_in(str(waits)))] == ["stopped", "stopped"]
-    assert not subprocess.check_output(["squeue", "--noheader", "--states=PENDING"], text=True).strip()
+    assert queued not in subprocess.check_output(["squeue", "--noheader", "--states=PENDING"], text=True)
 
 
 def test_a_number_of_tasks_that_fits_neither_way_is_said_once(job: Path) -> None:
