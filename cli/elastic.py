@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dslc.agreement import ANSWER, Then, facts_compared, share_checkpoints
 from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.cut_off import starts_before, tell_of_newest
 from dslc.dsl.plain import plain
 from dslc.run_folder import Occupied, claimed, make_folder, refuse_run
 from dslc.runs import Ready, draw, launch, lay_down, report_on
@@ -119,12 +120,19 @@ class _Training:
         alike(company, "the plan", ready.program.plan_hash, ANSWER)
         return ready.program, ready.places
 
+    def _plan_of(self, nodes: int) -> str:
+        return self._job.on(nodes).program.plan_hash if nodes in self._job.counts else ""
+
     def _keep(self, company: Company) -> None:
         """Has the run directory, and writes the plan there."""
         program = self.ready.program
         if not company.folder:
+            if self._out is None:
+                tell_of_newest(program.job, self._plan_of)
             company.folder = make_folder(program, self._out)
-            refuse_run(company.folder, program)
+            company.go_on(starts_before(company.folder, self._plan_of))
+            if company.start == 1:
+                refuse_run(company.folder, program)
         if not self._holds:
             goes_on = company.start > 1
             self._claims.enter_context(claimed(company.folder, program, goes_on=goes_on))

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dslc.agreement import ANSWER, Then, facts_compared, share_checkpoints
+from dslc.cut_off import starts_before, tell_of_newest
 from dslc.dsl.plain import plain
 from dslc.restarted import folder_of
 from dslc.run_folder import make_folder, refuse_run
@@ -118,9 +119,7 @@ def _of_processes(meeting: Meeting, world: World, where: Whereabouts, ranks: int
 def _train(ready: Ready, company: Company, out: str | None) -> tuple[Outcome, dict[str, Any] | None, str]:
     from dslc.runtime.hosts.company import shared
 
-    folder = (company.folder or folder_of(ready, out)) if company.keeps else ""
-    if company.keeps and company.start == 1:
-        refuse_run(folder, ready.program)
+    folder = _folder(ready, company, out) if company.keeps else ""
     company.folder, blind = shared(company, folder, ANSWER)
     share_checkpoints(ready, company)
     world = ready.world
@@ -137,6 +136,23 @@ def _train(ready: Ready, company: Company, out: str | None) -> tuple[Outcome, di
     if company.node in blind:
         folder = make_folder(ready.program, out or os.path.join("runs", ready.program.job, os.path.basename(folder)))
     return own(ready.program, ready.places, folder), None, folder
+
+
+def _folder(ready: Ready, company: Company, out: str | None) -> str:
+    """Returns the run directory, on the keeper: that of a training that goes on, or a new one. Raises Occupied."""
+    if company.start > 1 and company.folder:
+        return company.folder
+
+    def plan_of(nodes: int) -> str:
+        return ready.program.plan_hash if ready.program.restarts else ""
+
+    if out is None and ready.world is None:
+        tell_of_newest(ready.program.job, plan_of)
+    folder = company.folder or folder_of(ready, out)
+    company.go_on(starts_before(folder, plan_of))
+    if company.start == 1:
+        refuse_run(folder, ready.program)
+    return folder
 
 
 def _gathered(ready: Ready, company: Company) -> None:

@@ -146,6 +146,13 @@ class Company:
         self._early = others
         return found
 
+    def go_on(self, starts: int) -> None:
+        """Takes the training to be one that was cut off after so many starts of its ranks, if any; on the keeper, which
+        tells the others (`shared`). None of them counts as a restart.
+        """
+        if starts:
+            self.start, self.changes = starts + 1, starts
+
     def let_end(self) -> None:
         """Returns on the keeper, and elsewhere when the keeper has closed its connections, or does not within
         `PATIENCE` seconds.
@@ -263,10 +270,11 @@ def _kept(meeting: Meeting, where: Where, listening: socket.socket) -> Company:
 
 def shared(company: Company, folder: str, timeout: float) -> tuple[str, list[int]]:
     """Returns the keeper's `folder`, which exists, and the launchers that do not see it: each looks for a file that the
-    keeper writes there. Called by all. Raises NotMet, and OSError on the keeper.
+    keeper writes there. All learn the number of the start. Called by all. Raises NotMet, and OSError on the keeper.
     """
     if not company.keeps:
         asked = company.wait_for("folder", timeout)[0]
+        company.start = int(asked["start"])
         company.tell("sees", sees=os.path.exists(str(asked["file"])))
         told = company.wait_for("blind", timeout)[0]
         return str(asked["folder"]), [int(node) for node in told["nodes"]]
@@ -274,7 +282,7 @@ def shared(company: Company, folder: str, timeout: float) -> tuple[str, list[int
     with open(path, "x", encoding="utf-8"):
         pass
     try:
-        company.tell("folder", folder=folder, file=path)
+        company.tell("folder", folder=folder, file=path, start=company.start)
         answers = company.wait_for("sees", timeout)
     finally:
         os.remove(path)

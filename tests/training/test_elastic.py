@@ -218,3 +218,24 @@ def test_a_failing_rank_takes_a_restart_and_a_change_none(job: Path, out: Path) 
         assert not hosts.left()
     steps = logged(out)
     assert steps == list(range(1, len(steps) + 1))
+
+
+@pytest.mark.parametrize("nodes", ["1..3", "2"])
+def test_all_launchers_are_lost_at_once(job: Path, out: Path, alone: Trained, nodes: str) -> None:
+    """The same commands, typed again, go on in the same run directory."""
+    with ExitStack() as around:
+        hosts = Hosts(job, around, "--set", f"devices.nodes={nodes}")
+        for _ in range(2):
+            hosts.start()
+        reach(out, 50, hosts.there)
+        for each in hosts.there:
+            os.killpg(each.process.pid, signal.SIGKILL)
+        for each in list(hosts.there):
+            hosts.kill(each)
+        for _ in range(2):
+            hosts.start()
+        ends = [each.end() for each in hosts.there]
+        assert [status for status, _ in ends] == [0, 0], ends
+        assert all("resumes after step " in said and "restart" not in said for _, said in ends), ends
+        assert not hosts.left()
+    agree(alone, Trained(out))

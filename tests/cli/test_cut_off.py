@@ -1,0 +1,51 @@
+"""A training that was cut off is told from one that has ended, one that goes on, and one of another job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dslc.cut_off import newest_of, starts_before
+from dslc.run_folder import LOCK, claimed
+from dslc.runtime.process.run_status import RunStatus, write_status
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The run directory of a training on 2 nodes that was started three times."""
+    made = tmp_path / "runs" / "job" / "first"
+    (made / "logs" / "attempt-2").mkdir(parents=True)
+    (made / "logs" / "attempt-3").mkdir()
+    (made / LOCK).touch()
+    (made / "plan.json").write_text(json.dumps({"hash": "abc", "topology": {"nodes": 2}}))
+    write_status(str(made), RunStatus(state="running", step=7, steps=9))
+    return made
+
+
+def plan_of(nodes: int) -> str:
+    return "abc" if nodes == 2 else ""
+
+
+def test_a_training_that_was_cut_off_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert starts_before(str(folder), plan_of) == 3
+    monkeypatch.chdir(folder.parents[2])
+    assert newest_of("job", plan_of) == "runs/job/first" and newest_of("other", plan_of) == ""
+
+
+def test_one_that_goes_on_holds_the_lock(folder: Path) -> None:
+    with claimed(str(folder), None):
+        assert starts_before(str(folder), plan_of) == 0
+
+
+@pytest.mark.parametrize("state", ["done", "stopped", "failed", "waiting"])
+def test_one_that_has_ended_is_over(folder: Path, state: str) -> None:
+    write_status(str(folder), RunStatus(state=state))
+    assert starts_before(str(folder), plan_of) == 0
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"hash": "other", "topology": {"nodes": 2}}'])
+def test_another_plan_is_another_training(folder: Path, text: str) -> None:
+    (folder / "plan.json").write_text(text)
+    assert starts_before(str(folder), plan_of) == 0
