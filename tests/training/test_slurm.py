@@ -184,16 +184,17 @@ def every_step_once(job: Path, steps: int) -> bool:
 LONG = ("train.steps=200", "checkpoint.every=50 steps")
 
 
-def test_a_submitted_job_that_is_warned_goes_on_by_itself(launcher: Launcher, job: Path) -> None:
+@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_submitted_job_that_is_warned_goes_on_by_itself(launcher: Launcher, job: Path, nodes: int) -> None:
     """The warning is that of a time limit, before its time."""
-    number = submit(job, *LONG)
+    number = submit(job, *LONG, f"devices.nodes={nodes}", "train.steps=400")
     wait_for(job, "running", step=15)
     subprocess.run(["scancel", "--signal=USR1", number], check=True)
     wait_for(job, "waiting", "done")
     go_on(number, job)
     assert shown(job)[0].state == "done" and f"requeued as job {number}" in said_of(job), said_of(job)
-    assert "resumes after step " in said_of(job) and every_step_once(job, 200)
-    agree(train_job(launcher, job, *ALONE, "train.steps=200"), Trained(job.parent / "run"))
+    assert "resumes after step " in said_of(job) and every_step_once(job, 400)
+    agree(train_job(launcher, job, *ALONE, "train.steps=400"), Trained(job.parent / "run"))
 
 
 @pytest.mark.long
