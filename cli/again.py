@@ -17,6 +17,7 @@ starts it again in this allocation, 1 ends the job.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -115,6 +116,12 @@ def _read(run: str) -> _Before:
             return _Before(**json.load(file))
     except FileNotFoundError:
         return _Before()
+
+
+def forget(run: str) -> None:
+    """Begins to count anew, for a job that is submitted again."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(run, _KEPT))
 
 
 def _write(run: str, before: _Before) -> None:

@@ -22,7 +22,7 @@ from dslc.run_folder import Occupied
 from dslc.runs import ALONE, Around, Ready, launch, prepare, show_failure, train
 from dslc.runtime.launchers.known import worlds
 from dslc.status import GOOD, INTERRUPTED, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
-from dslc.surroundings import NOT_STARTED, command
+from dslc.surroundings import NOT_STARTED, SUBMITTED, command
 from dslc.sweeping import Runner, Training, one_after_another, run_sweep
 
 if TYPE_CHECKING:
@@ -219,6 +219,7 @@ def _show_how_to_go_on(ready: Ready, folder: str, again: Sequence[str], rendezvo
         kept = [setting for setting in settings if not setting.startswith("checkpoint.resume")]
         layout = ready.compiled.analysis.layout
         begin = command(ready.world.word, layout, os.path.relpath(job)) if ready.world is not None else None
+        begin = ["dslc", "submit", os.path.relpath(job)] if SUBMITTED in os.environ else begin
         words = [*(begin or ["dslc", "run", os.path.relpath(job)]), "--out", os.path.relpath(folder)]
         words += ["--rendezvous", rendezvous] if rendezvous else []
         for setting in (*kept, "checkpoint.resume=auto"):

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dslc.again import forget
 from dslc.compiler.compile import compile_plan
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Kubernetes, Slurm
@@ -213,6 +214,7 @@ def _lay_down(whole: Submitted, path: str, script: str) -> None:
         refuse_others(folder, folder, goes_on=True)
         with claimed(folder, ready.program):
             lay_down(ready, folder)
+            forget(folder)
             write_status(folder, RunStatus(state="waiting", steps=ready.program.steps))
     if whole.folders != [whole.folder]:
         with claimed(whole.folder, None):
