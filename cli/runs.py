@@ -17,6 +17,7 @@ from dslc.compiler.plan_facts import facts_of
 from dslc.compiler.plan_file import JobText, PlanFile
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
+from dslc.dsl.language.calls import SSH
 from dslc.dsl.language.registry import Range
 from dslc.dsl.meaning.load import Loaded
 from dslc.dsl.meaning.write import anchored, write
@@ -90,6 +91,12 @@ def prepare(loaded: Loaded, report: Report, *, profile: bool = False, around: Ar
     )
 
 
+def _starts_elsewhere(loaded: Loaded, around: Around) -> bool:
+    """True if the ranks are on other hosts than this one, whose GPUs and cores do not count then."""
+    by_ssh = loaded.job is not None and isinstance(loaded.job.launch.with_, SSH)
+    return by_ssh and around.environ is not None and not around.hosts
+
+
 def look_around(analysis: Analysis, report: Report, around: Around, *, elastic: bool = False) -> World | None:
     """Returns the place of this process, if the job's launcher has started it. Reports an environment that contradicts
     the job, a job of several nodes that is to run on one, and one of one node where hosts are to meet.
@@ -107,7 +114,7 @@ def look_around(analysis: Analysis, report: Report, around: Around, *, elastic: 
             job.devices.at("nodes"),
             help="`devices.nodes` is their number; or leave out `--rendezvous` and DSLC_RENDEZVOUS",
         )
-    elif (nodes > 1 or elastic) and not around.hosts:
+    elif (nodes > 1 or elastic) and not around.hosts and not isinstance(job.launch.with_, SSH):
         counts = analysis.layout.node_counts
         takes = plural(nodes, "node") if len(counts) == 1 else f"{counts[0]} to {nodes} nodes"
         report.add(

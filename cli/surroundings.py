@@ -17,6 +17,7 @@ from dslc.runtime.launchers.world import World
 
 NOT_STARTED = "E0809"  # which all processes of a launcher find alike
 SUBMITTED = "DSLC_SUBMITTED"  # which the script of `dslc submit` sets, to the run directory
+_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 _ALONE = {"RANK": "0", "WORLD_SIZE": "1"}  # what torch's own processes are given, and what one alone has
 
 
@@ -33,7 +34,7 @@ def world_for(
     elif word not in found:
         _not_started(job, layout, found, report)
     else:
-        why = _contradiction(layout, found[word])
+        why = _contradiction(layout, found[word]) or _other_restarts(job, environ)
         if why:
             report.add("E0810", why, job.launch.at("with_"), help=f"`{_command(job, layout)}`")
         elif word == "slurm" and job.launch.restarts and SUBMITTED not in environ:
@@ -71,6 +72,15 @@ def _contradiction(layout: Layout, world: World) -> str:
             f"{world.rank // each * each} to {world.rank // each * each + each - 1} on one host, in this order"
         )
     return ""
+
+
+def _other_restarts(job: JobSpec, environ: Mapping[str, str]) -> str:
+    """Returns how torchrun restarts otherwise than the job says; "" if it does not."""
+    asked, told = job.launch.restarts, environ.get(_RESTARTS, "")
+    if job.launch.with_.word != "torchrun" or not asked or told == str(asked):
+        return ""
+    said = f"{_RESTARTS} is {told}" if told else f"{_RESTARTS} is not set"
+    return f"torchrun starts failed processes again, {said}, and the job says `restarts = {asked}`"
 
 
 def _nodes(layout: Layout) -> str:
@@ -121,14 +131,17 @@ def _found(world: World) -> str:
     return f"{world.command} has started {plural(world.size, 'process')} ({name} is {world.size})"
 
 
-def command(word: str, layout: Layout, job: str) -> list[str]:
-    """Returns the command by which a launcher starts the processes of a job."""
+def command(word: str, layout: Layout, job: str, restarts: int = 0) -> list[str]:
+    """Returns the command by which a launcher starts the processes of a job, and starts failed ones again."""
     if word == "kubernetes":
         return ["dslc", "submit", job]
     each = layout.world_size // layout.nodes
     numbers = {"nodes": layout.nodes, "processes": each, "ranks": layout.world_size}
-    return [*LAUNCHERS[word].start.format(**numbers).split(), "dslc", "run", job]
+    words = LAUNCHERS[word].start.format(**numbers).split()
+    if word == "torchrun" and restarts:
+        words[-1:] = ["--max-restarts", str(restarts), words[-1]]
+    return [*words, "dslc", "run", job]
 
 
 def _command(job: JobSpec, layout: Layout) -> str:
-    return " ".join(command(job.launch.with_.word, layout, job.source.name))
+    return " ".join(command(job.launch.with_.word, layout, job.source.name, job.launch.restarts))

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dslc.dsl.diagnostics import Report
+from dslc.dsl.language.calls import SSH
 from dslc.dsl.language.job import python_calls
 from dslc.dsl.meaning.load import Loaded, load_each
 from dslc.dsl.plain import plain, plain_lines
@@ -51,6 +52,9 @@ def main(arguments: argparse.Namespace) -> int:
     ready = [prepare(chosen, report, **how) for chosen in combinations if not over(report)]
     if not _shown(report, places, arguments, rendezvous) or loaded.job is None:
         return JOB_AT_FAULT
+    call = loaded.job.launch.with_
+    if isinstance(call, SSH) and not rendezvous and not arguments.trial:
+        return _start_by_ssh(call, arguments, len(combinations))
     runs = [restarted(each) for each in ready if each is not None]
     if arguments.trial:
         return _try_each(runs)
@@ -72,6 +76,20 @@ def main(arguments: argparse.Namespace) -> int:
     except Occupied as reason:
         print(plain(f"dslc: {reason}"), file=sys.stderr)
         return WRONG_USAGE
+
+
+def _start_by_ssh(call: SSH, arguments: argparse.Namespace, trainings: int) -> int:
+    """Has `ssh` start the training on each host of the job, with the words of this command."""
+    from dslc.by_ssh import run_by_ssh
+
+    if trainings > 1:
+        print("dslc: a sweep runs on one node; `--set` chooses one of its values", file=sys.stderr)
+        return WRONG_USAGE
+    words = [os.path.abspath(arguments.job), *(["--profile"] if arguments.profile else [])]
+    words += ["--out", os.path.abspath(os.path.expanduser(arguments.out))] if arguments.out else []
+    for setting in arguments.settings:
+        words += ["--set", setting]
+    return run_by_ssh(call, words)
 
 
 def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse.Namespace) -> int:
@@ -218,10 +236,12 @@ def _show_how_to_go_on(ready: Ready, folder: str, again: Sequence[str], rendezvo
         job, *settings = again
         kept = [setting for setting in settings if not setting.startswith("checkpoint.resume")]
         layout = ready.compiled.analysis.layout
-        begin = command(ready.world.word, layout, os.path.relpath(job)) if ready.world is not None else None
+        restarts = ready.compiled.analysis.job.launch.restarts
+        begin = command(ready.world.word, layout, os.path.relpath(job), restarts) if ready.world is not None else None
         begin = ["dslc", "submit", os.path.relpath(job)] if SUBMITTED in os.environ else begin
         words = [*(begin or ["dslc", "run", os.path.relpath(job)]), "--out", os.path.relpath(folder)]
-        words += ["--rendezvous", rendezvous] if rendezvous else []
+        by_ssh = isinstance(ready.compiled.analysis.job.launch.with_, SSH)
+        words += ["--rendezvous", rendezvous] if rendezvous and not by_ssh else []
         for setting in (*kept, "checkpoint.resume=auto"):
             words += ["--set", setting]
         print(plain(f"to resume:  {shlex.join(words)}"), file=sys.stderr)

@@ -51,6 +51,7 @@ from dslc.compiler.rules import (
 )
 from dslc.compiler.rules.adapters import check_adapter
 from dslc.compiler.rules.analysis import Analysis, Pipeline
+from dslc.compiler.rules.hosts import check_hosts
 from dslc.compiler.rules.mixtures import each_source
 from dslc.compiler.rules.own_optimizer import check_own_optimizer
 from dslc.compiler.rules.own_step import check_own_step
@@ -85,6 +86,8 @@ def analyse(
 
     source = facts.source or source_facts(job.data.source, context_of(job))
     layout = lay_out(job, report, facts.machine) if fine("devices", "parallelism") else None
+    if layout and fine("launch"):
+        check_hosts(job, layout, report)
     workload = measure_out(job, layout, source, report) if layout and fine("data", "train") else None
     model, cuts = _model(job, layout, facts, source, reuse, report) if fine("model", "data.source") else (None, None)
     if layout and model:  # the rules, and the search for stages

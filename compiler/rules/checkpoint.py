@@ -10,7 +10,7 @@ import os
 
 from dslc.compiler.common.checkpoint_names import MANIFEST, names_in
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.calls import Slurm
+from dslc.dsl.language.calls import MPI, Slurm
 from dslc.dsl.language.job import JobSpec
 
 
@@ -44,7 +44,7 @@ def check_checkpoints(job: JobSpec, report: Report) -> None:
             call.at("time"),
             help="`checkpoint { every = … }`: it is warned before the limit, writes one, and goes on",
         )
-    if job.launch.restarts and not checkpoint.written:
+    if job.launch.restarts and not checkpoint.written and not isinstance(call, MPI):  # W0801 then
         report.add(
             "E0808",
             "a restart goes on from the last checkpoint, and the training writes none",

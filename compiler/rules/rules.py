@@ -331,9 +331,6 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
         yield f"`{train.optimizer.word}`", train.at("optimizer"), "`adam` runs"
     if isinstance(job.model.loss, c.Contrastive):
         yield "`contrastive`", job.model.at("loss"), ""
-    if job.launch.restarts and not isinstance(job.launch.with_, c.Local | c.Slurm | c.Kubernetes):
-        instead = f"`torchrun --max-restarts {job.launch.restarts}` starts the processes again, and the job goes on"
-        yield f"`launch.restarts` with `{job.launch.with_.word}(…)`", job.launch.at("restarts"), instead
-    if not isinstance(job.launch.with_, c.Local | c.Torchrun | c.MPI | c.Slurm | c.Kubernetes):
-        instead = "`local()`, `torchrun()`, `mpi()`, `slurm()` and `kubernetes()` run"
-        yield f"`launch.with = {job.launch.with_.word}(…)`", job.launch.at("with_"), instead
+    if job.launch.restarts and isinstance(job.launch.with_, c.MPI):
+        instead = "`local()`, `ssh(…)`, `torchrun()`, `slurm()` and `kubernetes()` start failed ranks again"
+        yield "`launch.restarts` with `mpi(…)`", job.launch.at("restarts"), instead

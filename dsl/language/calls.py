@@ -539,6 +539,14 @@ class Local(Call):
     """Processes on this machine."""
 
 
+@call("launch", "ssh")
+class SSH(Call):
+    """Processes on hosts that the system's `ssh` reaches from here, one node each."""
+
+    hosts: tuple[str, ...] = arg(ListOf(Str()), "the hosts, as `ssh` knows them; the first has rank 0")
+    options: tuple[str, ...] = arg(ListOf(Str()), "further options of `ssh`, before the host", default=())
+
+
 @call("launch")
 class Slurm(Call):
     """Processes that SLURM starts."""

@@ -98,6 +98,16 @@ def test_one_message_names_the_variable_and_the_remedy(
     assert found.help is not None and HELP.get(word, other) in found.help
 
 
+@pytest.mark.parametrize("told", ["", "0", "2"])
+def test_torchrun_restarts_as_often_as_the_job_says(told: str) -> None:
+    settings = ("launch.with=torchrun()", "launch.restarts=3", "checkpoint.every=5 steps")
+    environ = {**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": told} if told else TORCHRUN
+    (found,) = reported(environ, *settings)
+    assert found.code == "E0810" and "TORCHELASTIC_MAX_RESTARTS is " in found.message and found.help is not None
+    assert "torchrun --nnodes 1 --nproc-per-node 2 --max-restarts 3 -m dslc run " in found.help
+    assert not list(reported({**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "3"}, *settings))
+
+
 @pytest.mark.parametrize(
     "word, environ, settings",
     [

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -29,12 +31,14 @@ def why_none() -> str:
 
 @contextmanager
 def namespaces(count: int) -> Iterator[list[str]]:
-    """Makes `host1` … and yields their names."""
-    names = subprocess.run([TOOL, "up", str(count)], check=True, capture_output=True, text=True).stdout.split()
-    try:
-        yield names
-    finally:
-        subprocess.run([TOOL, "down"], check=True)
+    """Makes `host1` … and yields their names. They are the machine's: tests that need them wait for each other."""
+    with open(Path(tempfile.gettempdir()) / "dslc-hosts.lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        names = subprocess.run([TOOL, "up", str(count)], check=True, capture_output=True, text=True).stdout.split()
+        try:
+            yield names
+        finally:
+            subprocess.run([TOOL, "down"], check=True)
 
 
 def tool(*arguments: str) -> None:

@@ -104,7 +104,7 @@ def test_two_torchruns_train_as_one_process(launcher: Launcher, job: Path, chose
 def test_torchrun_starts_a_killed_training_again_and_it_goes_on(launcher: Launcher, job: Path) -> None:
     chosen = ("train.steps=300", "checkpoint.every=20 steps")
     how = ("--nproc-per-node", "2", "--max-restarts", "1")
-    command = torchrun(job, *settings("parallelism.zero=3", *chosen), how=how)
+    command = torchrun(job, *settings("parallelism.zero=3", "launch.restarts=1", *chosen), how=how)
     with started(job.parent, [["env", "-C", str(job.parent), *command]]) as (running,):
         runs = job.parent / "runs" / "job"
         while not runs.exists() or not list(runs.iterdir()):

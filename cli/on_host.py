@@ -1,0 +1,100 @@
+"""The part of `launch.with = ssh(…)` on each host: runs `dslc run` there, as long as the starting command lives.
+
+    python -P -m dslc.on_host FOLDER WORD…
+
+Model: it says `READY` on standard output, and then starts the command in FOLDER, when a line `go` comes. Lines on
+standard input ask for more: `stop` ends the training after its step, `end` at once; any other is a sign of life.
+
+Contract: the command and its ranks end with this process, however it ends; and it ends when its input does, or when no
+line has come for `SILENCE` seconds: the starting command was killed, or the connection is gone. The exit status is that
+of the command, 128 + N where signal N ended it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+READY = "dslc: ready to start"
+SILENCE = 20.0  # seconds without a line, of which one comes every `BEAT`
+BEAT = 2.0
+_LOOK = 0.2  # seconds between two looks at the command
+NO_FOLDER = 66  # exit status, where FOLDER is not there
+
+
+def main(words: Sequence[str]) -> int:
+    folder, *command = words
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        print(f"{folder}: {error.strerror}", file=sys.stderr, flush=True)
+        return NO_FOLDER
+    print(READY, flush=True)
+    lines = _Lines()
+    while "go" not in (found := lines.new(SILENCE)):
+        if lines.ended or "end" in found or "stop" in found:
+            return 130
+    return _run(command, lines)
+
+
+def _run(command: Sequence[str], lines: _Lines) -> int:
+    here = os.getpid()
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-m", "dslc.main", *command],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+        preexec_fn=lambda: _with(here),
+    )
+    try:
+        while child.poll() is None:
+            found = lines.new(_LOOK)
+            if lines.ended or "end" in found:
+                break
+            if "stop" in found:
+                child.send_signal(signal.SIGTERM)
+        else:
+            return child.returncode if child.returncode >= 0 else 128 - child.returncode
+    finally:
+        if child.poll() is None:
+            child.kill()  # its ranks end with it
+            child.wait()
+    return 128 + signal.SIGKILL
+
+
+def _with(parent: int) -> None:
+    """Called in the child: has it end with this process, and keeps Ctrl-C of a terminal from it."""
+    from dslc.runtime.process.lifetime import end_with
+
+    os.setpgid(0, 0)
+    end_with(parent)
+
+
+class _Lines:
+    """The lines of standard input, as they come. `ended`: no more come."""
+
+    def __init__(self) -> None:
+        self.ended, self._rest, self._at = False, b"", time.monotonic()
+
+    def new(self, seconds: float) -> list[str]:
+        """Returns the lines that have come, after waiting for so long at most."""
+        readable, _, _ = select.select([0], [], [], seconds)
+        if not readable:
+            self.ended = self.ended or time.monotonic() - self._at >= SILENCE
+            return []
+        self._at = time.monotonic()
+        content = b""
+        with contextlib.suppress(OSError):
+            content = os.read(0, 4096)
+        self.ended = not content
+        *whole, self._rest = (self._rest + content).split(b"\n")
+        return [line.decode(errors="replace") for line in whole]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

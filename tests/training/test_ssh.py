@@ -1,0 +1,172 @@
+"""Trainings that `ssh` starts on several hosts, each with a sshd of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.commands import dslc
+from helpers.hosts import here, logged, namespaces, reach, started, tool
+from helpers.launcher import Launcher
+from helpers.sshd import served, why_none
+from helpers.trained import Trained, agree, train_job
+
+pytestmark = pytest.mark.skipif(bool(why_none()), reason=why_none() or "hosts can be made")
+
+JOB = """
+model {
+  network = [flatten(), linear(16), relu(), linear(10)]
+  loss    = cross_entropy()
+}
+data {
+  source     = digits()
+  batch      = 48
+  validation = 10%
+}
+devices {
+  nodes = 2
+  cpus  = 1
+}
+train {
+  steps     = 12
+  optimizer = sgd(lr = 0.1, momentum = 0.9)
+}
+checkpoint {
+  every = 6 steps
+}
+launch {
+  with = ssh(hosts = ["host1", "host2"], options = ["-F", "CONFIG"])
+}
+log {
+  every       = 1 step
+  tensorboard = false
+}
+"""
+ALONE = ("launch.with=local()", "devices.nodes=1", "devices.cpus=1")
+ENDLESS = ("train.steps=100000", "checkpoint.every=50000 steps")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with namespaces(3) as names, served(tmp_path_factory.mktemp("ssh") / "sshd", names) as found:
+        yield found
+
+
+@pytest.fixture
+def job(tmp_path: Path, config: Path) -> Path:
+    path = tmp_path / "job.plt"
+    path.write_text(JOB.replace("CONFIG", str(config)))
+    return path
+
+
+def words(job: Path, *settings: str) -> list[str]:
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    return ["run", str(job), "--out", str(job.parent / "run"), *chosen]
+
+
+def of_run(out: Path) -> list[int]:
+    """Returns the processes on any host whose command names the run directory."""
+    found = []
+    for process in os.listdir("/proc"):
+        try:
+            said = Path(f"/proc/{process}/cmdline").read_bytes() if process.isdigit() else b""
+        except OSError:
+            continue
+        if str(out).encode() in said and b"dslc" in said and b"render" not in said:  # it draws, and ends by itself
+            found.append(int(process))
+    return found
+
+
+def wait_for_none(out: Path) -> None:
+    while of_run(out):
+        pass
+
+
+def test_one_command_trains_on_two_hosts_as_one_process(launcher: Launcher, job: Path) -> None:
+    run = dslc(*words(job), cwd=job.parent)
+    assert run.returncode == 0, run.stdout + run.stderr
+    lines = run.stdout.splitlines()
+    assert all(line.startswith(("host1: ", "host2: ")) for line in lines)
+    assert sum("validation: " in line for line in lines) == 1 and not any("host2: step " in line for line in lines)
+    assert any(line.startswith("host2: trained 12 steps; metrics and weights are on ") for line in lines)
+    assert not of_run(job.parent / "run")
+    agree(train_job(launcher, job, *ALONE), Trained(job.parent / "run"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_end_of_the_command_is_the_end_on_all_hosts(job: Path, number: int) -> None:
+    out = job.parent / "run"
+    with started(job.parent, [here(words(job, *ENDLESS))]) as (running,):
+        reach(out, 5, [running])
+        os.kill(running.process.pid, number)
+        status, said = running.end()
+        wait_for_none(out)
+    if number == signal.SIGINT:
+        last = logged(out)[-1]
+        assert status == 130 and f"host1: stopped after {last} steps of 100000" in said, said
+        assert f"host2: stopped after {last} steps" in said
+        assert "--set checkpoint.resume=auto" in said and "--rendezvous" not in said
+
+
+def test_a_failed_rank_is_one_message(job: Path) -> None:
+    run = dslc(*words(job, "train.optimizer.lr=3e38", "train.on_nonfinite=stop"), cwd=job.parent)
+    assert run.returncode == 3, run.stdout + run.stderr
+    assert run.stdout.count("training failed on rank") == 1 and not of_run(job.parent / "run")
+
+
+@pytest.mark.long
+def test_three_hosts_and_one_that_is_cut_off(launcher: Launcher, job: Path) -> None:
+    three = ("devices.nodes=3", 'launch.with.hosts=["host1", "host2", "host3"]')
+    run = dslc(*words(job, *three), cwd=job.parent)
+    assert run.returncode == 0, run.stdout + run.stderr
+    agree(train_job(launcher, job, *ALONE), Trained(job.parent / "run"))
+    out = job.parent / "second"
+    command = here([*words(job, *three, *ENDLESS), "--out", str(out)])
+    with started(job.parent, [command]) as (running,):
+        reach(out, 5, [running])
+        tool("cut", "3")
+        try:
+            status, said = running.end()
+            assert status == 3 and "host3" in said, said
+            wait_for_none(out)
+        finally:
+            tool("mend", "3")
+
+
+@pytest.mark.parametrize(
+    "wrong, instead, said",
+    [
+        (
+            "Port 2222",
+            "Port 2223",
+            "cannot be reached by ssh (ssh: connect to host 10.77.0.1 port 2223: Connection ref",
+        ),
+        ("HostName 10.77.0.1", "HostName nowhere.invalid", "cannot be reached by ssh (ssh: Could not resolve hostname"),
+        ("user_key", "host_key", "refuses the key"),
+        ("known_hosts", "known_nowhere", "is not known here, or has changed"),
+    ],
+    ids=["port", "name", "key", "known hosts"],
+)
+def test_a_host_on_which_nothing_starts_is_named(job: Path, config: Path, wrong: str, instead: str, said: str) -> None:
+    other = job.parent / "config"
+    other.write_text(config.read_text().replace(wrong, instead, 1))
+    run = dslc(*words(job, f'launch.with.options=["-F", "{other}"]'), cwd=job.parent)
+    assert run.returncode == 2 and "host1" in run.stderr and said in run.stderr, run.stderr
+    assert len(run.stderr.splitlines()) == 1 and not (job.parent / "run").exists()
+    wait_for_none(job.parent / "run")
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        (("devices.nodes=3",), "`ssh` reaches 2 hosts, and the job takes 3 nodes"),
+        (('launch.with.hosts=["host1", "host1"]',), "`host1` is named twice, and a host is one node"),
+        (('launch.with.hosts=["host1", "-oProxyCommand=x"]',), "`-oProxyCommand=x` is no host"),
+    ],
+)
+def test_hosts_that_are_no_nodes_of_the_job_are_refused(job: Path, settings: tuple[str, ...], said: str) -> None:
+    run = dslc(*words(job, *settings), cwd=job.parent)
+    assert run.returncode == 1 and "error[E0823]" in run.stderr and said in run.stderr, run.stderr
