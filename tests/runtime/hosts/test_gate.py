@@ -1,0 +1,120 @@
+"""Launchers of an elastic training that come, go, and keep it: over real connections, each in a thread."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from dslc.runtime.hosts.company import Company, meet
+from dslc.runtime.hosts.doors import NotMet
+from dslc.runtime.hosts.elastic import Gate, Over, largest
+from dslc.runtime.hosts.meetings import Meeting
+from dslc.runtime.hosts.wire import listen
+
+
+@pytest.fixture
+def port() -> int:
+    with listen("127.0.0.1") as found:
+        number: int = found.getsockname()[1]
+        return number
+
+
+def coming(port: int, host: str, *counts: int) -> Meeting:
+    return Meeting(f"127.0.0.1:{port}", counts[-1], {"a": "1"}, 20, host=host, counts=counts)
+
+
+@pytest.fixture
+def three(port: int) -> Iterator[list[Company]]:
+    """Yields three launchers that have met, in the order of their nodes; the job trains on 1, 2 or 3."""
+    with ThreadPoolExecutor(3) as pool:
+        met = [pool.submit(meet, coming(port, f"host{n}", 1, 2, 3)) for n in range(3)]
+    companies = sorted((each.result() for each in met), key=lambda each: each.node)
+    yield companies
+    for each in companies:
+        each.close()
+
+
+def again(each: Company, seconds: float = 20) -> Company:
+    each.folder = "run"
+    each.meet_again(2, time.monotonic() + seconds, lambda: False)
+    return each
+
+
+def test_the_largest_count_for_which_there_are_hosts() -> None:
+    assert [largest((2, 4), hosts) for hosts in range(6)] == [0, 0, 2, 2, 4, 4]
+
+
+def test_those_who_are_left_go_on_in_their_order(three: list[Company]) -> None:
+    three[1].close()
+    while 1 not in three[0].lost:
+        three[0].hear()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(again, (three[2], three[0])))
+    assert [(each.node, each.machines, each.start) for each in (three[0], three[2])] == [
+        (0, (three[0].machines[0], three[2].machines[1]), 2),
+        (1, three[0].machines, 2),
+    ]
+
+
+def test_the_next_in_order_keeps_when_the_keeper_is_lost(three: list[Company]) -> None:
+    last = three[1].machines[1:]
+    three[0].close()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(again, (three[2], three[1])))
+    assert three[1].keeps and three[1].folder == "run" and three[1].start == 2
+    assert three[2].node == 1 and three[2].machines == three[1].machines == last
+
+
+def test_nobody_keeps_a_training_whose_run_directory_is_locked(three: list[Company]) -> None:
+    """As by the keeper that a network has parted from the others."""
+    three[0].close()
+    for each in three[1:]:
+        each._meeting = replace(each._meeting, claim=lambda folder: False)
+    with ThreadPoolExecutor(2) as pool:
+        rest = [pool.submit(again, each, 3) for each in three[1:]]
+    assert all(isinstance(each.exception(), NotMet) for each in rest), rest
+
+
+def test_a_host_that_waits_at_the_rendezvous_is_sent_on(port: int) -> None:
+    """The training is kept elsewhere by now: whoever keeps it there calls."""
+    gate = Gate(coming(port, "keeper", 1, 2), listen("127.0.0.2", port))
+    gate.busy = "the training goes on; this host waits for a place"
+    said: list[str] = []
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(meet, replace(coming(port, "back", 2, 3), say=said.append))
+        while not gate.arrived:
+            gate.wait(0.1)
+            gate.look()
+            gate.call()
+        assert gate.arrived[0][1]["host"] == "back"
+        gate.tell("over", steps=7, host="keeper")
+        error = waits.exception()
+    assert isinstance(error, Over) and (error.steps, error.host) == (7, "keeper")
+    assert said == [gate.busy]
+    gate.close()
+
+
+def test_a_host_with_other_files_is_refused_alone(port: int) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        keeper = pool.submit(meet, coming(port, "keeper", 2))
+        while is_silent(port):
+            pass
+        with pytest.raises(NotMet, match="the hosts differ in a: keeper has 1, and other has 2"):
+            meet(replace(coming(port, "other", 2), facts={"a": "2"}))
+        right = meet(coming(port, "right", 2))
+        assert keeper.result().machines == right.machines == ("keeper", "right")
+        keeper.result().close()
+        right.close()
+
+
+def is_silent(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+        return True
+    return False
