@@ -168,6 +168,8 @@ class Company:
         Raises NotMet, and Stopped if a host was asked to stop, as `stopped` says of this one.
         """
         lost = frozenset(self.lost)
+        if self._gate is not None:
+            self._gate.busy = ""  # those who come back are no hosts that wait for a place
         parted = time.monotonic() + PARTING
         while self.keeps and self.wires and time.monotonic() < parted:  # or they might lose what it has said
             select.select(self.wires, [], [], AGAIN)

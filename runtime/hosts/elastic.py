@@ -94,6 +94,7 @@ class Gate:
         self.arrived: list[tuple[Wire, Message]] = []
         self._strangers: dict[Wire, float] = {}
         self.last = time.monotonic()  # when somebody arrived
+        self.fresh = True  # no training was kept here yet
         self.busy = ""  # while ranks train: what a host that comes is told to wait for
         self._elsewhere = [place for place in places_of(meeting.rendezvous) if place != self.place]
         self._calls: dict[socket.socket, float] = {}
@@ -128,7 +129,7 @@ class Gate:
     def _hear(self, wire: Wire, since: float) -> None:
         messages = wire.read()
         for message in messages:
-            if message.get("kind") == "elsewhere" and not self.busy:
+            if message.get("kind") == "elsewhere" and self.fresh:
                 address, port = message["place"]
                 raise _Elsewhere((str(address), int(port)))
         hello = next((message for message in messages if is_hello(message)), None)
@@ -220,7 +221,7 @@ def _taken(meeting: Meeting, gate: Gate, before: Before | None) -> Met:
     order = sorted(range(len(nodes)), key=lambda n: (nodes[n] < 0, nodes[n]))
     taken = largest(meeting.counts, 1 + len(order)) - 1
     welcomed = [gate.arrived[n] for n in order[:taken]]
-    gate.arrived = [gate.arrived[n] for n in order[taken:]]
+    gate.arrived, gate.fresh = [gate.arrived[n] for n in order[taken:]], False
     hosts = [meeting.host, *(str(hello["host"]) for _, hello in welcomed)]
     gate.busy = f"the training goes on with {' and '.join(names_of(hosts, ranks=False))}; this host waits for a place"
     gate.tell("wait", why=gate.busy)
@@ -381,7 +382,9 @@ def meet_again(meeting: Meeting, was: Was) -> tuple[Met, Gate | None]:
         except OSError:
             return None
         if meeting.claim(before.folder):
-            return Gate(meeting, listening)
+            gate = Gate(meeting, listening)
+            gate.fresh = False
+            return gate
         listening.close()
         return None
 

@@ -19,13 +19,13 @@ from test_hosts import ALONE
 
 from dslc.run_folder import LOCK
 
-STEPS = 400
+STEPS = 1500  # enough for all that happens meanwhile
 ELASTIC = (ROOT / "examples" / "elastic.plt").read_text()
 
 
 def written(folder: Path, steps: int = STEPS, nodes: str = "1..3") -> Path:
     path = folder / "job.plt"
-    path.write_text(ELASTIC.replace(f"steps     = {STEPS}", f"steps     = {steps}").replace("1..3", nodes))
+    path.write_text(ELASTIC.replace("steps     = 400", f"steps     = {steps}").replace("1..3", nodes))
     return path
 
 
