@@ -120,7 +120,7 @@ class Command:
         self._mark = f"DSLC_TEST={folder}"
         self.process = subprocess.Popen(
             command or [sys.executable, "-m", "dslc.runtime.launch", str(folder)],
-            env=dict(os.environ, DSLC_TEST=str(folder), CI="1"),
+            env=dict(os.environ, DSLC_TEST=str(folder), CI="1", OMP_WAIT_POLICY="PASSIVE"),  # as above
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -15,6 +15,7 @@ from helpers.launcher import Command, Launcher
 from helpers.trained import Trained, agree, train_job
 
 from dslc.runtime.checkpoint.files import checkpoints_in
+from dslc.runtime.process.records import read_metrics
 
 JOB = """
 model {
@@ -31,7 +32,8 @@ devices {
 }
 train {
   steps     = 12
-  optimizer = sgd(lr = 0.1, momentum = 0.9)
+  optimizer = sgd(lr = 0.05, momentum = 0.9)
+  scale_lr  = linear(base_batch = 24)
 }
 checkpoint {
   every = 4 steps
@@ -189,6 +191,9 @@ def test_mpirun_trains_as_one_process(
         assert not running.left()
     assert said.count("validation: ") == 1
     assert not [path.name for path in job.parent.iterdir() if path.name.startswith(".")]
+    told = read_metrics(str(job.parent / "run"))
+    rates = [record["lr"] for record in told if "lr" in record]
+    assert rates == pytest.approx([0.1] * 12), "it follows the global batch, on any number of ranks"
     agree(train_job(launcher, job, *ALONE), Trained(job.parent / "run"))
 
 
