@@ -220,7 +220,7 @@ def test_a_failing_rank_takes_a_restart_and_a_change_none(job: Path, out: Path) 
     assert steps == list(range(1, len(steps) + 1))
 
 
-@pytest.mark.parametrize("nodes", ["1..3", "2"])
+@pytest.mark.parametrize("nodes", [pytest.param("1..3", marks=pytest.mark.long), "2"])
 def test_all_launchers_are_lost_at_once(job: Path, out: Path, alone: Trained, nodes: str) -> None:
     """The same commands, typed again, go on in the same run directory."""
     with ExitStack() as around:
