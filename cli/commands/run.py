@@ -17,14 +17,14 @@ from dslc.dsl.meaning.load import Loaded, load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.show import render
 from dslc.front import over, presented, show
+from dslc.launching.restarted import folder_of, restarted, was_stopped
 from dslc.planned import is_plan_file, prepare_plan
-from dslc.restarted import folder_of, restarted, was_stopped
 from dslc.run_folder import Occupied
 from dslc.runs import ALONE, Around, Ready, launch, prepare, show_failure, train
 from dslc.runtime.launchers.known import worlds
 from dslc.status import GOOD, INTERRUPTED, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 from dslc.surroundings import NOT_STARTED, SUBMITTED, command
-from dslc.sweeping import Runner, Training, one_after_another, run_sweep
+from dslc.sweeps.running import Runner, Training, one_after_another, run_sweep
 
 if TYPE_CHECKING:
     from dslc.runtime.launchers.world import World
@@ -80,7 +80,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _start_by_ssh(call: SSH, arguments: argparse.Namespace, trainings: int) -> int:
     """Has `ssh` start the training on each host of the job, with the words of this command."""
-    from dslc.by_ssh import run_by_ssh
+    from dslc.launching.by_ssh import run_by_ssh
 
     if trainings > 1:
         print("dslc: a sweep runs on one node; `--set` chooses one of its values", file=sys.stderr)
@@ -94,7 +94,7 @@ def _start_by_ssh(call: SSH, arguments: argparse.Namespace, trainings: int) -> i
 
 def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse.Namespace) -> int:
     """Runs a training of which this process has a part."""
-    from dslc.hosts import Whereabouts, train_with_others
+    from dslc.launching.hosts import Whereabouts, train_with_others
     from dslc.runtime.hosts.doors import NotMet
 
     world = runs[0].world
@@ -135,7 +135,7 @@ def _shown(report: Report, places: Sequence[World], arguments: argparse.Namespac
         show(report)
     alone = not places or places[0].size == 1 or any(each.code == NOT_STARTED for each in report.errors)
     if report.errors and not alone:
-        from dslc.hosts import Whereabouts, tell_fault
+        from dslc.launching.hosts import Whereabouts, tell_fault
 
         where = Whereabouts(job=arguments.job, rendezvous=rendezvous, out=arguments.out)
         tell_fault(places[0], where, render(presented(report), color=False))
@@ -177,7 +177,7 @@ def _runner(loaded: Loaded, runs: Sequence[Ready], parallel: int) -> Runner | No
     """Returns the runner of a sweep's trainings, `parallel` at once; None, with the reason shown, if that cannot be."""
     if parallel <= 1:
         return one_after_another(_run_of_sweep)
-    from dslc.side_by_side import NotHeld, at_once, places_for
+    from dslc.sweeps.side_by_side import NotHeld, at_once, places_for
 
     try:
         if not loaded.combinations:

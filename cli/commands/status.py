@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from dslc.dsl.plain import plain, plain_lines
-from dslc.standing import Standing, runs_in, standings
+from dslc.launching.standing import Standing, runs_in, standings
 from dslc.status import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
-from dslc.sweeps import show_sweep, write_csv
+from dslc.sweeps.table import show_sweep, write_csv
 
 _LOOK = 1.0  # seconds between two looks
 _QUIET = 10.0  # seconds between two lines of a run that goes on, where there is no terminal

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from dslc.commands.status import follow
 from dslc.dsl.plain import plain
+from dslc.launching.standing import Standing, runs_in, standings
+from dslc.launching.submission import Submission, command
 from dslc.runtime.process.run_status import RunStatus, ask_to_stop, write_status
-from dslc.standing import Standing, runs_in, standings
 from dslc.status import GOOD, TRAINING_FAILED, WRONG_USAGE
-from dslc.submission import Submission, command
 
 
 def main(arguments: argparse.Namespace) -> int:

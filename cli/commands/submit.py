@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dslc.again import forget
 from dslc.compiler.compile import compile_plan
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import Kubernetes, Slurm
@@ -18,14 +17,15 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.meaning.load import Loaded, load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.front import inspect, over, show
+from dslc.launching.again import forget
+from dslc.launching.slurm_script import slurm_script, warning_seconds
+from dslc.launching.submission import Submission, write_submission
 from dslc.planned import is_plan_file
 from dslc.run_folder import Occupied, claimed, make_folder, refuse_others
 from dslc.runs import Ready, folders_of, lay_down
 from dslc.runtime.process.run_status import RunStatus, write_status
-from dslc.slurm_script import slurm_script, warning_seconds
 from dslc.status import GOOD, JOB_AT_FAULT, WRONG_USAGE
-from dslc.submission import Submission, write_submission
-from dslc.sweeps import write_sweep
+from dslc.sweeps.table import write_sweep
 
 _AUTO = "checkpoint.resume=auto"
 
@@ -161,7 +161,7 @@ def _to_slurm(whole: Submitted, *, dry: bool) -> int:
 
 
 def _to_kubernetes(whole: Submitted, *, dry: bool) -> int:
-    from dslc.manifest import JOBSET, folder_in_pod, manifest, name_of, text_of
+    from dslc.launching.manifest import JOBSET, folder_in_pod, manifest, name_of, text_of
 
     text = text_of(manifest(whole.runs, whole.folders, whole.name))
     if dry:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dslc.cut_off import newest_of, starts_before
+from dslc.launching.cut_off import newest_of, starts_before
 from dslc.run_folder import LOCK, claimed
 from dslc.runtime.process.run_status import RunStatus, write_status
 

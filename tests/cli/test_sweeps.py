@@ -16,8 +16,8 @@ from helpers.hosts import here, reach, started
 
 from dslc.runtime.process.records import read_metrics
 from dslc.runtime.process.run_status import RunStatus, write_status
-from dslc.side_by_side import Needs, NotHeld, shared_out
-from dslc.sweeps import CSV, read_sweep, rows_of, show_sweep, write_csv
+from dslc.sweeps.side_by_side import Needs, NotHeld, shared_out
+from dslc.sweeps.table import CSV, read_sweep, rows_of, show_sweep, write_csv
 
 OWN = '''
 import json, os, pathlib, signal

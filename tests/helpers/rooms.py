@@ -50,6 +50,8 @@ ROOMS = (
     "runtime",
     "cli/probe",
     "cli",
+    "cli/launching",
+    "cli/sweeps",
     "cli/commands",
 )
 # The files at the root of a floor; its docstring describes the whole floor.

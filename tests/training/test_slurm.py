@@ -18,9 +18,9 @@ from helpers.launcher import Launcher
 from helpers.paths import ROOT
 from helpers.trained import Trained, agree, train_job
 
+from dslc.launching.standing import Standing, runs_in, standings
 from dslc.runtime.launchers.slurm import first_host
 from dslc.runtime.process.records import read_metrics
-from dslc.standing import Standing, runs_in, standings
 
 TOOL = ROOT.parent / "shared" / "tools" / "slurm-cluster"
 JOB = """

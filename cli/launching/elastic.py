@@ -15,10 +15,10 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dslc.agreement import ANSWER, Then, facts_compared, share_checkpoints
 from dslc.compiler.ir.program import JobProgram, RankPlace
-from dslc.cut_off import starts_before, tell_of_newest
 from dslc.dsl.plain import plain
+from dslc.launching.agreement import ANSWER, Then, facts_compared, share_checkpoints
+from dslc.launching.cut_off import starts_before, tell_of_newest
 from dslc.run_folder import Occupied, claimed, make_folder, refuse_run
 from dslc.runs import Ready, draw, launch, lay_down, report_on
 from dslc.runtime.process.run_status import begin

@@ -1,8 +1,8 @@
 """The script of `dslc submit` for SLURM: what a job asks of the cluster, from its plan.
 
 Model: one task a node, whose agent forks the ranks of that node. The script starts them by `srun`, and asks
-`dslc.again` what follows (cli/again.py): the end, another start in the same allocation, or a place in the queue again.
-The warning before the time limit comes early enough for `_STEPS` steps and a checkpoint, as the plan predicts them.
+again.py what follows: the end, another start in the same allocation, or a place in the queue again. The warning
+before the time limit comes early enough for `_STEPS` steps and a checkpoint, as the plan predicts them.
 
 Limits: the host's memory beside GPUs, and the speed of the disk, are supposed; `options` say otherwise.
 """
@@ -49,7 +49,7 @@ def slurm_script(runs: Sequence[Ready], folders: Sequence[str], folder: str, job
         'while [ "$again" -eq 0 ]; do',
         f'  srun {shlex.join(start)} {python} dslc run "$run/job.plt" --out "$run"',
         "  status=$?",
-        f'  {python} dslc.again "$run" "$status" --restarts {restarts}{" --requeue" if again else ""}',
+        f'  {python} dslc.launching.again "$run" "$status" --restarts {restarts}{" --requeue" if again else ""}',
         "  again=$?",
         "done",
         'exit "$status"',

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dslc.agreement import ANSWER, Then, facts_compared, share_checkpoints
-from dslc.cut_off import starts_before, tell_of_newest
 from dslc.dsl.plain import plain
-from dslc.restarted import folder_of
+from dslc.launching.agreement import ANSWER, Then, facts_compared, share_checkpoints
+from dslc.launching.cut_off import starts_before, tell_of_newest
+from dslc.launching.restarted import folder_of
 from dslc.run_folder import make_folder, refuse_run
 from dslc.runs import Ready, launch, train
 from dslc.runtime.launchers.known import LAUNCHERS
@@ -60,7 +60,7 @@ def train_with_others(ready: Ready, where: Whereabouts, then: Then) -> int:
     from dslc.runtime.process.lifetime import end_with
 
     if ready.counts:
-        from dslc.elastic import train_elastic
+        from dslc.launching.elastic import train_elastic
 
         return train_elastic(ready, where.rendezvous, where.out, then)
     world = ready.world

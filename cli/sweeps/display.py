@@ -18,7 +18,7 @@ from dslc.runtime.process.records import NOTES, Follower, Lines, Record
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from dslc.sweeping import Training
+    from dslc.sweeps.running import Training
 
 _QUIET = 5.0  # seconds between two lines of one training, where there is no terminal
 

@@ -29,8 +29,8 @@ from dslc.dsl.words import plural
 from dslc.run_folder import Occupied
 from dslc.runs import Ready, launch, show_failure, train
 from dslc.status import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
-from dslc.sweep_display import Display, display
-from dslc.sweeping import Runner, Training
+from dslc.sweeps.display import Display, display
+from dslc.sweeps.running import Runner, Training
 
 if TYPE_CHECKING:
     from dslc.runtime.process.failure import Outcome

@@ -1,6 +1,6 @@
 """What follows after a training under SLURM, as the script of `dslc submit` asks it:
 
-    python -m dslc.again RUN STATUS --restarts N [--requeue]
+    python -m dslc.launching.again RUN STATUS --restarts N [--requeue]
 
 Model: the run directory says how the training ended (runtime/process/run_status.py). The answer is the exit status: 0
 starts it again in this allocation, 1 ends the job.
@@ -26,9 +26,9 @@ import sys
 from dataclasses import asdict, dataclass, field, replace
 
 from dslc.dsl.plain import plain
+from dslc.launching.submission import command
 from dslc.runtime.process.run_status import RunStatus, is_asked_to_stop, read_status, write_status
 from dslc.status import GOOD, INTERRUPTED, JOB_AT_FAULT, WRONG_USAGE
-from dslc.submission import command
 
 AGAIN, THE_END = 0, 1
 _KEPT = ".restarts"
@@ -50,7 +50,7 @@ class _Before:
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="dslc.again")
+    parser = argparse.ArgumentParser(prog="dslc.launching.again")
     parser.add_argument("run")
     parser.add_argument("status", type=int)
     parser.add_argument("--restarts", type=int, default=0)

@@ -19,8 +19,8 @@ from typing import TextIO
 from dslc.compiler.common.units import path_text, time_text
 from dslc.compiler.ir.program import JobProgram
 from dslc.dsl.meaning.load import Loaded
+from dslc.launching.standing import Standing, runs_in, standings
 from dslc.runtime.process.records import Record, naming, numbers, readable_records
-from dslc.standing import Standing, runs_in, standings
 from dslc.tables import console
 
 NAME, CSV = "sweep.json", "sweep.csv"

@@ -1,6 +1,6 @@
 """The part of `launch.with = ssh(…)` on each host: runs `dslc run` there, as long as the starting command lives.
 
-    python -P -m dslc.on_host FOLDER WORD…
+    python -P -m dslc.launching.on_host FOLDER WORD…
 
 Model: it says `READY` on standard output, and then starts the command in FOLDER, when a line `go` comes. Lines on
 standard input ask for more: `stop` ends the training after its step, `end` at once; any other is a sign of life.

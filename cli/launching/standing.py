@@ -10,8 +10,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dslc.launching.submission import Queue, Submission, read_submission
 from dslc.runtime.process.run_status import ALIVE, RunStatus, read_status, silence
-from dslc.submission import Queue, Submission, read_submission
 
 _DEEP = 3  # folders between the one named and a run directory: runs/<job>/<time>/<values of a sweep>
 ENDED = ("done", "stopped", "failed", "gone")

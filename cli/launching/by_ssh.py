@@ -1,6 +1,6 @@
 """`launch.with = ssh(…)`: starts the launchers of a training on several hosts, once, by the system's `ssh`.
 
-Model: on each host `ssh` runs cli/on_host.py by the absolute path of this interpreter, in the current folder. When all
+Model: on each host `ssh` runs on_host.py by the absolute path of this interpreter, in the current folder. When all
 hosts have said that they are ready, each starts `dslc run … --rendezvous` with the first of them, as a user would on
 each. What they say comes back here: that of the first host as it comes, marked by host; of the others, at the end, the
 lines that the first has not said.
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from dslc.dsl.language.calls import SSH
 from dslc.dsl.plain import plain
-from dslc.on_host import BEAT, NO_FOLDER, READY
+from dslc.launching.on_host import BEAT, NO_FOLDER, READY
 from dslc.status import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _address(call: SSH, name: str) -> str:
 
 def _started(call: SSH, name: str, command: Sequence[str]) -> _Host:
     """Starts the part on one host, which waits until all are ready."""
-    there = [sys.executable, "-P", "-m", "dslc.on_host", os.getcwd(), *command]
+    there = [sys.executable, "-P", "-m", "dslc.launching.on_host", os.getcwd(), *command]
     # `exec`: the shell between sshd and Python would not end with the connection.
     words = ["ssh", *call.options, *_OPTIONS, name, f"exec {shlex.join(there)}"]
     pipe = subprocess.PIPE

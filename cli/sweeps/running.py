@@ -24,7 +24,7 @@ from dslc.run_folder import Occupied, claimed, refuse_others
 from dslc.runs import Ready, folders_of
 from dslc.runtime.process.run_status import read_status
 from dslc.status import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
-from dslc.sweeps import show_sweep, write_csv, write_sweep
+from dslc.sweeps.table import show_sweep, write_csv, write_sweep
 
 
 @dataclass(frozen=True, kw_only=True)

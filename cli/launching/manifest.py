@@ -5,7 +5,7 @@ each node, whose agent forks the ranks; with `jobset` among the options a JobSet
 pods run the same command. A pod that fails is made again, and so are the others, which lose it: the training goes on
 from its newest checkpoint. A pod that Kubernetes takes away does not count.
 
-Limits: the memory of a pod with GPUs, and the speed of the disk, are supposed as for SLURM (cli/slurm_script.py).
+Limits: the memory of a pod with GPUs, and the speed of the disk, are supposed as for SLURM (slurm_script.py).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 
 from dslc.compiler.compile import Compiled
 from dslc.dsl.language.calls import Kubernetes
+from dslc.launching.slurm_script import cores, host_memory, warning_seconds
 from dslc.runs import Ready, job_text
 from dslc.runtime.launchers.kubernetes import FIRST, NODES
-from dslc.slurm_script import cores, host_memory, warning_seconds
 from dslc.status import JOB_AT_FAULT, WRONG_USAGE
 
 JOBSET = "jobset"
