@@ -19,6 +19,7 @@ from dslc.dsl.show import render as shown_text
 from dslc.front import inspect
 from dslc.given import given, settings_of
 from dslc.planned import is_plan_file, prepare_plan
+from dslc.probe.gpus import restore_visible
 from dslc.run_folder import make_folder
 from dslc.runs import prepare, train
 
@@ -82,8 +83,11 @@ def _given(
     """Yields all settings: those of the objects first, so that others may change their arguments."""
     if isinstance(settings, str):
         raise TypeError("`settings` is a list of texts: `settings=['train.epochs=2']`")
-    with given(objects) as first:
-        yield [*first, *settings, *settings_of(values or {})]
+    try:
+        with given(objects) as first:
+            yield [*first, *settings, *settings_of(values or {})]
+    finally:
+        restore_visible()  # a job may have taken free GPUs
 
 
 @contextlib.contextmanager

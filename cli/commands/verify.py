@@ -17,7 +17,7 @@ from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.meaning.load import Loaded, load_each
 from dslc.dsl.plain import plain_lines
 from dslc.front import show
-from dslc.probe.gather import gpus_here
+from dslc.probe.gpus import gpus_here
 from dslc.reference import CannotShrink, observed, one_process, shrunk
 from dslc.run_folder import LOCK, Occupied, claimed
 from dslc.runs import Ready, launch_quietly, prepare, show_failure

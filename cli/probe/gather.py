@@ -12,10 +12,11 @@ from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
 from dslc.compiler.rules.analyse import context_of
 from dslc.compiler.rules.mixtures import each_source
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.calls import Datasets, Mixture, Parquet
+from dslc.dsl.language.calls import Datasets, Free, Mixture, Parquet
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
 from dslc.probe.child import in_child
+from dslc.probe.gpus import choose_free, gpus_here
 from dslc.probe.pictures import look_for_library
 
 
@@ -36,7 +37,7 @@ def gather(job: JobSpec, report: Report, *, trace: bool, run: bool) -> Facts:
         from dslc.probe.traced import traced  # here, as most checks call no functions
 
         facts = traced(job, source, report, run=run)
-    return replace(facts, machine=_machine(job)) if run else facts
+    return replace(facts, machine=_machine(job, report)) if run else facts
 
 
 def _looked_into(call: Call, source: SourceFacts, *, fetch: bool) -> SourceFacts:
@@ -73,25 +74,19 @@ def _opened(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
     )
 
 
-def _machine(job: JobSpec) -> MachineFacts:
+def _machine(job: JobSpec, report: Report) -> MachineFacts:
+    asked, others = job.devices.gpus, 0
+    gpus: tuple[int, ...] = ()
+    try:
+        if isinstance(asked, Free):
+            gpus, others = choose_free(asked.count)
+        elif asked is not None:
+            gpus = gpus_here()
+    except RuntimeError as error:
+        report.add("E0824", str(error), job.devices.at("gpus"), help="`nvidia-smi` by hand shows what is wrong")
     return MachineFacts(
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        gpus=gpus_here() if job.devices.gpus is not None else (),
+        gpus=gpus,
+        gpus_in_use=others,
     )
-
-
-def gpus_here() -> tuple[int, ...]:
-    """Returns the memory of each GPU of this machine, in bytes. A child asks: no process can use a GPU if it is forked
-    from one that has initialized CUDA. Raises RuntimeError.
-    """
-
-    def look() -> list[int]:
-        import torch
-
-        return [torch.cuda.get_device_properties(n).total_memory for n in range(torch.cuda.device_count())]
-
-    answer = in_child(look)
-    if "made" not in answer:
-        raise RuntimeError(f"the GPUs of this machine cannot be queried: {answer['error']}")
-    return tuple(answer["made"])

@@ -59,7 +59,8 @@ class MachineFacts(Record):
 
     cores: int
     memory: int  # bytes
-    gpus: tuple[int, ...] = ()  # bytes of each
+    gpus: tuple[int, ...] = ()  # bytes of each; with `gpus = free(n)` of those that are taken
+    gpus_in_use: int = 0  # others, which are not free
 
 
 @record

@@ -145,14 +145,19 @@ def _processes(
                 help="a count, or a list",
             )
         return named, count
+    if any(error.code == "E0824" for error in report.errors):
+        return named, None  # nobody knows which GPUs this machine has
     there = len(machine.gpus)
     needed = max(named) + 1 if named else (count or 1)
     if needed > there:
+        free = isinstance(devices.gpus, Free)
+        asked = f"GPU {needed - 1}" if named else plural(needed, "free GPU" if free else "GPU")
+        used = f": {machine.gpus_in_use} of its GPUs are in use" if machine.gpus_in_use else ""
         report.add(
             "E0420",
-            f"the job asks for {f'GPU {needed - 1}' if named else plural(needed, 'GPU')}, and this machine has {there}",
+            f"the job asks for {asked}, and this machine has {there}{used}",
             devices.at("gpus"),
-            help="`cpus = 2` runs anywhere" if not there else f"at most {there}",
+            help=f"at most {there}" if there else "wait for one, or name some" if used else "`cpus = 2` runs anywhere",
         )
         return named, None
     return named, there if count is None else count

@@ -321,8 +321,6 @@ def _unsupported(job: JobSpec) -> Iterator[tuple[str, Span | None, str]]:
     parallelism, train = job.parallelism, job.train
     if parallelism.auto:
         yield "`parallelism = auto`", parallelism.span, "name the axes: `data = …`"
-    if isinstance(job.devices.gpus, c.Free):
-        yield "`gpus = free(…)`", job.devices.at("gpus"), "a count, a list or `all`"
     if job.devices.backend == "mpi":
         yield "`backend = mpi`", job.devices.at("backend"), _MPI
     if not isinstance(parallelism.gradients, c.Allreduce):

@@ -1,0 +1,108 @@
+"""The GPUs of this machine: their memory, and for `gpus = free(n)` those that nobody uses.
+
+Model: a process that uses a GPU takes some hundreds of MiB of it for its context before the first tensor, so a GPU with
+less than `IN_USE` taken is free. `nvidia-smi`, which comes with the driver, says how much is taken. The processes that
+this one starts then see the free ones alone (CUDA_VISIBLE_DEVICES), numbered from 0: the plan has their count.
+
+Limits: of NVIDIA's GPUs only. Two programs that ask at the same moment may choose the same ones.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from dslc.probe.child import in_child
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+IN_USE = 100  # MiB; a context takes more, what the driver keeps for itself less
+_ASK = ["nvidia-smi", "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits"]
+_BEFORE: list[str | None] = []  # what was visible before any were chosen
+
+
+class GPU(NamedTuple):
+    """A GPU as torch sees it: its bytes of memory, and the name that the driver has for it."""
+
+    memory: int
+    uuid: str
+
+
+def gpus_here() -> tuple[int, ...]:
+    """Returns the memory of each GPU of this machine, in bytes. Raises RuntimeError."""
+    return tuple(gpu.memory for gpu in _seen())
+
+
+def choose_free(count: int) -> tuple[tuple[int, ...], int]:
+    """Leaves `count` of the GPUs that nobody uses visible to the processes that are started from here, or all of them
+    if there are fewer. Returns the memory of each, in bytes, and how many others there are. Raises RuntimeError.
+    """
+    if not _BEFORE:
+        _BEFORE.append(os.environ.get(VISIBLE))
+    restore_visible()
+    taken = _taken()  # first: `_seen` uses a GPU for a moment
+    seen = _seen()
+    if taken is None and seen:
+        raise RuntimeError("there is no `nvidia-smi` to tell which GPUs are free; `devices.gpus` can name them")
+    free = free_of(seen, taken or {})
+    chosen = free[:count]
+    if seen:
+        os.environ[VISIBLE] = ",".join(gpu.uuid for gpu in chosen) or "-1"
+    return tuple(gpu.memory for gpu in chosen), len(seen) - len(free)
+
+
+def restore_visible() -> None:
+    """Makes visible again what was before any were chosen."""
+    if _BEFORE and _BEFORE[0] is not None:
+        os.environ[VISIBLE] = _BEFORE[0]
+    elif _BEFORE:
+        os.environ.pop(VISIBLE, None)
+
+
+def free_of(seen: Sequence[GPU], taken: Mapping[str, int]) -> list[GPU]:
+    """Returns the GPUs that nobody uses, in order; `taken` has the MiB that are in use, by name."""
+    return [gpu for gpu in seen if taken.get(gpu.uuid, 0) < IN_USE]
+
+
+def read_taken(told: str) -> dict[str, int]:
+    """Returns the MiB in use of each GPU, by its name, from what `nvidia-smi` prints. One whose memory is not told, as
+    with MIG, counts as in use. Raises ValueError for anything else.
+    """
+    found = {}
+    for line in told.splitlines():
+        uuid, comma, used = (part.strip() for part in line.partition(","))
+        if not comma or not uuid.startswith("GPU-"):
+            raise ValueError(line)
+        found[uuid] = int(used) if used.isdecimal() else IN_USE
+    return found
+
+
+def _taken() -> dict[str, int] | None:
+    """Asks the driver; returns None where there is none."""
+    try:
+        done = subprocess.run(_ASK, capture_output=True, text=True, timeout=60)
+        if done.returncode:
+            raise RuntimeError(f"`nvidia-smi` fails: {(done.stderr or done.stdout).strip()}")
+        return read_taken(done.stdout)
+    except FileNotFoundError:
+        return None
+    except subprocess.TimeoutExpired:
+        raise RuntimeError("`nvidia-smi`, which tells which GPUs are free, does not answer") from None
+    except ValueError as error:
+        raise RuntimeError(f"`nvidia-smi` says something else than which GPUs are free: {error}") from None
+
+
+def _seen() -> list[GPU]:
+    """Asks torch in a child: no process can use a GPU if it is forked from one that has initialized CUDA."""
+
+    def look() -> list[tuple[int, str]]:
+        import torch
+
+        found = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        return [(each.total_memory, f"GPU-{each.uuid}") for each in found]
+
+    answer = in_child(look)
+    if "made" not in answer:
+        raise RuntimeError(f"the GPUs of this machine cannot be queried: {answer['error']}")
+    return [GPU(memory, uuid) for memory, uuid in answer["made"]]
