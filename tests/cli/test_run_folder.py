@@ -118,7 +118,8 @@ def test_two_runs_never_write_into_one_folder(job: Path, tmp_path: Path, monkeyp
         assert again.returncode == 2
         assert re.match(f"dslc: a run is writing into grid/seed=1 already: {held}.* --out\n", again.stderr)
         sweep = dslc("run", "made.plt", "--out", "grid", "--set", "sweep.train.seed=[1]", cwd=tmp_path)
-        assert sweep.returncode == 2 and sweep.stderr.startswith("dslc: grid/seed=1 holds a run already"), sweep.stderr
+        assert sweep.returncode == 2, sweep.stderr
+        assert sweep.stderr.startswith("dslc: grid/seed=1 holds a run of another job"), sweep.stderr
         with pytest.raises(Occupied, match=f"a run is writing into grid/seed=1 already: {held}"):
             api.run("made.plt", kept, out="grid/seed=1")
         with pytest.raises(Occupied, match=rf"a run is writing into kept already: {held}.* checkpoint\.dir"):

@@ -46,6 +46,8 @@ from dslc.dsl.words import quoted
 DEPTH = 2
 # One example for each pattern that texts must match.
 MATCHING = {
+    r"[a-z0-9.-]+:/.*": "runs:/data",
+    r"jobset|[A-Za-z][\w.]*=.*": "spec.suspend=true",
     r"(.*/)?(?![^/]*\.py:)[\w.]+:[\w.]+": "../nets/pkg.module:make",
     r"\s*-?\d+\s*(,\s*\d+\s*)*": "0, 2",
     r"[\w.-]+": "own.f-1",
