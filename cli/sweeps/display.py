@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, TextIO
 
@@ -62,7 +63,7 @@ class _Followed:
             yield record
 
 
-class _Shown:
+class _Shown(ABC):
     """The trainings that are followed, and what is said of them in words, each line after the name of its training."""
 
     def __init__(self, screen: TextIO) -> None:
@@ -79,8 +80,9 @@ class _Shown:
             for record in each.new():
                 self.record(each, record)
 
+    @abstractmethod
     def record(self, each: _Followed, record: Record) -> None:
-        raise NotImplementedError
+        """Shows a new record."""
 
     def end(self, training: Training, how: str) -> None:
         self.say(f"{training.name}: {how}")

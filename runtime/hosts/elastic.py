@@ -39,6 +39,7 @@ from dslc.runtime.hosts.meetings import (
     is_alike,
     is_hello,
     names_of,
+    welcome,
 )
 from dslc.runtime.hosts.wire import Message, Wire, endpoint, listen
 
@@ -311,17 +312,7 @@ def _asked(meeting: Meeting, wire: Wire, before: Before | None, waiting: Waiting
                     waiting.patient = True
                     meeting.say(str(message["why"]))
                 case "welcome":
-                    address, port = message["store"]
-                    return Met(
-                        node=int(message["node"]),
-                        machines=[str(host) for host in message["hosts"]],
-                        wires={0: wire},
-                        store=(str(address), int(port)),
-                        start=int(message["start"]),
-                        changes=int(message["changes"]),
-                        addresses=[str(each) for each in message["addresses"]],
-                        early=[(0, each) for each in messages[n + 1 :]],
-                    )
+                    return welcome(message, wire, messages[n + 1 :])
         if wire.closed:
             raise Left("the host that keeps the training left")
         waiting.look([])

@@ -321,19 +321,26 @@ def _welcomed(meeting: Meeting, wire: Wire, where: Where, before: Before | None,
             if message.get("kind") == "stopped":
                 raise Stopped
             if message.get("kind") == "welcome":
-                address, port = message["store"]
-                return Met(
-                    node=int(message["node"]),
-                    machines=[str(host) for host in message["hosts"]],
-                    wires={0: wire},
-                    store=(str(address), int(port)),
-                    start=int(message["start"]),
-                    early=[(0, each) for each in messages[n + 1 :]],
-                )
+                return welcome(message, wire, messages[n + 1 :])
         if wire.closed:
             what = "another program listens there" if where.taken else "it left before all hosts had come"
             raise Left(f"the connection to {where.name} ended: {what}")
         waiting.look([])
+
+
+def welcome(message: Message, wire: Wire, early: Sequence[Message]) -> Met:
+    """Returns what a keeper's welcome says of the meeting; `early` has what arrived after it."""
+    address, port = message["store"]
+    return Met(
+        node=int(message["node"]),
+        machines=[str(host) for host in message["hosts"]],
+        wires={0: wire},
+        store=(str(address), int(port)),
+        start=int(message["start"]),
+        changes=int(message.get("changes", 0)),
+        addresses=[str(each) for each in message.get("addresses", ())],
+        early=[(0, each) for each in early],
+    )
 
 
 class Waiting:
