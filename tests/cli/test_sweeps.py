@@ -55,7 +55,8 @@ evaluate {
   every   = 2 steps
 }
 checkpoint {
-  every = 2 steps
+  every        = 2 steps
+  asynchronous = false
 }
 log {
   every       = 1 step

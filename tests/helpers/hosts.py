@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from dslc.runtime.hosts.wire import listen
@@ -46,9 +47,13 @@ def tool(*arguments: str) -> None:
 
 
 def free_port() -> int:
-    with listen("127.0.0.1") as found:
-        port: int = found.getsockname()[1]
-        return port
+    """Returns a port that nothing listens on, out of those that no system gives to who asks for any: the command that
+    takes it listens there seconds later.
+    """
+    while True:
+        port = random.randrange(10_000, 16_000)
+        with suppress(OSError), listen("127.0.0.1", port), listen("::1", port):
+            return port
 
 
 def here(words: Sequence[str]) -> list[str]:

@@ -213,12 +213,13 @@ def faults(launcher: Launcher, tmp_path: Path, count: int, seed: int) -> list[st
             if fault is not None and fault.hit:
                 seen.append(f"{fault.kind:14} {fault.hit:12} {ending(fault, outcome)}")
                 print(len(seen), seen[-1], flush=True)
-            if outcome is not None and outcome.done and folder.exists():
+            removed = fault is not None and fault.kind == "removed folder" and bool(fault.hit)
+            if outcome is not None and outcome.done and not removed:
                 break
             assert fault is not None and fault.hit, f"failed by itself: {outcome}"
             if fault.kind == "damaged file":
                 damaged |= damage(draw, folder)
-            elif fault.kind == "removed folder":  # a checkpoint on its way may have been written into a new one
+            elif removed:  # a checkpoint on its way may have been written into a new one
                 shutil.rmtree(folder, ignore_errors=True)
         compare(folder, whole)
     return seen

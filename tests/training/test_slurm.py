@@ -72,12 +72,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         folder = Path(os.environ.get("SLURM_CLUSTER_DIR") or "/tmp/slurm-cluster")
         patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
-        up = subprocess.run(["sinfo", "-h"], capture_output=True).returncode == 0
+        up = (folder / "slurm.conf").exists() and subprocess.run(["sinfo", "-h"], capture_output=True).returncode == 0
         if not up:
             patch.setenv("SLURM_CLUSTER_DIR", str(folder))
             subprocess.run([TOOL, "up", "2"], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         yield
         if not up:
+            subprocess.run(["scontrol", "shutdown"], check=True)
+            while list(folder.glob("*.pid")):  # its daemons write into the folder until they are gone
+                assert folder.exists()
             subprocess.run([TOOL, "down"], check=True)
 
 
