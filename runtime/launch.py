@@ -219,7 +219,8 @@ class _Launch:
         if change:
             assert company is not None
             company.changes += 1
-        said = failure.in_words(outcome.failure) if outcome.failure is not None else "stops for a host that has come"
+        in_words = failure.change_in_words if change else failure.in_words
+        said = in_words(outcome.failure) if outcome.failure is not None else "stops for a host that has come"
         note = "" if change else f"restart {self.board.attempt - self.restarts.changes} of {self.program.restarts}"
         self._changed = change
         self.watch.restart(said, note)

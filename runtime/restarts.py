@@ -4,6 +4,7 @@ Model: `launch` starts all ranks together; when one of them fails it ends all, a
 a restart until `launch.restarts` of them have been, in all, as under torchrun's `--max-restarts`. Not followed by one:
 
 - an exception that was raised before at the same place of the same step: it would be raised again;
+- a second checkpoint in a row that cannot be written, as on a full disk, which no start mends;
 - a failure after a request to stop (Ctrl-C, SIGTERM), as the training is to end;
 - a run directory that is gone.
 
@@ -29,6 +30,7 @@ from dslc.runtime.checkpoint import files
 from dslc.runtime.process.failure import Failure
 from dslc.runtime.process.stop import Board
 
+_LASTS = "not restarted: that would not mend it"
 _ADDRESS = re.compile(r"0x[0-9a-f]+")  # of an object, in the text of an exception
 
 
@@ -52,6 +54,8 @@ class Restarts:
         known, again, used = _known(failure), False, self.used
         if stopping:
             said = "not restarted, as it was asked to stop"
+        elif failure.lasting:
+            said = _LASTS
         elif known is not None and known in self._before:
             said = "not restarted: the same exception ended the same step before"
         elif used >= self._most:
@@ -71,8 +75,12 @@ class Restarts:
         """Returns the same for the loss of a host of an elastic training, which the others do without."""
         if self._once or not folder:
             return False, failure
-        said = "not continued, as it was asked to stop" if stopping else f"goes on with the other hosts, {self._from()}"
-        return not stopping, replace(failure, notes=(*failure.notes, said))
+        again = not stopping and not failure.lasting
+        if stopping:
+            said = "not continued, as it was asked to stop"
+        else:
+            said = f"goes on with the other hosts, {self._from()}" if again else _LASTS
+        return again, replace(failure, notes=(*failure.notes, said))
 
     def await_keeper(self, failure: Failure, keeper: str, *, stopping: bool) -> tuple[bool, Failure]:
         """Returns the same, on another host, after the loss of the host that decides."""

@@ -7,8 +7,8 @@ starts it again in this allocation, 1 ends the job.
 
 - Warned of the time limit, or preempted: the job goes back into the queue, where `--requeue` allows it. After `N` times
   without a step done since, it ends.
-- Failed: started again up to `N` times in all. The same exception in the same step ends it the second time, and a fault
-  of the job itself the first.
+- Failed: started again up to `N` times in all. The same exception in the same step ends it the second time; a fault of
+  the job itself, or storage that takes no checkpoints, the first.
 - Done, or stopped by `dslc stop` or `scancel`: the end.
 
 `.restarts` in the run directory counts across starts.
@@ -71,6 +71,8 @@ def _after_failure(run: str, found: RunStatus, before: _Before, restarts: int) -
     known = f"{found.step} {_ADDRESS.sub('0x', found.message)}" if found.raised else ""
     if not restarts or is_asked_to_stop(run):
         return THE_END
+    if found.lasting:
+        return _ended("not restarted: that would not mend it")
     if known and known in before.exceptions:
         return _ended("not restarted: the same exception ended the same step before")
     if before.failures >= restarts:

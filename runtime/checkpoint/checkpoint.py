@@ -39,7 +39,15 @@ from dslc.compiler.common.units import path_text
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.runtime.checkpoint import files
-from dslc.runtime.checkpoint.state import Beside, CheckpointError, Copies, State, TrainingState, write
+from dslc.runtime.checkpoint.state import (
+    Beside,
+    CheckpointError,
+    Copies,
+    State,
+    StorageError,
+    TrainingState,
+    write,
+)
 from dslc.runtime.data import sample_numbers
 from dslc.runtime.data.samples import Marks
 from dslc.runtime.parallel.tensor_parallel import noise_rank
@@ -311,7 +319,7 @@ class Checkpoints:
             self._judge()
 
     def _judge(self) -> None:
-        """Tells of a checkpoint that could not be written. Raises CheckpointError if it is the second in a row."""
+        """Tells of a checkpoint that could not be written. Raises StorageError if it is the second in a row."""
         if self._written is None:
             return
         (step, why), self._written = self._written, None
@@ -322,7 +330,7 @@ class Checkpoints:
         said = f"the checkpoint of step {step} could not be written: {why}"
         if self._missed:
             with at(self._step.line):
-                raise CheckpointError(f"{said}\nneither could the one of step {self._missed}")
+                raise StorageError(f"{said}\nneither could the one of step {self._missed}")
         self._missed = step
         if self._rank == 0:
             last = f"the last is {self._good}" if self._good else "there is none yet"

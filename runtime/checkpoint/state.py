@@ -55,6 +55,12 @@ class CheckpointError(RuntimeError):
     """A checkpoint that cannot be written, read or used. The text is for the user."""
 
 
+class StorageError(CheckpointError):
+    """The storage takes no checkpoints: the second in a row could not be written."""
+
+    lasting = True  # process/failure.py
+
+
 def shapes_of(model: nn.Module) -> Shapes:
     """Returns the tensors in a checkpoint of a plain model, with their whole shapes."""
     return {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}

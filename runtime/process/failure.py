@@ -81,6 +81,7 @@ class Failure:
     time: float = 0.0  # seconds since the epoch
     host: str = ""  # where it was, if the training has several
     tail: tuple[str, ...] = ()  # the last lines of the log, for the other hosts
+    lasting: bool = False  # another start would meet it again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +158,16 @@ def in_words(failure: Failure) -> str:
     return "\n".join(lines)
 
 
+def change_in_words(failure: Failure) -> str:
+    """Returns the message of what has ended an elastic start of the ranks, which go on: the loss of a host is a change
+    rather than a failure.
+    """
+    if failure.rank is not None or failure.kind != "ended":
+        return in_words(failure)
+    when = f"at step {failure.step}" if failure.step else "before the first step"
+    return "; ".join((f"{when}, {failure.message}", *failure.notes))
+
+
 # ------------------------------------------------------------------------------------------------------- on a rank
 
 
@@ -184,6 +195,7 @@ def record(
             *_of_storage(error, (run_dir, job.checkpoint.folder)),
         ),
         time=now,
+        lasting=bool(getattr(error, "lasting", False)) and _explains_itself(error),
     )
 
 

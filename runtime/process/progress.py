@@ -187,8 +187,9 @@ class Watch:
     def _tell_end(self, outcome: Outcome) -> None:
         metrics = self._numbers()
         if outcome.failure is not None:
-            raised = outcome.failure.kind == "error"
-            self._beat.end("failed", outcome.steps, metrics, message=in_words(outcome.failure), raised=raised)
+            raised, lasting = outcome.failure.kind == "error", outcome.failure.lasting
+            message = in_words(outcome.failure)
+            self._beat.end("failed", outcome.steps, metrics, message=message, raised=raised, lasting=lasting)
         elif outcome.stopped_at is not None:
             self._beat.end("stopped", outcome.steps, metrics, asked=self._board.asked)
         else:

@@ -35,10 +35,10 @@ _MOST = 1 << 20  # bytes of a file that is read
 class RunStatus:
     """The state of a run, one of `STATES`, as its launcher has written it last: `step` of `steps` are done.
 
-    `message` says why it failed or ended early, `raised` whether by an exception, `asked` what has stopped it: a
-    signal's name, or `dslc stop`. The
-    launcher is `process` on `host`, in `place` (the namespace of its number), and began at the tick `began`; `within`
-    are the seconds in which it writes again. `metrics` are those of the last record.
+    `message` says why it failed or ended early, `raised` whether by an exception, `lasting` whether another start would
+    meet that again; `asked` what has stopped it: a signal's name, or `dslc stop`. The launcher is `process` on `host`,
+    in `place` (the namespace of its number), and began at the tick `began`; `within` are the seconds in which it writes
+    again. `metrics` are those of the last record.
     """
 
     state: str
@@ -46,6 +46,7 @@ class RunStatus:
     steps: int = 0
     message: str = ""
     raised: bool = False
+    lasting: bool = False
     asked: str = ""
     restarts: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -196,17 +197,15 @@ class Beat:
         *,
         message: str = "",
         raised: bool = False,
+        lasting: bool = False,
         asked: str = "",
     ) -> None:
         """Says how the run has ended, and takes away the request to stop."""
         if self.keeps and is_asked_to_stop(self._run_dir):
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self._run_dir, STOP))
-        self.say(
-            replace(
-                self._last, state=state, step=step, message=message, raised=raised, asked=asked, metrics=_plain(metrics)
-            )
-        )
+        told = replace(self._last, state=state, step=step, message=message, raised=raised, lasting=lasting)
+        self.say(replace(told, asked=asked, metrics=_plain(metrics)))
 
     def say(self, status: RunStatus) -> None:
         self._last, self._at = status, time.monotonic()

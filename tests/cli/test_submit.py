@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from helpers.commands import dslc
 
+from dslc.launching import again
+from dslc.runtime.process.run_status import RunStatus, write_status
+
 JOB = """
 model {
   network = [flatten(), linear(10)]
@@ -149,3 +152,10 @@ def test_without_kubectl_the_manifest_is_left_to_hand_over(tmp_path: Path) -> No
     assert told.returncode == 2 and "warning[W0817]" in told.stderr
     assert f"type `kubectl apply --filename {tmp_path}/run/submit.json` where it is" in told.stderr
     assert json.loads((tmp_path / "run" / "submit.json").read_text())["kind"] == "List"
+
+
+def test_what_another_start_would_meet_again_ends_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for lasting, follows in ((False, again.AGAIN), (True, again.THE_END)):
+        write_status(str(tmp_path), RunStatus(state="failed", raised=True, lasting=lasting, message="no space"))
+        assert again.main([str(tmp_path), "3", "--restarts", "2"]) == follows
+    assert capsys.readouterr().err == "dslc: restart 1 of 2\ndslc: not restarted: that would not mend it\n"

@@ -97,7 +97,7 @@ def test_hosts_come_and_die(job: Path, out: Path, alone: Trained) -> None:
         reach(out, 30, hosts.there)
         keeper = hosts.keeper
         hosts.kill(next(each for each in hosts.there if each is not keeper))
-        keeper.wait_for("note: goes on with the other hosts, from the checkpoint of step ")
+        keeper.wait_for("is gone: its connection ended; goes on with the other hosts, from the checkpoint of step ")
         keeper.wait_for("goes on after step ")
         hosts.join(keeper)
         reach(out, logged(out)[-1] + 30, hosts.there)
@@ -107,6 +107,7 @@ def test_hosts_come_and_die(job: Path, out: Path, alone: Trained) -> None:
         assert not hosts.left()
     (kept,) = [said for _, said in ends if "weights, metrics and logs are in" in said]
     assert "goes on after step " in kept and "restart" not in kept, kept
+    assert "training failed" not in "".join(said for _, said in ends), ends
     agree(alone, Trained(out))
     assert sorted(each.name for each in (out / "logs").glob("attempt-*")) == ["attempt-2", "attempt-3", "attempt-4"]
 
@@ -210,7 +211,7 @@ def test_a_failing_rank_takes_a_restart_and_a_change_none(job: Path, out: Path) 
         keeper.wait_for("note: restart 1 of 1, from the checkpoint of step ")
         reach(out, 60, hosts.there)
         hosts.kill(next(each for each in hosts.there if each is not keeper))
-        keeper.wait_for("note: goes on with the other hosts, from the checkpoint of step ")
+        keeper.wait_for("is gone: its connection ended; goes on with the other hosts, from the checkpoint of step ")
         reach(out, 90, hosts.there)
         os.kill(ranks_of(keeper)[0], signal.SIGKILL)
         status, said = keeper.end()

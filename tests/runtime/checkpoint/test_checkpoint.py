@@ -22,6 +22,7 @@ from dslc.runtime.checkpoint import files
 from dslc.runtime.checkpoint.state import CheckpointError, load_model
 from dslc.runtime.model.build import build_model
 from dslc.runtime.process.records import NOTES, read_metrics
+from dslc.runtime.process.run_status import read_status
 
 STEPS = 10
 
@@ -360,8 +361,9 @@ def test_the_second_checkpoint_in_a_row_that_cannot_be_written_ends_the_training
     kept = tmp_path / "run" / "checkpoints"
     targets = [str(kept / f"step-0000000{step}.part") for step in (4, 8)][:often]
     model = p.ModelStep(python=p.PythonFunction(function="own:net", folder=str(tmp_path), arguments={"at": targets}))
-    job = made(2, images(tmp_path), checkpoint=given, model=model)
+    job = made(2, images(tmp_path), checkpoint=given, model=model, restarts=2)
     outcome, shown = launcher.launch(job, places(2), tmp_path / "run")
+    assert outcome.restarts == 0, shown
     assert shown.count("the checkpoint of step 4 could not be written: ") == 1, shown
     if often == 1:
         assert outcome.done, outcome.failure
@@ -370,6 +372,9 @@ def test_the_second_checkpoint_in_a_row_that_cannot_be_written_ends_the_training
         return
     assert outcome.failure.message.startswith("the checkpoint of step 8 could not be written: ")
     assert "neither could the one of step 4" in outcome.failure.message
+    assert outcome.failure.notes[-1] == "not restarted: that would not mend it"
+    told = read_status(str(tmp_path / "run"))
+    assert told is not None and told.lasting
     assert outcome.failure.line == "made.plt:9:3"
 
 
