@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -60,7 +62,18 @@ def stacked(samples: list[Any], path: str = "") -> Any:
         return kind([stacked([*column], f"{path}[{n}]") for n, column in enumerate(zip(*samples, strict=True))])
     if kind is dict and all(each.keys() == first.keys() for each in samples):
         return {key: stacked([each[key] for each in samples], f"{path}[{key!r}]") for key in first}
+    if dataclasses.is_dataclass(kind) and (names := _init_fields(kind)) is not None:
+        columns = {name: [getattr(each, name) for each in samples] for name in names}
+        if not any(value is None for column in columns.values() for value in column):
+            return kind(**{name: stacked(column, f"{path}.{name}") for name, column in columns.items()})
     return _flattened(samples, path)
+
+
+@lru_cache(maxsize=16)
+def _init_fields(kind: type[Any]) -> tuple[str, ...] | None:
+    """Returns the fields of a dataclass, None if its objects are not made of all of them."""
+    fields = dataclasses.fields(kind)
+    return tuple(field.name for field in fields) if all(field.init for field in fields) else None
 
 
 def _flattened(samples: list[Any], path: str) -> Any:

@@ -84,8 +84,8 @@ def mixes_samples(step: LossStep, output: Any, target: Any) -> bool:
         if step.counts == "own":
             total, number = OwnSum(step).counted(*part)[:2]
         else:
-            total, number = loss_sum(step)(*part), torch.as_tensor(count(step, part[1]))
-        return total.double(), number.double()
+            total, number = loss_sum(step)(*part), count(step, part[1])
+        return total.double(), torch.as_tensor(number).double()
 
     with Watch(), torch.no_grad():
         whole, *pieces = (losses(rows) for rows in (slice(None), slice(1), slice(1, None)))

@@ -32,7 +32,7 @@ class Counted(NamedTuple):
     """The sum of a batch's losses and their number, and the sums of its further losses over its samples, by name."""
 
     total: Tensor
-    number: Tensor
+    number: int | Tensor
     further: dict[str, Tensor]
 
 
@@ -49,22 +49,23 @@ class OwnSum:
         self._step = step
         self._own = load_function(step.python) if step.python is not None else None
         self._line = step.line or (step.python.line if step.python else "")
-        self._number: Tensor | None = None
+        self._number: int | Tensor = 0
         self._further: dict[str, Tensor] = {}
 
     def __call__(self, output: Any, target: Any) -> Tensor:
         found = self.counted(output, target)
-        number = found.number.detach().double()
-        self._number = number if self._number is None else self._number + number
+        number = found.number
+        self._number += number.detach().double() if isinstance(number, Tensor) else number
         for name, value in found.further.items():
             self._further[name] = self._further[name] + value if name in self._further else value
         return found.total
 
-    def taken(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the number of the losses (float64), and the sums of the further ones, and begins anew."""
-        assert self._number is not None, "a loss comes first"
+    def taken(self) -> tuple[int | Tensor, dict[str, Tensor]]:
+        """Returns the number of the losses, float64 where it is a tensor, and the sums of the further ones, and begins
+        anew.
+        """
         number, further = self._number, self._further
-        self._number, self._further = None, {}
+        self._number, self._further = 0, {}
         return number, further
 
     def counted(self, output: Any, target: Any) -> Counted:
@@ -82,7 +83,7 @@ class OwnSum:
         total, number = self._sum(found, target)
         return Counted(total, number, {name: _over_samples(value, target) for name, value in further.items()})
 
-    def _sum(self, found: Any, target: Any) -> tuple[Tensor, Tensor]:
+    def _sum(self, found: Any, target: Any) -> tuple[Tensor, int | Tensor]:
         if isinstance(found, tuple | list) and len(found) == 2:
             total, number = found
             if isinstance(total, Tensor) and total.numel() == 1:
@@ -90,21 +91,21 @@ class OwnSum:
         elif isinstance(found, Tensor) and found.dim() and (kept := self._kept(target, found)) is not None:
             return _in_float32(found.reshape(-1).masked_fill(~kept, 0).sum()), kept.sum()
         elif isinstance(found, Tensor) and found.numel() != 1:
-            return _in_float32(found.sum()), torch.tensor(found.numel(), device=found.device)
+            return _in_float32(found.sum()), found.numel()
         elif isinstance(found, Tensor) and self._step.kind == "own":
-            number = self._number_of(target, found)
+            number = self._number_of(target)
             return _in_float32(found.reshape(())) * number, number
         elif isinstance(found, Tensor) and _samples(target) == 1:
-            return _in_float32(found.reshape(())), torch.ones((), device=found.device)
+            return _in_float32(found.reshape(())), 1
         self._refuse(found)
         raise AssertionError
 
-    def _number_of(self, target: Any, found: Tensor) -> Tensor:
+    def _number_of(self, target: Any) -> int | Tensor:
         """Returns the number of what a mean is of."""
         arguments = self._step.arguments
         name, ignore, shift = arguments["mean_of"], arguments["ignore"], arguments["shift"]
         if name is None:
-            return torch.tensor(_samples(target), device=found.device)
+            return _samples(target)
         number: Tensor = _part(target, name, shift).ne(ignore).sum()
         return number
 

@@ -145,7 +145,7 @@ def stepper(job: JobProgram, place: RankPlace, parts: Parts, looks: Looks = UNSE
         total, number, further = told.told(found, target)
         if sharded is not None:
             sharded.let_go()
-        total, number = total.detach(), number.detach().double()
+        total, number = total.detach(), torch.as_tensor(number, dtype=torch.float64, device=parts.device).detach()
         parts.further.update(further)
         if group is not None:
             dist.all_reduce(number, group=group)

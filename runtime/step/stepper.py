@@ -134,7 +134,7 @@ def connected(loss: Tensor, output: Any) -> Tensor:
     return loss + 0 * output.reshape(-1)[:1].sum()
 
 
-def own_count(job: JobProgram, parts: Parts) -> Callable[[int, Sequence[Tensor]], Tensor] | None:
+def own_count(job: JobProgram, parts: Parts) -> Callable[[int, Sequence[Tensor]], int | Tensor] | None:
     """Returns, for a loss that counts by itself, the function that returns the number of all ranks' losses in a step,
     after it has divided gradients by it that were divided by a number of samples; else None.
     """
@@ -144,9 +144,12 @@ def own_count(job: JobProgram, parts: Parts) -> Callable[[int, Sequence[Tensor]]
     loss, group = parts.loss, mesh_of(job).group("data") if job.world_size > 1 else None
 
     @torch.no_grad()
-    def counted(samples: int, parameters: Sequence[Tensor]) -> Tensor:
+    def counted(samples: int, parameters: Sequence[Tensor]) -> int | Tensor:
         number, further = loss.taken()
         parts.further.update(further)
+        if group is None and isinstance(number, int) and number == samples:
+            return number
+        number = torch.as_tensor(number, dtype=torch.float64, device=parts.device)
         if group is not None:
             dist.all_reduce(number, group=group)
         gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
@@ -75,3 +76,27 @@ def test_numbers_become_tensors_and_texts_lists() -> None:
     batch = stacked([{"n": n, "x": n / 2, "ok": True, "text": str(n)} for n in range(2)])
     assert batch["n"].dtype == torch.int64 and batch["x"].dtype == torch.float32 and batch["ok"].dtype == torch.bool
     assert isinstance(batch["x"], Tensor) and batch["text"] == ["0", "1"]
+
+
+@dataclass
+class Pair:
+    left: Any
+    right: Any = None
+
+
+@dataclass
+class Counted:
+    values: Any
+    number: int = field(init=False, default=0)
+
+
+def test_dataclasses_stack_field_by_field() -> None:
+    rows = [Pair(torch.full((2,), float(n)), {"n": n}) for n in range(3)]
+    found = stacked(rows)
+    assert type(found) is Pair and found.left.shape == (3, 2) and found.right["n"].tolist() == [0, 1, 2]
+    assert stacked([Pair(torch.zeros(2)), Pair(torch.ones(2))]).right is None
+    assert stacked([Counted(torch.zeros(2)), Counted(torch.ones(2))]).values.shape == (2, 2)
+    with pytest.raises(UnevenSamples, match="structures differ"):
+        stacked([Pair(torch.zeros(2)), Pair(torch.zeros(2), 1)])
+    with pytest.raises(UnevenSamples, match=r"^\.left has shapes"):
+        stacked([Pair(torch.zeros(2)), Pair(torch.zeros(3))])
