@@ -14,7 +14,7 @@ import select
 import signal
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from dslc.compiler.ir import program as p
@@ -37,6 +37,7 @@ class Events:
         assert self._events >= 0
         self._paths: dict[int, Path] = {}
         self._wake, self._end = os.pipe()
+        self.ends: Collection[int] = ()  # descriptors: there is nothing to wait for when one of them is readable
         for folder in folders:
             self._add(folder)
 
@@ -45,22 +46,33 @@ class Events:
         if number >= 0:  # it may be gone already
             self._paths[number] = folder
 
+    def _read(self) -> list[str] | None:
+        """Returns the names of the files of the next events; None if `stop` was called, or at one of the `ends`."""
+        ready, _, _ = select.select([self._events, self._wake, *self.ends], [], [])
+        if ready != [self._events]:
+            return None
+        found, content = [], os.read(self._events, 1 << 16)
+        while content:
+            number, mask, _, length = self._HEAD.unpack_from(content)
+            name = content[self._HEAD.size : self._HEAD.size + length].rstrip(b"\0").decode()
+            content = content[self._HEAD.size + length :]
+            if mask & self._CREATED and mask & self._FOLDER and number in self._paths:
+                self._add(self._paths[number] / name)
+            found.append(name)
+        return found
+
+    def wait_for_names(self, fits: Callable[[str], bool], count: int = 1) -> bool:
+        """Waits for that many events of files whose names fit; returns False if there is nothing to wait for."""
+        while count > 0:
+            names = self._read()
+            if names is None:
+                return False
+            count -= sum(map(fits, names))
+        return True
+
     def _wait_for(self, count: int) -> bool:
         """Waits until that many events have been; returns False if `stop` was called before."""
-        while True:
-            ready, _, _ = select.select([self._events, self._wake], [], [])
-            if self._wake in ready:
-                return False
-            content = os.read(self._events, 1 << 16)
-            while content:
-                number, mask, _, length = self._HEAD.unpack_from(content)
-                name = content[self._HEAD.size : self._HEAD.size + length].rstrip(b"\0").decode()
-                content = content[self._HEAD.size + length :]
-                if mask & self._CREATED and mask & self._FOLDER and number in self._paths:
-                    self._add(self._paths[number] / name)
-                count -= 1
-                if count <= 0:
-                    return True
+        return self.wait_for_names(lambda name: True, count)
 
     def wait_for_drawn(self, draw: random.Random, after: Callable[[], object] | None = None) -> bool:
         """Waits until a moment that `draw` determines, a few events after `after` has become true if it is given;

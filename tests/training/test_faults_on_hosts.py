@@ -1,0 +1,101 @@
+"""Faults on three hosts with addresses of their own, one after another, drawn over kind, moment and host: the training
+ends as the undisturbed one, and no process and no port is left (helpers/drawn_faults.py).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from helpers.drawn_faults import KINDS, Struck, drawn
+from helpers.hosts import TOOL, here, namespaces, ranks_of, why_none
+from helpers.launcher import Command, Launcher
+from helpers.trained import Trained, agree, train_job
+from test_hosts import ALONE, JOB
+
+pytestmark = pytest.mark.skipif(bool(why_none()), reason=why_none())
+
+HOSTS, EACH = 3, 10  # faults in one training, at most
+MORE = """
+checkpoint {
+  every = 20 steps
+}
+launch {
+  restarts = 1000
+  timeout  = 60s
+}
+"""
+STEPS = 500
+
+
+def job(folder: Path, steps: int, *, more: str = MORE) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / "job.plt"
+    path.write_text(JOB.replace("steps     = 12", f"steps     = {steps}").replace("nodes = 2", "nodes = 3") + more)
+    return path
+
+
+def started_ranks_of(command: Command) -> list[int]:
+    """Returns the ranks of a launcher, and no other process that it has forked: those that write a log."""
+    found = []
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for rank in ranks_of(command):
+            with suppress(OSError):
+                if os.path.basename(os.readlink(f"/proc/{rank}/fd/2")).startswith("rank-"):
+                    found.append(rank)
+    return found
+
+
+def survive(
+    folder: Path,
+    alone: Trained,
+    steps: int,
+    draw: random.Random,
+    kinds: Mapping[str, int],
+    *words: str,
+    most: int = EACH,
+) -> list[str]:
+    """Trains under so many faults, if it takes so long; returns them."""
+    out = folder / "run"
+    run = here(["run", str(job(folder, steps)), "--out", str(out), "--rendezvous", "host1", *words])
+    commands = [[str(TOOL), "run", str(n), *run] for n in range(1, HOSTS + 1)]
+    with namespaces(HOSTS), ExitStack() as around:
+        struck = Struck(commands, out, steps - 100, folder / "said", around, started_ranks_of)
+        while len(struck.hit) < most and struck.strike(drawn(draw, HOSTS, kinds, first=not struck.hit)):
+            print(struck.hit[-1], flush=True)
+        assert struck.ends() == [0] * HOSTS, struck.said()
+        assert not struck.left(), struck.said()
+    agree(alone, Trained(out))
+    return [f"{fault.kind}, {fault.moment}" for fault in struck.hit]
+
+
+def undisturbed(launcher: Launcher, folder: Path, steps: int) -> Trained:
+    return train_job(launcher, job(folder / "alone", steps, more=""), *ALONE)
+
+
+def test_ten_faults(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None that only `launch.timeout` ends."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    kinds = {name: weight for name, weight in KINDS.items() if name != "stop"}
+    alone = undisturbed(launcher, tmp_path, STEPS)
+    hit = survive(tmp_path / "struck", alone, STEPS, random.Random(int(os.environ.get("SEED", 1))), kinds)
+    assert len(hit) == 10
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("nodes", ["3", "1..3"])
+def test_a_hundred_faults(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: str) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    draw, hit = random.Random(0), list[str]()
+    steps = STEPS if nodes == "3" else 3000
+    words = ("--set", f"devices.nodes={nodes}", "--set", "launch.timeout=25s")
+    alone = undisturbed(launcher, tmp_path, steps)
+    while len(hit) < 50:
+        folder = tmp_path / f"training-{len(hit)}"
+        hit += survive(folder, alone, steps, draw, KINDS, *words, most=min(EACH, 50 - len(hit)))
+    print(*(f"{count:3} {what}" for what, count in sorted(Counter(hit).items())), sep="\n")
