@@ -208,6 +208,13 @@ def bench_programs(pairs: int) -> None:
     programs.write(found)
 
 
+def bench_faults(pairs: int) -> None:
+    """Runs each drawn fault once on either side."""
+    from benchmarks import faults
+
+    faults.compare()
+
+
 def bench_start(pairs: int) -> None:
     folder = tempfile.mkdtemp()
 

@@ -20,6 +20,7 @@ import os
 import random
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -68,7 +69,8 @@ def drawn(draw: random.Random, hosts: int, kinds: Mapping[str, int] = KINDS, *, 
 class Struck:
     """A training on hosts, a launcher for each, and the faults that have `hit` it.
 
-    `commands` are those of `host1` …; `ranks_of` returns the processes of the ranks of one. No fault comes once
+    `commands` are those of `host1` …; `ranks_of` returns the processes of the ranks of one; `ends_ranks`: ranks end
+    with their launcher, and are waited for. No fault comes once
     `most` steps are logged, as a launcher that is typed again after the end begins anew. `folder` takes what the
     launchers say.
     """
@@ -81,10 +83,12 @@ class Struck:
         folder: Path,
         around: ExitStack,
         ranks_of: Callable[[Command], list[int]],
+        *,
+        ends_ranks: bool = True,
     ) -> None:
         self.hit: list[Fault] = []
         self._commands, self._out, self._most, self._folder, self._around = commands, out, most, folder, around
-        self._ranks_of, self._timers = ranks_of, list[Timer]()
+        self._ranks_of, self._ends_ranks, self._timers = ranks_of, ends_ranks, list[Timer]()
         out.mkdir(parents=True, exist_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
         self._events = Events(out)
@@ -149,13 +153,18 @@ class Struck:
             self.running[host].process.kill()
         for host in hosts:
             self.running[host].process.wait()
-            self.running[host].wait_for_all()
+            if self._ends_ranks:
+                self.running[host].wait_for_all()
             os.close(self._watched.pop(host))
             self._start(host)
 
     def ends(self, seconds: float | None = None) -> list[int]:
-        """Returns the exit statuses of the launchers. Raises subprocess.TimeoutExpired."""
-        found = [command.process.wait(seconds) for _, command in sorted(self.running.items())]
+        """Returns the exit statuses of the launchers. Raises subprocess.TimeoutExpired after so many seconds."""
+        until = None if seconds is None else time.monotonic() + seconds
+        found = [
+            command.process.wait(until and max(0.0, until - time.monotonic()))
+            for _, command in sorted(self.running.items())
+        ]
         self._mend()
         return found
 
@@ -170,8 +179,8 @@ class Struck:
         """Returns the processes that are left, and the ports that listen, on each host."""
         found = [left for command in self.commands for left in command.left()]
         for host in self.running:
-            found += [f"host{host}: process {each}" for each in _of_host(host, "ip", "netns", "pids", f"host{host}")]
-            for line in _of_host(host, "ip", "netns", "exec", f"host{host}", "cat", "/proc/net/tcp", "/proc/net/tcp6"):
+            found += [f"host{host}: process {each}" for each in _lines("ip", "netns", "pids", f"host{host}")]
+            for line in _lines("ip", "netns", "exec", f"host{host}", "cat", "/proc/net/tcp", "/proc/net/tcp6"):
                 if line.split()[3:4] == [_LISTENS]:
                     found.append(f"host{host}: listens at {line.split()[1]}")
         return found
@@ -182,5 +191,5 @@ class Struck:
         return "\n".join([*map(str, self.hit), *texts])
 
 
-def _of_host(host: int, *command: str) -> list[str]:
+def _lines(*command: str) -> list[str]:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
