@@ -382,6 +382,7 @@ BENCHMARKS: dict[str, Callable[[int], None]] = {
     "stages": bench_stages,
     "checkpoint": bench_checkpoint,
     "programs": bench_programs,
+    "faults": bench_faults,
 }
 ON_A_GPU: dict[str, Callable[[int], None]] = {"gpt2": bench_gpt2, "memory": bench_memory}
 

@@ -11,7 +11,8 @@
     at once    with the fault before
 
 Moments are seen by what is written into the run directory, so they hold for a training of torchrun as well, if it
-writes `metrics.jsonl`, checkpoints that end with `.part` until they are whole, and a log `rank-…` for each start.
+writes `metrics.jsonl`, checkpoints `step-…` that end with `.part` until they are whole, and a log `rank-…` for each
+start.
 """
 
 from __future__ import annotations
@@ -143,7 +144,9 @@ class Struck:
             case "step":
                 return wait(lambda name: name == "metrics.jsonl", fault.few)
             case "saving":
-                return wait(lambda name: name.endswith(".part")) and wait(lambda name: True, fault.few)
+                return wait(lambda name: name.startswith("step-") and name.endswith(".part")) and wait(
+                    lambda name: True, fault.few
+                )
             case "restart":
                 return wait(starts, fault.few)
         return True
