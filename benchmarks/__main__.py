@@ -233,6 +233,28 @@ def bench_start(pairs: int) -> None:
     shutil.rmtree(folder)
 
 
+def bench_launch(pairs: int) -> None:
+    """Compares trainings of two launchers: to the first step, and from a killed rank to the next one."""
+    from benchmarks import launching
+
+    name = "two hosts, command to first step, gpt"
+    show(compare(name, launching.first_step, launching.first_step_by_hand, pairs=pairs, target=0.7))
+    name, by_hand = "two hosts, kill -9 of a rank to the next step, gpt", launching.ByHand()
+    show(compare(name, launching.next_step, by_hand.next_step, pairs=pairs, target=0.7))
+    print(f"{name}: torchrun did not go on after {by_hand.failed} of {by_hand.asked} kills", flush=True)
+
+
+def bench_agents(pairs: int) -> None:
+    """Measures what it takes that launchers meet, agree on a folder and meet again, without ranks."""
+    from benchmarks import launching
+
+    print("| launchers | meet | agree on a folder | meet again | processor time of the keeper |")
+    print("| ---: | ---: | ---: | ---: | ---: |")
+    for count in launching.LAUNCHERS:
+        m = launching.meetings(count, max(3, pairs // 3))
+        print(f"| {count} | {m.meet:.1f} ms | {m.folder:.1f} ms | {m.again:.1f} ms | {m.busy:.1f} ms |", flush=True)
+
+
 def bench_gpt2(pairs: int) -> None:
     """Compares GPT-2 of 124 M parameters in bfloat16, compiled, on one GPU; and its fraction of the GPU's peak."""
     import torch
@@ -374,6 +396,8 @@ BENCHMARKS: dict[str, Callable[[int], None]] = {
     "plan": bench_plan,
     "plan70b": bench_plan70b,
     "start": bench_start,
+    "launch": bench_launch,
+    "agents": bench_agents,
     "gpt": bench_gpt,
     "convnet": bench_convnet,
     "zero": bench_zero,

@@ -232,7 +232,7 @@ def main() -> None:
         return
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world))
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_WORLD_SIZE"])))
     torch.manual_seed(1)
     if arguments.what == "gpt":
         model: nn.Module = GPT()
