@@ -245,7 +245,9 @@ def bench_launch(pairs: int) -> None:
 
 
 def bench_agents(pairs: int) -> None:
-    """Measures what it takes that launchers meet, agree on a folder and meet again, without ranks."""
+    """Measures what it takes that launchers meet, agree on a folder and meet again, without ranks. One alone has nobody
+    to meet.
+    """
     from benchmarks import launching
 
     print("| launchers | meet | agree on a folder | meet again | processor time of the keeper |")
