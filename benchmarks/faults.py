@@ -22,8 +22,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
-from helpers.drawn_faults import KINDS, Fault, Struck, drawn  # noqa: E402
-from helpers.hosts import TOOL, here, namespaces, ranks_of, why_none  # noqa: E402
+from helpers.drawn_faults import KINDS, Fault, Struck, drawn, started_ranks_of  # noqa: E402
+from helpers.hosts import TOOL, here, namespaces, why_none  # noqa: E402
 from helpers.launcher import Command  # noqa: E402
 
 HOSTS, STEPS, LIMIT = 3, {"dslc": 500, "torchrun": 2000}, 90.0
@@ -64,17 +64,9 @@ def command(side: str, folder: Path) -> list[str]:
         job.write_text(JOB)
         return here(["run", str(job), "--out", str(folder / "run"), "--rendezvous", "host1"])
     agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "3", "--nproc-per-node", "1"]
-    agent += [
-        "--max-restarts",
-        "100",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "host1:29400",
-        "--rdzv-id",
-        "faults",
-    ]
-    return [*agent, str(HERE / "surviving.py"), str(folder / "run"), str(STEPS[side])]
+    agent += ["--max-restarts", "100"]
+    meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "host1:29400", "--rdzv-id", "faults"]
+    return [*agent, *meet, str(HERE / "surviving.py"), str(folder / "run"), str(STEPS[side])]
 
 
 def ranks(launcher: Command) -> list[int]:
@@ -82,9 +74,7 @@ def ranks(launcher: Command) -> list[int]:
     with suppress(OSError):
         children = Path(f"/proc/{launcher.process.pid}/task/{launcher.process.pid}/children").read_text().split()
         loops = [int(c) for c in children if b"surviving.py" in Path(f"/proc/{c}/cmdline").read_bytes()]
-        own = ranks_of(launcher) if not loops else []
-        logs = [r for r in own if os.path.basename(os.readlink(f"/proc/{r}/fd/2")).startswith("rank-")]
-        return loops or logs
+        return loops or started_ranks_of(launcher)
     return []
 
 

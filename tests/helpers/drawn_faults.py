@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
 
-from helpers.hosts import logged, started, tool
+from helpers.hosts import logged, ranks_of, started, tool
 from helpers.killer import Events
 from helpers.launcher import Command
 
@@ -192,6 +192,17 @@ class Struck:
         """Returns what the launchers have said, the end of it, and the faults."""
         texts = [f"--- {path.stem}\n{path.read_text()[-4000:]}" for path in sorted(self._folder.glob("*.txt"))]
         return "\n".join([*map(str, self.hit), *texts])
+
+
+def started_ranks_of(command: Command) -> list[int]:
+    """Returns the ranks of a launcher, and no other process that it has forked: those that write a log."""
+    found = []
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for rank in ranks_of(command):
+            with suppress(OSError):
+                if os.path.basename(os.readlink(f"/proc/{rank}/fd/2")).startswith("rank-"):
+                    found.append(rank)
+    return found
 
 
 def _lines(*command: str) -> list[str]:

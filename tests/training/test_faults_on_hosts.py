@@ -4,17 +4,16 @@ ends as the undisturbed one, and no process and no port is left (helpers/drawn_f
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from helpers.drawn_faults import KINDS, Struck, drawn
-from helpers.hosts import TOOL, here, namespaces, ranks_of, why_none
-from helpers.launcher import Command, Launcher
+from helpers.drawn_faults import KINDS, Struck, drawn, started_ranks_of
+from helpers.hosts import TOOL, here, namespaces, why_none
+from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, train_job
 from test_hosts import ALONE, JOB
 
@@ -38,17 +37,6 @@ def job(folder: Path, steps: int, *, more: str = MORE) -> Path:
     path = folder / "job.plt"
     path.write_text(JOB.replace("steps     = 12", f"steps     = {steps}").replace("nodes = 2", "nodes = 3") + more)
     return path
-
-
-def started_ranks_of(command: Command) -> list[int]:
-    """Returns the ranks of a launcher, and no other process that it has forked: those that write a log."""
-    found = []
-    with suppress(FileNotFoundError, ProcessLookupError):
-        for rank in ranks_of(command):
-            with suppress(OSError):
-                if os.path.basename(os.readlink(f"/proc/{rank}/fd/2")).startswith("rank-"):
-                    found.append(rank)
-    return found
 
 
 def survive(
