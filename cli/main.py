@@ -343,14 +343,15 @@ def _told(error: OSError, command: str) -> int:
 
     from dslc.dsl.plain import plain
     from dslc.runtime.process import screen
+    from dslc.system_errors import in_words, remedy
 
-    if error.filename is None:
+    streams = [name for name, called in screen.NAMES.items() if error.filename == called]
+    help = "" if streams else remedy(error, command)
+    if error.filename is None and not help:
         raise error
-    for name, called in screen.NAMES.items():
-        if error.filename == called:
-            screen.drop(getattr(sys, name))
-    reason = error.strerror or str(error)  # a folder that does not exist, is a file, or is not writable
-    _say(plain(f"dslc: {error.filename}: {reason[:1].lower()}{reason[1:]}"))
+    for name in streams:
+        screen.drop(getattr(sys, name))
+    _say(plain(f"dslc: {in_words(error)}") + (f"\nhelp: {help}" if help else ""))
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return TRAINING_FAILED if full and command == "run" else WRONG_USAGE
 

@@ -24,6 +24,7 @@ from dslc.dsl.meaning.write import anchored, write
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural
 from dslc.front import inspect_counts
+from dslc.process_needs import check_needs
 from dslc.run_folder import claimed
 from dslc.runtime.launchers.world import World
 from dslc.runtime.process.program_file import write_program
@@ -91,17 +92,14 @@ def prepare(loaded: Loaded, report: Report, *, profile: bool = False, around: Ar
     )
 
 
-def _starts_elsewhere(loaded: Loaded, around: Around) -> bool:
-    """True if the ranks are on other hosts than this one, whose GPUs and cores do not count then."""
-    by_ssh = loaded.job is not None and isinstance(loaded.job.launch.with_, SSH)
-    return by_ssh and around.environ is not None and not around.hosts
-
-
 def look_around(analysis: Analysis, report: Report, around: Around, *, elastic: bool = False) -> World | None:
     """Returns the place of this process, if the job's launcher has started it. Reports an environment that contradicts
     the job, a job of several nodes that is to run on one, and one of one node where hosts are to meet.
     """
     nodes, job = analysis.layout.nodes, analysis.job
+    by_ssh = isinstance(job.launch.with_, SSH) and around.environ is not None and not around.hosts
+    if not by_ssh:  # whose ranks are on other hosts
+        check_needs(job, analysis.layout, os.environ, report)
     if around.environ is not None:
         world, errors = None, len(report.errors)
         world = world_for(job, analysis.layout, around.environ, report, hosts=around.hosts)

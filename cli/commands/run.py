@@ -21,6 +21,7 @@ from dslc.launching.restarted import folder_of, restarted, was_stopped
 from dslc.planned import is_plan_file, prepare_plan
 from dslc.run_folder import Occupied
 from dslc.runs import ALONE, Around, Ready, launch, prepare, show_failure, train
+from dslc.runtime.hosts.wire import no_endpoint
 from dslc.runtime.launchers.known import worlds
 from dslc.status import GOOD, INTERRUPTED, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE
 from dslc.surroundings import NOT_STARTED, SUBMITTED, command
@@ -40,6 +41,11 @@ def main(arguments: argparse.Namespace) -> int:
         print("dslc: `--parallel` is for the trainings of a job's `sweep`: leave it out", file=sys.stderr)
         return WRONG_USAGE
     rendezvous = arguments.rendezvous or os.environ.get("DSLC_RENDEZVOUS", "")
+    if rendezvous and not arguments.trial and (wrong := no_endpoint(rendezvous)):
+        said = "--rendezvous" if arguments.rendezvous else "DSLC_RENDEZVOUS"
+        print(plain(f"dslc: {said} is `{rendezvous}`, and `{wrong}` is not HOST or HOST:PORT"), file=sys.stderr)
+        print("help: the name or address of one of the hosts: node-a, node-a:29400, [fd00::1]:29400", file=sys.stderr)
+        return WRONG_USAGE
     around = ALONE if arguments.trial else Around(hosts=bool(rendezvous), environ=os.environ)
     if is_plan_file(arguments.job):
         return _run_plan(arguments, rendezvous, around)

@@ -64,10 +64,22 @@ def facts_compared(ready: Ready) -> Iterator[tuple[str, str]]:
     machine = analysis.facts.machine
     if analysis.layout.device == "cuda" and machine is not None:
         yield "the GPUs", ", ".join(f"{size / 2**30:.0f} GiB" for size in machine.gpus) or "none"
+    yield "--set", " ".join(ready.loaded.settings) or "nothing"  # which is told if it makes the plans differ
     if ready.counts:
         yield "the counts of nodes that the job trains on", ", ".join(map(str, ready.counts))
     else:
         yield "the plan", ready.program.plan_hash
+
+
+def remedy(fact: str) -> str:
+    """Returns what to do where hosts differ in a fact."""
+    if fact.startswith("the version of "):
+        return f"install the same {fact.removeprefix('the version of ')} on all hosts"
+    if fact.startswith("the file "):
+        return f"copy {fact.removeprefix('the file ')} from one to the others, or keep it in a folder that all see"
+    if fact == "the GPUs":
+        return "hosts with the same GPUs, or a `devices.gpus` that names those that are alike"
+    return "type the same command on all hosts"
 
 
 def _digest(content: bytes) -> str:

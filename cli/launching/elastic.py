@@ -16,8 +16,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
-from dslc.dsl.plain import plain
-from dslc.launching.agreement import ANSWER, Then, facts_compared, share_checkpoints
+from dslc.dsl.plain import plain_lines
+from dslc.launching.agreement import ANSWER, Then, facts_compared, remedy, share_checkpoints
 from dslc.launching.cut_off import starts_before, tell_of_newest
 from dslc.run_folder import Occupied, claimed, make_folder, refuse_run
 from dslc.runs import Ready, draw, launch, lay_down, report_on
@@ -51,6 +51,7 @@ def train_elastic(ready: Ready, rendezvous: str, out: str | None, then: Then) ->
             say=_say,
             counts=counts,
             claim=training.claim,
+            remedy=remedy,
         )
         try:
             company = meet(meeting)
@@ -68,7 +69,7 @@ def train_elastic(ready: Ready, rendezvous: str, out: str | None, then: Then) ->
 
 
 def _say(text: str) -> None:
-    print(plain(text), file=sys.stderr, flush=True)
+    print(plain_lines(text), file=sys.stderr, flush=True)
 
 
 class _Training:

@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dslc.dsl.plain import plain
-from dslc.launching.agreement import ANSWER, Then, facts_compared, share_checkpoints
+from dslc.dsl.plain import plain_lines
+from dslc.launching.agreement import ANSWER, Then, facts_compared, remedy, share_checkpoints
 from dslc.launching.cut_off import starts_before, tell_of_newest
 from dslc.launching.restarted import folder_of
-from dslc.run_folder import make_folder, refuse_run
+from dslc.run_folder import Occupied, make_folder, refuse_run
 from dslc.runs import Ready, launch, train
 from dslc.runtime.launchers.known import LAUNCHERS
+from dslc.system_errors import in_words
 
 if TYPE_CHECKING:
     from dslc.runtime.hosts.company import Company
@@ -70,8 +71,9 @@ def train_with_others(ready: Ready, where: Whereabouts, then: Then) -> int:
         facts=dict(facts_compared(ready)),
         timeout=ready.program.timeout,
         processes=ready.program.processes,
-        say=lambda text: print(plain(text), file=sys.stderr, flush=True) if world is None or world.speaks else None,
+        say=lambda text: print(plain_lines(text), file=sys.stderr, flush=True) if not world or world.speaks else None,
         again=ready.program.restarts > 0 and world is None,
+        remedy=remedy,
     )
     if world is not None:
         end_with(os.getppid())  # the launcher
@@ -81,6 +83,9 @@ def train_with_others(ready: Ready, where: Whereabouts, then: Then) -> int:
         status = then(*_train(ready, company, where.out))
         company.let_end()
         return status
+    except (Occupied, OSError) as error:
+        company.leave(in_words(error) if isinstance(error, OSError) else str(error))
+        raise
     finally:
         company.close()
 

@@ -15,8 +15,8 @@ as any other: the hosts that wait for it say which start was the last, and where
 
 The hosts of an elastic training (`Meeting.counts`) come and go: elastic.py.
 
-Contract: one address listens, while the hosts meet, and to the end if hosts may come back: a host that comes early
-waits there. A launcher whose connection ends is `lost` (wire.py).
+Contract: one address listens to the end: if hosts may come back, one that comes early waits there; else one that comes
+is refused, as all places are taken. A launcher whose connection ends is `lost` (wire.py).
 
 Limits: if the training is not elastic, a fixed number of hosts, and a keeper at a fixed address: while it is gone
 nobody goes on. Those at a `Door` do not meet again.
@@ -37,8 +37,21 @@ from dataclasses import replace
 from dslc.runtime.hosts import elastic
 from dslc.runtime.hosts.doors import Door, NotMet, address_of
 from dslc.runtime.hosts.elastic import Gate
-from dslc.runtime.hosts.meetings import AGAIN, PARTING, Before, Left, Meeting, Met, Stopped, Where, join, keep, names_of
-from dslc.runtime.hosts.wire import PATIENCE, Message, Wire, endpoint, interface_of, listen
+from dslc.runtime.hosts.meetings import (
+    AGAIN,
+    PARTING,
+    Before,
+    Late,
+    Left,
+    Meeting,
+    Met,
+    Stopped,
+    Where,
+    join,
+    keep,
+    names_of,
+)
+from dslc.runtime.hosts.wire import MOST, PATIENCE, Message, Wire, endpoint, interface_of, listen
 
 _TURNED_AWAY = 10.0  # seconds that a launcher which cannot train waits for others, to tell them
 
@@ -50,6 +63,8 @@ class Company:
 
     def __init__(self, meeting: Meeting, where: Where, met: Met, gate: Gate | None = None) -> None:
         self._meeting, self._where, self._gate = meeting, where, gate
+        turns_away = where.listening is not None and not meeting.again and meeting.door is None
+        self._late = Late(meeting, where.listening) if turns_away and where.listening is not None else None
         self.folder = met.folder  # the run directory of the keeper, when it is known
         self._take(met)
 
@@ -83,7 +98,8 @@ class Company:
     @property
     def handles(self) -> list[int]:
         """The descriptors of all connections, to wait for a message."""
-        return [*(wire.fileno() for wire in self.wires), *(self._gate.handles if self._gate is not None else ())]
+        comes = self._gate or self._late
+        return [*(wire.fileno() for wire in self.wires), *(comes.handles if comes is not None else ())]
 
     @property
     def keeps(self) -> bool:
@@ -105,6 +121,10 @@ class Company:
         """The connections that are open."""
         return [wire for node, wire in self._wires.items() if node not in self.lost]
 
+    def leave(self, why: str) -> None:
+        """Tells the others why this launcher cannot train; they leave, if they wait for it."""
+        self.tell("leaves", why=why[: MOST // 8])
+
     def tell(self, kind: str, **more: object) -> None:
         """Sends a message: the keeper to all others, another host to the keeper."""
         for wire in self.wires:
@@ -117,6 +137,8 @@ class Company:
         if self._gate is not None:
             self._gate.look()
             self._gate.call()
+        if self._late is not None:
+            self._late.look(self.hosts)
         found, self._early = self._early, []
         for node, wire in self._wires.items():
             if node not in self.lost:
@@ -132,6 +154,8 @@ class Company:
         until = time.monotonic() + timeout
         while missing := [node for node in self._wires if node not in found]:
             for node, message in self.hear():
+                if message.get("kind") == "leaves":
+                    raise NotMet(f"{self.hosts[node]} left: {message['why']}")
                 if message.get("kind") == kind and node not in found:
                     found[node] = message
                 else:
@@ -196,8 +220,9 @@ class Company:
     def close(self) -> None:
         """Closes all connections, and what listens."""
         self._part()
-        if self._gate is not None:
-            self._gate.close()
+        for comes in (self._gate, self._late):
+            if comes is not None:
+                comes.close()
         if self._where.listening is not None:
             self._where.listening.close()
 
@@ -236,7 +261,7 @@ def _meet(meeting: Meeting) -> Company:
         listening = listen(address, port)
     except OSError as error:
         if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
-            raise NotMet(f"{name}:{port} cannot be listened at: {error.strerror}") from error
+            raise NotMet(_unheard(f"{name}:{port}", meeting, error)) from error
         where = replace(where, taken=error.errno == errno.EADDRINUSE)
         return Company(meeting, where, join(meeting, where))
     return _kept(meeting, replace(where, listening=listening), listening)
@@ -252,17 +277,26 @@ def _meet_at(door: Door, meeting: Meeting) -> Company:
         try:
             listening = door.open()
         except OSError as error:
-            raise NotMet(f"{door.name} cannot be listened at: {error.strerror}") from error
+            raise NotMet(_unheard(door.name, meeting, error)) from error
         return _kept(meeting, replace(where, listening=listening), listening)
     finally:
         door.close()
+
+
+def _unheard(name: str, meeting: Meeting, error: OSError) -> str:
+    remedy = {
+        errno.EADDRNOTAVAIL: "rank 0 is on this host, and that is no address of it: leave `--rendezvous` out",
+        errno.EADDRINUSE: "another program listens there: `--rendezvous HOST:PORT` names another port",
+        errno.EACCES: "only root listens at ports below 1024: `--rendezvous HOST:PORT` names another",
+    }.get(error.errno or 0, "")
+    return f"{meeting.host} cannot listen at {name}: {error.strerror}" + (f"\nhelp: {remedy}" if remedy else "")
 
 
 def _kept(meeting: Meeting, where: Where, listening: socket.socket) -> Company:
     with contextlib.ExitStack() as until_met:
         until_met.enter_context(listening)
         company = Company(meeting, where, keep(meeting, where))
-        if meeting.again:
+        if meeting.again or meeting.door is None:
             until_met.pop_all()  # the company closes it
         return company
 

@@ -339,7 +339,7 @@ def meet(meeting: Meeting) -> tuple[Met, Gate | None]:
         gate: Gate | None = Gate(meeting, listen(*places[0]))
     except OSError as error:
         if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
-            raise NotMet(f"{meeting.rendezvous} cannot be listened at: {error.strerror}") from error
+            raise NotMet(f"{meeting.host} cannot listen at {meeting.rendezvous}: {error.strerror}") from error
         gate = None
     if gate is not None:
         try:

@@ -7,6 +7,7 @@ thing in which two hosts differ. After the first start of the ranks a host that 
 
 from __future__ import annotations
 
+import errno
 import math
 import select
 import socket
@@ -20,8 +21,12 @@ from dslc.runtime.hosts.wire import MOST, Message, Wire, listen
 AGAIN = 0.2  # seconds between two attempts to connect
 _SAY = 2.0, 60.0  # seconds after which it is first said who is awaited, and then every so many
 HELLO = 10.0  # seconds that a connection has to say who it is
+_HEARD = 6.0  # seconds in which a keeper that waits for hosts answers to a hello
 PARTING = 5.0  # seconds that the keeper waits for the others to leave
 _FOR_HOSTS = "the job takes {} (`devices.nodes`), each started with the same command"
+_NOBODY = "nothing listens there: `--rendezvous` names one of the hosts that train, where the same command runs"
+_NO_WAY = "no way leads there from here: look at the network of both (`ip route`), and at the name or address"
+_EXPLAINED_BY = {"the plan": "--set"}  # facts that are compared only where another one differs
 
 
 class Left(NotMet):
@@ -56,6 +61,7 @@ class Meeting:
     stopped: Callable[[], bool] = field(default=lambda: False)
     counts: tuple[int, ...] = ()  # of an elastic training: the numbers of hosts on which it can go on
     claim: Callable[[str], bool] = field(default=lambda folder: True)  # takes a run directory over, if it is free
+    remedy: Callable[[str], str] = field(default=lambda name: "")  # for a fact in which two hosts differ
 
     @property
     def takes(self) -> str:
@@ -162,6 +168,7 @@ def _said_hello(strangers: dict[Wire, float]) -> Iterator[tuple[Wire, Message]]:
         if hello is not None:
             del strangers[wire]
             _hear_stop(messages)
+            wire.send({"kind": "heard"})
             yield wire, hello
         elif wire.closed or time.monotonic() - since > HELLO:
             del strangers[wire]
@@ -186,7 +193,7 @@ def _hear_stop(messages: Sequence[Message]) -> None:
 
 def is_alike(meeting: Meeting, wire: Wire, hello: Message) -> bool:
     """True for a host that has all alike; another one is told why not, and leaves."""
-    differs = _difference([meeting.host, str(hello["host"])], [meeting.facts, hello["facts"]])
+    differs = _difference(meeting, [meeting.host, str(hello["host"])], [meeting.facts, hello["facts"]])
     if differs:
         meeting.say(f"{hello['host']} was not taken: {differs}")
         refuse(wire, differs)
@@ -249,7 +256,7 @@ def _fault(meeting: Meeting, hellos: Sequence[Message], hosts: Sequence[str]) ->
         twice = next((place for n, place in enumerate(places) if place != n), 0)
         return f"{meeting.door.name}: two processes have come in the place {twice}, of {len(places)}"
     facts = [meeting.facts, *(hello["facts"] for hello in hellos)]
-    return _difference(names_of(hosts, ranks=meeting.ranks), facts)
+    return _difference(meeting, names_of(hosts, ranks=meeting.ranks), facts)
 
 
 def names_of(hosts: Sequence[str], *, ranks: bool) -> list[str]:
@@ -261,15 +268,69 @@ def names_of(hosts: Sequence[str], *, ranks: bool) -> list[str]:
     return [f"{name} (node {n})" if hosts.count(name) > 1 else name for n, name in enumerate(hosts)]
 
 
-def _difference(hosts: Sequence[str], facts: Sequence[Mapping[str, object]]) -> str:
-    """Returns the first thing in which two hosts differ, in words; "" if there is none."""
-    names = list(dict.fromkeys(name for each in facts for name in each))
+def _difference(meeting: Meeting, hosts: Sequence[str], facts: Sequence[Mapping[str, object]]) -> str:
+    """Returns the first thing in which two hosts differ, in words, with the remedy; "" if there is none."""
+    names = list(dict.fromkeys(name for each in facts for name in each if name not in _EXPLAINED_BY.values()))
     for name in names:
-        told = [str(each.get(name, "nothing")) for each in facts]
-        other = next((n for n, value in enumerate(told) if value != told[0]), None)
-        if other is not None:
-            return f"the hosts differ in {name}: {hosts[0]} has {told[0]}, and {hosts[other]} has {told[other]}"
+        other = _other(name, facts)
+        if other is None:
+            continue
+        cause = _EXPLAINED_BY.get(name, name)
+        name, other = (cause, cause_other) if (cause_other := _other(cause, facts)) is not None else (name, other)
+        told = [str(facts[n].get(name, "nothing")) for n in (0, other)]
+        remedy = meeting.remedy(name)
+        help = f"\nhelp: {remedy}" if remedy else ""
+        return f"the hosts differ in {name}: {hosts[0]} has {told[0]}, and {hosts[other]} has {told[1]}{help}"
     return ""
+
+
+def _other(name: str, facts: Sequence[Mapping[str, object]]) -> int | None:
+    """Returns the first that has another fact of this name than the first of all; None if there is none."""
+    told = [str(each.get(name, "nothing")) for each in facts]
+    return next((n for n, value in enumerate(told) if value != told[0]), None)
+
+
+class Late:
+    """Refuses the hosts that come when all have met, until the training ends."""
+
+    def __init__(self, meeting: Meeting, listening: socket.socket) -> None:
+        self._meeting, self._listening = meeting, listening
+        self._strangers: dict[Wire, float] = {}
+
+    @property
+    def handles(self) -> list[int]:
+        """The descriptors to wait for."""
+        return [self._listening.fileno(), *(wire.fileno() for wire in self._strangers)]
+
+    def look(self, hosts: Sequence[str]) -> None:
+        """Tells those who have come with which hosts the training goes on."""
+        while select.select([self._listening], [], [], 0)[0]:
+            self._strangers[Wire(self._listening.accept()[0])] = time.monotonic()
+        for wire, since in list(self._strangers.items()):
+            hello = next((message for message in wire.read() if is_hello(message)), None)
+            if hello is not None:
+                refuse(wire, self._why(hello, hosts))
+            if wire.closed or time.monotonic() - since > HELLO:
+                del self._strangers[wire]
+                wire.close()
+
+    def _why(self, hello: Message, hosts: Sequence[str]) -> str:
+        who, there = hello["host"], f"{self._meeting.rendezvous}"
+        if _difference(self._meeting, ["", ""], [self._meeting.facts, hello["facts"]]):
+            return (
+                f"another training meets at {there}, that of {' and '.join(hosts)}, and {who} has another job\n"
+                "help: on all hosts of this job another port, as `--rendezvous HOST:29401`"
+            )
+        return (
+            f"{who} comes too late: the job takes {self._meeting.takes} (`devices.nodes`), and trains with "
+            f"{' and '.join(hosts)}\n"
+            f"help: the same command once on each host; `--set devices.nodes={len(hosts) + 1}` on all is for one more"
+        )
+
+    def close(self) -> None:
+        """Closes the connections; the socket that listens is the company's."""
+        for wire in self._strangers:
+            wire.close()
 
 
 # ------------------------------------------------------------------------------------------------------- other hosts
@@ -301,6 +362,7 @@ def _connected(find: Callable[[], tuple[str, int] | None], waiting: Waiting) -> 
                 return Wire(socket.create_connection(where, timeout=HELLO))
         except OSError as error:
             waiting.why = f": {(error.strerror or str(error)).lower()}"
+            waiting.help = _NOBODY if error.errno == errno.ECONNREFUSED else _NO_WAY
         waiting.look([])
         time.sleep(AGAIN)
 
@@ -311,21 +373,37 @@ def _welcomed(meeting: Meeting, wire: Wire, where: Where, before: Before | None,
     """
     hello = {"kind": "hello", "host": meeting.host, "facts": dict(meeting.facts), **(asdict(before) if before else {})}
     wire.send({**hello, "place": meeting.place, "fault": meeting.fault[: MOST // 8]})
-    waiting.what, waiting.why = f"for the other hosts at {where.name}", ""
+    waiting.what, waiting.why, waiting.help = f"for the other hosts at {where.name}", "", ""
+    heard, since = False, time.monotonic()
     while True:
         select.select([wire], [], [], AGAIN)
         messages = wire.read()
         for n, message in enumerate(messages):
+            heard = True
             if message.get("kind") == "refused":
                 raise NotMet(str(message["why"]))
             if message.get("kind") == "stopped":
                 raise Stopped
             if message.get("kind") == "welcome":
                 return welcome(message, wire, messages[n + 1 :])
+        if before is None and (wire.strange or (wire.closed and where.taken and not heard)):
+            raise NotMet(_other_program(meeting, where, "another program listens there"))
         if wire.closed:
-            what = "another program listens there" if where.taken else "it left before all hosts had come"
-            raise Left(f"the connection to {where.name} ended: {what}")
+            raise Left(f"the connection to {where.name} ended: it left before all hosts had come")
+        if not heard and meeting.door is None and time.monotonic() - since > _HEARD:
+            silent = "another program listens there, or a training that has begun"
+            if not meeting.again:
+                raise NotMet(_other_program(meeting, where, silent))
+            waiting.why = f", which does not answer: {silent}"
         waiting.look([])
+
+
+def _other_program(meeting: Meeting, where: Where, what: str) -> str:
+    told = f"{where.name}, where the hosts are to meet, does not answer {meeting.host} as dslc does: {what}"
+    host = where.name.rpartition(":")[0]
+    return (
+        told if meeting.door is not None else f"{told}\nhelp: on all hosts another port, as `--rendezvous {host}:29401`"
+    )
 
 
 def welcome(message: Message, wire: Wire, early: Sequence[Message]) -> Met:
@@ -347,7 +425,7 @@ class Waiting:
     """Says what is waited for, now and then; raises NotMet when that lasts too long, Stopped when one is asked to."""
 
     def __init__(self, meeting: Meeting, what: str) -> None:
-        self.what, self.why = what, ""
+        self.what, self.why, self.help = what, "", ""
         self.patient = False  # it is known that this host waits for a place
         self._meeting, self._began = meeting, time.monotonic()
         self._next = self._began + _SAY[0]
@@ -358,10 +436,9 @@ class Waiting:
         now = time.monotonic()
         there = f"; here: {', '.join([self._meeting.host, *arrived])}" if arrived else ""
         if not self.patient and now > min(self._began + self._meeting.timeout, self._meeting.until):
-            raise NotMet(
-                f"waited {self._meeting.timeout:g} s (`launch.timeout`) {self.what}{self.why}{there}; "
-                f"{self._meeting.needs.format(self._meeting.takes)}"
-            )
+            waited = f"{self._meeting.host} waited {self._meeting.timeout:g} s (`launch.timeout`) {self.what}{self.why}"
+            help = f"\nhelp: {self.help}" if self.help else ""
+            raise NotMet(f"{waited}{there}; {self._meeting.needs.format(self._meeting.takes)}{help}")
         if now >= self._next and not self.patient:
             self._next = now + _SAY[1]
             self._meeting.say(f"waiting {self.what}{self.why}{there}; the job takes {self._meeting.takes}")

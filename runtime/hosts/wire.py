@@ -19,6 +19,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import socket
 import struct
 import sys
@@ -41,6 +42,7 @@ class Wire:
     def __init__(self, connection: socket.socket) -> None:
         self._socket, self._waiting = connection, b""
         self.closed = False
+        self.strange = False  # it says what no launcher says
         self.why = "its connection ended"  # once it is closed
         _watch(connection)
 
@@ -79,7 +81,7 @@ class Wire:
             (length,) = _LENGTH.unpack_from(self._waiting)
             end = _LENGTH.size + length
             if length > MOST:
-                self.closed = True
+                self.closed = self.strange = True
                 break
             if len(self._waiting) < end:
                 break
@@ -89,7 +91,7 @@ class Wire:
             except ValueError:
                 message = None
             if not isinstance(message, dict):
-                self.closed = True
+                self.closed = self.strange = True
                 break
             found.append(message)
         return found
@@ -136,9 +138,21 @@ def endpoint(text: str) -> tuple[str, int]:
     if not colon or (":" in host and not host.endswith("]")):
         host, port = text, str(PORT)
     host = host.strip("[]")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    if not re.fullmatch(r"[^\s:/]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]+(%\w+)?", host):  # a name, or an IPv6 address
+        raise ValueError(f"`{text}` is not HOST or HOST:PORT")
+    if not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ValueError(f"`{text}` is not HOST or HOST:PORT")
     return host, int(port)
+
+
+def no_endpoint(rendezvous: str) -> str:
+    """Returns the first of several `HOST[:PORT]`, with commas between, that is none; "" if all are."""
+    for each in rendezvous.split(","):
+        try:
+            endpoint(each.strip())
+        except ValueError:
+            return each.strip()
+    return ""
 
 
 def listen(address: str, port: int = 0) -> socket.socket:

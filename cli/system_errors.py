@@ -1,0 +1,45 @@
+"""Errors of the operating system in words, with the remedy."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+_FOLDER = "name a folder that can be written with --out"
+_REMEDIES = {
+    errno.EROFS: _FOLDER,
+    errno.EACCES: _FOLDER,
+    errno.EPERM: _FOLDER,
+    errno.ENOSPC: "make room there, or name another folder with --out",
+    errno.EDQUOT: "make room there, or name another folder with --out",
+    errno.EMFILE: "`ulimit -n 4096`, or a job with fewer ranks on this machine",
+    errno.ENFILE: "the machine has too many files open: end what else runs here",
+    errno.EAGAIN: "too many processes: see `ulimit -u`",
+    errno.ENOMEM: "the machine is out of memory: end what else runs here",
+}
+_WITHOUT_NAME = {errno.ENOSPC: "make room in /dev/shm, where processes share memory; `--shm-size=1g` for a container"}
+
+
+def in_words(error: OSError) -> str:
+    """Returns the file and the reason in one line."""
+    reason = error.strerror or str(error)
+    said = f"{reason[:1].lower()}{reason[1:]}"
+    return f"{error.filename}: {said}" if error.filename is not None else said
+
+
+def remedy(error: OSError, command: str) -> str:
+    """Returns what to do about an error of a command; "" if nobody knows, and the error has to be looked at."""
+    number = error.errno or 0
+    if error.filename is None:
+        if number == errno.ENOENT and not _has_folder():
+            return "the current folder is gone: `cd` to one that is there"
+        return _WITHOUT_NAME.get(number) or (_REMEDIES.get(number, "") if _REMEDIES.get(number) != _FOLDER else "")
+    return _REMEDIES.get(number, "") if command == "run" else ""
+
+
+def _has_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
