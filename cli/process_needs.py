@@ -1,5 +1,5 @@
-"""Checks, before a rank starts, variables of the environment that torch would stumble over, and the files and the shared
-memory that the system lets a process have.
+"""Checks, before a rank starts, variables that torch would stumble over, and how many open files and how much shared
+memory the system lets a process have.
 
 Contract: an error names the host and the variable or the limit. A lower limit of open files than a training needs is
 raised where the system allows it.
@@ -52,7 +52,7 @@ def _variables(backend: str, environ: Mapping[str, str]) -> Iterator[tuple[str, 
 
 
 def _missing(told: str, known: list[str], *, prefixes: bool) -> list[str]:
-    """Returns the interfaces of a variable that are not there. NCCL takes `^` for all others and `=` for whole names."""
+    """Returns the interfaces of a variable that are not there. For NCCL `^` means all but those, `=` whole names."""
     if prefixes and told.startswith("^"):
         return []
     prefixes = prefixes and not told.startswith("=")

@@ -12,6 +12,8 @@ _REMEDIES = {
     errno.EPERM: _FOLDER,
     errno.ENOSPC: "make room there, or name another folder with --out",
     errno.EDQUOT: "make room there, or name another folder with --out",
+    errno.ENOTDIR: "a file stands where a folder is to be: name another folder with --out",
+    errno.EFBIG: "`ulimit -f unlimited`",
     errno.EMFILE: "`ulimit -n 4096`, or a job with fewer ranks on this machine",
     errno.ENFILE: "the machine has too many files open: end what else runs here",
     errno.EAGAIN: "too many processes: see `ulimit -u`",
@@ -33,6 +35,8 @@ def remedy(error: OSError, command: str) -> str:
     if error.filename is None:
         if number == errno.ENOENT and not _has_folder():
             return "the current folder is gone: `cd` to one that is there"
+        if str(error.strerror).startswith("No usable temporary directory"):
+            return "make room in one of them, or have TMPDIR name a folder that can be written"
         return _WITHOUT_NAME.get(number) or (_REMEDIES.get(number, "") if _REMEDIES.get(number) != _FOLDER else "")
     return _REMEDIES.get(number, "") if command == "run" else ""
 

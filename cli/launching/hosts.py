@@ -107,7 +107,7 @@ def _of_processes(meeting: Meeting, world: World, where: Whereabouts, ranks: int
     from dslc.runtime.hosts.wire import endpoint
 
     if meeting.rendezvous:
-        door: Door = FixedDoor(*endpoint(meeting.rendezvous))
+        door: Door = FixedDoor(*endpoint(meeting.rendezvous), one_host=world.local_size == world.size)
     else:
         door = LAUNCHERS[world.word].join(world, os.environ, where.beside)
     return replace(

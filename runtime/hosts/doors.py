@@ -38,10 +38,10 @@ class Door(Protocol):
 
 
 class FixedDoor:
-    """A door at an address that all are given."""
+    """A door at an address that all are given. `one_host`: all are on one, of which it has to be an address."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
+    def __init__(self, host: str, port: int, *, one_host: bool = False) -> None:
+        self._host, self._port, self._one_host = host, port, one_host
         self.name = f"{host}:{port}"
 
     def open(self) -> socket.socket:
@@ -50,7 +50,13 @@ class FixedDoor:
 
     def find(self) -> tuple[str, int]:
         """Returns the address. Raises NotMet."""
-        return address_of(self._host), self._port
+        address = address_of(self._host)
+        if self._one_host:
+            try:
+                listen(address).close()
+            except OSError as error:
+                raise NotMet(f"{self.name} is no address of {socket.gethostname()}: {error.strerror}") from error
+        return address, self._port
 
     def close(self) -> None:
         """A no-op."""

@@ -19,7 +19,6 @@ import errno
 import fcntl
 import json
 import os
-import re
 import socket
 import struct
 import sys
@@ -138,9 +137,11 @@ def endpoint(text: str) -> tuple[str, int]:
     if not colon or (":" in host and not host.endswith("]")):
         host, port = text, str(PORT)
     host = host.strip("[]")
-    if not re.fullmatch(r"[^\s:/]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]+(%\w+)?", host):  # a name, or an IPv6 address
-        raise ValueError(f"`{text}` is not HOST or HOST:PORT")
-    if not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    try:
+        named = ":" not in host or socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+    except OSError:
+        named = False
+    if not host or not named or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ValueError(f"`{text}` is not HOST or HOST:PORT")
     return host, int(port)
 

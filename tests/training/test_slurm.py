@@ -39,7 +39,8 @@ devices {
 }
 train {
   steps     = 12
-  optimizer = sgd(lr = 0.1, momentum = 0.9)
+  optimizer = sgd(lr = 0.05, momentum = 0.9)
+  scale_lr  = linear(base_batch = 24)
 }
 checkpoint {
   every = 4 steps
@@ -104,6 +105,8 @@ def test_srun_trains_as_one_process(launcher: Launcher, job: Path, tasks: int, c
         assert status == 0, said
         assert not running.left()
     assert said.count("validation: ") == 1
+    rates = [record["lr"] for record in read_metrics(str(job.parent / "run")) if "lr" in record]
+    assert rates == pytest.approx([0.1] * 12), "it follows the global batch, on any number of ranks"
     agree(train_job(launcher, job, *ALONE), Trained(job.parent / "run"))
 
 
@@ -264,6 +267,15 @@ def test_a_number_of_tasks_that_fits_neither_way_is_said_once(job: Path) -> None
         assert not running.left()
     assert status == 1 and said.count("error[E0810]: srun has started 3 processes (SLURM_STEP_NUM_TASKS is 3)") == 1
     assert "the job takes 4 ranks: 2 on each of 2 nodes" in said and not (job.parent / "run").exists()
+
+
+def test_srun_of_a_local_job_is_said_once(job: Path) -> None:
+    with started(job.parent, [srun(job, "launch.with=local()", "devices.nodes=1", "devices.cpus=2")]) as (running,):
+        status, said = running.end()
+        assert not running.left()
+    assert status == 1 and said.count("error[E0809]") == said.count("1 error") == 1
+    assert "srun has started 2 processes (SLURM_STEP_NUM_TASKS is 2)" in said and "`--set launch.with=slurm()`" in said
+    assert not (job.parent / "run").exists()
 
 
 @pytest.mark.parametrize(

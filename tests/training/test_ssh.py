@@ -14,6 +14,8 @@ from helpers.launcher import Launcher
 from helpers.sshd import served, why_none
 from helpers.trained import Trained, agree, train_job
 
+from dslc.runtime.process.records import read_metrics
+
 pytestmark = pytest.mark.skipif(bool(why_none()), reason=why_none() or "hosts can be made")
 
 JOB = """
@@ -32,7 +34,8 @@ devices {
 }
 train {
   steps     = 12
-  optimizer = sgd(lr = 0.1, momentum = 0.9)
+  optimizer = sgd(lr = 0.05, momentum = 0.9)
+  scale_lr  = linear(base_batch = 24)
 }
 checkpoint {
   every = 6 steps
@@ -93,6 +96,8 @@ def test_one_command_trains_on_two_hosts_as_one_process(launcher: Launcher, job:
     assert sum("validation: " in line for line in lines) == 1 and not any("host2: step " in line for line in lines)
     assert any(line.startswith("host2: trained 12 steps; metrics and weights are on ") for line in lines)
     assert not of_run(job.parent / "run")
+    rates = [record["lr"] for record in read_metrics(str(job.parent / "run")) if "lr" in record]
+    assert rates == pytest.approx([0.1] * 12), "it follows the global batch, on any number of ranks"
     agree(train_job(launcher, job, *ALONE), Trained(job.parent / "run"))
 
 
