@@ -137,13 +137,19 @@ def endpoint(text: str) -> tuple[str, int]:
     if not colon or (":" in host and not host.endswith("]")):
         host, port = text, str(PORT)
     host = host.strip("[]")
-    try:
-        named = ":" not in host or socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
-    except OSError:
-        named = False
-    if not host or not named or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    if not host or not _is_named(host) or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ValueError(f"`{text}` is not HOST or HOST:PORT")
     return host, int(port)
+
+
+def _is_named(host: str) -> bool:
+    """True for a name, and an address: where there are colons, one of IPv6."""
+    if ":" in host:
+        try:
+            socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+        except OSError:
+            return False
+    return True
 
 
 def no_endpoint(rendezvous: str) -> str:
