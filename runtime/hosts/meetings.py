@@ -21,7 +21,7 @@ from dslc.runtime.hosts.wire import MOST, Message, Wire, listen
 AGAIN = 0.2  # seconds between two attempts to connect
 _SAY = 2.0, 60.0  # seconds after which it is first said who is awaited, and then every so many
 HELLO = 10.0  # seconds that a connection has to say who it is
-_HEARD = 6.0  # seconds in which a keeper that waits for hosts answers to a hello
+_HEARD = 8.0  # seconds in which a keeper that waits for hosts answers to a hello
 PARTING = 5.0  # seconds that the keeper waits for the others to leave
 _FOR_HOSTS = "the job takes {} (`devices.nodes`), each started with the same command"
 _NOBODY = "nothing listens there: `--rendezvous` names one of the hosts that train, where the same command runs"
@@ -133,6 +133,8 @@ def keep(meeting: Meeting, where: Where, start: int = 1) -> Met:
                 strangers[Wire(where.listening.accept()[0])] = time.monotonic()
             arrived += [each for each in _said_hello(strangers) if start == 1 or is_alike(meeting, *each)]
             arrived = [(wire, message) for wire, message in arrived if not _has_left(wire)]
+        if meeting.door is None:
+            arrived = _as_many(meeting, arrived)
         return _agreed(meeting, arrived, where.listening.getsockname()[0], start)
     except BaseException as error:
         for wire, _ in arrived:
@@ -145,6 +147,24 @@ def keep(meeting: Meeting, where: Where, start: int = 1) -> Met:
     finally:
         for wire in strangers:
             wire.close()
+
+
+def _as_many(meeting: Meeting, arrived: list[tuple[Wire, Message]]) -> list[tuple[Wire, Message]]:
+    """Returns as many hosts as the job takes, those of the last start first, and refuses the others."""
+    arrived = sorted(arrived, key=lambda each: each[1].get("node") is None)
+    taken, over = arrived[: meeting.nodes - 1], arrived[meeting.nodes - 1 :]
+    hosts = names_of([meeting.host, *(str(hello["host"]) for _, hello in taken)], ranks=False)
+    for wire, hello in over:
+        refuse(wire, _too_late(meeting, hello, hosts))
+    return taken
+
+
+def _too_late(meeting: Meeting, hello: Message, hosts: Sequence[str]) -> str:
+    return (
+        f"{hello['host']} comes too late: the job takes {meeting.takes} (`devices.nodes`), and trains with "
+        f"{' and '.join(hosts)}\n"
+        f"help: the same command once on each host; `--set devices.nodes={len(hosts) + 1}` on all is for one more"
+    )
 
 
 def _tell_who_comes(listening: socket.socket, most: int) -> None:
@@ -315,17 +335,13 @@ class Late:
                 wire.close()
 
     def _why(self, hello: Message, hosts: Sequence[str]) -> str:
-        who, there = hello["host"], f"{self._meeting.rendezvous}"
         if _difference(self._meeting, ["", ""], [self._meeting.facts, hello["facts"]]):
             return (
-                f"another training meets at {there}, that of {' and '.join(hosts)}, and {who} has another job\n"
+                f"another training meets at {self._meeting.rendezvous}, that of {' and '.join(hosts)}, and "
+                f"{hello['host']} has another job\n"
                 "help: on all hosts of this job another port, as `--rendezvous HOST:29401`"
             )
-        return (
-            f"{who} comes too late: the job takes {self._meeting.takes} (`devices.nodes`), and trains with "
-            f"{' and '.join(hosts)}\n"
-            f"help: the same command once on each host; `--set devices.nodes={len(hosts) + 1}` on all is for one more"
-        )
+        return _too_late(self._meeting, hello, hosts)
 
     def close(self) -> None:
         """Closes the connections; the socket that listens is the company's."""
@@ -387,9 +403,9 @@ def _welcomed(meeting: Meeting, wire: Wire, where: Where, before: Before | None,
             if message.get("kind") == "welcome":
                 return welcome(message, wire, messages[n + 1 :])
         if before is None and (wire.strange or (wire.closed and where.taken and not heard)):
-            raise NotMet(_other_program(meeting, where, "another program listens there"))
+            raise NotMet(_other_program(meeting, where, "another program listens there, or a training that has begun"))
         if wire.closed:
-            raise Left(f"the connection to {where.name} ended: it left before all hosts had come")
+            raise Left(f"the connection to {where.name} ended: it left before all hosts had come, or they are enough")
         if not heard and meeting.door is None and time.monotonic() - since > _HEARD:
             silent = "another program listens there, or a training that has begun"
             if not meeting.again:

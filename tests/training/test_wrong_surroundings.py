@@ -401,6 +401,7 @@ def test_a_reader_who_leaves_lets_a_job_train(job: Path) -> None:
     assert logged(job.parent / "run")[-1] == 200
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("faketime") is None, reason="there is no faketime: Debian's faketime brings it")
 def test_a_clock_that_is_off_lets_hosts_train(job: Path, hosts: list[str]) -> None:
     """By an hour, of which the files that it shares know nothing. Nothing compares the clocks of hosts."""

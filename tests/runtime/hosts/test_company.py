@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from dslc.runtime.hosts.company import Company, meet, shared
 from dslc.runtime.hosts.doors import NotMet
-from dslc.runtime.hosts.meetings import Meeting, Stopped
-from dslc.runtime.hosts.wire import MOST, PORT, Wire, endpoint, interface_of, listen
+from dslc.runtime.hosts.meetings import Meeting, Stopped, _as_many
+from dslc.runtime.hosts.wire import MOST, PORT, Message, Wire, endpoint, interface_of, listen
 
 Met = Callable[..., list[Future[Company]]]
 
@@ -55,6 +55,26 @@ def test_hosts_meet_in_any_order_and_know_each_other(met: Met) -> None:
     assert [each.keeps for each in companies].count(True) == 1
     keeper = next(each for each in companies if each.keeps)
     assert keeper.listening is not None and keeper.listening.getsockname() == keeper.store
+
+
+def test_of_hosts_that_come_at_once_as_many_are_taken_as_the_job_takes(port: int) -> None:
+    with socket.create_server(("127.0.0.1", port)) as listening:
+        meeting = Meeting(f"127.0.0.1:{port}", 2, {}, 20, host="keeper")
+        callers = [Wire(socket.create_connection(("127.0.0.1", port))) for _ in range(3)]
+        for n, wire in enumerate(callers):
+            wire.send({"kind": "hello", "host": f"host{n}", "facts": {}})
+        strangers = [
+            (Wire(listening.accept()[0]), {"kind": "hello", "host": f"host{n}", "facts": {}}) for n in range(3)
+        ]
+        (taken,) = _as_many(meeting, list(strangers))
+        assert taken[1]["host"] == "host0" and [wire.closed for wire, _ in strangers] == [False, True, True]
+        heard: list[Message] = []
+        while not heard:
+            heard = callers[2].read()
+    assert heard[0]["kind"] == "refused" and "host2 comes too late: the job takes 2" in heard[0]["why"]
+    assert "trains with keeper and host0" in heard[0]["why"]
+    for wire in (*callers, taken[0]):
+        wire.close()
 
 
 def test_what_differs_is_named_on_every_host(met: Met) -> None:
