@@ -11,6 +11,7 @@ import pytest
 from helpers.commands import dslc
 from helpers.hosts import here, started
 from helpers.launcher import Command
+from helpers.waiting import until
 
 from dslc.runtime.process.run_status import NAME, RunStatus, read_status, silence, write_status
 
@@ -56,8 +57,7 @@ def stands(folder: Path, status: int) -> str:
 
 def told_to_run(folder: Path, command: Command) -> None:
     """Waits until the launcher has said that it runs."""
-    while (found := read_status(str(folder))) is None or found.state != "running":
-        assert command.process.poll() is None, command.end()
+    until(lambda: (found := read_status(str(folder))) is not None and found.state == "running", [command])
 
 
 def test_a_run_is_stopped_from_its_folder_after_a_step_with_a_checkpoint(job: Path) -> None:

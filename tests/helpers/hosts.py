@@ -14,9 +14,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from dslc.runtime.checkpoint.files import checkpoints_in
 from dslc.runtime.hosts.wire import listen
 from helpers.launcher import Command
 from helpers.paths import ROOT
+from helpers.waiting import until
 
 TOOL = ROOT.parent / "shared" / "tools" / "hosts"
 
@@ -71,8 +73,12 @@ def started(folder: Path, commands: Sequence[Sequence[str]]) -> Iterator[list[Co
 
 def reach(out: Path, step: int, among: list[Command]) -> None:
     """Waits until a training has logged a step."""
-    while not logged(out) or logged(out)[-1] < step:
-        assert all(each.process.poll() is None for each in among), [each.end() for each in among]
+    until(lambda: [0, *logged(out)][-1] >= step, among)
+
+
+def reach_checkpoint(out: Path, among: list[Command]) -> None:
+    """Waits until a training has a checkpoint, which a thread writes while steps go on."""
+    until(lambda: bool(checkpoints_in(str(out / "checkpoints"))), among)
 
 
 def logged(out: Path) -> list[int]:

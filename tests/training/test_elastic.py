@@ -10,7 +10,19 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from helpers.hosts import TOOL, free_port, here, logged, namespaces, ranks_of, reach, started, tool, why_none
+from helpers.hosts import (
+    TOOL,
+    free_port,
+    here,
+    logged,
+    namespaces,
+    ranks_of,
+    reach,
+    reach_checkpoint,
+    started,
+    tool,
+    why_none,
+)
 from helpers.launcher import Command, Launcher
 from helpers.paths import ROOT
 from helpers.trained import Trained, agree, train_job
@@ -94,7 +106,7 @@ def test_hosts_come_and_die(job: Path, out: Path, alone: Trained) -> None:
         hosts = Hosts(job, around)
         for _ in range(3):
             hosts.start()
-        reach(out, 30, hosts.there)
+        reach_checkpoint(out, hosts.there)
         keeper = hosts.keeper
         hosts.kill(next(each for each in hosts.there if each is not keeper))
         keeper.wait_for("is gone: its connection ended; goes on with the other hosts, from the checkpoint of step ")
@@ -205,7 +217,7 @@ def test_a_failing_rank_takes_a_restart_and_a_change_none(job: Path, out: Path) 
         hosts = Hosts(job, around, "--set", "train.steps=100000")
         hosts.start()
         hosts.start()
-        reach(out, 30, hosts.there)
+        reach_checkpoint(out, hosts.there)
         keeper = hosts.keeper
         os.kill(ranks_of(keeper)[0], signal.SIGKILL)
         keeper.wait_for("note: restart 1 of 1, from the checkpoint of step ")
@@ -228,7 +240,7 @@ def test_all_launchers_are_lost_at_once(job: Path, out: Path, alone: Trained, no
         hosts = Hosts(job, around, "--set", f"devices.nodes={nodes}")
         for _ in range(2):
             hosts.start()
-        reach(out, 50, hosts.there)
+        reach_checkpoint(out, hosts.there)
         for each in hosts.there:
             os.killpg(each.process.pid, signal.SIGKILL)
         for each in list(hosts.there):

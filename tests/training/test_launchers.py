@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.hosts import TOOL, free_port, logged, namespaces, reach, started, why_none
+from helpers.hosts import TOOL, free_port, logged, namespaces, reach, reach_checkpoint, started, why_none
 from helpers.launcher import Command, Launcher
 from helpers.trained import Trained, agree, train_job
+from helpers.waiting import until
 
-from dslc.runtime.checkpoint.files import checkpoints_in
 from dslc.runtime.process.records import read_metrics
 
 JOB = """
@@ -109,11 +109,9 @@ def test_torchrun_starts_a_killed_training_again_and_it_goes_on(launcher: Launch
     command = torchrun(job, *settings("parallelism.zero=3", "launch.restarts=1", *chosen), how=how)
     with started(job.parent, [["env", "-C", str(job.parent), *command]]) as (running,):
         runs = job.parent / "runs" / "job"
-        while not runs.exists() or not list(runs.iterdir()):
-            assert running.process.poll() is None, running.end()
+        until(lambda: runs.exists() and any(runs.iterdir()), [running])
         (out,) = runs.iterdir()
-        while not checkpoints_in(str(out / "checkpoints")):
-            assert running.process.poll() is None, running.end()
+        reach_checkpoint(out, [running])
         os.kill(a_rank(running), signal.SIGKILL)
         status, said = running.end()
         assert status == 0, said

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.hosts import namespaces, ranks_of, reach, started, tool, why_none
+from helpers.hosts import namespaces, ranks_of, reach, reach_checkpoint, started, tool, why_none
 from helpers.launcher import Command, Launcher
 from helpers.trained import Trained, agree, train_job
 from test_faults import listening
@@ -60,7 +60,7 @@ def test_ranks_and_launchers_come_back(job: Path, out: Path, alone: Trained) -> 
     """A rank is killed, then the launcher of the other host, then that of the first; both are started again."""
     words = both(job, out=out)
     with started(job.parent, words) as commands:
-        reach(out, 50, commands)
+        reach_checkpoint(out, commands)
         keeper, other = sorted(commands, key=lambda each: not listening(each.process.pid))
         (rank,) = ranks_of(other)
         os.kill(rank, signal.SIGKILL)

@@ -17,6 +17,7 @@ from helpers.hosts import logged, reach, started
 from helpers.launcher import Launcher
 from helpers.paths import ROOT
 from helpers.trained import Trained, agree, train_job
+from helpers.waiting import until
 
 from dslc.launching.standing import Standing, runs_in, standings
 from dslc.runtime.launchers.slurm import first_host
@@ -135,15 +136,10 @@ def test_a_requeued_job_goes_on_where_it_was(launcher: Launcher, job: Path) -> N
     words += [f"--job-name={job.parent.name}", f"--output={job.parent}/said", f"--chdir={job.parent}", str(script)]
     runs, name = job.parent / "runs" / "job", job.parent.name
     with started(job.parent, [words]) as (waiting,):
-        while not list(runs.glob("*/checkpoints/step-*0")):
-            assert waiting.process.poll() is None, waiting.end()
+        until(lambda: any(runs.glob("*/checkpoints/step-*0")), [waiting])
         number = subprocess.run(["squeue", "-h", "-n", name, "-o", "%i"], capture_output=True, text=True).stdout.strip()
         subprocess.run(["scontrol", "requeue", number], check=True)
-        show = ["scontrol", "show", "job", number]
-        while not {"Restarts=1", "JobState=RUNNING"} <= set(subprocess.check_output(show, text=True).split()):
-            assert waiting.process.poll() is None, waiting.end()
-            # Else SLURM waits for two minutes.
-            subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], capture_output=True)
+        until(lambda: started_again(number), [waiting], between=0.2)
         status, _ = waiting.end()
     said = (job.parent / "said").read_text()
     assert status == 0, said
@@ -171,14 +167,25 @@ def said_of(job: Path) -> str:
 
 def wait_for(job: Path, *states: str, step: int = 0) -> None:
     """Waits until a submitted job stands so, and has logged a step."""
-    while (found := shown(job)[0]).state not in states or [0, *logged(job.parent / "run")][-1] < step:
+
+    def stands() -> bool:
+        (found, *_) = shown(job)
         assert found.state in states or not found.ended, (found, said_of(job))
+        return found.state in states and [0, *logged(job.parent / "run")][-1] >= step
+
+    until(stands, between=0.2)
 
 
-def go_on(number: str, job: Path) -> None:
-    """Has a requeued job start at once, instead of in two minutes, and waits for its end."""
-    while subprocess.check_output(["squeue", "--noheader", f"--jobs={number}", "--states=PENDING"], text=True).strip():
-        subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], capture_output=True)
+def started_again(number: str) -> bool:
+    """Asks for a requeued job to start at once, instead of in two minutes, and returns whether it has."""
+    told = subprocess.run(["scontrol", "show", "job", number], capture_output=True, text=True).stdout.split()
+    if "Restarts=1" in told and "JobState=PENDING" not in told:
+        return True
+    subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], capture_output=True)
+    return False
+
+
+def wait_for_the_end(job: Path) -> None:
     dslc("status", job.parent / "run", "--follow")
 
 
@@ -196,8 +203,8 @@ def test_a_submitted_job_that_is_warned_goes_on_by_itself(launcher: Launcher, jo
     number = submit(job, *LONG, f"devices.nodes={nodes}", "train.steps=400")
     wait_for(job, "running", step=15)
     subprocess.run(["scancel", "--signal=USR1", number], check=True)
-    wait_for(job, "waiting", "done")
-    go_on(number, job)
+    until(lambda: started_again(number), between=0.2)
+    wait_for_the_end(job)
     assert shown(job)[0].state == "done" and f"requeued as job {number}" in said_of(job), said_of(job)
     assert "resumes after step " in said_of(job) and every_step_once(job, 400)
     agree(train_job(launcher, job, *ALONE, "train.steps=400"), Trained(job.parent / "run"))
@@ -217,12 +224,12 @@ def test_a_time_limit_is_warned_of_and_followed_by_a_requeue(job: Path) -> None:
 
 @pytest.mark.long
 def test_a_failed_training_is_started_again_in_the_same_job(launcher: Launcher, job: Path) -> None:
-    number = submit(job, *LONG, "launch.restarts=2")
+    submit(job, *LONG, "launch.restarts=2")
     out = job.parent / "run"
     wait_for(job, "running", step=15)
     killed = int(re.findall(r'"process": (\d+)', (out / "status.json").read_text())[0])
     os.kill(killed, signal.SIGKILL)
-    go_on(number, job)
+    wait_for_the_end(job)
     assert shown(job)[0].state == "done" and "restart 1 of 2" in said_of(job), said_of(job)
     assert every_step_once(job, 200)
     agree(train_job(launcher, job, *ALONE, "train.steps=200"), Trained(out))
@@ -240,10 +247,10 @@ def test_a_job_that_is_cancelled_by_slurm_is_not_requeued(job: Path) -> None:
 def test_a_sweep_is_one_array_and_a_waiting_job_is_cancelled(job: Path) -> None:
     sweep = "sweep {\n  train.optimizer.lr = [0.1, 0.05]\n}\n"
     job.write_text(JOB.replace("nodes = 2", "nodes = 1") + sweep)
-    number = submit(job)
+    submit(job)
     folders = [job.parent / "run" / name for name in ("lr=0.05", "lr=0.1")]
     assert [Path(each.folder) for each in shown(job)] == folders
-    go_on(number, job)
+    wait_for_the_end(job)
     assert [each.state for each in shown(job)] == ["done", "done"], said_of(job)
     assert all(logged(folder)[-1] == 12 for folder in folders)
     table = dslc("status", job.parent / "run")

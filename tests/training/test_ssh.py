@@ -13,6 +13,7 @@ from helpers.hosts import here, logged, namespaces, reach, started, tool
 from helpers.launcher import Launcher
 from helpers.sshd import served, why_none
 from helpers.trained import Trained, agree, train_job
+from helpers.waiting import until
 
 from dslc.runtime.process.records import read_metrics
 
@@ -83,11 +84,6 @@ def of_run(out: Path) -> list[int]:
     return found
 
 
-def wait_for_none(out: Path) -> None:
-    while of_run(out):
-        pass
-
-
 def test_one_command_trains_on_two_hosts_as_one_process(launcher: Launcher, job: Path) -> None:
     run = dslc(*words(job), cwd=job.parent)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -108,7 +104,7 @@ def test_the_end_of_the_command_is_the_end_on_all_hosts(job: Path, number: int) 
         reach(out, 5, [running])
         os.kill(running.process.pid, number)
         status, said = running.end()
-        wait_for_none(out)
+        until(lambda: not of_run(out))
     if number == signal.SIGINT:
         last = logged(out)[-1]
         assert status == 130 and f"host1: stopped after {last} steps of 100000" in said, said
@@ -136,7 +132,7 @@ def test_three_hosts_and_one_that_is_cut_off(launcher: Launcher, job: Path) -> N
         try:
             status, said = running.end()
             assert status == 3 and "host3" in said, said
-            wait_for_none(out)
+            until(lambda: not of_run(out))
         finally:
             tool("mend", "3")
 
@@ -161,7 +157,7 @@ def test_a_host_on_which_nothing_starts_is_named(job: Path, config: Path, wrong:
     run = dslc(*words(job, f'launch.with.options=["-F", "{other}"]'), cwd=job.parent)
     assert run.returncode == 2 and "host1" in run.stderr and said in run.stderr, run.stderr
     assert len(run.stderr.splitlines()) == 1 and not (job.parent / "run").exists()
-    wait_for_none(job.parent / "run")
+    until(lambda: not of_run(job.parent / "run"))
 
 
 @pytest.mark.parametrize(
