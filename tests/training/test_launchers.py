@@ -28,7 +28,8 @@ data {
   validation = 10%
 }
 devices {
-  cpus = 2
+  cpus    = 2
+  backend = gloo
 }
 train {
   steps     = 12
