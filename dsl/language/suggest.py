@@ -62,6 +62,13 @@ def can_be_none(path: str) -> bool:
     return found is not None and any(f.word == name and f.default is None and f.shown == "none" for f in fields(found))
 
 
+def meaning(path: str) -> str:
+    """Returns what a field of a block, such as `data.batch`, says; "" if it is no field of one."""
+    block, _, name = path.partition(".")
+    found = BLOCKS.get(block)
+    return next((f.doc for f in fields(found) if f.word == name), "") if found is not None else ""
+
+
 def categories(kind: Kind) -> tuple[str, ...]:
     """Returns the categories of calls that a value of this kind may be, or contain."""
     if isinstance(kind, CallOf):

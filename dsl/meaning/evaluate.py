@@ -38,7 +38,7 @@ from dslc.dsl.language.registry import (
     Str,
     Word,
 )
-from dslc.dsl.language.suggest import RESERVED, can_be_none, did_you_mean, for_word, function_meant, near
+from dslc.dsl.language.suggest import RESERVED, can_be_none, did_you_mean, for_word, function_meant, meaning, near
 from dslc.dsl.meaning import arithmetic
 from dslc.dsl.meaning.arithmetic import Amount, Impossible
 from dslc.dsl.meaning.describe import describe, form, limits
@@ -435,6 +435,8 @@ class Evaluator:
             must = must.removeprefix("of ")
             if found == 0 and can_be_none(path):
                 help = "leave it out for none"
+            if not help and (says := meaning(path)):
+                help = f"`{path}` means: {says}"
             return self.fail("E0125", f"`{path}` is {shown}, and must be {must}", expr.span, help=help)
         return found
 
