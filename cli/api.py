@@ -1,4 +1,4 @@
-"""What `import dslc` gives: the same floors as the command, for programs and notebooks."""
+"""The Python interface, `import dslc`: the same floors as the command, for programs and notebooks."""
 
 from __future__ import annotations
 

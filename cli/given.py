@@ -1,4 +1,4 @@
-"""What a program gives for a job: settings as values, and objects in place of `python(…)`.
+"""Takes what a program gives for a job: settings as values, and objects in place of `python(…)`.
 
 Model: an object becomes an attribute of the module `dslc_given` of this process, and the job's field
 `python("dslc_given:network")`. Children that try the user's code are forked from this process and find it there; to the

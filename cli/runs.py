@@ -57,7 +57,7 @@ class Ready:
 
 @dataclass(frozen=True, kw_only=True)
 class Around:
-    """What a training finds around it: whether other hosts take part (`hosts`), and the environment if processes may
+    """The surroundings of a training: whether other hosts take part (`hosts`), and the environment if processes may
     have been started by a launcher of others.
     """
 

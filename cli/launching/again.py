@@ -1,4 +1,4 @@
-"""What follows after a training under SLURM, as the script of `dslc submit` asks it:
+"""Decides what follows a training under SLURM, for the script of `dslc submit`:
 
     python -m dslc.launching.again RUN STATUS --restarts N [--requeue]
 

@@ -1,5 +1,5 @@
-"""What the launchers of a training have alike before a rank starts: the versions, the job and its files, the plan, and
-a folder for checkpoints.
+"""Lists what the launchers of a training must have alike before a rank starts: the versions, the job and its files, the
+plan, and a folder for checkpoints.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where runs stand, from what lies in their folders: `dslc status` and `dslc stop`.
+"""Finds the state of runs from the files in their folders: `dslc status` and `dslc stop`.
 
 Model: a folder is a run directory, or holds some (of a job, or of a sweep). The launcher writes `status.json`
 (runtime/process/run_status.py), and `dslc submit` names the job of a cluster, which is asked where it can be.
@@ -21,7 +21,7 @@ _ASKED = {"": "", "dslc stop": ", by `dslc stop`", "SIGINT": ", by Ctrl-C"}
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where one run stands: a state of run_status.py; `gone` if its launcher ended without a word; `unknown` for a run
+    """The state of one run: a state of run_status.py; `gone` if its launcher ended without a word; `unknown` for a run
     of an older dslc. `why` says more: the message of a failure, or what a cluster says of a job that waits.
     """
 

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a user's loss and metrics are tried with, if it is known and not large: the shapes of a sample's output and
-    target and the target's dtype; or the file of batches that tracing wrote, with their outputs (`gather.py`).
+    """The tensors that a user's loss and metrics are tried with, if they are known and not large: the shapes of a
+    sample's output and target and the target's dtype; or the file of batches that tracing wrote, with their outputs
+    (`gather.py`).
     """
 
     shapes: tuple[tuple[int, ...], tuple[int, ...], str] | None = None

@@ -47,7 +47,7 @@ def display(trainings: Sequence[Training], screen: TextIO) -> Display:
 
 
 class _Followed:
-    """What is new in the run directory of one training."""
+    """Reads what is new in the run directory of one training."""
 
     def __init__(self, training: Training) -> None:
         self.training, self.steps, self.step = training, training.ready.program.steps, 0

@@ -60,7 +60,9 @@ def places_for(runs: Sequence[Ready], count: int) -> list[Place]:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What one training takes of a machine: `named` are the GPUs that its job names, `memory` that of the host."""
+    """The share of a machine that one training takes: `named` are the GPUs that its job names, `memory` that of the
+    host.
+    """
 
     processes: int
     gpu: bool

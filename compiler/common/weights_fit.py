@@ -1,4 +1,4 @@
-"""Which tensor of a file of weights goes into which tensor of a model: the compiler and the runtime follow this alike.
+"""Matches the tensors of a file of weights with those of a model: the compiler and the runtime follow this alike.
 
 Model: a tensor of the file is taken if a pattern of `only` matches its name (all are, without patterns), under the name
 that the first rename that matches gives it. It goes into the tensor of the model of that name, or, for a tied weight,

@@ -146,7 +146,7 @@ class SamplerStep(Record):
 
     @property
     def text(self) -> str:
-        """What a training that resumes must have alike."""
+        """Returns what a training that resumes must have alike."""
         match self.kind:
             case "weighted":
                 return f"weighted(samples = {self.samples}, replacement = {str(self.replacement).lower()})"
@@ -166,7 +166,7 @@ class AugmentStep(Record):
 
 @record
 class PictureStep(Record):
-    """What pictures go through. For training: `fit` (size, shorter side before), then `augment` or `transform`, a
+    """The transforms of pictures. For training: `fit` (size, shorter side before), then `augment` or `transform`, a
     function of the user's; numbers 0 … 1; the normalisation; `erase`. Of evaluations, the normalisation alone is here.
     """
 
@@ -232,7 +232,7 @@ class DataStep(Record):
 
     @property
     def order(self) -> str:
-        """What else than `shuffle` a training that resumes must have alike in its order; "" for nothing."""
+        """Returns what else than `shuffle` a training that resumes must have alike in its order; "" for nothing."""
         if self.parts:
             return f"mixture of {', '.join(map(str, self.counts))}"
         return "" if self.sampler is None else self.sampler.text

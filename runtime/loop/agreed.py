@@ -1,4 +1,4 @@
-"""What the ranks agree on of a step, between its passes or after it: its loss, and whether they leave.
+"""Has the ranks agree on a step, between its passes or after it: on its loss, and whether they leave.
 
 Model: the host reads a number back from the device only in the steps that are logged, and there exchanges all that is
 to be known in one sum over the ranks.

@@ -34,7 +34,7 @@ Group = tuple[list[tuple[str, Tensor]], bool]  # tensors with their names; true 
 
 
 class OptimizerError(RuntimeError):
-    """What a user's function gives is not an optimizer of its parameters."""
+    """A user's function has given something else than an optimizer of its parameters."""
 
 
 def made(step: OptimizerStep, groups: Sequence[Group]) -> torch.optim.Optimizer:

@@ -23,7 +23,7 @@ from dslc.compiler.trace.structures import tensors
 
 
 class Varying:
-    """What the ranks of a group, all of which call both methods, use of a model in a step."""
+    """Agrees on the part of a model that the ranks of a group use in a step. All of them call both methods."""
 
     def __init__(self, model: nn.Module, device: torch.device, group: dist.ProcessGroup | None) -> None:
         self._model, self._group = model, group

@@ -1,4 +1,4 @@
-"""Where a run stands: `status.json` in its run directory, and the request to stop it, from any machine.
+"""The state of a run: `status.json` in its run directory, and the request to stop it, from any machine.
 
 Model: the launcher writes the file when its state changes, and every `BEAT` seconds as a sign of life, at the moments
 at which it wakes for the progress. Each writing says in how many seconds the next one is due at the latest. A reader on

@@ -35,7 +35,7 @@ from dslc.runtime.technique.precision import autocast
 
 
 class Training:
-    """What a step of the user's own is given, beside its batch.
+    """The arguments of a user's own step beside its batch.
 
     `model` is the network; `step` counts from 0 to `steps - 1`; `rank` is one of `ranks`; `samples` are those of the
     global batch, of all ranks.

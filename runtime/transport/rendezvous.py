@@ -31,8 +31,8 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 
 @dataclass(frozen=True, kw_only=True)
 class RankStore:
-    """Where the ranks find their store: a file that they have inherited, or a port on the first node, where rank 0 has
-    inherited a socket that listens. `interface` is the one that leads to the other nodes.
+    """The place where ranks find their store: a file that they have inherited, or a port on the first node, where rank
+    0 has inherited a socket that listens. `interface` is the one that leads to the other nodes.
     """
 
     path: str = ""
