@@ -60,7 +60,7 @@ def main(arguments: argparse.Namespace) -> int:
         return JOB_AT_FAULT
     call = loaded.job.launch.with_
     if isinstance(call, SSH) and not rendezvous and not arguments.trial:
-        return _start_by_ssh(call, arguments, len(combinations))
+        return _start_by_ssh(call, arguments, len(combinations), loaded.job.launch.restarts)
     runs = [restarted(each) for each in ready if each is not None]
     if arguments.trial:
         return _try_each(runs)
@@ -84,7 +84,7 @@ def main(arguments: argparse.Namespace) -> int:
         return WRONG_USAGE
 
 
-def _start_by_ssh(call: SSH, arguments: argparse.Namespace, trainings: int) -> int:
+def _start_by_ssh(call: SSH, arguments: argparse.Namespace, trainings: int, restarts: int) -> int:
     """Has `ssh` start the training on each host of the job, with the words of this command."""
     from dslc.launching.by_ssh import run_by_ssh
 
@@ -95,7 +95,7 @@ def _start_by_ssh(call: SSH, arguments: argparse.Namespace, trainings: int) -> i
     words += ["--out", os.path.abspath(os.path.expanduser(arguments.out))] if arguments.out else []
     for setting in arguments.settings:
         words += ["--set", setting]
-    return run_by_ssh(call, words)
+    return run_by_ssh(call, words, restarts)
 
 
 def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse.Namespace) -> int:

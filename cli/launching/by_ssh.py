@@ -10,8 +10,10 @@ A host that cannot be reached, refuses the key or has no dslc is one message, an
 stops all ranks after the same step; a second one ends them at once. When this command ends, in any way, or the
 connection to a host, no process is left on any.
 
-Limits: the same folder, interpreter and job have to be on each host, at the same paths. A launcher that was killed is
-not started again, also with `restarts`; a rank is.
+A launcher that a signal ends is started again on its host, up to `launch.restarts` times, and joins the others, which
+wait for it. A host that is lost, or its connection, ends the training.
+
+Limits: the same folder, interpreter and job have to be on each host, at the same paths.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ class _Host:
             self.process.stdin.flush()
 
 
-def run_by_ssh(call: SSH, words: Sequence[str]) -> int:
+def run_by_ssh(call: SSH, words: Sequence[str], restarts: int) -> int:
     """Runs `dslc run` with `words` on each host, and returns the exit status of the first."""
     from dslc.runtime.process.stop import Board, listening
 
@@ -89,10 +91,11 @@ def run_by_ssh(call: SSH, words: Sequence[str]) -> int:
         if len(call.hosts) > 1
         else ["run", *words, "--set", "launch.with=local()"]
     )
+    restarts = restarts if len(call.hosts) > 1 else 0  # a lone host has no others that go on
     hosts: list[_Host] = []
     try:
         with listening(board, _AtOnce):
-            hosts += [_started(call, name, command) for name in call.hosts]
+            hosts += [_started(call, name, [str(restarts), os.getcwd(), *command]) for name in call.hosts]
             return _Together(hosts, board).run()
     except NotStarted as reason:
         print(plain(f"dslc: {reason}"), file=sys.stderr)
@@ -144,9 +147,9 @@ def _address(call: SSH, name: str) -> str:
     return found[1]
 
 
-def _started(call: SSH, name: str, command: Sequence[str]) -> _Host:
-    """Starts the part on one host, which waits until all are ready."""
-    there = [sys.executable, "-P", "-m", "dslc.launching.on_host", os.getcwd(), *command]
+def _started(call: SSH, name: str, arguments: Sequence[str]) -> _Host:
+    """Starts on_host.py on one host, which waits until all are ready."""
+    there = [sys.executable, "-P", "-m", "dslc.launching.on_host", *arguments]
     # `exec`: the shell between sshd and Python would not end with the connection.
     words = ["ssh", *call.options, *_OPTIONS, name, f"exec {shlex.join(there)}"]
     pipe = subprocess.PIPE

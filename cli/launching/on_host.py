@@ -1,13 +1,14 @@
 """The part of `launch.with = ssh(…)` on each host: runs `dslc run` there, as long as the starting command lives.
 
-    python -P -m dslc.launching.on_host FOLDER WORD…
+    python -P -m dslc.launching.on_host RESTARTS FOLDER WORD…
 
 Model: it says `READY` on standard output, and then starts the command in FOLDER, when a line `go` comes. Lines on
 standard input ask for more: `stop` ends the training after its step, `end` at once; any other is a sign of life.
 
 Contract: the command and its ranks end with this process, however it ends; and it ends when its input does, or when no
-line has come for `SILENCE` seconds: the starting command was killed, or the connection is gone. The exit status is that
-of the command, 128 + N where signal N ended it.
+line has come for `SILENCE` seconds: the starting command was killed, or the connection is gone. Where a signal ends the
+command, it is started again, `RESTARTS` times in all: then the other hosts, which wait for this one, go on. The exit
+status is that of the command, 128 + N where signal N ended it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,7 +31,7 @@ NO_FOLDER = 66  # exit status, where FOLDER is not there
 
 
 def main(words: Sequence[str]) -> int:
-    folder, *command = words
+    restarts, folder, *command = words
     try:
         os.chdir(folder)
     except OSError as error:
@@ -40,10 +42,20 @@ def main(words: Sequence[str]) -> int:
     while "go" not in (found := lines.new(SILENCE)):
         if lines.ended or "end" in found or "stop" in found:
             return 130
-    return _run(command, lines)
+    for again in range(1, int(restarts) + 1):
+        if (status := _run(command, lines)) is None or status >= 0:
+            break
+        said = f"{signal.Signals(-status).name} has ended the launcher of {socket.gethostname()}"
+        print(f"dslc: {said}: started again ({again} of {restarts}, `launch.restarts`)", flush=True)
+    else:
+        status = _run(command, lines)
+    if status is None:
+        return 128 + signal.SIGKILL
+    return status if status >= 0 else 128 - status
 
 
-def _run(command: Sequence[str], lines: _Lines) -> int:
+def _run(command: Sequence[str], lines: _Lines) -> int | None:
+    """Runs the command to its end, and returns its exit status, -N where signal N ended it; None if it had to end."""
     here = os.getpid()
     child = subprocess.Popen(
         [sys.executable, "-P", "-m", "dslc.main", *command],
@@ -59,12 +71,12 @@ def _run(command: Sequence[str], lines: _Lines) -> int:
             if "stop" in found:
                 child.send_signal(signal.SIGTERM)
         else:
-            return child.returncode if child.returncode >= 0 else 128 - child.returncode
+            return child.returncode
     finally:
         if child.poll() is None:
             child.kill()  # its ranks end with it
             child.wait()
-    return 128 + signal.SIGKILL
+    return None
 
 
 def _with(parent: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import dslc
-from helpers.hosts import here, logged, namespaces, reach, started, tool
+from helpers.hosts import here, logged, namespaces, reach, reach_checkpoint, started, tool
 from helpers.launcher import Launcher
 from helpers.sshd import served, why_none
 from helpers.trained import Trained, agree, train_job
@@ -71,14 +71,23 @@ def words(job: Path, *settings: str) -> list[str]:
     return ["run", str(job), "--out", str(job.parent / "run"), *chosen]
 
 
+def command_of(process: int | str) -> bytes:
+    """Returns the words of a process; none if it has ended."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def parent_of(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def of_run(out: Path) -> list[int]:
     """Returns the processes on any host whose command names the run directory."""
     found = []
     for process in os.listdir("/proc"):
-        try:
-            said = Path(f"/proc/{process}/cmdline").read_bytes() if process.isdigit() else b""
-        except OSError:
-            continue
+        said = command_of(process) if process.isdigit() else b""
         if str(out).encode() in said and b"dslc" in said and b"render" not in said:  # it draws, and ends by itself
             found.append(int(process))
     return found
@@ -110,6 +119,21 @@ def test_the_end_of_the_command_is_the_end_on_all_hosts(job: Path, number: int) 
         assert status == 130 and f"host1: stopped after {last} steps of 100000" in said, said
         assert f"host2: stopped after {last} steps" in said
         assert "--set checkpoint.resume=auto" in said and "--rendezvous" not in said
+
+
+def test_a_launcher_that_is_killed_is_started_again(launcher: Launcher, job: Path) -> None:
+    out, long = job.parent / "run", ("train.steps=300", "checkpoint.every=20 steps")
+    with started(job.parent, [here(words(job, *long, "launch.restarts=1"))]) as (running,):
+        reach_checkpoint(out, [running])
+        killed = next(each for each in of_run(out) if b"on_host" in command_of(parent_of(each)))
+        os.kill(killed, signal.SIGKILL)
+        status, said = running.end()
+        assert status == 0, said
+        until(lambda: not of_run(out))
+    assert "SIGKILL has ended the launcher of host" in said and "started again (1 of 1, `launch.restarts`)" in said
+    assert "is gone: its connection ended" in said, said
+    assert sorted(set(logged(out))) == list(range(1, 301))
+    agree(train_job(launcher, job, *ALONE, *long), Trained(out))
 
 
 def test_a_failed_rank_is_one_message(job: Path) -> None:
