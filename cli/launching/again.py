@@ -26,6 +26,7 @@ import sys
 from dataclasses import asdict, dataclass, field, replace
 
 from dslc.dsl.plain import plain
+from dslc.dsl.words import plural
 from dslc.launching.submission import command
 from dslc.runtime.process.run_status import RunStatus, is_asked_to_stop, read_status, write_status
 from dslc.status import GOOD, INTERRUPTED, JOB_AT_FAULT, WRONG_USAGE
@@ -95,7 +96,8 @@ def _after_stop(run: str, found: RunStatus, before: _Before, restarts: int) -> i
         write_status(
             run, replace(found, state="failed", message=f"no step was done since the start before: {found.asked}")
         )
-        return _ended(f"not requeued: no step was done in {in_vain} starts, and `launch.restarts` is {restarts}")
+        starts = plural(in_vain, "start")
+        return _ended(f"not requeued: no step was done in {starts}, and `launch.restarts` is {restarts}")
     _write(run, replace(before, step=max(found.step, before.step), in_vain=in_vain))
     write_status(run, replace(found, state="waiting"))
     if command(["scontrol", "requeue", job]) is None:

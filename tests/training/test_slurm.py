@@ -81,8 +81,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
         if not up:
             subprocess.run(["scontrol", "shutdown"], check=True)
-            while list(folder.glob("*.pid")):  # its daemons write into the folder until they are gone
-                assert folder.exists()
+            until(lambda: not list(folder.glob("*.pid")))  # its daemons write into the folder until they are gone
             subprocess.run([TOOL, "down"], check=True)
 
 
@@ -176,6 +175,10 @@ def wait_for(job: Path, *states: str, step: int = 0) -> None:
     until(stands, between=0.2)
 
 
+def has_step(number: str) -> bool:
+    return bool(subprocess.check_output(["squeue", "--noheader", "--steps", f"--jobs={number}"], text=True).strip())
+
+
 def started_again(number: str) -> bool:
     """Asks for a requeued job to start at once, instead of in two minutes, and returns whether it has."""
     told = subprocess.run(["scontrol", "show", "job", number], capture_output=True, text=True).stdout.split()
@@ -233,6 +236,18 @@ def test_a_failed_training_is_started_again_in_the_same_job(launcher: Launcher, 
     assert shown(job)[0].state == "done" and "restart 1 of 2" in said_of(job), said_of(job)
     assert every_step_once(job, 200)
     agree(train_job(launcher, job, *ALONE, "train.steps=200"), Trained(out))
+
+
+@pytest.mark.long
+def test_a_job_that_is_warned_before_its_first_step_again_and_again_ends(job: Path) -> None:
+    number = submit(job, *LONG)
+    for _ in range(2):
+        until(lambda: has_step(number), between=0.2)
+        subprocess.run(["scancel", "--signal=USR1", number], check=True)
+        until(lambda: started_again(number), between=0.2)
+    wait_for(job, "failed")
+    assert said_of(job).count(f"requeued as job {number}") == 1 and not logged(job.parent / "run"), said_of(job)
+    assert "not requeued: no step was done in 1 start, and `launch.restarts` is 0" in said_of(job), said_of(job)
 
 
 @pytest.mark.long
