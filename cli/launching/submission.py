@@ -49,10 +49,15 @@ def read_submission(folder: str) -> Submission | None:
 
 def command(words: Sequence[str]) -> str | None:
     """Returns the output of a command of the cluster; None if it is not there, or fails."""
+    return _run(words)[0]
+
+
+def _run(words: Sequence[str]) -> tuple[str | None, str]:
+    """Returns the output of a command, None if it is not there or fails, and what it says of its errors."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         told = subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE)
-        return told.stdout if told.returncode == 0 else None
-    return None
+        return told.stdout if told.returncode == 0 else None, told.stderr
+    return None, ""
 
 
 class Queue:
@@ -62,10 +67,9 @@ class Queue:
         self._states: dict[str, tuple[str, str]] = {}
         self.known = True
         for number in sorted({job.partition("_")[0] for job in jobs}):
-            # A job that it no longer knows is an error, too.
-            told = command(["squeue", "--noheader", "--array", f"--jobs={number}", "--format=%i|%T|%r"])
+            told, trouble = _run(["squeue", "--noheader", "--array", f"--jobs={number}", "--format=%i|%T|%r"])
             if told is None:
-                self.known = self.known and command(["squeue", "--noheader", "--me"]) is not None
+                self.known = self.known and "Invalid job id" in trouble  # it has forgotten a job that ended long ago
                 continue
             for line in told.splitlines():
                 job, state, reason = (line.split("|") + ["", ""])[:3]

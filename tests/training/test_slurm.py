@@ -181,8 +181,8 @@ def has_step(number: str) -> bool:
 
 def started_again(number: str) -> bool:
     """Asks for a requeued job to start at once, instead of in two minutes, and returns whether it has."""
-    told = subprocess.run(["scontrol", "show", "job", number], capture_output=True, text=True).stdout.split()
-    if "Restarts=1" in told and "JobState=PENDING" not in told:
+    told = {*subprocess.run(["scontrol", "show", "job", number], capture_output=True, text=True).stdout.split()}
+    if "Restarts=1" in told and told & {"JobState=RUNNING", "JobState=COMPLETED", "JobState=FAILED"}:
         return True
     subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], capture_output=True)
     return False
